@@ -1,4 +1,4 @@
-"""Contract test suites to inherit for your own scores, normalizers, masks, readouts and kernels."""
+"""Contract test suites, from which tests of new scores, normalizers, masks, readouts, kernels and stores inherit."""
 
 from qkv.core.extras import require_packages
 

@@ -1,4 +1,4 @@
-"""The contract of normalizers on tiles: output, weights and gradients equal those of whole rows."""
+"""Contract tests of normalizers on tiles: output, weights and gradients must equal those of whole rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ from qkv.testing.libraries import Setting, assert_close, to_float64
 __all__ = ["AccumulationContract", "accumulate_tiles", "example_logits"]
 
 Cuts = list[tuple[int, int]]
-"""Ranges of keys, one per tile."""
+"""Ranges of keys, one for each tile."""
 
 
 def example_logits(draw: Draw, non_negative: bool = False) -> ArrayLike:
-    """Return logits `(*batch, 5, 7)` with rows full, partly excluded, empty, of one key, and wide."""
+    """Return random logits `(*batch, 5, 7)` that cover special cases.
+
+    Row 1 is partly masked, row 2 is fully masked, row 3 has a single key, and row 4 has a wide range of values.
+    """
     logits = draw(5, 7)
     logits[..., 4, :] *= 6
     logits = np.abs(logits) if non_negative else logits
@@ -47,7 +50,17 @@ def accumulate_tiles(
     dropout: float,
     order: Callable[[int], Sequence[int]] | None = None,
 ) -> tuple[ArrayLike, Summary]:
-    """Accumulate tiles, merge their partial results and finalize; `order(n)` names the next two to merge."""
+    """Compute the output and the summary of rows from tiles.
+
+    Args:
+        normalizer: the normalizer.
+        logits: logits of whole rows.
+        value: values.
+        tile: the tile of the whole rows.
+        cuts: range of the keys of each tile.
+        dropout: probability of dropping a weight.
+        order: function that returns the indices of the two of n partial results to merge next; in order by default.
+    """
     prepared = normalizer.prepare(logits)
     partials = [
         normalizer.accumulate(
@@ -72,7 +85,10 @@ def tiled_and_whole(
     dropout: float,
     order: Callable[[int], Sequence[int]] | None = None,
 ) -> tuple[ArrayLike, ...]:
-    """Return output and weights computed by tiles, then output and weights computed from whole rows."""
+    """Return the output and weights computed from tiles, and the output and weights computed from whole rows.
+
+    The arguments are as in `accumulate_tiles`.
+    """
     xp = namespace(logits)
     output, summary = accumulate_tiles(normalizer, logits, value, tile, cuts, dropout, order)
     prepared, weights = normalizer.prepare(logits), normalizer.weights(logits, tile)
@@ -83,15 +99,15 @@ def tiled_and_whole(
 
 
 class AccumulationContract(DifferentiableContract):
-    """Tests of accumulation by tiles, part of `NormalizerContract`."""
+    """Contract tests of the accumulation of tiles, which `NormalizerContract` inherits."""
 
     non_negative_logits: ClassVar[bool] = False
-    """Whether only non-negative logits are accepted."""
+    """Whether the normalizer accepts only non-negative logits."""
     signed: ClassVar[bool] = False
     """Whether weights may be negative."""
 
     def online(self, draw: Draw) -> Normalizer:
-        """Return an example that accumulates tiles, or skip the test."""
+        """Return an example of the normalizer, or skip the test if the normalizer is not online."""
         normalizer: Normalizer = self.make(draw)
         if not normalizer.online:
             pytest.skip(f"{self.part.__name__} needs whole rows")
@@ -121,7 +137,7 @@ class AccumulationContract(DifferentiableContract):
         draw, setting = Draw(1, batch=(2,)), few_setting
         normalizer, tile = self.online(draw), Tile.whole(5, 7, (2,), seed=5)
         logits, value = example_logits(draw, self.non_negative_logits), draw(7, 2)
-        dropout = 0.0 if setting.library == "jax" else 0.4  # there the draw takes seconds to compile
+        dropout = 0.0 if setting.library == "jax" else 0.4  # JAX takes seconds to compile the random numbers
 
         def both(x: ArrayLike, v: ArrayLike) -> tuple[ArrayLike, ...]:
             return tiled_and_whole(setting.part(normalizer), x, v, tile, [(0, 3), (3, 7)], dropout)

@@ -1,4 +1,4 @@
-"""Semantics of calls, rules 4, 5, 7, 9 and 11: positions, lengths, readouts, memory, sizes."""
+"""Contract tests of kernels for rules 4, 5, 7, 9 and 11 of semantics: positions, lengths, readouts, memory, sizes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
 
 
 class CallSemanticsContract(KernelHarness):
-    """Tests of the rules about calls, inherited by `KernelContract`."""
+    """Contract tests of the rules about calls, which `KernelContract` inherits."""
 
     # -- 4. Positions ------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class CallSemanticsContract(KernelHarness):
     # -- 9. Nothing falls to quadratic memory silently ---------------------------------------------------
 
     def peak(self, n: int, setting: Setting, memory: int | str = "1 TiB") -> float:
-        """Return the peak memory of the plan for n queries and n keys."""
+        """Return the estimated peak memory of the kernel for n queries and n keys."""
         shape = (2, n, 64)
         return qkv.explain(
             shape,
@@ -150,7 +150,7 @@ class CallSemanticsContract(KernelHarness):
         # All keys but one are equal; the query must find that one for any tiling.
         key = np.zeros((1_000_000, 1))
         key[777_777] = 40.0
-        kernel = type(self.kernel)()  # in tiles of its own size
+        kernel = type(self.kernel)()  # with the default sizes of tiles
         call = Call(np.ones((1, 1)), key, key / 8, scores.Dot(), normalizers.Softmax(), seed=None)
         got = run_eagerly(call, setting, kernel).output
         assert_close(got, [[5.0]], max(1e-8, setting.tolerance))

@@ -1,6 +1,6 @@
-"""Example calls for the suites: tables of scores, normalizers, masks and shapes, and calls that combine them.
+"""Example calls for the contract suites, as tables of scores, normalizers, masks and shapes and their combinations.
 
-A new part gets one row here, and every kernel is then tested with it.
+Every kernel is tested with every part in these tables, so each new part needs one row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Call", "Case", "MASKS", "NORMALIZERS", "SCORES", "SHAPES", "Shape"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths, widths and batch axes of a call; with `strided`, its arrays are not contiguous."""
+    """Lengths, widths and batch axes of an example call. With `strided`, its arrays are not contiguous."""
 
     q: int
     k: int
@@ -49,7 +49,15 @@ SHAPES: dict[str, Shape] = {
 
 
 class Maker:
-    """Argument of the table entries: lengths, and random arrays shared (`draw`) or per head (`heads`)."""
+    """Argument of the functions in the tables, with the width of the call and generators of random arrays.
+
+    Attributes:
+        shape: shape of the call.
+        width: width of query and key.
+        draw: generator of arrays without batch axes.
+        heads: generator of arrays with one element per head.
+        all: generator of arrays with one element per batch element.
+    """
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self.width = shape, shape.width
@@ -103,7 +111,7 @@ SCORES: dict[str, Callable[[Maker], scores.Score]] = {
 }
 
 NONNEGATIVE = ("constant", "exact", "similarity")
-"""Scores that `Sum` accepts."""
+"""Names of the scores without negative logits, which `Sum` requires."""
 
 NORMALIZERS: dict[str, Callable[[Maker], normalizers.Normalizer]] = {
     "softmax": lambda m: normalizers.Softmax(),
@@ -128,7 +136,7 @@ NORMALIZERS: dict[str, Callable[[Maker], normalizers.Normalizer]] = {
 
 def _pairs(m: Maker) -> masks.Mask:
     allowed = m.all.booleans(m.draw.q, m.draw.k)
-    allowed[..., 2:3, :] = False  # a query without keys
+    allowed[..., 2:3, :] = False  # query 2 may attend to no key
     return masks.Pairs(allowed)
 
 
@@ -154,7 +162,7 @@ MASKS: dict[str, Callable[[Maker], masks.Mask | None]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """A call: float64 NumPy arrays, parts that hold such arrays, and options."""
+    """Arguments of an example call, with all arrays in float64 NumPy."""
 
     query: ArrayLike
     key: ArrayLike
@@ -170,7 +178,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Case:
-    """Names of table entries that define a call: `Case("additive", mask="window").call()`."""
+    """Combination of table entries that defines an example call, like `Case("additive", mask="window").call()`."""
 
     score: str = "scaled dot"
     normalizer: str = "softmax"
@@ -180,18 +188,18 @@ class Case:
 
     @property
     def sensible(self) -> bool:
-        """Whether the normalizer accepts the score; `Sum` refuses negative scores."""
+        """Whether the normalizer accepts the score: `Sum` does not accept scores with negative logits."""
         return self.normalizer != "sum" or self.score in NONNEGATIVE
 
     def call(self, seed: int = 3) -> Call:
-        """Return the call with random numbers from the seed."""
+        """Return the call with random arrays generated from the seed."""
         shape = SHAPES[self.shape]
         key_batch = shape.batch if shape.key_batch is None else shape.key_batch
         maker = Maker(shape, seed)
         key = Draw(seed + 4, batch=key_batch)(shape.k, shape.width)
         query = Draw(seed + 3, batch=shape.batch)(shape.q, shape.width)
         if self.score == "exact" and shape.k:
-            # Queries are some of the keys, so that exact matches exist.
+            # Choose the queries among the keys, so that exact matches exist.
             rows = np.arange(shape.q) % shape.k
             query = np.array(np.broadcast_to(key, (*shape.batch, *key.shape[-2:]))[..., rows, :])
         return Call(

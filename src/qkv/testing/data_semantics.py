@@ -1,4 +1,4 @@
-"""Semantics of data, rules 1, 2, 3, 8, 10 and 12: masked, empty, infinite, NaN, half-precision and zero inputs."""
+"""Contract tests of kernels for rules 1, 2, 3, 8, 10 and 12 of semantics: masked, NaN, infinite and zero inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.testing.libraries import Setting, assert_close, to_float64
 __all__ = ["DataSemanticsContract"]
 
 LEAST = {"float64": -1.7e308, "float32": -3.4e38, "float16": -65504.0, "bfloat16": -3.38e38}
-"""Numbers slightly above the lowest finite one of each dtype, with which other libraries fill masks."""
+"""Finite numbers slightly above the lowest of each dtype, which other libraries use in place of −inf in masks."""
 
 MASKED = [1, 4, 10]
 HIDDEN = {
@@ -25,11 +25,11 @@ HIDDEN = {
     "documents": masks.Documents(np.arange(7) // 4, np.where(np.isin(np.arange(11), MASKED), 9, np.arange(11) // 6)),
 }
 READ_ELSEWHERE = ("scaled dot", "gaussian", "additive", "cosine", "gated", "laplace", "custom")
-"""Scores that use their inputs in different ways: in a product, a mean, a norm, a difference."""
+"""Names of scores that use their inputs in different ways, such as products, means, norms and differences."""
 
 
 class DataSemanticsContract(KernelHarness):
-    """Tests of the rules about data, inherited by `KernelContract`."""
+    """Contract tests of the rules about data, which `KernelContract` inherits."""
 
     # -- 1. True means may attend ------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class DataSemanticsContract(KernelHarness):
             self.assert_output(Call(query, key, value, score, normalizer), setting, [[wanted]])
 
     def is_empty(self, call: Call, setting: Setting, name: str) -> None:
-        """Assert that query 2 has output 0 and gradient 0, and that all else agrees with the oracle."""
+        """Assert that query 2 has output 0 and gradient 0, and that all other results agree with the reference."""
         got = self.run(call, setting)
         assert not got.output[..., 2, :].any(), f"{name}: output of an empty row {got.output[..., 2, :]}"
         for gradient in got.gradients:
@@ -131,7 +131,7 @@ class DataSemanticsContract(KernelHarness):
             self.does_not_leak(call, setting, math.nan, name, hidden=[7, 8, 9, 10])
 
     def test_nan_that_one_query_reads_does_not_reach_another(self, setting: Setting) -> None:
-        # Under causal at the end, key 10 is seen by the last query alone.
+        # Under a causal mask aligned at the end, only the last query may attend to key 10.
         for name, call in self.each_normalizer(setting, mask=masks.Causal("end")):
             got = self.run(_with(call, [10], math.nan), setting)
             expected = oracle_of(_with(call, [10], 0.0), setting)
@@ -155,7 +155,7 @@ class DataSemanticsContract(KernelHarness):
         assert_close(self.observe(call, setting).output, [[1.0]], 1e-12)
 
     def test_long_sums_do_not_stall(self, setting: Setting) -> None:
-        # In half precision 2048 + 1 is 2048 (bfloat16: 256 + 1 is 256).
+        # In float16, 2048 + 1 is 2048; in bfloat16, 256 + 1 is 256.
         many = np.ones((3072, 1))
         call = Call(many[:1], many, many, scores.Dot(), normalizers.Identity())
         assert_close(self.observe(call, setting).output, [[3072.0]], 1e-12)
@@ -165,7 +165,7 @@ class DataSemanticsContract(KernelHarness):
     def test_nan_in_a_key_that_is_read_shows(self, setting: Setting) -> None:
         for name, call in self.each_normalizer(setting):
             output = to_float64(self.observe(_with(call, [4], math.nan, values=False), setting).output)
-            if name != "mean":  # which does not look at the logits
+            if name != "mean":  # the mean does not depend on the logits
                 assert np.isnan(output).all(), f"{name}: {output}"
 
     def test_nan_in_a_query_shows_in_its_row_alone(self, setting: Setting) -> None:
@@ -212,7 +212,7 @@ class DataSemanticsContract(KernelHarness):
 
 
 def _with(call: Call, columns: list[int], number: float, values: bool = True) -> Call:
-    """Return the call with these keys, and by default their values, set to a number."""
+    """Return a copy of the call with some keys, and by default their values, set to a number."""
     key, value = call.key.copy(), call.value.copy()
     key[..., columns, :] = number
     if values:

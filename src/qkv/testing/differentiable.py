@@ -1,4 +1,4 @@
-"""Tests that scores and normalizers share: gradients, and numbers in place of arrays."""
+"""Contract tests that scores and normalizers share: gradients, and Python numbers in place of scalar arrays."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ __all__ = ["DifferentiableContract"]
 
 
 class DifferentiableContract(PartContract):
-    """Tests of a part that is a function of arrays; a subclass defines `inputs` and `evaluate`."""
+    """Contract tests of parts that are functions of arrays. Subclasses must define `inputs` and `evaluate`."""
 
     differentiable: ClassVar[bool] = True
-    """Whether the function has non-zero gradients; parts that state this themselves take precedence."""
+    """Whether the function has non-zero gradients. An attribute `differentiable` of the part takes precedence."""
     second_derivatives: ClassVar[bool] = True
     """Whether second derivatives are compared with finite differences."""
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
         """Return example inputs of the function as float64 NumPy arrays."""
-        raise NotImplementedError(f"{type(self).__name__} must define inputs, the arguments of evaluate.")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the method inputs, which returns the arguments of evaluate."
+        )
 
     def special_inputs(self) -> tuple[ArrayLike, ...]:
-        """Return inputs that include the points where gradients are often not finite."""
+        """Return example inputs that include points at which gradients are often not finite."""
         return self.inputs()
 
     def evaluate(self, part: Any, *inputs: ArrayLike) -> ArrayLike:
-        """Return the logits or weights."""
-        raise NotImplementedError(f"{type(self).__name__} must define evaluate, the function to test.")
+        """Return the logits or weights that the part computes from the inputs."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the method evaluate, which returns logits or weights."
+        )
 
     def test_numbers_mean_the_same_as_arrays_of_one_number(self) -> None:
         part, inputs = self.make(Draw(1)), self.inputs()

@@ -1,4 +1,4 @@
-"""Semantics of random draws, rule 6: dropout and sampling."""
+"""Contract tests of kernels for rule 6 of semantics: random numbers in dropout and sampling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DrawSemanticsContract"]
 
 
 class DrawSemanticsContract(KernelHarness):
-    """Tests of the rules about random draws, inherited by `KernelContract`."""
+    """Contract tests of the rule about random numbers, which `KernelContract` inherits."""
 
     def test_nothing_is_dropped_unless_it_is_asked_for(self, setting: Setting) -> None:
         call = Case().call()
@@ -44,7 +44,7 @@ class DrawSemanticsContract(KernelHarness):
             np.full(np.count_nonzero(weights), 4 / 3),
             max(1e-12, 5 * setting.tolerance),
         )
-        # 4096 draws: the share of zeros is within five standard deviations of the probability.
+        # Of 4096 weights, the fraction of zeros is within five standard deviations of the probability.
         assert abs(np.mean(weights == 0) - 0.25) < 5 * np.sqrt(0.25 * 0.75 / n**2)
 
     def test_readouts_are_of_the_weights_before_dropout(self, setting: Setting) -> None:
@@ -55,7 +55,7 @@ class DrawSemanticsContract(KernelHarness):
 
     def test_sampled_key_is_the_same_draw_whatever_the_tiles(self, setting: Setting) -> None:
         if setting.dtype in ("float16", "bfloat16"):
-            return  # two keys may tie in rounding: float32 and float64 say it
+            return  # rounding may cause ties between keys, so only float32 and float64 are tested
         for score in self.sample(setting, ("dot", "gaussian", "additive")):
             call = Case(score, "sample").call()
             self.assert_as_oracle(call, setting, score)

@@ -1,4 +1,4 @@
-"""Examples for the suites: random arrays for parts, and the elements to which a formula is applied."""
+"""Example data for the contract suites: random arrays for parts, and indices of the elements of a call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ P = TypeVar("P", bound=Part)
 
 
 class At(NamedTuple):
-    """One pair of a call: the indices of its query and key, and their positions."""
+    """Indices of a pair of query and key (`row`, `col`) and their positions (`i`, `j`)."""
 
     row: int
     col: int
@@ -26,7 +26,7 @@ class At(NamedTuple):
 
 
 class RowAt(NamedTuple):
-    """One row of a call: its batch element and query, the keys that are not excluded, and the seed."""
+    """Indices of a row of weights: batch element, query and the keys that are not masked, with the seed of the call."""
 
     batch: int
     row: int
@@ -35,7 +35,7 @@ class RowAt(NamedTuple):
 
 
 class Draw:
-    """Generator of random float64 NumPy arrays with the batch axes of an example.
+    """Generator of random float64 NumPy arrays, which all have the same batch axes.
 
     Example:
         >>> draw = Draw(seed=0, q=2, k=3, batch=(4,))
@@ -48,24 +48,30 @@ class Draw:
         self.q, self.k, self.batch = q, k, batch
 
     def __call__(self, *shape: int) -> ArrayLike:
-        """Return standard normal numbers."""
+        """Return an array of standard normal random numbers."""
         return np.asarray(self.rng.normal(size=(*self.batch, *shape)))
 
     def positive(self, *shape: int) -> ArrayLike:
-        """Return uniform numbers between 0.7 and 1.8."""
+        """Return an array of random numbers, uniform in [0.7, 1.8)."""
         return np.asarray(self.rng.uniform(0.7, 1.8, size=(*self.batch, *shape)))
 
     def integers(self, below: int, *shape: int) -> ArrayLike:
-        """Return integers from 0 to `below` − 1."""
+        """Return an array of random integers from 0 to `below` − 1."""
         return np.asarray(self.rng.integers(0, below, size=(*self.batch, *shape)))
 
     def booleans(self, *shape: int) -> ArrayLike:
-        """Return booleans that are True with probability 2/3."""
+        """Return an array of random booleans, True with probability 2/3."""
         return np.asarray(self.rng.random(size=(*self.batch, *shape)) < 2 / 3)
 
 
 def element(part: P, batch: tuple[int, ...], index: tuple[int, ...]) -> P:
-    """Return the part of one batch element; `batch` are the part's own batch axes, possibly ()."""
+    """Return a part restricted to one batch element.
+
+    Args:
+        part: the part.
+        batch: batch axes of the arrays of the part; () if they have none.
+        index: index of the batch element.
+    """
     if not batch:
         return part
     own = tuple(0 if length == 1 else i for i, length in zip(index, batch, strict=True))
@@ -73,17 +79,17 @@ def element(part: P, batch: tuple[int, ...], index: tuple[int, ...]) -> P:
 
 
 def rebuilt(part: P) -> P:
-    """Return the part constructed again from its fields, which tests that construction accepts tracers."""
+    """Return a part constructed again from its fields, which tests that the constructor accepts traced arrays."""
     made: Any = part
     return type(part)(**{field.name: getattr(part, field.name) for field in dataclasses.fields(made)})
 
 
 def floats(part: Part) -> list[Array]:
-    """Return the floating-point arrays of a part, which can have gradients."""
+    """Return the floating-point arrays of a part, that is, those that can have gradients."""
     return [array for array in part.arrays() if is_floating(array)]
 
 
 def with_floats(part: P, new: ArrayLike) -> P:
-    """Return the part with its floating-point arrays replaced, in order."""
+    """Return a part with its floating-point arrays replaced by `new`, in order."""
     queue = list(new)
     return part.replace_arrays([queue.pop(0) if is_floating(array) else array for array in part.arrays()])

@@ -1,4 +1,4 @@
-"""Execution of example calls, with gradients, by a kernel in some array library or by the oracle."""
+"""Execution of example calls with gradients, by a kernel or by the reference (oracle), in any array library."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from qkv.testing.libraries import Setting, to_float64
 __all__ = ["Outcome", "inputs_of", "oracle", "oracle_of", "parts_of", "run", "run_eagerly"]
 
 Attend: TypeAlias = Callable[[Sequence[ArrayLike]], ArrayLike]
-"""The output as a function of the arrays that `inputs_of` returns."""
+"""Function that returns the output, given the arrays that `inputs_of` returns."""
 
 ORACLE = Setting("torch", "float64")
 
 
 class Outcome(NamedTuple):
-    """Result of a call in float64 NumPy.
+    """Output and gradients of an example call, converted to float64 NumPy arrays.
 
     Attributes:
         output: output `(*batch, q, value_width)`.
-        gradients: gradients of the arrays that `inputs_of` returns; empty for NumPy.
+        gradients: gradients of the arrays that `inputs_of` returns; empty if the call ran in NumPy.
     """
 
     output: ArrayLike
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 def rounded(call: Call, setting: Setting) -> Call:
-    """Return the call in float64 NumPy, rounded to the dtype: the input of the oracle."""
+    """Return a call with its float64 arrays rounded to the precision of the setting's dtype."""
     return replace(
         call,
         query=setting.rounded(call.query),
@@ -53,7 +53,7 @@ def rounded(call: Call, setting: Setting) -> Call:
 
 
 def run(call: Call, setting: Setting, kernel: Kernel | str | None) -> Outcome:
-    """Run a call with a kernel, compiled by `jax.jit` for JAX, with gradients if the library has them."""
+    """Run a call with a kernel and return its output and gradients. JAX calls are compiled by `jax.jit`."""
 
     def attend(leaves: Sequence[ArrayLike]) -> ArrayLike:
         return qkv.observe(*leaves[:3], **parts_of(call, setting, leaves[3:]), kernel=kernel).output
@@ -63,8 +63,8 @@ def run(call: Call, setting: Setting, kernel: Kernel | str | None) -> Outcome:
 
 
 def oracle_of(call: Call, setting: Setting) -> Outcome:
-    """Run the dense equation in float64 PyTorch on numbers rounded to the setting's dtype."""
-    rounding = replace(ORACLE, dtype=setting.dtype)  # the same numbers in every library
+    """Run a call with the dense equation in float64 PyTorch, on inputs rounded to the setting's dtype."""
+    rounding = replace(ORACLE, dtype=setting.dtype)  # round in PyTorch, so that all libraries have the same reference
     call = rounded(call, rounding)
 
     def attend(leaves: Sequence[ArrayLike]) -> ArrayLike:
@@ -75,12 +75,12 @@ def oracle_of(call: Call, setting: Setting) -> Outcome:
 
 @lru_cache(maxsize=4096)
 def oracle(case: Case, dtype: str) -> Outcome:
-    """Return `oracle_of` the case's call, cached for all kernels."""
+    """Return the reference result of a case, computed by `oracle_of` and cached for all kernels."""
     return oracle_of(case.call(), Setting("torch", dtype))
 
 
 def run_eagerly(call: Call, setting: Setting, kernel: Kernel | str | None, **options: Any) -> Observation:
-    """Return `qkv.observe`, not compiled and without gradients."""
+    """Run a call with `qkv.observe`, without compilation and without gradients, and return its result."""
     with setting.active():
         query, key, value, *arrays = inputs_of(call, setting)
         return qkv.observe(query, key, value, **parts_of(call, setting, arrays), kernel=kernel, **options)
@@ -97,7 +97,13 @@ def inputs_of(call: Call, setting: Setting) -> list[ArrayLike]:
 
 
 def parts_of(call: Call, setting: Setting, arrays: Sequence[ArrayLike]) -> dict[str, Any]:
-    """Return the parts and options of a call, with these floating-point arrays in score and normalizer."""
+    """Return the parts and options of a call as keyword arguments of `qkv.observe`.
+
+    Args:
+        call: the call.
+        setting: the library and dtype.
+        arrays: floating-point arrays of score and normalizer, which replace those of the call.
+    """
     count = len(floats(call.score))
     return {
         "score": with_floats(setting.part(call.score), arrays[:count]),
@@ -110,12 +116,12 @@ def parts_of(call: Call, setting: Setting, arrays: Sequence[ArrayLike]) -> dict[
 
 
 def _differentiated(attend: Attend, call: Call, setting: Setting, rounding: Setting | None = None) -> Outcome:
-    """Return output and gradients of a sum of the output with random factors."""
+    """Return the output, and the gradients of the sum of the output multiplied by random factors."""
     leaves = inputs_of(call, setting)
 
     def factors(output: ArrayLike) -> ArrayLike:
         drawn = np.random.default_rng(8).normal(size=tuple(output.shape))
-        # Rounded as in the tested call, since cancellation amplifies differences.
+        # Round the factors as in the tested call, because cancellation amplifies differences.
         return setting.array(drawn if rounding is None else rounding.rounded(drawn))
 
     if setting.library == "numpy":

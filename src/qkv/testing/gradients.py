@@ -1,4 +1,4 @@
-"""Checks of gradients against finite differences in PyTorch, and of JAX against PyTorch."""
+"""Comparison of PyTorch gradients with finite differences, and of JAX gradients with PyTorch gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def assert_numerical(function: Callable[..., ArrayLike], inputs: list[ArrayLike]
 
 
 def torch_gradients(function: Callable[..., ArrayLike], inputs: list[ArrayLike]) -> tuple[Any, list[ArrayLike]]:
-    """Return the value and the gradients, 0 by default, of a scalar function of float64 NumPy arrays."""
+    """Return the value and the gradients of a scalar function in PyTorch, given float64 NumPy arrays.
+
+    The gradient of an input on which the function does not depend is 0.
+    """
     import torch
 
     leaves = [torch.tensor(x) for x in inputs]
@@ -50,7 +53,7 @@ def in_torch(
 
 
 def assert_jax_agrees(function: Callable[..., ArrayLike], inputs: list[ArrayLike], tolerance: float = 1e-10) -> None:
-    """Assert that `jax.jit(jax.grad(function))` agrees with PyTorch."""
+    """Assert that `jax.jit(jax.grad(function))` agrees with PyTorch's gradients, if both libraries are installed."""
     if not {"torch", "jax"} <= set(LIBRARIES):
         return
     import jax

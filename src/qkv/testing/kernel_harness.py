@@ -1,4 +1,4 @@
-"""The base class of kernel tests: settings and calls that a kernel supports, and the comparison of results."""
+"""Base class of kernel tests, which runs the supported calls and compares their results with the reference."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["KernelHarness", "assert_agrees", "settings_of_kernel"]
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 OUTPUT = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 GRADIENT = {"float64": 1e-9, "float32": 5e-4, "float16": 2e-3, "bfloat16": 1e-2}
-"""Largest allowed relative errors; in half precision one rounding of a result accumulated in float32."""
+"""Largest allowed relative errors. Half precision allows for one rounding of a result accumulated in float32."""
 
 
 def settings_of_kernel(kernel: Kernel) -> list[ArrayLike]:
-    """Return pytest parameters, one per array library and dtype; those that take long are marked."""
+    """Return one pytest parameter for each array library and dtype of a kernel; slow parameters are marked `long`."""
     out: list[ArrayLike] = []
     for library, dtype in itertools.product(filter(installed, kernel.libraries), DTYPES):
         long = library == "jax" and dtype != "float32"
-        # TensorFlow takes seconds to load, so that only a kernel for it alone runs it each time.
+        # TensorFlow takes seconds to load, so short runs use it only for kernels that support no other library.
         long |= library == "tensorflow" and len(kernel.libraries) > 1
         if (library, dtype) != ("numpy", "bfloat16"):
             out.append(pytest.param(Setting(library, dtype), marks=[pytest.mark.long] if long else []))
@@ -42,7 +42,15 @@ def settings_of_kernel(kernel: Kernel) -> list[ArrayLike]:
 
 
 def assert_agrees(got: Outcome, wanted: Outcome, setting: Setting, said: str = "", slack: float = 1.0) -> None:
-    """Assert that output and gradients agree with the oracle to `slack` times the dtype's rounding."""
+    """Assert that output and gradients agree with a reference.
+
+    Args:
+        got: output and gradients of the tested call.
+        wanted: output and gradients of the reference.
+        setting: library and dtype of the tested call, which determine the tolerance.
+        said: prefix of the error message.
+        slack: factor of the tolerance.
+    """
     said = f"{said} {setting}"
     assert_close(got.output, wanted.output, slack * OUTPUT[setting.dtype], message=f"{said}, output:", min_scale=0.1)
     for n, (mine, theirs) in enumerate(zip(got.gradients, wanted.gradients, strict=False)):
@@ -50,14 +58,14 @@ def assert_agrees(got: Outcome, wanted: Outcome, setting: Setting, said: str = "
 
 
 def allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
-    """Let a test pass also if the kernel under test refuses the call and gives a reason."""
+    """Decorate a test so that it also passes if the kernel does not support the call and gives a reason."""
 
     @functools.wraps(test)
     def accepting(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             test(self, *args, **kwargs)
         except RefusedError as refusal:
-            # Every other refusal, or a refusal without a reason, is a failure.
+            # A refusal by another kernel or without a reason is a failure.
             if not re.match(rf"the kernel {self.kernel.name} cannot run this call: .{{10}}", str(refusal)):
                 raise
 
@@ -66,10 +74,10 @@ def allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
 
 
 class KernelHarness:
-    """Base class of kernel tests: names the kernel and runs the calls that it supports.
+    """Base class of kernel tests. Subclasses set `kernel`.
 
-    A kernel need not support every call. It must refuse the others with a reason, which each inherited test accepts;
-    `test_runs_scaled_dot_product_attention` is the one call that every kernel must support.
+    A kernel need not support every call, but it must give a reason for each call that it does not support; inherited
+    tests then pass. Only the call of `test_runs_scaled_dot_product_attention` must be supported by every kernel.
     """
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -81,25 +89,25 @@ class KernelHarness:
 
     kernel: ClassVar[Kernel]
     quadratic: ClassVar[bool] = False
-    """Whether its memory grows as q · k."""
+    """Whether the memory of the kernel is proportional to q · k."""
     twice: ClassVar[bool] = True
-    """Whether its gradient can be differentiated again in PyTorch."""
+    """Whether the kernel supports second derivatives in PyTorch."""
 
     def sample(self, setting: Setting, names: Iterable[str]) -> list[str]:
-        """Return all names for float64, and a different subset for each other dtype."""
-        # JAX compiles each call, so the short run takes few; the long run has the other dtypes.
+        """Return all names for float64, and a different subset of the names for each other dtype."""
+        # JAX compiles each call, so short runs test few calls; long runs test all dtypes.
         step = 8 if str(setting) == "jax-float32" else min(3, 1 + DTYPES.index(setting.dtype))
         return list(names)[DTYPES.index(setting.dtype) % step :: step]
 
     def each_normalizer(self, setting: Setting, **changes: Any) -> Iterator[tuple[str, Call]]:
-        """Yield a call for each normalizer that the kernel accepts, with a suitable score."""
+        """Yield the name of each normalizer that the kernel supports, and a call with it and a suitable score."""
         for name in self.sample(setting, NORMALIZERS):
             call = replace(Case("similarity" if name == "sum" else "dot", name).call(), **changes)
             if self.accepts(call, setting):
                 yield name, call
 
     def accepts(self, call: Call, setting: Setting, readouts: Sequence[Readout] = ()) -> bool:
-        """Return whether the kernel accepts the call's facts."""
+        """Return whether the kernel supports a call, as `qkv.explain` reports."""
         import qkv
 
         try:
@@ -123,19 +131,19 @@ class KernelHarness:
         return True
 
     def run(self, call: Call, setting: Setting) -> Outcome:
-        """Return output and gradients."""
+        """Run a call with the kernel and return its output and gradients."""
         return run(call, setting, self.kernel)
 
     def assert_as_oracle(self, call: Call, setting: Setting, message: str = "") -> None:
-        """Assert that output and gradients agree with the oracle."""
+        """Assert that the output and the gradients of a call agree with the reference."""
         assert_agrees(self.run(call, setting), oracle_of(call, setting), setting, message)
 
     def assert_output(self, call: Call, setting: Setting, expected: ArrayLike, message: str = "") -> None:
-        """Assert the output of a call, if the kernel accepts it."""
+        """Assert that a call has the expected output, if the kernel supports the call."""
         if self.accepts(call, setting):
             got = self.observe(call, setting).output
             assert_close(got, expected, max(1e-12, setting.tolerance), message=message or str(call))
 
     def observe(self, call: Call, setting: Setting, **options: Any) -> Observation:
-        """Return the result of `qkv.observe`."""
+        """Run a call with `qkv.observe` and the kernel, and return its result."""
         return run_eagerly(call, setting, self.kernel, **options)

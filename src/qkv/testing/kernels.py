@@ -1,11 +1,11 @@
-"""The contract of a kernel.
+"""Contract tests that every kernel must pass.
 
     class TestTiled(KernelContract):
         kernel = TiledKernel(budget=12)
 
-The inherited tests check output and gradient against the oracle for every score, normalizer, mask, dtype, array
-library and shape that the kernel accepts, and the twelve rules of semantics. Choose the kernel's budget so small
-that a call of a dozen keys takes several tiles.
+The inherited tests compare output and gradients with the reference for every score, normalizer, mask, dtype, array
+library and shape that the kernel supports, and check the twelve rules of semantics. The budget of the kernel should be
+so small that a call with a dozen keys needs several tiles.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ TWICE = [
 
 
 class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemanticsContract, KernelHarness):
-    """Contract of kernels: inherit and set `kernel`; `quadratic = True` if its memory is q · k."""
+    """Contract tests of kernels. Subclasses set `kernel`, and `quadratic = True` if its memory grows with q · k."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Parametrize `setting` with the kernel's libraries and dtypes; most of JAX is left to the long run."""
+        """Parametrize `setting` with the libraries and dtypes of the kernel, and `score` with the example scores."""
         if "setting" in metafunc.fixturenames:
             metafunc.parametrize("setting", settings_of_kernel(self.kernel), ids=str)
         if "score" in metafunc.fixturenames:
@@ -83,7 +83,7 @@ class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemantics
     def test_agrees_with_the_oracle_for_all_combinations(self, setting: Setting, score: str) -> None:
         names = [name for name in NORMALIZERS if name != "sum" or score in NONNEGATIVE]
         masks = self.sample(setting, MASKS)
-        if setting.library == "jax":  # which compiles each for half a second
+        if setting.library == "jax":  # compiling each call takes half a second
             names, masks = ["softmax", "top-k"], masks[::4]
         self.check_cases(setting, (Case(score, name, mask) for name in names for mask in masks))
 
@@ -93,20 +93,20 @@ class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemantics
         self.check_cases(setting, (Case(score, name, "causal by positions", shape) for shape in SHAPES))
 
     def check_cases(self, setting: Setting, cases: Iterable[Case]) -> None:
-        """Compare output and gradient with the oracle for the cases that the kernel accepts."""
+        """Compare output and gradients with the reference for all cases that the kernel supports."""
         for case in cases:
             try:
                 got = self.run(case.call(), setting)
             except RefusedError:
                 continue
-            # The logarithm of a compact kernel is steep at its edge.
+            # These scores are logarithms of kernels with compact support, which are steep at the boundary.
             slack = 10.0 if case.score in ("epanechnikov", "triangular") else 1.0
             assert_agrees(got, oracle(case, setting.dtype), setting, str(case), slack)
 
     @pytest.mark.parametrize("case", TWICE, ids=str)
     def test_second_derivatives_are_right(self, case: Case) -> None:
         if "torch" not in self.kernel.libraries:
-            return  # there is no gradient
+            return  # other libraries are not tested
         import torch
 
         call, float64 = case.call(), Setting("torch", "float64")

@@ -1,4 +1,4 @@
-"""Array libraries and dtypes over which the suites run, with their tolerances."""
+"""Array libraries and dtypes with which the contract suites run, and comparison of arrays with a tolerance."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ P = TypeVar("P", bound=Part)
 T = TypeVar("T")
 
 LIBRARIES = tuple(name for name in ("numpy", "torch", "jax") if importlib.util.find_spec(name))
-"""The installed libraries over which every suite runs; TensorFlow, slow to load, is requested by name."""
+"""Installed libraries with which every suite runs. TensorFlow must be requested by name, because it loads slowly."""
 
 _TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """An array library and a floating dtype.
+    """Array library and floating-point dtype of a test.
 
     Example:
         >>> Setting("numpy", "float32").array(np.ones(2)).dtype
@@ -43,11 +43,11 @@ class Setting:
 
     @property
     def tolerance(self) -> float:
-        """Largest allowed error relative to the largest magnitude."""
+        """Largest allowed error, relative to the largest magnitude."""
         return _TOLERANCE[self.dtype]
 
     def array(self, x: ArrayLike) -> ArrayLike:
-        """Return `x` as an array of this library; floating-point numbers are cast to this dtype."""
+        """Return `x` as an array of this library, cast to this dtype if it is floating-point."""
         x = np.asarray(x)
         floating = x.dtype.kind == "f"
         if self.library == "torch":
@@ -65,16 +65,16 @@ class Setting:
         return x.astype(self.dtype) if floating else x
 
     def part(self, part: P) -> P:
-        """Return `part` with its arrays in this library and dtype."""
+        """Return a part with its arrays converted to this library and dtype."""
         return part.map_arrays(self.array)
 
     def rounded(self, x: ArrayLike) -> ArrayLike:
-        """Return `x` in float64 NumPy, rounded to this dtype: the input of a formula."""
+        """Return `x` as a float64 NumPy array, rounded to the precision of this dtype."""
         return to_float64(self.array(x)) if np.asarray(x).dtype.kind == "f" else x
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Set JAX's precision to that of this dtype."""
+        """Enable 64-bit precision in JAX if this dtype is float64."""
         if self.library != "jax":
             yield
             return
@@ -85,11 +85,11 @@ class Setting:
             yield
 
     def few(self, *cases: T) -> tuple[T, ...]:
-        """Return the cases; only the first for JAX, which compiles each shape."""
+        """Return all cases, or only the first for JAX, because JAX compiles each shape."""
         return cases[:1] if self.library == "jax" else cases
 
     def call(self, function: Callable[..., ArrayLike], *arrays: ArrayLike) -> ArrayLike:
-        """Return `function(*arrays)`, compiled by `jax.jit` for JAX."""
+        """Return `function(*arrays)`. For JAX the function is compiled by `jax.jit`."""
         if self.library != "jax":
             return function(*arrays)
         import jax
@@ -98,22 +98,22 @@ class Setting:
 
 
 def installed(library: str) -> bool:
-    """Return whether a library is installed; TensorFlow needs Keras too."""
+    """Return whether a library is installed. TensorFlow also requires Keras."""
     if library == "tensorflow":
         return all(importlib.util.find_spec(name) for name in ("tensorflow", "keras"))
     return library in LIBRARIES
 
 
 def settings_of(libraries: tuple[str, ...], dtypes: tuple[str, ...]) -> list[Setting]:
-    """Return all settings of the installed ones of these libraries with these dtypes."""
+    """Return the settings of all given libraries that are installed and all given dtypes."""
     return [Setting(library, dtype) for library in libraries if library in LIBRARIES for dtype in dtypes]
 
 
 def to_float64(x: Array) -> ArrayLike:
-    """Return `x` as a float64 NumPy array."""
+    """Return an array of any library as a float64 NumPy array."""
     if hasattr(x, "detach"):
         x = x.detach().cpu().double()
-    if hasattr(x, "numpy"):  # of TensorFlow, where a single bfloat16 is no array
+    if hasattr(x, "numpy"):  # TensorFlow returns a scalar for a single bfloat16 element
         x = x.numpy()
     return np.asarray(x).astype(np.float64)
 
@@ -126,15 +126,15 @@ def assert_close(
     message: str = "",
     min_scale: float = 0.0,
 ) -> None:
-    """Assert that two arrays agree: in shape, −inf, inf and NaN, and within a relative tolerance.
+    """Assert that two arrays have the same shape, −inf, inf and NaN, and agree within a relative tolerance.
 
     Args:
         actual: array of any library.
         expected: expected values in float64 NumPy.
         tolerance: largest allowed error relative to the largest magnitude.
-        where: booleans that select the compared elements.
+        where: True for the elements to compare.
         message: prefix of the error message.
-        min_scale: smallest magnitude that errors are divided by, since zeros are often subject to rounding.
+        min_scale: lower bound of the magnitude by which errors are divided, for expected values near 0.
     """
     actual, expected = to_float64(actual) if is_floating(actual) else np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape, f"{message} shape must be {expected.shape}, got {actual.shape}."

@@ -1,4 +1,4 @@
-"""The contract of a mask.
+"""Contract tests that every mask must pass.
 
 class TestCausal(MaskContract):
     part = Causal
@@ -45,13 +45,15 @@ POSITIONS = st.sampled_from(
 
 
 class MaskContract(PartContract):
-    """Contract of masks: inherit, and define `part`, `make` and `formula`."""
+    """Contract tests of masks. Subclasses must define `part`, `make` and `formula`."""
 
     dtypes = ("float64",)
 
     def formula(self, mask: Mask, at: At) -> bool:
-        """Return whether a query may attend to a key; the mask's arrays are those of one batch element."""
-        raise NotImplementedError(f"{type(self).__name__} must define formula, the allowed pairs.")
+        """Return whether a query may attend to a key, given the mask of one batch element."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the method formula, which returns whether a pair is allowed."
+        )
 
     def test_agrees_with_its_formula(self, setting: Setting) -> None:
         for batch in setting.few((2, 3), (1, 3), ()):
@@ -101,7 +103,7 @@ class MaskContract(PartContract):
             assert not of_rows[..., out_of_reach].any()
 
     def test_cover_is_part_where_the_elements_cannot_be_known(self) -> None:
-        """Under `jax.jit` the arrays of a mask are traced, so that no tile may be skipped."""
+        """Check under `jax.jit`, where the arrays of a mask are traced, that no tile is skipped."""
         jax = pytest.importorskip("jax")
         mask = self.make(Draw(1, 5, 7, (2,)))
         tile = Tile.whole(5, 7, (2,), Positions(align="end"))

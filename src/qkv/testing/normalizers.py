@@ -1,4 +1,4 @@
-"""The contract of normalizers on whole rows; `accumulation.py` has the contract on tiles.
+"""Contract tests of normalizers on whole rows. `accumulation.py` contains the tests on tiles.
 
 class TestSoftmax(NormalizerContract):
     part = Softmax
@@ -34,14 +34,16 @@ SEED = 11
 
 
 class NormalizerContract(AccumulationContract):
-    """Contract of normalizers: inherit, define `part`, `make` and `formula`, and set the class attributes."""
+    """Contract tests of normalizers. Subclasses must define `part`, `make` and `formula`, and set class attributes."""
 
     reads_logits: ClassVar[bool] = True
-    """Whether the weights depend on the logits beyond which keys are excluded."""
+    """Whether the weights depend on the values of finite logits."""
 
     def formula(self, normalizer: Normalizer, row: ArrayLike, at: RowAt) -> list[float]:
-        """Return the weights of one row of logits without excluded keys, computed independently."""
-        raise NotImplementedError(f"{type(self).__name__} must define formula, the weights of a row.")
+        """Return the weights of a row of logits without masked keys, computed by an independent implementation."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the method formula, which returns the weights of a row."
+        )
 
     # -- values ---------------------------------------------------------------------------------------------
 
@@ -84,7 +86,7 @@ class NormalizerContract(AccumulationContract):
     @settings(suppress_health_check=[HealthCheck.differing_executors])
     @given(st.lists(st.lists(st.integers(-9, 9) | st.just(None), min_size=4, max_size=4), min_size=1, max_size=3))
     def test_weights_are_what_its_facts_say(self, rows: list[list[int | None]]) -> None:
-        """The rows hold small integers and excluded keys, so that ties are common."""
+        """Check the declared facts on rows of small integers and masked keys, in which ties are common."""
         normalizer = self.make(Draw(1))
         logits = np.array([[-np.inf if x is None else float(x) for x in row] for row in rows])
         logits = np.where(logits == -np.inf, logits, np.abs(logits)) if self.non_negative_logits else logits
@@ -126,11 +128,11 @@ class NormalizerContract(AccumulationContract):
     # -- inputs and evaluation, which `DifferentiableContract` needs ----------------------------------------
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
-        """Return example logits."""
+        """Return example logits with the given batch axes."""
         return (example_logits(Draw(2, batch=batch), self.non_negative_logits),)
 
     def evaluate(self, part: Normalizer, *inputs: ArrayLike) -> ArrayLike:
-        """Return the weights."""
+        """Return the weights that the normalizer computes from logits."""
         (logits,) = inputs
         *batch, q, k = logits.shape
         with ignore_numpy_warnings():

@@ -1,4 +1,4 @@
-"""The contract of every part: a value that holds arrays, which can be listed and replaced."""
+"""Contract tests of all parts: immutable values that hold arrays, which can be listed and replaced."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ __all__ = ["PartContract"]
 
 
 class PartContract:
-    """Base class of the contracts of scores, normalizers and masks; define `part` and `make`.
+    """Base class of contract tests of scores, normalizers and masks. Subclasses must define `part` and `make`.
 
-    `make` builds an example from a `Draw`: the same kind of part each time, with new numbers. Its arrays are
-    float64 NumPy; the suite converts them to the library and dtype of each test.
+    `make` returns an example with random arrays from a `Draw`. All examples must differ only in the elements of their
+    arrays, which are float64 NumPy arrays. The suite converts them to the library and dtype of each test.
     """
 
     part: ClassVar[type]
     """The class under test."""
     printed: ClassVar[str] = ""
-    """Text that `str(part)` contains; by default the name of the class."""
+    """Text that `str(part)` must contain; the name of the class if empty."""
     libraries: ClassVar[tuple[str, ...]] = LIBRARIES
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32")
 
     def make(self, draw: Draw) -> Any:
-        """Return an example of the part."""
-        raise NotImplementedError(f"{type(self).__name__} must define make, which returns an example.")
+        """Return an example of the part with random arrays."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the method make, which returns an example of the part."
+        )
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Parametrize `setting` with libraries and dtypes, and `few_setting` with one dtype for JAX."""
+        """Parametrize `setting` with all libraries and dtypes, and `few_setting` with only one dtype for JAX."""
         every = settings_of(self.libraries, self.dtypes)
         if "setting" in metafunc.fixturenames:
             metafunc.parametrize("setting", every, ids=str)

@@ -1,11 +1,11 @@
-"""The contract of a readout.
+"""Contract tests that every readout must pass.
 
     class TestEntropy(ReadoutContract):
         readout = Entropy()
 
-The inherited tests check on every kernel, and tile by tile, that the readout agrees with the dense kernel for every
-score and normalizer, with gradients; that it uses the weights before dropout; that it leaves the output unchanged;
-and that it refuses a normalizer with a reason.
+The inherited tests check, for every kernel, that the readout and its gradients agree with those of the dense kernel for
+every score and normalizer, that it uses the weights before dropout, that it does not change the output, and that it
+gives a reason for each normalizer that it does not support.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ READERS: dict[str, Kernel] = {
     "numpy_blocks": NumpyBlocksKernel(budget=12, row_block_budget=3000),
     "tiles": TileReader(rows=4, cols=6, most=4),
 }
-"""Kernels that compute readouts, with tiles so small that several are combined."""
+"""Kernels that compute readouts, with tiles so small that each call has several."""
 
 DENSE = [Setting(library, dtype) for library in LIBRARIES for dtype in ("float64", "float32")]
 PIECEWISE = [
@@ -52,21 +52,21 @@ PIECEWISE = [
 
 
 class ReadoutContract:
-    """Contract of readouts: inherit, and define `readout` and `formula`."""
+    """Contract tests of readouts. Subclasses must set `readout`, and may define `formula`."""
 
     readout: ClassVar[Readout]
     differentiable: ClassVar[bool] = True
-    """Whether the result has gradients; indices have none."""
+    """Whether the result is differentiable, which indices are not."""
     suits: ClassVar[str] = "softmax"
-    """Name of a normalizer that the readout accepts."""
+    """Name of a normalizer that the readout supports."""
     needs_queries: ClassVar[bool] = False
 
     def formula(self, weights: ArrayLike, logits: ArrayLike) -> ArrayLike:
-        """Return the result for a row `(k,)` of NumPy weights and logits under softmax; optional."""
+        """Return the result for one row `(k,)` of softmax weights and logits, or None to skip this test."""
         return None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Parametrize `reader` and `setting` with the kernels that compute readouts in parts."""
+        """Parametrize `reader` and `setting` with the kernels that compute readouts in several parts."""
         if "reader" in metafunc.fixturenames:
             ids = [f"{name}-{setting.library}" for name, setting in PIECEWISE]
             metafunc.parametrize(("reader", "setting"), PIECEWISE, ids=ids)
@@ -74,7 +74,7 @@ class ReadoutContract:
             metafunc.parametrize("setting", DENSE, ids=str)
 
     def calls(self) -> list[tuple[str, Call]]:
-        """Return a masked call with an empty row for each normalizer that the readout accepts."""
+        """Return a call with a fully masked row for each normalizer that the readout supports."""
         out = []
         for name in NORMALIZERS:
             call = replace(Case("similarity", name).call(), mask=masks.Pairs(self.allowed()))
@@ -83,19 +83,19 @@ class ReadoutContract:
         return out
 
     def allowed(self) -> ArrayLike:
-        """Return a mask that allows two of three pairs, and none for query 2."""
+        """Return a random mask of pairs that allows each pair with probability 2/3, and no pair of query 2."""
         allowed = np.random.default_rng(0).random((7, 11)) < 2 / 3
         allowed[2] = False
         return allowed
 
     def observe(self, call: Call, setting: Setting, reader: str = "dense") -> Observation:
-        """Return the result of `qkv.observe` with the readout, by a kernel of `READERS`."""
+        """Run a call with the readout and a kernel of `READERS`, and return the result of `qkv.observe`."""
         return run_eagerly(call, setting, READERS[reader], readouts=[self.readout])
 
     def accepted(
         self, calls: Iterable[tuple[str, Call]], setting: Setting, reader: str
     ) -> Iterator[tuple[str, Call, Observation]]:
-        """Yield the calls that a kernel accepts, with their results."""
+        """Yield the calls that a kernel supports, with their names and results."""
         for name, call in calls:
             try:
                 seen = self.observe(call, setting, reader)
@@ -104,7 +104,7 @@ class ReadoutContract:
             yield name, call, seen
 
     def assert_as_dense(self, calls: Iterable[tuple[str, Call]], setting: Setting, reader: str) -> None:
-        """Assert that a kernel and the dense kernel agree, for the calls that the kernel accepts."""
+        """Assert that a kernel agrees with the dense kernel, for all calls that the kernel supports."""
         for name, call, seen in self.accepted(calls, setting, reader):
             _assert_same(seen, self.observe(call, setting), name)
 
@@ -216,7 +216,7 @@ def _softmax(logits: ArrayLike) -> ArrayLike:
 
 
 def _results(seen: Observation) -> tuple[ArrayLike, ...]:
-    """Return the arrays of the one readout."""
+    """Return the arrays of the first readout."""
     result: ArrayLike = seen.readouts[0]
     return result if isinstance(result, tuple) else (result,)
 

@@ -1,4 +1,4 @@
-"""Reference implementation of the random draws in Python integers, which every array library must reproduce.
+"""Reference implementation of random numbers in Python integers, which every array library must reproduce.
 
 Threefry-2x32, from Salmon, Moraes, Dror, Shaw (2011), https://doi.org/10.1145/2063384.2063405.
 """
@@ -13,7 +13,7 @@ _WORD = 0xFFFFFFFF
 
 
 def reference_threefry(key: tuple[int, int], counter: tuple[int, int], rounds: int = 20) -> tuple[int, int]:
-    """Return two random 32-bit words.
+    """Return two random 32-bit words computed by Threefry-2x32.
 
     Example:
         >>> [hex(word) for word in reference_threefry((0, 0), (0, 0))]
@@ -33,22 +33,22 @@ def reference_threefry(key: tuple[int, int], counter: tuple[int, int], rounds: i
 
 
 def _word_of_query(seed: int, stream: int, batch: int, q: int, k: int) -> int:
-    """Return a query's word of the two that queries 2i and 2i + 1 share."""
+    """Return the random word of a query. Queries 2i and 2i + 1 use the two words of one Threefry call."""
     inner = reference_threefry((seed & _WORD, seed >> 32 & _WORD), (batch, stream))
     return reference_threefry(inner, (q // 2, k), rounds=13)[q % 2]
 
 
 def reference_uniform(seed: int, stream: int, batch: int, q: int, k: int) -> float:
-    """Return the uniform draw of one pair in float64; `batch` is the flat index of the batch element."""
+    """Return the uniform random number of one pair in float64. `batch` is the flat index of the batch element."""
     return (_word_of_query(seed, stream, batch, q, k) + 0.5) / 2**32
 
 
 def reference_dropout_mask(seed: int, stream: int, batch: int, q: int, k: int, dropout: float) -> bool:
-    """Return whether dropout keeps one weight; two keys share a word, whose low half belongs to the first."""
+    """Return whether dropout keeps a weight. Keys 2j and 2j + 1 use the low and the high half of one random word."""
     half = _word_of_query(seed, stream, batch, q, k // 2) >> 16 * (k % 2) & 0xFFFF
     return half ^ 0x8000 >= round(dropout * 2**16)
 
 
 def reference_gumbel(seed: int, stream: int, batch: int, q: int, k: int) -> float:
-    """Return the Gumbel draw of one pair in float64."""
+    """Return the Gumbel-distributed random number of one pair in float64."""
     return -math.log(-math.log1p(-min(reference_uniform(seed, stream, batch, q, k), 1 - 2.0**-24)))

@@ -1,4 +1,4 @@
-"""The contract of a score.
+"""Contract tests that every score must pass.
 
     class TestDot(ScoreContract):
         part = Dot
@@ -9,7 +9,7 @@
         def formula(self, score, q, k, at):
             return sum(a * b for a, b in zip(q, k))
 
-The inherited tests check agreement with the formula in every array library, gradients, tiles, lifting and masks.
+The inherited tests check agreement with the formula in every array library, gradients, tiles, lifts and masks.
 """
 
 from __future__ import annotations
@@ -44,39 +44,41 @@ FLOAT64 = Setting("torch", "float64")
 
 
 class ScoreContract(DifferentiableContract):
-    """Contract of scores: inherit, define `part`, `make` and `formula`, and set the class attributes."""
+    """Contract tests of scores. Subclasses must define `part`, `make` and `formula`, and set class attributes."""
 
     widths: ClassVar[tuple[int, int]] = (3, 3)
-    """Widths of query and key."""
+    """Widths of the example queries and keys."""
     compares_widths: ClassVar[bool] = True
-    """Whether query and key must have matching widths."""
+    """Whether the score must raise an error for widths that do not match."""
 
     def formula(self, score: Score, q: ArrayLike, k: ArrayLike, at: At) -> float:
-        """Return the logit of one pair, computed independently; the score's arrays are those of one batch element."""
-        raise NotImplementedError(f"{type(self).__name__} must define formula, the logit of a pair.")
+        """Return the logit of a pair, computed independently, given the score of one batch element."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the method formula, which returns the logit of a pair."
+        )
 
     def edge(self, score: Score, q: ArrayLike, k: ArrayLike, at: At) -> bool:
-        """Return whether to skip a pair that is too close to a discontinuity or pole to be compared."""
+        """Return whether a pair is too close to a discontinuity or pole of the score to be compared."""
         return False
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
-        """Return queries with these batch axes, and keys without, which all batch elements share."""
+        """Return example queries with the given batch axes, and keys without batch axes."""
         return self._sides(batch)[0], self._sides()[1]
 
     def special_inputs(self) -> tuple[ArrayLike, ...]:
-        """Return queries and keys that include an equal pair and zero vectors."""
+        """Return example queries and keys that include an equal pair and zero vectors."""
         sides = self._sides()
         for side in sides:
             side[-2], side[-1] = 1.0, 0.0
         return sides
 
     def evaluate(self, part: Score, *inputs: ArrayLike) -> ArrayLike:
-        """Return the logits of all pairs."""
+        """Return the logits that the score computes for all pairs."""
         query, key = inputs
         return part(query, key, END)
 
     def rows(self, draw: Draw, length: int, width: int) -> ArrayLike:
-        """Return example queries or keys."""
+        """Return random queries or keys of a given length and width."""
         return draw(length, width)
 
     # -- values ---------------------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ class ScoreContract(DifferentiableContract):
                     return score.replace_arrays(arrays)(query, key, END)
 
                 if self.libraries == ("numpy",):
-                    got = logits(query, key, arrays)  # texts have no dtype to convert to
+                    got = logits(query, key, arrays)  # text is not converted to a library and dtype
                 else:
                     got = setting.call(logits, setting.array(query), setting.array(key), arrays)
                     assert setting.dtype in str(got.dtype)
@@ -220,7 +222,7 @@ class ScoreContract(DifferentiableContract):
     # -- helpers --------------------------------------------------------------------------------------------
 
     def _masked_calls(self) -> tuple[Call, Call]:
-        """Return a masked call with finite inputs, and the same with NaN and infinity in masked places."""
+        """Return a masked call with finite inputs, and the same call with NaN and infinity in masked inputs."""
         (query, key), value = self._sides(), np.arange(12.0).reshape(6, 2)
         allowed = np.ones((4, 6), dtype=bool)
         allowed[:, 2], allowed[3, :], allowed[1, 4] = False, False, False

@@ -1,9 +1,9 @@
-"""A state machine for databases on disk: random operations, compared with a plain list of rows.
+"""Stateful Hypothesis test of databases on disk: random operations are compared with a plain list of rows.
 
     test_machine = store_machine("arrow").TestCase
 
-Rules append, delete, compact, reopen and read older versions; the invariant compares all rows, and a rule compares
-the answers in memory and block by block with votes that are counted from the list.
+The rules append, delete, compact, reopen, read older versions and ask queries. After each rule, all rows are compared
+with the list. Answers, both in memory and streamed, are compared with votes counted from the list.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _KEYS = 2
 _LABELS = "ab"
 
 Row = tuple[int, float, str]
-"""Its id, its key and its label."""
+"""Id, key and label of a row."""
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A database on disk beside a list of its rows; `store_machine` gives one for a backend."""
+    """State machine with a database on disk and a list of its expected rows; created by `store_machine`."""
 
     backend: str
 
@@ -49,12 +49,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.history: dict[int, list[Row]] = {self.database.version: []}
 
     def teardown(self) -> None:
-        """Remove the store."""
+        """Remove the folder of the store."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @rule(cells=st.lists(st.tuples(st.integers(0, _KEYS - 1), st.sampled_from(_LABELS)), min_size=1, max_size=8))
     def append(self, cells: list[tuple[int, str]]) -> None:
-        """Append rows, which form a block of their own."""
+        """Append rows, which form a new block."""
         rows = [(self.next_id + i, float(key), label) for i, (key, label) in enumerate(cells)]
         self.next_id += len(rows)
         self.database.append([dict(zip(("id", "key", "label"), row, strict=True)) for row in rows])
@@ -63,7 +63,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(divisor=st.integers(2, 4), remainder=st.integers(0, 3))
     def delete(self, divisor: int, remainder: int) -> None:
-        """Delete the rows whose id has a remainder."""
+        """Delete the rows whose id has a given remainder modulo `divisor`."""
         remaining = [row for row in self.rows if row[0] % divisor != remainder]
         deleted = self.database.delete(f"id % {divisor} = {remainder}")
         assert deleted == len(self.rows) - len(remaining)
@@ -72,7 +72,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(keep=st.sampled_from([None, 1, 2]))
     def compact(self, keep: int | None) -> None:
-        """Compact, and forget the versions that are no longer readable."""
+        """Compact the store, and drop versions from the expected history that the store no longer lists."""
         self.database.compact(keep)
         self._record()
         readable = {version.number for version in self.database.versions()}
@@ -81,22 +81,22 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Open the store again, as another process does."""
+        """Open the store again, as another process would, and verify its files."""
         self.database = Database.open(self.folder / "store")
         assert self.database.verify() == []
 
     @rule(index=st.integers(0, 100))
     def read_older_version(self, index: int) -> None:
-        """Read a version of the past."""
+        """Open an earlier version and compare its rows with the expected rows."""
         number = sorted(self.history)[index % len(self.history)]
         assert _rows(self.database.at(number)) == self.history[number]
 
     @precondition(lambda self: self.rows)
     @rule(query=st.integers(0, _KEYS - 1))
     def ask(self, query: int) -> None:
-        """Ask with weight 1 on each equal key, in memory and block by block."""
+        """Ask for the label of a key with the exact score, in memory and streamed, and check the majority vote."""
         votes = collections.Counter(label for _, key, label in self.rows if key == query)
-        # A Counter keeps the order of first rows, and max returns the first of equal counts.
+        # A Counter preserves the order of first occurrence, and max returns the first of equal counts.
         winner = max(votes, key=votes.__getitem__, default=None)
         for memory in ("512 MiB", 1):
             database = Database.open(self.folder / "store", memory=memory)
@@ -107,13 +107,13 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.rows)
     @rule()
     def ask_without_rows(self) -> None:
-        """An empty store refuses to answer."""
+        """Check that asking an empty store raises an error."""
         with pytest.raises(DataError):
             self.database.ask(0.0)
 
     @invariant()
     def rows_are_those_of_the_list(self) -> None:
-        """All rows are in the store, in the order in which they were appended."""
+        """Check that the store holds the expected rows, in the order in which they were appended."""
         assert _rows(self.database) == self.rows
 
     def _record(self) -> None:
@@ -121,7 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def store_machine(backend: str) -> type[StoreMachine]:
-    """Return the state machine for a backend, with few steps, or many if `HYPOTHESIS_PROFILE` is `long`."""
+    """Return the state machine class for a backend. It runs more steps if `HYPOTHESIS_PROFILE` is `long`."""
 
     class Machine(StoreMachine):
         pass

@@ -1,11 +1,11 @@
-"""Contract tests of stores.
+"""Contract tests that every store backend must pass.
 
     class TestArrowStore(StoreContract):
         backend = "arrow"
 
-The inherited tests check that rows of every type are returned unchanged and in order; that versions never change,
-nor what a reader has opened; that a deletion removes exactly the matching rows; that compaction changes no row; and
-that a refused write leaves no file. `store_machine.py` compares random operations with a plain list.
+The inherited tests check that rows of every type are returned unchanged and in order, that versions and open readers
+never change, that a deletion removes exactly the matching rows, that compaction changes no row, and that a failed write
+leaves no file. `store_machine.py` compares random operations with a plain list.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["StoreContract", "every_type", "ids_of", "numbered"]
 
 
 def numbered(start: int, stop: int, width: int = 4) -> pa.Table:
-    """Return distinguishable rows: an id, and a vector made of it."""
+    """Return a table of rows with ids from `start` to `stop` − 1, and vectors whose elements equal the id."""
     import pyarrow as pa
 
     ids = np.arange(start, stop)
@@ -37,7 +37,7 @@ def numbered(start: int, stop: int, width: int = 4) -> pa.Table:
 
 
 def ids_of(store: stores.Store) -> list[int]:
-    """Return the ids of a store of `numbered` rows, after comparing their vectors with them."""
+    """Return the ids of a store of `numbered` rows, after checking that each vector matches its id."""
     found: list[int] = []
     for block in store.blocks():
         present_rows = block.present_rows()
@@ -49,7 +49,7 @@ def ids_of(store: stores.Store) -> list[int]:
 
 
 def every_type() -> pa.Table:
-    """Return a table with a column of every type, each with a null."""
+    """Return a table with one column of every supported type, each with a null."""
     import pyarrow as pa
 
     return pa.table(
@@ -70,17 +70,17 @@ def every_type() -> pa.Table:
 
 
 class StoreContract:
-    """Tests of a store; a subclass sets `backend`."""
+    """Contract tests of stores. Subclasses must set `backend`."""
 
     backend: ClassVar[str]
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
-        """The path of the store."""
+        """Return the path of the store under test."""
         return tmp_path / "store"
 
     def created(self, path: Path, *ranges: tuple[int, int], **options: Any) -> stores.Store:
-        """Create a store of numbered rows, with one append for each range."""
+        """Create a store of numbered rows, with one append for each range of ids."""
         store = stores.create(path, numbered(0, 1).schema, backend=self.backend, **options)
         for span in ranges:
             store.append(numbered(*span))
@@ -222,7 +222,7 @@ class StoreContract:
         assert stores.open(path).metadata == metadata
 
     def attached(self, path: Path) -> stores.Store:
-        """Create a store of ten rows with an attached file."""
+        """Create a store of ten rows with one attached file."""
         return self.created(path, (0, 10), metadata={"a": 1}, attached={"notes.bin": bytes(range(200))})
 
     def test_an_attached_file_belongs_to_every_version(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A kernel for the test suites alone, which computes readouts tile by tile."""
+"""Kernel that computes readouts tile by tile, used only by the test suites."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ __all__ = ["TileReader"]
 
 @dataclass(frozen=True)
 class TileReader(Kernel):
-    """Accumulate tiles of some queries, then compute readouts in a second pass; no gradient.
+    """Kernel without gradients that computes readouts in a second pass over the tiles of a row block.
 
     Args:
-        rows, cols: size of a tile.
-        most: largest number of batch elements of a tile.
+        rows: number of queries in a tile.
+        cols: number of keys in a tile.
+        most: largest number of batch elements in a tile.
     """
 
     name: ClassVar[str] = "tile reader"
@@ -36,16 +37,19 @@ class TileReader(Kernel):
     most: int = 2
 
     def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return the limits: no gradient, and no readouts that need whole rows."""
+        """Return the limits of the kernel, which supports neither gradients nor readouts that need whole rows."""
         readable = readable_by_tile(problem.readouts, problem.normalizer)
-        return (problem.gradient, "it has no gradient"), (not readable, "it computes no readouts that need whole rows")
+        return (problem.gradient, "it does not support gradients"), (
+            not readable,
+            "it does not support readouts that need whole rows",
+        )
 
     def cost(self, problem: Problem) -> Cost:
-        """Return zero cost: the kernel runs only if it is given by name."""
+        """Return a cost of 0, because the kernel runs only if a call names it."""
         return Cost(0, 0, 0)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Accumulate some queries, then compute their readouts."""
+        """Compute the output of each row block, and then its readouts."""
         tile, reading = call.tile, ReadoutAccumulator(problem.readouts, call.tile)
         output: ArrayLike = zeros(call.value, (*tile.batch, tile.q_total, call.value.shape[-1]))
         with ignore_numpy_warnings():
@@ -66,8 +70,8 @@ class TileReader(Kernel):
             if logits is None and limits[0] > 0:
                 accumulator.skip(tile, index)
                 continue
-            if logits is None:  # the first tile is always read: results are allocated from it, and it counts the sink
+            if logits is None:  # the first tile is always accumulated: it allocates the results and includes the sink
                 logits = fully_masked(call, rows, limits[1])
-            # The logits are those of the forward pass, bit for bit, by which a normalizer may recognise selected keys.
+            # The logits must equal those of the forward pass bit for bit, because a normalizer may compare them.
             weights = normalizer.tile_weights(normalizer.prepare(logits), summary, tile)
             accumulator.update(logits, weights, normalizer, tile, index)
