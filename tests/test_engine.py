@@ -79,12 +79,12 @@ def test_default_normalizer_is_the_score_s_own() -> None:
         ),
         (
             KindError,
-            "value must be real numbers, got object elements",
+            "value must hold real numbers, got object elements",
             (np.ones((1, 2)), np.ones((3, 2)), np.full((3, 1), "a", object)),
         ),
         (
             KindError,
-            "query must be real numbers, got complex128",
+            "query must hold real numbers, got complex128",
             (np.ones((1, 2), complex), np.ones((3, 2)), np.ones((3, 1))),
         ),
         (

@@ -50,7 +50,7 @@ def read_problem(
     spec.score.check_kind(*texts)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if (is_text(x) and name == "value") or "complex" in dtype_name(x):
-            raise KindError(f"{name} must be real numbers, got {dtype_name(x)} elements. Convert them first.")
+            raise KindError(f"{name} must hold real numbers, got {dtype_name(x)} elements. Convert them first.")
     axes = Axes.of(query.shape, key.shape, value.shape, texts[0])
     numbers = (value,) if texts[0] else (query, key, value)
     out = result_dtype(*numbers)

@@ -42,7 +42,13 @@ def torch_gradients(function: Callable[..., ArrayLike], inputs: list[ArrayLike])
 def in_torch(
     function: Callable[[list[Any]], Any], leaves: list[Any], factors: Callable[[Any], Any]
 ) -> tuple[Any, Sequence[Any]]:
-    """Return an output, and the gradients, 0 by default, of its sum with the factors."""
+    """Return the output of a PyTorch function and its gradients.
+
+    Args:
+        function: function of the leaves.
+        leaves: tensors, which are made to require a gradient. The gradient of an unused leaf is 0.
+        factors: function that returns the gradient of the output, given the output.
+    """
     import torch
 
     leaves = [leaf.requires_grad_() for leaf in leaves]

@@ -22,7 +22,7 @@ __all__ = ["DenseKernel"]
 _CACHE_BYTES = 4 * 2**20
 """Largest total size in bytes of arrays that stay in the processor's cache."""
 _SORT_FLOP = 2000
-"""Cost of sorting a row, in floating-point operations per element."""
+"""Cost of sorting a row, in flop per element."""
 
 
 @dataclass(frozen=True)

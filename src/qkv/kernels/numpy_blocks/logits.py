@@ -47,7 +47,7 @@ class ProjectedQueries:
 
 
 class BlockLogits(ABC):
-    """Base class of ways to compute the logits of tiles.
+    """Base class of objects that compute the logits of tiles of a call.
 
     Attributes:
         exp: exponential function for the logits. The logits are multiplied by its unit.

@@ -27,7 +27,7 @@ _MARGIN = 0.9
 
 @dataclass(frozen=True)
 class FasterOps:
-    """The faster of equivalent operations for one dtype on one device.
+    """Flags that select the faster of equivalent operations, for one dtype on one device.
 
     Attributes:
         exp2: whether `exp2` of logits multiplied by log₂ e is faster than `exp`.
@@ -97,7 +97,7 @@ def onednn_matmul_nt(left: Float[Tensor, "q width"], right: Float[Tensor, "k wid
 
 
 def faster_ops(reference: Tensor) -> FasterOps:
-    """Return the faster operations for arrays with the dtype and device of `reference`."""
+    """Return flags that select the faster operations for the dtype and device of `reference`."""
     return _faster_ops(str(reference.dtype), reference.device.type)
 
 

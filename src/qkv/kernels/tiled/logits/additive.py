@@ -153,7 +153,7 @@ class ElementwiseTanh:
     def of_units(
         cls, left: Tensor, right: Tensor, vector: Tensor, sigmoid: bool, units: Tensor | None
     ) -> ElementwiseTanh:
-        """Return the term of the hidden units with given indices, or of all units if `units` is None."""
+        """Return the term of some hidden units, given by their indices, or of all units if `units` is None."""
         picked = [x if units is None else x[units] for x in (left.T, right.T, vector)]
         scale = 2 if sigmoid else 1
         return cls(picked[0].contiguous() * scale, picked[1].contiguous() * scale, picked[2], sigmoid, units)

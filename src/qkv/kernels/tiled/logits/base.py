@@ -107,7 +107,7 @@ Backward = Callable[[Tensor, Gradients], None]
 
 @dataclass
 class TileLogits(ABC):
-    """Base class of implementations of tile logits and their gradients.
+    """Base class of objects that compute the logits of tiles of a call, and their gradients.
 
     Args:
         call: the call, or one of its batch elements.
