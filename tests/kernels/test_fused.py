@@ -134,9 +134,9 @@ def test_nonfinite_padding_runs_fused_without_leaking() -> None:
 
 def test_shared_keys_get_gradients_of_their_own_size_inside_the_operator() -> None:
     plan = qkv.explain((2, 8, 5, 4), (2, 1, 5, 4), (2, 1, 5, 4), library="torch", kernel="fused")
-    assert "8 queries share a key (enable_gqa)" in str(plan)
+    assert "8 query heads share a key head (enable_gqa)" in str(plan)
     plan = qkv.explain((2, 4, 3, 5, 4), (2, 4, 1, 5, 4), (2, 4, 1, 5, 4), library="torch", kernel="fused")
-    assert "3 queries share a key (enable_gqa)" in str(plan)
+    assert "3 query heads share a key head (enable_gqa)" in str(plan)
 
 
 def test_learned_bias_with_one_row_for_all_queries_runs_fused_and_trains() -> None:

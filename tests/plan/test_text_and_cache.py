@@ -106,7 +106,7 @@ def test_explain_computes_nothing() -> None:
 def test_explain_shows_guards_before_the_run_and_guards_taken_after_it() -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 4)
-    guard = "guard       if query, key and value are finite, also when lifted: fused; else, under a mask of keys"
+    guard = "guard       if query, key and value are finite, also after lifting: fused; else, with a mask of keys"
     before = str(qkv.explain(x, x, x, kernel="fused"))
     assert guard in before
     assert "guard taken" not in before

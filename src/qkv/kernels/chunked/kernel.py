@@ -202,7 +202,9 @@ class ChunkedKernel(Kernel):
 
     name: ClassVar[str] = "chunked"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
-    guards: ClassVar[tuple[str, ...]] = ("if all keys and values are finite: plain products, else by selection",)
+    guards: ClassVar[tuple[str, ...]] = (
+        "if all keys and values are finite: plain products; else: without masked values",
+    )
     casts_tiles: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:

@@ -331,7 +331,7 @@ def _with_autograd() -> AbstractContextManager[object]:
 
 
 def _own(x: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """Return `x` contiguous, as the fake implementation declares, and in memory that no tensor in `others` shares."""
+    """Return `x`, or a copy of `x` if it is not contiguous or shares memory with a tensor of `others`."""
     x = x.contiguous()
     storage = x.untyped_storage().data_ptr()
     return x.clone() if any(storage == y.untyped_storage().data_ptr() for y in others) else x

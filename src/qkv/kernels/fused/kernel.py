@@ -37,8 +37,8 @@ class FusedKernel(Kernel):
     name: ClassVar[str] = "fused"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     guards: ClassVar[tuple[str, ...]] = (
-        "if query, key and value are finite, also when lifted: fused; else, under a mask of keys, fused with "
-        "masked keys and values set to 0; else tiled (0 · NaN would leak)",
+        "if query, key and value are finite, also after lifting: fused; else, with a mask of keys: fused with masked "
+        "keys and values set to 0; else: tiled, because 0 · NaN is NaN",
     )
     traceable: ClassVar[bool] = True
 
@@ -81,10 +81,12 @@ class FusedKernel(Kernel):
             notes.append(f"{'values' if axes.value_width < width else 'vectors'} padded with 0")
         layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
         if layout is not None and layout.grouped:
-            notes.append(f"{layout.heads[1] // layout.key_heads[1]} queries share a key (enable_gqa)")
+            notes.append(f"{layout.heads[1] // layout.key_heads[1]} query heads share a key head (enable_gqa)")
         offset = split_mask(problem.spec.mask, problem.tile)[1]
         if offset:
-            notes.append(f"causal from {offset}: " + ("two calls, merged" if offset > 0 else "later queries alone"))
+            notes.append(
+                f"causal with offset {offset}: " + ("two merged calls" if offset > 0 else "only queries with keys")
+            )
         return "; ".join(note for note in notes if note)
 
     def cost(self, problem: Problem) -> Cost:

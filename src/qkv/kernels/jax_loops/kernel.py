@@ -76,7 +76,7 @@ class JaxLoopsKernel(Kernel):
     def describe(self, problem: Problem) -> str:
         """Describe the sizes of tiles and row blocks."""
         if _in_tiles(problem) and not problem.readouts:
-            return f"tiles of {size_text(*self._tile(problem))}; logits are computed again in backward"
+            return f"tiles of {size_text(*self._tile(problem))}; backward recomputes the logits"
         blocks = f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
         return f"tiles, and for the readouts {blocks}" if _in_tiles(problem) else blocks
 

@@ -80,7 +80,7 @@ def traced_logits(
 
 
 def leaves_of(arrays: Sequence[Array], wanted: Sequence[bool] | None = None) -> list[Tensor]:
-    """Return the tensors detached; floating-point tensors whose flag in `wanted` is True require a gradient."""
+    """Detach tensors, and let floating-point tensors require a gradient if their flag in `wanted` is True."""
     tensors = cast("Sequence[Tensor]", arrays)
     flags = [True] * len(tensors) if wanted is None else wanted
     return [x.detach().requires_grad_(x.is_floating_point() and flag) for x, flag in zip(tensors, flags, strict=True)]

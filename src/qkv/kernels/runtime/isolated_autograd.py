@@ -29,7 +29,7 @@ __all__ = ["isolated_autograd", "project_call"]
 
 
 def project_call(call: BoundCall) -> BoundCall:
-    """Return the call with query and key replaced by the score's projections of them, computed in an isolated node."""
+    """Return the call with query and key replaced by their projections, computed in a separate autograd node."""
 
     def projections(query: Tensor, key: Tensor, *arrays: Tensor) -> tuple[Tensor, Tensor]:
         projected = call.score.replace_arrays(arrays).project(query, key, call.tile)

@@ -46,7 +46,7 @@ def readable_in_forward(readouts: Sequence[Readout], normalizer: Normalizer) -> 
 
 
 def result_batch(readout: Readout, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the batch shape of a readout's result: that of the call, with the last axis cut to selected heads."""
+    """Return the batch shape of a readout's result, whose last axis may be restricted to selected heads."""
     return batch if readout.head_indices is None else (*batch[:-1], len(readout.head_indices))
 
 

@@ -52,23 +52,24 @@ class TiledKernel(Kernel):
     name: ClassVar[str] = "tiled"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     guards: ClassVar[tuple[str, ...]] = (
-        "if no logit can exceed ±30: no maximum of rows, else a running one",
-        "of an additive score, hidden units of moderate range: exponentials, several to a division, else one "
-        "tanh for each pair",
-        "of a gate, a side of moderate range: exponentials and a division, else a sigmoid for each pair",
+        "if no logit can exceed ±30: no maximum of rows; else: a running maximum",
+        "for an additive score, if hidden units have a moderate range: products of exponentials; else: one tanh for "
+        "each pair",
+        "for a gate, if the gates of queries or keys have a moderate range: exponentials and a division; else: one "
+        "sigmoid for each pair",
     )
     budget: int = BUDGET
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return the only limit: the normalizer must be online."""
+        """Return the only limit: the normalizer must be online, because a tile is only a part of its rows."""
         normalizer = problem.normalizer
         return ((not normalizer.online, f"{normalizer} needs whole rows of logits, not tiles"),)
 
     def describe(self, problem: Problem) -> str:
         """Describe the size of tiles."""
         sizes = tile_sizes(problem, self.budget)
-        return f"tiles of {size_text(sizes.rows, sizes.cols)}; logits are computed again in backward"
+        return f"tiles of {size_text(sizes.rows, sizes.cols)}; backward recomputes the logits"
 
     def cost(self, problem: Problem) -> Cost:
         """Estimate the cost, where tiles stay in the cache and backward computes every tile again."""

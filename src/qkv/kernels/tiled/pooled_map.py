@@ -46,7 +46,7 @@ def supports_pooling(readout: Readout, normalizer: Normalizer) -> bool:
 
 
 def align_to_cells(side: int, length: int, readouts: Sequence[Readout]) -> int:
-    """Return a length of tiles of at most `side` for which tile boundaries split as few cells as possible.
+    """Return a tile length of at most `side` at which tile boundaries split as few cells as possible.
 
     Example:
         >>> from qkv.readouts import PooledMap

@@ -224,7 +224,7 @@ class TanhExpansion:
         self._add(slope[:, self.zero_patterns] @ d_keys * self.vector, d_right[slice(*cols)])
 
     def _add(self, grouped: Tensor, target: Tensor) -> None:
-        """Add gradients by slots, `(groups, g, n)`, to the columns of `target`, `(n, h)`, of the same hidden units."""
+        """Add gradients ordered by slots, `(groups, g, n)`, to `target`, whose columns are ordered by hidden units."""
         target.index_add_(1, self.order[self.filled], grouped.flatten(0, 1)[self.filled].T)
 
     def _tile_keys(self, cols: Limits, workspace: Workspace) -> list[Tensor]:
