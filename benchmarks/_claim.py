@@ -75,9 +75,9 @@ class Row:
         unit: "×", "MB", ….
         goal: its limit; None if it is recorded without a goal.
         spread: lowest and highest ratio within a round.
-        seconds: median CPU seconds of each contestant.
-        wall: median wall seconds of each contestant.
-        megabytes: peak memory by contestant, in 10⁶ bytes.
+        seconds: median CPU seconds of each implementation.
+        wall: median wall seconds of each implementation.
+        megabytes: peak memory by implementation, in 10⁶ bytes.
         errors: differences from the results of the peer and of the float64 reference, checked before timing.
         kernel: the kernel that qkv chose.
         plan: the text of the plan.

@@ -1,4 +1,4 @@
-"""Interleaved timing: every round runs each contestant, in rotating order, so that load affects all of them alike."""
+"""Interleaved timing: every round runs each implementation once, in rotating order, so load affects all alike."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cpu_seconds() -> float:
 
 @dataclass(frozen=True)
 class Race:
-    """CPU and wall seconds of one call, for each contestant and round."""
+    """CPU and wall seconds of one call, for each implementation and round."""
 
     cpu: dict[str, list[float]]
     wall: dict[str, list[float]]
@@ -47,9 +47,9 @@ class Race:
 
         Args:
             case: shape and direction.
-            peer: name of the contestant to compare with.
+            peer: name of the implementation to compare with.
             goal: limit of the ratio.
-            ours: name of the contestant of qkv.
+            ours: name of the implementation of qkv.
             clock: "CPU time", or "wall time".
             faster: report the speed-up over the peer instead of the fraction of its time.
             scale: fraction of the work that the peer did; its times are divided by it.
@@ -78,15 +78,15 @@ class Race:
         )
 
 
-def race(contestants: dict[str, Callable[[], object]], rounds: int, least: float = LEAST) -> Race:
-    """Run each contestant once untimed, then all of them in rounds; a sample takes `least` seconds."""
+def race(implementations: dict[str, Callable[[], object]], rounds: int, least: float = LEAST) -> Race:
+    """Run each implementation once untimed, then all of them in rounds; a sample takes `least` seconds."""
     loops = {}
-    for name, run in contestants.items():
+    for name, run in implementations.items():
         run()
         start = time.perf_counter()
         run()
         loops[name] = max(1, round(least / max(time.perf_counter() - start, 1e-6)))
-    names = list(contestants)
+    names = list(implementations)
     cpu: dict[str, list[float]] = {name: [] for name in names}
     wall: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
@@ -95,7 +95,7 @@ def race(contestants: dict[str, Callable[[], object]], rounds: int, least: float
         for turn in range(rounds):
             for step in range(len(names)):
                 name = names[(turn + step) % len(names)]
-                run = contestants[name]
+                run = implementations[name]
                 began, start = cpu_seconds(), time.perf_counter()
                 for _ in range(loops[name]):
                     run()

@@ -1,4 +1,4 @@
-"""Claim: a plan says how much memory its call will take."""
+"""Claim: `explain` predicts the peak memory of a call."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def rows(setting: Setting) -> Iterator[Row]:
             megabytes={"planned": planned / 1e6, "measured": measured / 1e6},
             kernel=found.kernel,
             plan=found.plan,
-            note="both beyond inputs, with output and gradients; peaks up to 64 MB carry no goal",
+            note="both exclude the inputs and include output and gradients; peaks up to 64 MB have no goal",
         )
 
 
 CLAIM = Claim(
     "explain predicts the peak memory of a call.",
-    "within 25 % where the peak is over 64 MB",
-    ("none: the limit is absolute",),
+    "within 25 % of peaks over 64 MB",
+    ("none, the limit is absolute",),
     rows,
 )
