@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.core.ordering import finite_top_k_indices, top_k_indices, top_k_mask
+from qkv.core.ordering import finite_top_k_indices, kth_largest, top_k_indices, top_k_mask
 
 ENTRIES = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf, np.nan])
 
@@ -47,3 +47,28 @@ def test_order_without_sorting_is_that_of_sorting_where_entries_are_finite(level
         there = torch.take_along_dim(x, wanted, -1) != -math.inf
         assert torch.equal(torch.take_along_dim(x, found, -1) != -math.inf, there)
         assert torch.equal(found[there], wanted[there])
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax", "tensorflow"])
+def test_the_kth_largest_is_that_of_sorting_in_every_library(library):
+    x = np.random.default_rng(0).integers(0, 9, (2, 3, 20)).astype(np.float32)
+    x[0, 1, 5:] = -np.inf
+    if library == "tensorflow":
+        convert = pytest.importorskip("tensorflow").constant
+    else:
+        convert = pytest.importorskip({"jax": "jax.numpy"}.get(library, library)).asarray
+    for count in (1, 4, 7, 20):
+        found = np.asarray(kth_largest(convert(x), count))
+        np.testing.assert_array_equal(found, np.sort(x, axis=-1)[..., 20 - count : 21 - count])
+
+
+def test_the_kth_largest_of_half_precision_and_of_tensors_with_gradients_is_that_of_sorting():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    for y in (x.half(), x.bfloat16(), x.clone().requires_grad_()):
+        found = kth_largest(y, 4)
+        assert found.shape == (3, 1)
+        assert torch.equal(found, y.sort(dim=-1, descending=True).values[:, 3:4])
+    kth_largest(x.requires_grad_(), 4).sum().backward()
+    assert x.grad.sum() == 3
+    assert (x.grad != 0).sum() == 3

@@ -134,6 +134,27 @@ class TestDocuments(MaskContract):
         with pytest.raises(ShapeError, match=r"must have length 5 and 7, got lengths 3 and 3"):
             Documents([0, 0, 1]).check(5, 7)
 
+    @pytest.mark.parametrize(
+        ("rows", "keys"),
+        [((0, 1), (1, 3)), ((1, 2), (3, 4)), ((2, 3), (4, 6)), ((0, 3), (1, 6)), ((3, 4), (0, 0)), ((0, 0), (0, 7))],
+    )
+    def test_the_key_range_is_exactly_from_the_first_to_the_last_key_with_an_id_of_the_queries(self, rows, keys):
+        mask = Documents([1, 2, 3, 5], [0, 1, 1, 2, 3, 3, 4])
+        assert mask.key_range(Tile.whole(4, 7).restrict(rows, (0, 7))) == keys
+
+    def test_the_key_range_contains_the_keys_of_every_batch_element(self):
+        mask = Documents([[1], [4]], [[0, 1, 2, 3, 4], [3, 3, 3, 4, 5]])
+        assert mask.key_range(Tile.whole(1, 5, (2,))) == (0, 5)
+        assert Documents([[1], [4]], [[0, 1, 0, 0, 0], [0, 0, 4, 0, 0]]).key_range(Tile.whole(1, 5, (2,))) == (1, 3)
+
+    def test_a_tile_of_one_document_is_covered_whole_and_one_of_two_in_part(self):
+        mask, tile = Documents([0, 0, 1, 1]), Tile.whole(4, 4)
+        covers = [mask.coverage(tile.restrict(rows, cols)) for rows in ((0, 2), (2, 4)) for cols in ((0, 2), (2, 4))]
+        assert covers == ["all", "none", "none", "all"]
+        assert mask.coverage(tile) == mask.coverage(tile.restrict((1, 3), (2, 3))) == "part"
+        assert Documents([3], [1, 2]).coverage(Tile.whole(1, 2)) == "none"
+        assert Documents([1], [1, 2]).coverage(Tile.whole(1, 2)) == "part"
+
     def test_without_key_ids_the_keys_are_the_queries(self):
         allowed = Documents([0, 1]).allowed(Tile.whole(2, 2), np.zeros(()))
         assert allowed.tolist() == [[True, False], [False, True]]

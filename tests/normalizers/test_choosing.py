@@ -84,3 +84,21 @@ def test_a_draw_depends_on_the_seed_and_on_nothing_else():
 def test_what_chooses_among_the_chosen_says_that_it_must_see_whole_rows(inner):
     assert not TopK(2, normalizer=inner).online
     assert TopK(2, normalizer=Softmax()).online
+
+
+@pytest.mark.parametrize(
+    ("k", "maxima", "bound"),
+    [
+        (2, [5.0, 1.0, 4.0], 4.0),  # fewer than 4 k groups: the k-th largest maximum
+        (3, [5.0, 1.0], -np.inf),  # fewer groups than k
+        (2, [5.0, 1.0], 1.0),
+        (1, [1.0, 4.0, 2.0, 3.0], 4.0),
+        (2, [9.0, 1.0, 2.0, 3.0, 8.0, 1.0, 2.0, 3.0], 3.0),  # 9 and 8 are merged in one group: 9, 1, 2, 3
+    ],
+)
+def test_the_threshold_bound_of_top_k_is_the_kth_largest_of_at_least_2_k_merged_groups(k, maxima, bound):
+    assert TopK(k).threshold_bound(np.array([maxima])).tolist() == [[bound]]
+
+
+def test_top_k_of_a_normalizer_that_selects_keys_has_no_threshold_bound():
+    assert TopK(2, Hard()).threshold_bound(np.zeros((1, 8))) is None

@@ -97,10 +97,11 @@ class _TensorFlow:
         tf = self._tf
         ones = [all(n == 1 for n in side.shape[:-2]) for side in (x, y)]
         if ones[1] and not ones[0]:
-            rows = tf.matmul(tf.reshape(x, (-1, x.shape[-1])), tf.reshape(y, (-1, y.shape[-1])))
-            shape = [tf.shape(x)[n] if m is None else m for n, m in enumerate(x.shape[:-1])]
-            lead = [1] * (len(y.shape) - len(x.shape))
-            return tf.reshape(rows, (*lead, *shape, y.shape[-1]))
+            # Lengths that a tracer does not know are None in `shape`.
+            left, right = ([tf.shape(z)[n] if m is None else m for n, m in enumerate(z.shape)] for z in (x, y))
+            rows = tf.matmul(tf.reshape(x, (-1, left[-1])), tf.reshape(y, (-1, right[-1])))
+            lead = [1] * (len(right) - len(left))
+            return tf.reshape(rows, (*lead, *left[:-1], right[-1]))
         if tuple(x.shape[:-2]) != tuple(y.shape[:-2]):
             batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])
             x, y = (

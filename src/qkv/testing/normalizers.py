@@ -125,6 +125,22 @@ class NormalizerContract(AccumulationContract):
         weights = self.evaluate(self.make(Draw(1)), np.array([[5e4, 3e4, 1e4], [3e4, 1e4, 5e4]]))
         assert np.isfinite(weights).all()
 
+    def test_no_key_below_the_threshold_bound_has_weight_or_changes_the_weights(self) -> None:
+        """The bound of a row, from the maxima of groups of keys, separates the candidates from keys without weight."""
+        normalizer, tile = self.make(Draw(1)), Tile.whole(6, 48, seed=SEED)
+        logits = np.abs(Draw(5).rng.normal(size=(6, 48)) * 3)
+        logits[1, ::3], logits[2, 5:], logits[3, :8] = -np.inf, -np.inf, 2.0
+        ranks = normalizer.selection_logits(logits, tile)
+        for groups in (48, 16, 4, 1):
+            bound = normalizer.threshold_bound(ranks.reshape(6, groups, 48 // groups).max(axis=-1))
+            if bound is None:
+                return
+            candidates = ranks >= bound
+            expected = normalizer.weights(logits, tile)
+            assert not expected[~candidates].any()
+            kept = [np.where(candidates, x, -np.inf) for x in (logits, ranks)]
+            assert_close(normalizer.candidate_weights(*kept, tile), expected, 1e-12)
+
     # -- inputs and evaluation, which `DifferentiableContract` needs ----------------------------------------
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
