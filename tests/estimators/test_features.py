@@ -1,0 +1,137 @@
+"""Columns of tables as features, and back."""
+
+import datetime as dt
+
+import numpy as np
+import pytest
+
+from qkv.errors import DataError, KindError
+from qkv.estimators.features import (
+    MAX_LEVELS,
+    decode_columns,
+    encode_columns,
+    encoding_sizes,
+    fit_encoding,
+    is_frame,
+    read_columns,
+)
+
+NAN = float("nan")
+
+
+def columns_of(*columns):
+    return read_columns(np.array(list(zip(*columns, strict=True)), object))
+
+
+def test_a_number_is_standardised_by_median_and_quartiles_and_outliers_stay_within_3():
+    x = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 1e200, -1e200])
+    encoding = fit_encoding([x])
+    low, middle, high = np.quantile(x, (0.25, 0.5, 0.75))
+    z = (x[:5] - middle) / ((high - low) / 1.349)
+    numbers = encode_columns(encoding, [x]).numbers
+    assert numbers.dtype == np.float32
+    np.testing.assert_allclose(numbers[:5, 0], z / np.sqrt(1 + (z / 3) ** 2), rtol=1e-6)
+    np.testing.assert_allclose(numbers[5:, 0], [3.0, -3.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("x", "spread"), [([2.0] * 9, 1.0), ([0.0] * 9 + [10.0], 3.0), ([NAN] * 3, 1.0)])
+def test_without_distance_between_the_quartiles_the_spread_is_the_standard_deviation_or_1(x, spread):
+    encoding = fit_encoding([np.array(x)])
+    assert encoding["spreads"].tolist() == pytest.approx([spread])
+    assert np.isfinite(encode_columns(encoding, [np.array(x)]).numbers).all()
+
+
+def test_columns_are_reconstructed_from_their_features():
+    numbers, cities, gaps = (
+        [1.0, 2.0, 4.0, 80.0, 5.0, 3.0],
+        ["a", "b", None, "a", "c", "b"],
+        [1.0, NAN, 3.0, 4.0, 5.0, NAN],
+    )
+    columns = columns_of(cities, numbers, gaps)
+    encoding = fit_encoding(columns)
+    features = encode_columns(encoding, columns)
+    assert len(features) == 6
+    again = decode_columns(encoding, features)
+    assert again[0].tolist() == cities
+    np.testing.assert_allclose(again[1], numbers, rtol=1e-5)
+    np.testing.assert_allclose(again[2], gaps, rtol=1e-5)
+
+
+def test_a_level_that_was_not_fitted_and_a_rare_one_share_a_code_and_are_reconstructed_as_none():
+    frequent = [f"level {n:03}" for n in range(MAX_LEVELS)]
+    fitted = columns_of(frequent * 2 + ["rare"])
+    encoding = fit_encoding(fitted)
+    assert encoding_sizes(encoding) == (0, [MAX_LEVELS + 1])
+    features = encode_columns(encoding, columns_of(["rare", "new", frequent[7]]))
+    assert features.codes.tolist() == [[MAX_LEVELS], [MAX_LEVELS], [7]]
+    assert decode_columns(encoding, features)[0].tolist() == [None, None, frequent[7]]
+
+
+def test_repeated_numbers_are_also_categories_if_they_make_up_most_of_the_column():
+    some = np.array([1.0] * 40 + [2.0] * 40 + [3.0] * 5)
+    encoding = fit_encoding([some], repeats=True)
+    assert encoding["common"][0].tolist() == [1.0, 2.0]
+    assert encoding_sizes(encoding) == (1, [3])
+    assert encode_columns(encoding, [np.array([2.0, 3.0, 1.0, 9.0])]).codes.tolist() == [[1], [2], [0], [2]]
+    assert fit_encoding([some])["common"] == []
+    few = np.concatenate([[1.0] * 40, np.arange(100.0)])
+    assert fit_encoding([few], repeats=True)["common"] == []
+
+
+def test_a_missing_number_is_the_median_and_marked_only_where_the_fitted_column_had_gaps():
+    encoding = fit_encoding([np.array([1.0, 2.0, NAN, 3.0]), np.array([1.0, 2.0, 3.0, 4.0])])
+    assert encoding["gaps"].tolist() == [0]
+    features = encode_columns(encoding, [np.array([NAN, 2.0]), np.array([NAN, 2.5])])
+    assert features.numbers[0].tolist() == [0.0, 0.0]
+    assert features.codes.tolist() == [[1], [0]]
+
+
+def test_dates_and_durations_are_microseconds_and_missing_ones_are_nan():
+    day, hour = dt.date(1970, 1, 2), dt.timedelta(hours=1)
+    dates, moments, text = columns_of([day, None], [dt.datetime(1970, 1, 1, 1), day], [day, "x"])
+    assert dates[0] == 86_400e6
+    assert np.isnan(dates[1])
+    assert moments.tolist() == [3_600e6, 86_400e6]
+    assert text.tolist() == ["1970-01-02", "x"]
+    (durations,) = read_columns(np.array([[hour], [None]], "timedelta64[ms]"))
+    assert durations[0] == 3_600e6
+    assert np.isnan(durations[1])
+
+
+def test_booleans_and_numbers_of_any_type_are_numbers():
+    (flags,) = read_columns(np.array([[True], [False]]))
+    assert flags.tolist() == [1.0, 0.0]
+    mixed, missing = columns_of([1, 2.5, np.float32(3), True], [None, NAN, 1, 2])
+    assert mixed.tolist() == [1.0, 2.5, 3.0, 1.0]
+    assert np.isnan(missing[:2]).all()
+    assert mixed.dtype == missing.dtype == np.float64
+
+
+def test_infinite_numbers_and_cells_of_other_kinds_are_refused_by_column():
+    with pytest.raises(DataError, match=r"infinity or a value too large .* in column 1"):
+        columns_of([1.0, 2.0], [1.0, np.inf])
+    with pytest.raises(KindError, match=r"cells of column 0 must be .*, got a list"):
+        columns_of([[1], [2]], [1, 2])
+
+
+def test_text_in_a_column_that_was_fitted_to_numbers_is_refused():
+    encoding = fit_encoding(columns_of([1.0, 2.0]))
+    with pytest.raises(DataError, match=r"column 0 must hold numbers"):
+        encode_columns(encoding, columns_of(["a", "b"]))
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_frames_have_the_columns_of_the_array(library):
+    frames = pytest.importorskip(library)
+    cells = {"city": ["a", None, "b"], "size": [1, None, 3], "flag": [True, False, True]}
+    frame = frames.table(cells) if library == "pyarrow" else frames.DataFrame(cells)
+    if library == "pandas":
+        frame["size"] = frame["size"].astype("Int64")
+    assert is_frame(frame)
+    assert not is_frame(np.zeros((3, 3)))
+    city, size, flag = read_columns(frame)
+    assert city.tolist() == ["a", "\0missing", "b"]
+    np.testing.assert_array_equal(size, [1.0, NAN, 3.0])
+    assert flag.tolist() == [1.0, 0.0, 1.0]
+    with pytest.raises(DataError, match="in size"):
+        read_columns(frames.table({"size": [np.inf]}) if library == "pyarrow" else frames.DataFrame({"size": [np.inf]}))
