@@ -89,7 +89,9 @@ def compare(kind: str, *, gradients: bool = True, generate: bool = True) -> Foun
             except Exception as error:
                 failed.append(_said(error))
         else:
-            found.why = f"eager does not run: {failed[0]}" if failed else "takes other inputs than ours"
+            found.why = (
+                f"eager attention raises {failed[0]}" if failed else "needs inputs that the test does not provide"
+            )
             return found
         try:
             counted = huggingface.layer_coverage(model, **first)
@@ -251,7 +253,7 @@ def _generates(model: Any, given: dict[str, Any]) -> str:
             except Exception as error:
                 if name == "qkv":
                     raise
-                said.append(f"eager cannot ({cache or 'dynamic'}): {_said(error)}")
+                said.append(f"eager attention raises ({cache or 'dynamic'}): {_said(error)}")
                 break
             finally:
                 model.set_attn_implementation("eager")

@@ -107,7 +107,7 @@ def model_of(kind: str) -> Any:
             with torch.device("meta"):
                 size = sum(p.numel() for p in cls(config).parameters())
             if size > 30_000_000:
-                raise UnbuiltError(f"still {size / 1e6:.0f} million parameters after shrinking")
+                raise UnbuiltError(f"has {size / 1e6:.0f} million parameters after shrinking")
             torch.manual_seed(0)
             return cls(config).float().eval()
         except Exception as error:
