@@ -15,7 +15,7 @@ from qkv.masks import Keys
 from qkv.readouts import TopWeights
 from qkv.scores import ByColumn, Cosine, Dot
 
-__all__ = ["Answer", "Asked", "Text"]
+__all__ = ["Answer", "Result", "Text"]
 
 _CLOSELY = 100
 """Maximum number of sentences compared by meaning: those most similar by words."""
@@ -43,18 +43,18 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Result:
     """Result of a question.
 
     Attributes:
         question: the question.
-        answers: sentences with a larger weight than `nothing`, largest first; empty if there is no answer.
-        nothing: the weight of the key for "no sentence answers".
+        answers: sentences with a larger weight than `no_answer`, in descending order; empty if there is no answer.
+        no_answer: the weight of the key for "no sentence answers".
     """
 
     question: str
     answers: list[Answer]
-    nothing: float
+    no_answer: float
 
 
 class Text:
@@ -62,7 +62,7 @@ class Text:
 
     Args:
         sentences: the sentences in order.
-        meaning: the sentence model; None: compare by words only.
+        meaning: the sentence model; None compares by words only.
 
     Raises:
         As `Words`.
@@ -86,9 +86,9 @@ class Text:
         top: int = 1,
         around: int = 1,
         temperature: float = 0.05,
-        wanted: float = 0.5,
+        min_score: float = 0.5,
         progress: Callable[[int, int], None] | None = None,
-    ) -> Asked:
+    ) -> Result:
         """Answer a question by attention to the sentences.
 
         Args:
@@ -96,28 +96,28 @@ class Text:
             top: maximum number of answers.
             around: number of sentences of evidence on each side.
             temperature: T; a larger one spreads the weights over more sentences.
-            wanted: minimum score of an answer, from 0 to 1.
+            min_score: minimum score of an answer, from 0 to 1.
             progress: called with the number of encoded sentences and their total.
 
         Raises:
             OptionError: the question has only stop words, or a number is out of range.
         """
         if not words_of(question) and self._meaning is None:
-            raise OptionError(f"the question {question!r} has no word to look for. Ask about something.")
+            raise OptionError(f"question must contain a word that is not a stop word, got {question!r}.")
         if not question.strip():
-            raise OptionError("the question is empty. Ask about something.")
-        for name, number, right in (
-            ("top", top, top >= 1),
-            ("around", around, around >= 0),
-            ("temperature", temperature, temperature > 0),
-            ("wanted", wanted, 0 <= wanted <= 1),
+            raise OptionError("question must not be empty.")
+        for name, number, condition, valid in (
+            ("top", top, "at least 1", top >= 1),
+            ("around", around, "at least 0", around >= 0),
+            ("temperature", temperature, "greater than 0", temperature > 0),
+            ("min_score", min_score, "from 0 to 1", 0 <= min_score <= 1),
         ):
-            if not right:
-                raise OptionError(f"{name} is {number}, which is out of its range.")
-        asked, sentences, shared = self._words.compared(question)
-        by_words = sentences @ asked
-        columns: list[tuple[str, Any, float]] = [("words", Dot(), 1.0), ("wanted", Dot(), 1.0)]
-        query, key = {"words": asked}, {"words": sentences}
+            if not valid:
+                raise OptionError(f"{name} must be {condition}, got {number}.")
+        vector, sentences, shared = self._words.compared(question)
+        by_words = sentences @ vector
+        columns: list[tuple[str, Any, float]] = [("words", Dot(), 1.0), ("min_score", Dot(), 1.0)]
+        query, key = {"words": vector}, {"words": sentences}
         closely = np.arange(len(self._sentences))
         by_meaning = None
         if self._meaning is not None:
@@ -128,15 +128,15 @@ class Text:
             key["meaning"] = np.zeros((len(self._sentences), vectors.shape[-1]))
             key["meaning"][closely] = vectors[1:]
             by_meaning = Cosine()(vectors[:1], key["meaning"])[0]
-            columns = [("words", Dot(), 0.5), ("meaning", Cosine(), 0.5), ("wanted", Dot(), 1.0)]
+            columns = [("words", Dot(), 0.5), ("meaning", Cosine(), 0.5), ("min_score", Dot(), 1.0)]
         # One more key than sentences, whose score is the minimum score of an answer.
-        query["wanted"], key["wanted"] = np.ones(1), np.zeros((len(self._sentences), 1))
+        query["min_score"], key["min_score"] = np.ones(1), np.zeros((len(self._sentences), 1))
         keys = _rows({name: np.concatenate([rows, np.zeros_like(rows[:1])]) for name, rows in key.items()})
-        keys["wanted"][-1] = wanted
+        keys["min_score"][-1] = min_score
         allowed = np.zeros(len(keys), dtype=bool)
         allowed[closely] = allowed[-1] = True
         score = ByColumn(tuple((name, each, share / temperature) for name, each, share in columns))
-        seen = qkv.observe(
+        observation = qkv.observe(
             _rows({name: row[None] for name, row in query.items()}),
             keys,
             np.eye(
@@ -147,15 +147,15 @@ class Text:
             mask=Keys(allowed),
             readouts=[TopWeights(min(top, len(keys)))],
         )
-        best, nothing = seen.readouts[0], float(seen.output[0, 0])
+        best, no_answer = observation.readouts[0], float(observation.output[0, 0])
         found = []
         for at, weight in zip(best.keys[0].tolist(), best.weights[0].tolist(), strict=True):
-            if weight <= nothing:  # also where it is nothing itself
+            if weight <= no_answer:  # also true of the additional key itself
                 break
-            part = dict(zip(shared, asked * sentences[at], strict=False))
+            part = dict(zip(shared, vector * sentences[at], strict=False))
             meant = None if by_meaning is None else float(by_meaning[at])
             found.append(self._answer(at, weight, around, part, float(by_words[at]), meant))
-        return Asked(question, found, nothing)
+        return Result(question, found, no_answer)
 
     def _answer(
         self,

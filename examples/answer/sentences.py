@@ -57,11 +57,11 @@ def read(path: Path) -> list[Sentence]:
         held = path.read_bytes()
         text = (gzip.decompress(held) if path.suffix == ".gz" else held).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"{str(path)!r} is no UTF-8 text. Save it as UTF-8.") from None
+        raise DataError(f"{str(path)!r} must be text in UTF-8. Save it as UTF-8.") from None
     except (EOFError, gzip.BadGzipFile, OSError) as error:
         why = getattr(error, "strerror", None) or error
-        raise DataError(f"{str(path)!r} cannot be read: {why}. Is this a text file?") from None
+        raise DataError(f"{str(path)!r} cannot be read: {why}. Name a text file.") from None
     found = sentences_of(text.replace("\r\n", "\n"))
     if not found:
-        raise DataError(f"{str(path)!r} holds no sentence. Give a text.")
+        raise DataError(f"{str(path)!r} must contain a sentence, got none.")
     return found

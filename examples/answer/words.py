@@ -69,11 +69,11 @@ class Words:
             from sklearn.feature_extraction.text import CountVectorizer
         except ImportError:
             raise MissingPackageError(
-                "words are counted by scikit-learn, which is not installed. Run: pip install scikit-learn"
+                "scikit-learn must be installed to count words. Run: pip install scikit-learn"
             ) from None
         stems = [[stemmed for _, stemmed in words_of(text)] for text in texts]
         if not any(stems):
-            raise DataError("the text has no words, or only such as “the” and “of”. Give another text.")
+            raise DataError("text must contain words that are not stop words.")
         counter: Any = CountVectorizer(analyzer=lambda words: words)
         self._counts: Any = counter.fit_transform(stems).tocsc()
         self._known: dict[str, int] = counter.vocabulary_

@@ -39,7 +39,7 @@ class Ratings:
         person, film: numbers from 0.
         rating: 0 to 10.
         about: `(films, genres + decades)` of 0 and 1.
-        titles: of the films.
+        titles: titles of the films.
     """
 
     person: np.ndarray
@@ -83,7 +83,7 @@ def read(folder: Path) -> Ratings:
     """
     for name in ("ratings.dat.gz", "movies.dat.gz"):
         if not (folder / name).is_file():
-            raise DataError(f"there is no {name} in {str(folder)!r}. Name the folder of the ratings.")
+            raise DataError(f"{str(folder)!r} must contain {name}. Name the folder of the ratings.")
     rows = [line.split("::") for line in _lines(folder / "ratings.dat.gz")]
     person = np.unique([row[0] for row in rows], return_inverse=True)[1]
     ids, film = np.unique([row[1] for row in rows], return_inverse=True)

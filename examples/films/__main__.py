@@ -26,7 +26,7 @@ def main() -> int:
     everything = np.ones(len(ratings), bool)
     space = Films(ratings, everything, np.random.default_rng(0).random(films) >= 0.1)
     film = int(np.bincount(ratings.film).argmax())
-    print(f"like {ratings.titles[film]}:")
+    print(f"similar to {ratings.titles[film]}:")
     for other, cosine in space.like(film):
         print(f"    {cosine:.2f}  {ratings.titles[other]}")
     found = [measure(ratings, seed) for seed in range(_SPLITS)]
@@ -34,7 +34,7 @@ def main() -> int:
     for name, said in (
         ("film_mean", "mean of the film"),
         ("no_space", "attention, same film and same person"),
-        ("attention", "attention, and like films"),
+        ("attention", "attention, and similar films"),
         ("new_mean", "films folded in, no rating known: mean of all"),
         ("new_attention", "films folded in, no rating known: attention"),
     ):

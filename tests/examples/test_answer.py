@@ -123,8 +123,8 @@ def test_weights_are_the_softmax_over_all_sentences_and_the_additional_key():
     asked, keys, _ = words.compared("Who gave the baker coal?")
     logits = np.append(keys @ asked, 0.1) / 0.2
     weights = np.exp(logits) / np.exp(logits).sum()
-    found = Text(held).ask("Who gave the baker coal?", top=9, wanted=0.1, temperature=0.2)
-    assert found.nothing == pytest.approx(weights[-1])
+    found = Text(held).ask("Who gave the baker coal?", top=9, min_score=0.1, temperature=0.2)
+    assert found.no_answer == pytest.approx(weights[-1])
     over = np.sort(weights[:-1][weights[:-1] > weights[-1]])[::-1]
     assert 2 <= len(over) < len(held)
     np.testing.assert_allclose([answer.weight for answer in found.answers], over)
@@ -134,13 +134,13 @@ def test_words_and_meaning_count_half_each_and_only_the_sentences_most_alike_by_
     monkeypatch.setattr("examples.answer.answering._CLOSELY", 3)
     held = sentences_of("Red stone. Blue stone. Red sand. Green sand.")
     meaning = Told(find=[1, 0], red=[3, 4], blue=[0, 2])  # a vector of "Green" would be missed
-    found = Text(held, meaning).ask("find red stone", top=9, wanted=0.0, temperature=0.5)
+    found = Text(held, meaning).ask("find red stone", top=9, min_score=0.0, temperature=0.5)
     asked, keys, _ = Words([sentence.text for sentence in held]).compared("find red stone")
     logits = np.append((keys @ asked)[:3] / 2 + np.array([0.6, 0.0, 0.6]) / 2, 0.0) / 0.5
     weights = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose([answer.weight for answer in found.answers], weights[[0, 2, 1]])
     np.testing.assert_allclose([answer.by_meaning for answer in found.answers], [0.6, 0.6, 0.0], atol=1e-12)
-    assert found.nothing == pytest.approx(weights[-1])
+    assert found.no_answer == pytest.approx(weights[-1])
 
 
 def test_every_example_in_the_help_is_a_command_that_parses():
@@ -173,18 +173,18 @@ def test_bm25_is_what_its_formula_gives():
 def test_question_about_absent_content_is_not_answered(question):
     found = Text(sentences_of(STORY)).ask(question)
     assert found.answers == []
-    assert found.nothing > 0.5
+    assert found.no_answer > 0.5
 
 
 def test_a_question_of_no_known_word_gives_nothing_the_most_weight_and_is_answered_if_anything_will_do():
     text = Text(sentences_of(STORY))
     assert text.ask("zebras?").answers == []
-    assert text.ask("zebras?", wanted=0.0).answers == []  # all weights are equal
+    assert text.ask("zebras?", min_score=0.0).answers == []  # all weights are equal
 
 
 def test_evidence_ends_where_the_text_ends():
     text = Text(sentences_of(STORY))
-    (answer,) = text.ask("Where did the keeper live, in a tower?", around=3, wanted=0.1).answers
+    (answer,) = text.ask("Where did the keeper live, in a tower?", around=3, min_score=0.1).answers
     assert answer.before == []
     (answer,) = text.ask("Who gave a silver medal?", around=3).answers
     assert answer.after == []
@@ -237,7 +237,7 @@ def test_json_holds_the_same(capsys, story):
         "words",
         "--top",
         "2",
-        "--wanted",
+        "--min-score",
         "0",
         "--json",
     )
@@ -245,7 +245,7 @@ def test_json_holds_the_same(capsys, story):
     held = json.loads(out)
     assert code == 0
     assert [answer["sentence"]["line"] for answer in held["answers"]] == [4, 5]
-    assert held["answers"][0]["weight"] > held["answers"][1]["weight"] > held["nothing"]
+    assert held["answers"][0]["weight"] > held["answers"][1]["weight"] > held["no_answer"]
     assert held["answers"][0]["by_meaning"] is None
     assert held["by"] == "words"
 
@@ -253,7 +253,7 @@ def test_json_holds_the_same(capsys, story):
 def test_no_answer_is_exit_code_one_and_a_sentence(capsys, story):
     code, out, err = run(capsys, story, "Who invented the telephone?", "--by", "words")
     assert (code, err) == (1, "")
-    assert out == "no answer: nothing in 7 sentences resembles the question enough\n"
+    assert out == "no answer: no sentence of 7 is similar enough to the question\n"
     assert run(capsys, story, "Who invented the telephone?", "--by", "words", "--json")[0] == 1
 
 
@@ -267,15 +267,15 @@ def test_a_compressed_text_with_carriage_returns_is_the_same_text(story, tmp_pat
     ("held", "words", "said"),
     [
         (None, ["Who?"], "cannot be read: No such file"),
-        (b"", ["coal"], "holds no sentence"),
-        (b"\xff\xfe\x00", ["coal"], "is no UTF-8 text"),
-        (b"of the and.", ["coal"], "the text has no words"),
-        (b"Coal burns.", ["who is it?"], "has no word to look for"),
-        (b"Coal burns.", ["  "], "has no word to look for"),
-        (b"Coal burns.", ["coal", "--top", "0"], "--top is 0. It must be 1 or more."),
-        (b"Coal burns.", ["coal", "--around", "-1"], "--around is -1. It must be 0 or more."),
-        (b"Coal burns.", ["coal", "--wanted", "1.5"], "--wanted is 1.5. It must be from 0 to 1."),
-        (b"Coal burns.", ["coal", "--temperature", "nan"], "--temperature is nan. It must be more than 0."),
+        (b"", ["coal"], "must contain a sentence"),
+        (b"\xff\xfe\x00", ["coal"], "must be text in UTF-8"),
+        (b"of the and.", ["coal"], "text must contain words"),
+        (b"Coal burns.", ["who is it?"], "must contain a word that is not a stop word"),
+        (b"Coal burns.", ["  "], "must contain a word that is not a stop word"),
+        (b"Coal burns.", ["coal", "--top", "0"], "--top must be at least 1, got 0."),
+        (b"Coal burns.", ["coal", "--around", "-1"], "--around must be at least 0, got -1."),
+        (b"Coal burns.", ["coal", "--min-score", "1.5"], "--min-score must be from 0 to 1, got 1.5."),
+        (b"Coal burns.", ["coal", "--temperature", "nan"], "--temperature must be greater than 0, got nan."),
     ],
 )
 def test_invalid_input_gives_one_sentence_on_stderr(capsys, tmp_path, held, words, said):
@@ -299,9 +299,9 @@ def test_a_damaged_archive_is_reported(tmp_path):
         read(path)
 
 
-def test_a_number_out_of_range_is_named_in_the_library_too():
+def test_the_library_names_a_number_out_of_range():
     text = Text(sentences_of(STORY))
-    with pytest.raises(OptionError, match="top is 0"):
+    with pytest.raises(OptionError, match="top must be at least 1"):
         text.ask("coal", top=0)
 
 
@@ -326,7 +326,7 @@ def test_by_meaning_a_question_in_other_words_is_answered():
     question = "Which award was the man who makes bread honoured with?"
     held = sentences_of(STORY)
     assert Text(held).ask(question).answers == []
-    (answer,) = Text(held, Meaning()).ask(question, wanted=0.2).answers
+    (answer,) = Text(held, Meaning()).ask(question, min_score=0.2).answers
     assert "silver medal" in answer.sentence.text
     assert answer.words == {}
     assert answer.by_meaning > 0.3
