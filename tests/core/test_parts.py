@@ -76,7 +76,8 @@ def test_cutting_reaches_the_parts_within():
             r"Example must .* batch axes \(2, 5\).*batch axes \(2,\).*\(2, 3, 4\) = \(\*batch, q, k\).*x\[:, None\]",
         ),
         (np.ones((5, 3, 4)), (2, 5), r"x\[None\]"),
-        (np.ones((2, 2, 3, 4)), (2,), r"x\[0\]"),
+        (np.ones((1, 2, 3, 4)), (2,), r"x\[0\]"),
+        (np.ones((2, 2, 3, 4)), (2,), r"Change the number of axes\.$"),  # x[0] would drop the second element
         (np.ones((3, 3, 4)), (2,), r"\(2,\) of the call, got \(3,\).*equal, or 1"),
         (np.ones(3), (), r"must have shape \(\*batch, q, k\), got \(3,\)"),
     ],

@@ -302,12 +302,14 @@ def _check_batch(owner: str, array: Array, names: tuple[str, ...], batch: tuple[
     if not own:
         return
     if len(own) != len(batch):
-        hint = "x[None]" if len(own) < len(batch) else "x[0]"
-        if len(own) < len(batch) and own[0] == batch[0]:
-            hint = "x[:, None]"
+        remedy = "Change the number of axes"
+        if len(own) < len(batch):
+            remedy += f", for example with {'x[:, None]' if own[0] == batch[0] else 'x[None]'}"
+        elif own[0] == 1:
+            remedy += ", for example with x[0]"
         raise ShapeError(
             f"arrays of {owner} must have none or all of the batch axes {batch} of the call, got batch axes {own} in "
-            f"shape {tuple(array.shape)} = ({expected}). Change the number of axes, for example with {hint}."
+            f"shape {tuple(array.shape)} = ({expected}). {remedy}."
         )
     if any(mine not in (1, theirs) for mine, theirs in zip(own, batch, strict=True)):
         raise ShapeError(

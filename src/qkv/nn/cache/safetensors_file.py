@@ -76,6 +76,6 @@ def _safetensors() -> ModuleType:
     except ImportError:
         raise MissingPackageError(
             "saving and loading a cache requires safetensors, which is not installed. "
-            'Run: pip install "qkv[translate]", or install safetensors alone.'
+            'Run: pip install "qkv[hf]", or install safetensors alone.'
         ) from None
     return safetensors
