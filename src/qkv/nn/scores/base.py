@@ -44,7 +44,7 @@ class Initial(NamedTuple):
 class LearnedScore(torch.nn.Module):
     """Base class of scores with learned parameters.
 
-    To write one, set `core` to a class of `qkv.scores` and override `_fields`, which declares the fields of that
+    To write one, set `core` to a class of `qkv.scores` and override `fields`, which declares the fields of that
     class. Override `forward` if the score cannot be built from its fields alone.
 
     Args:
@@ -53,7 +53,7 @@ class LearnedScore(torch.nn.Module):
         heads: number of heads, each with its own parameters; None means one set of parameters for all heads.
         device: device of the parameters.
         dtype: dtype of the parameters.
-        options: options of the subclass, as its `_fields` takes them.
+        options: options of the subclass, as its `fields` takes them.
 
     Raises:
         OptionError: if a width or the number of heads is not a positive integer, or an option is unknown.
@@ -65,7 +65,7 @@ class LearnedScore(torch.nn.Module):
     def __init_subclass__(cls) -> None:
         # What `help` and editors show: the arguments of every learned score, then the options of this one.
         common = [*signature(LearnedScore.__init__).parameters.values()][1:-1]
-        declared = {**signature(cls._fields).parameters, **signature(cls.build).parameters}
+        declared = {**signature(cls.fields).parameters, **signature(cls.build).parameters}
         options = [each for each in declared.values() if each.kind is Parameter.KEYWORD_ONLY]
         cls.__signature__ = Signature([*common, *options])
 
@@ -90,7 +90,7 @@ class LearnedScore(torch.nn.Module):
         self.initial: dict[str, Initial | None] = {}
         self.build(**options)
 
-    def _fields(self, *args: Any, **options: Any) -> dict[str, object]:
+    def fields(self, *args: Any, **options: Any) -> dict[str, object]:
         """Return the fields of the score by name, from the options of this class.
 
         An `Initial` declares a parameter; tensors and other values are constants.
@@ -99,7 +99,7 @@ class LearnedScore(torch.nn.Module):
 
     def build(self, *args: Any, **options: Any) -> None:
         """Create the parameters and constants of this module from the options of this class."""
-        self.declare(**self._fields(**options))
+        self.declare(**self.fields(**options))
 
     def declare(self, **fields: object) -> None:
         """Register the fields as parameters, buffers or attributes, and initialise the parameters.

@@ -77,7 +77,7 @@ class Additive(LearnedScore):
 
     core = scores.Additive
 
-    def _fields(self, *, hidden: int | None = None, bias: bool = True) -> dict[str, object]:
+    def fields(self, *, hidden: int | None = None, bias: bool = True) -> dict[str, object]:
         self.hidden = hidden = max(self.query_width, self.key_width) if hidden is None else hidden
         bound = math.sqrt(3 / hidden)
         return {
@@ -105,7 +105,7 @@ class Bilinear(LearnedScore):
 
     core = scores.Bilinear
 
-    def _fields(self, *, rank: int | None = None) -> dict[str, object]:
+    def fields(self, *, rank: int | None = None) -> dict[str, object]:
         q, k = self.query_width, self.key_width
         self.rank = rank
         if rank is None:
@@ -130,7 +130,7 @@ class Gated(LearnedScore):
 
     core = scores.Gated
 
-    def _fields(self) -> dict[str, object]:
+    def fields(self) -> dict[str, object]:
         return {
             "query_weight": Initial((self.query_width,), zeros_),
             "key_weight": Initial((self.key_width,), zeros_),
@@ -152,7 +152,7 @@ class SeparableGate(LearnedScore):
 
     core = scores.SeparableGate
 
-    def _fields(self) -> dict[str, object]:
+    def fields(self) -> dict[str, object]:
         bias = Initial((), partial(constant_, val=_gate_bias(self.query_width**-0.25)))
         return {
             "query_weight": Initial((self.query_width,), zeros_),
@@ -185,14 +185,14 @@ class Cosine(LearnedScore):
 
     core = scores.Cosine
 
-    def _fields(self, *, temperature: float | None = None) -> dict[str, object]:
+    def fields(self, *, temperature: float | None = None) -> dict[str, object]:
         return {"temperature": positive("temperature", temperature, self.query_width**-0.5)}
 
 
 class _DistanceScore(LearnedScore):
     default_bandwidth: ClassVar[staticmethod[[int], float]]
 
-    def _fields(self, *, bandwidth: float | None = None) -> dict[str, object]:
+    def fields(self, *, bandwidth: float | None = None) -> dict[str, object]:
         return {"bandwidth": positive("bandwidth", bandwidth, type(self).default_bandwidth(self.query_width))}
 
 

@@ -37,7 +37,7 @@ class Softcap(WrapperScore):
 
     core = scores.Softcap
 
-    def _fields(self, *, cap: float = 50.0) -> dict[str, object]:
+    def fields(self, *, cap: float = 50.0) -> dict[str, object]:
         return {"cap": positive("cap", cap, 50.0)}
 
 
@@ -58,7 +58,7 @@ class Biased(WrapperScore):
 
     bias: Tensor
 
-    def _fields(self, *, k: int, q: int | None = None) -> dict[str, object]:
+    def fields(self, *, k: int, q: int | None = None) -> dict[str, object]:
         self.per_key = q is None
         shape = (k,) if q is None else (q, k)
         return {"bias": Initial(shape, partial(trunc_normal_, std=0.02, a=-0.04, b=0.04))}
@@ -86,7 +86,7 @@ class ALiBi(WrapperScore):
 
     core = scores.ALiBi
 
-    def _fields(self, *, learned: bool = True) -> dict[str, object]:
+    def fields(self, *, learned: bool = True) -> dict[str, object]:
         return {"slope": Initial((), _fill_log_slopes, learned, log=True)}
 
 
@@ -103,7 +103,7 @@ class QuadraticPosition(WrapperScore):
 
     core = scores.QuadraticPosition
 
-    def _fields(self) -> dict[str, object]:
+    def fields(self) -> dict[str, object]:
         return {"coefficient": Initial((), _fill_log_coefficients, log=True)}
 
 
@@ -139,7 +139,7 @@ class RelativePosition(WrapperScore):
 
     core = scores.RelativePosition
 
-    def _fields(self, *, buckets: int = 32, bidirectional: bool = True, max_distance: int = 128) -> dict[str, object]:
+    def fields(self, *, buckets: int = 32, bidirectional: bool = True, max_distance: int = 128) -> dict[str, object]:
         table = Initial((buckets,), partial(normal_, std=self.query_width**-0.5))
         return {"table": table, "bidirectional": bidirectional, "max_distance": max_distance}
 
@@ -161,7 +161,7 @@ class ClassTable(WrapperScore):
 
     core = scores.ClassTable
 
-    def _fields(
+    def fields(
         self, *, query_classes: Tensor, key_classes: Tensor | None = None, classes: tuple[int, int] | None = None
     ) -> dict[str, object]:
         key_classes = query_classes if key_classes is None else key_classes
@@ -192,9 +192,9 @@ class Projected(WrapperScore):
         self.hidden = hidden = min(self.query_width, self.key_width) if hidden is None else hidden
         check_integers(hidden=hidden)
         self.score = build_score(score, hidden, hidden, self.heads, **self.factory_kwargs)
-        self.declare(**self._fields(**options))
+        self.declare(**self.fields(**options))
 
-    def _fields(self) -> dict[str, object]:
+    def fields(self) -> dict[str, object]:
         fill = partial(glorot_, hidden=self.hidden)
         return {
             "query_weight": Initial((self.hidden, self.query_width), fill),
