@@ -40,7 +40,7 @@ def table(folder: Path, rows: int, columns: int, seed: int = 0) -> tuple[Any, np
     order = rng.permutation(len(old))
     half = len(old) // 2
     trees = HistGradientBoostingRegressor(random_state=0)
-    # Errors on rows that the trees have not seen: those of seen rows are too small.
+    # Errors on rows that the trees were not fitted to; errors on the training rows are too small.
     first, second = order[:half], order[half:]
     errors = price[second] - trees.fit(numbers.iloc[first], price[first]).predict(numbers.iloc[second])
     trees.fit(numbers, price)
@@ -74,12 +74,12 @@ def main(arguments: list[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     folder = os.environ.get("QKV_DATA")
     if not folder:
-        parser.exit(2, "The variable QKV_DATA names no folder with the tables. Set it.\n")
+        parser.exit(2, "The variable QKV_DATA must name the folder of the tables.\n")
     from qkv.estimators import AttentionRegressor
 
     X, y, new, wanted = table(Path(folder), asked.rows, asked.columns)
     size = int(X.memory_usage(deep=True).sum())
-    print(f"table: {X.shape[0]:,} × {X.shape[1]}, {size / 1e6:,.0f} MB; {len(new):,} rows are asked", flush=True)
+    print(f"table: {X.shape[0]:,} × {X.shape[1]}, {size / 1e6:,.0f} MB; {len(new):,} test rows", flush=True)
     print(f"standard deviation of the prices: {wanted.std():.3f}", flush=True)
     small = slice(0, 200)
     # Lazy imports happen before the start.
@@ -94,9 +94,9 @@ def main(arguments: list[str] | None = None) -> None:
         ended, peak = time.monotonic(), _memory("VmHWM") - before
         error = np.sqrt(np.mean((found - wanted) ** 2))
         seconds, work = fitted - began, fit_work - worked
-        print(f"metric {metric}: error {error:.4f}, {model.n_steps_} steps of learning", flush=True)
-        print(f"  fit {seconds:.0f} s ({work:.0f} s of CPU), {len(new):,} exact answers {ended - fitted:.1f} s")
-        print(f"  memory above the table: {fit_peak / 1e6:,.0f} MB fitting, {peak / 1e6:,.0f} MB in all")
+        print(f"metric {metric}: error {error:.4f}, {model.n_steps_} training steps", flush=True)
+        print(f"  fit {seconds:.0f} s ({work:.0f} s of CPU), {len(new):,} exact predictions {ended - fitted:.1f} s")
+        print(f"  peak memory above the table: {fit_peak / 1e6:,.0f} MB in fit, {peak / 1e6:,.0f} MB overall")
         del model
 
 

@@ -129,7 +129,7 @@ def measure(model: Any, split: Split) -> float:
 
 def _table(name: str) -> str:
     if name not in TABLES:
-        raise argparse.ArgumentTypeError(f"there is no table {name!r}; it is one of {', '.join(TABLES)}")
+        raise argparse.ArgumentTypeError(f"TABLE must be one of {', '.join(TABLES)}, got {name!r}")
     return name
 
 
@@ -137,14 +137,19 @@ def main(arguments: list[str] | None = None) -> None:
     """Evaluate and print one line per table and method."""
     parser = argparse.ArgumentParser(prog="python -m examples.tables", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "tables", nargs="*", type=_table, default=TABLES, metavar="TABLE", help=f"of {', '.join(TABLES)}"
+        "tables",
+        nargs="*",
+        type=_table,
+        default=TABLES,
+        metavar="TABLE",
+        help=f"any of {', '.join(TABLES)} (default: all)",
     )
-    parser.add_argument("--splits", type=int, default=100, help="the first so many splits of each")
-    parser.add_argument("--only", choices=list(PEERS), help="one method alone")
+    parser.add_argument("--splits", type=int, default=100, help="maximum number of splits of each table")
+    parser.add_argument("--only", choices=list(PEERS), help="evaluate this method only")
     asked = parser.parse_args(arguments)
     folder = os.environ.get("QKV_DATA")
     if not folder:
-        parser.exit(2, "The variable QKV_DATA names no folder with the tables. Set it.\n")
+        parser.exit(2, "The variable QKV_DATA must name the folder of the tables.\n")
     print("| table | splits | method | figure | CPU seconds of a split |", "|---|---|---|---|---|", sep="\n")
     for table in asked.tables:
         splits = [split for split, _ in zip(splits_of(table, Path(folder)), range(asked.splits), strict=False)]

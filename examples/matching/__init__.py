@@ -1,9 +1,9 @@
 """Convert the public matching data sets to tables: python -m examples.matching FOLDER OUT
 
-`FOLDER` holds the sets as the ER-Magellan benchmark writes them, one pair a line: `COL name VAL … TAB COL
-name VAL … TAB 0 or 1`, or Febrl's records. `OUT` gets `left.csv`, `right.csv` and the pairs `train.csv`,
-`valid.csv` and `test.csv` for each set; for Febrl one table and `same.csv`. The tables contain the records that
-occur in some pair.
+`FOLDER` contains data sets in the format of the ER-Magellan benchmark, one pair per line: `COL name VAL … TAB
+COL name VAL … TAB 0 or 1`, or Febrl's records. For each data set, `left.csv`, `right.csv` and the pairs
+`train.csv`, `valid.csv` and `test.csv` are written to `OUT`; for Febrl one table and `same.csv`. The tables
+contain the records that occur in some pair.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPLITS = ("train", "valid", "test")
 
 
 def prepare_pairs(folder: Path, out: Path) -> None:
-    """Return both tables and the labelled pairs of one data set."""
+    """Write both tables and the labelled pairs of one data set."""
     tables: tuple[dict[str, int], dict[str, int]] = ({}, {})
     out.mkdir(parents=True, exist_ok=True)
     for split in _SPLITS:
@@ -44,7 +44,7 @@ def prepare_pairs(folder: Path, out: Path) -> None:
 
 
 def prepare_duplicates(file: Path, out: Path) -> None:
-    """Return Febrl's records and the pairs of the same person, whose ids share a number."""
+    """Write Febrl's records, and the pairs of records of the same person, whose ids share a number."""
     out.mkdir(parents=True, exist_ok=True)
     header, *rows = csv.reader(_lines(file), skipinitialspace=True)
     _write(out / "people.csv", header, rows)

@@ -1,4 +1,4 @@
-"""Write the tables of all sets in a folder."""
+"""Write the tables of all data sets in a folder."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
 """`python -m examples.pictures`: train, evaluate, and draw the attention of some phrases.
 
-Exit codes: 0 done · 1 precision below the documented one · 2 unusable option, with one sentence on stderr
+Exit codes: 0 done · 1 precision below the documented value · 2 unusable option, with one sentence on stderr
 """
 
 import argparse
@@ -37,27 +37,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m examples.pictures",
-        description="Ask for pictures of digits by words: queries and keys are text, values are pictures.",
+        description="Retrieve pictures of digits by words: queries and keys are texts, values are pictures.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("wordings", nargs="*", default=["a seven"], metavar="WORDING", help="(a seven)")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw what the wordings look at")
-    parser.add_argument("--steps", type=int, default=_STEPS, metavar="N", help=f"to train ({_STEPS})")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of captions and parameters (0)")
+    parser.add_argument(
+        "wordings", nargs="*", default=["a seven"], metavar="WORDING", help="texts to search for (a seven)"
+    )
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the attention weights of the wordings")
+    parser.add_argument("--steps", type=int, default=_STEPS, metavar="N", help=f"training steps ({_STEPS})")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of captions and parameters (0)")
     return parser
 
 
 def _run(asked: argparse.Namespace) -> int:
     for flag, number, least in (("--steps", asked.steps, 2), ("--seed", asked.seed, 0)):
         if number < least:
-            raise OptionError(f"{flag} is {number}. It must be {least} or more.")
+            raise OptionError(f"{flag} must be at least {least}, got {number}.")
     try:
         import torch
     except ImportError:
-        raise MissingPackageError(
-            'this example needs torch, which is not installed. Run: pip install "qkv[torch]"'
-        ) from None
+        raise MissingPackageError('torch must be installed for this example. Run: pip install "qkv[torch]"') from None
 
     from examples.pictures.drawing import check, save
     from examples.pictures.learning import Album, ask, by_pixels, learn, measure
@@ -78,25 +78,25 @@ def _run(asked: argparse.Namespace) -> int:
     others = measure(album, ask(album, model, found.texts, swapped), means)
     plain = measure(album, type(found)(found.texts, found.weights, by_pixels(album, means)), means)
     print(
-        f"{len(means)} wordings that no caption had, asked for {len(album.others)} pictures without caption; "
-        f"{len(album.pictures)} captioned pictures answer"
+        f"{len(means)} wordings that occur in no caption, {len(album.others)} pictures without caption, "
+        f"{len(album.pictures)} captioned pictures as values"
     )
     print(f"precision@1              {reached['first']:.3f}")
     print(f"mean average precision   {reached['precision']:.3f}")
-    print(f"weight on the right digit {reached['mass']:.2f} (0.10 by chance)")
+    print(f"weight on the correct digit {reached['mass']:.2f} (0.10 by chance)")
     print("for comparison, mean average precision:")
-    print(f"  mean picture of the right digit, by pixels   {plain['precision']:.3f}")
-    print(f"  every caption under another picture          {others['precision']:.3f}")
+    print(f"  mean picture of the correct digit, by pixels   {plain['precision']:.3f}")
+    print(f"  every caption with another picture             {others['precision']:.3f}")
     looked = ask(album, model, asked.wordings)
     for text, weights in zip(looked.texts, looked.weights, strict=True):
         best = np.argsort(-weights)[:5]
         said = ", ".join(f"“{wordings.texts[int(album.captions[at])]}” {weights[at]:.3f}" for at in best)
-        print(f"{text!r} looks at {said}, …")
+        print(f"largest weights of {text!r}: {said}, …")
     if asked.picture is not None:
         save(asked.picture, album, looked)
-        print(f"drawn: {asked.picture}")
+        print(f"wrote {asked.picture}")
     if (asked.steps, asked.seed) == (_STEPS, 0) and reached["precision"] < PROMISED:
-        print(f"pictures: it promises a mean average precision of {PROMISED}", file=sys.stderr)
+        print(f"pictures: mean average precision must be at least {PROMISED} with the default options", file=sys.stderr)
         return 1
     return 0
 

@@ -45,8 +45,8 @@ def save(path: Path, album: Album, found: Found) -> None:
             _image(axes, album.others[at].numpy(), f"cosine {alike[at]:.2f}", frame="#c8321e")
     for at, title in (
         (0, "answer"),
-        (1, "looked at: weight and caption"),
-        (1 + _LOOKED, "found, no caption"),
+        (1, "largest weights: weight and caption"),
+        (1 + _LOOKED, "retrieved, without caption"),
     ):
         cells[0, at].set_title(title, loc="left", fontsize=10, color=INK, fontweight="bold")
     save_figure(figure, path)

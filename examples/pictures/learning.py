@@ -49,7 +49,7 @@ class Album:
             from sklearn.datasets import load_digits
         except ImportError:
             raise MissingPackageError(
-                "the pictures come with scikit-learn, which is not installed. Run: pip install scikit-learn"
+                "scikit-learn, which contains the pictures, must be installed. Run: pip install scikit-learn"
             ) from None
         rng = np.random.default_rng(seed)
         wordings = Wordings.drawn(seed)

@@ -69,8 +69,9 @@ class Wordings:
         for text, words in zip(texts, split, strict=True):
             unknown = [word for word in words if word not in self.vocabulary]
             if unknown or not words:
-                what = f"does not know {', '.join(map(repr, unknown))}" if unknown else "needs a word"
-                raise OptionError(f"the wording {text!r} {what}. The words it has seen: {', '.join(self.vocabulary)}.")
+                got = f"{text!r} with {', '.join(map(repr, unknown))}" if unknown else repr(text)
+                known = ", ".join(self.vocabulary)
+                raise OptionError(f"wording must consist of words that occur in captions ({known}), got {got}.")
         lengths = np.array([len(words) for words in split])
         numbers = np.zeros((len(texts), lengths.max()), dtype=np.int64)
         for row, words in zip(numbers, split, strict=True):

@@ -10,8 +10,8 @@ def main() -> None:
     model, tokenizer = load()
     for word, lists in SENSES.items():
         found = measure(model, tokenizer, word)
-        print(f'"{word}": {" or ".join(lists)}, {found.count} sentences; a coin is right in {found.chance:.0%}')
-        print("              attention alone   vector of the word   nearer to its own sense by (cosine)")
+        print(f'"{word}": {" or ".join(lists)}, {found.count} sentences; accuracy by chance {found.chance:.0%}')
+        print("              attention alone   vector of the word   difference of the cosines with both senses")
         print(f"    before                          {found.before:6.0%}             {found.toward[0]:+.3f}")
         layers = zip(found.attended, found.after, found.toward[1:], strict=True)
         for n, (attended, after, toward) in enumerate(layers):

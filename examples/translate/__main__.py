@@ -28,25 +28,24 @@ again, and ends with the same numbers as if it had never stopped."""
 
 _HELP = {
     "model": f"one of {', '.join(MODELS)}",
-    "score": f"how the decoder's query and the source's keys are compared: {', '.join(SCORE_NAMES)}; none: "
-    "the GRU without attention",
-    "width": "of embeddings and states",
-    "layers": "of the Transformer's encoder, and of its decoder",
-    "heads": "of the Transformer",
-    "dropout": "probability",
-    "vocabulary": "subwords of each language at most",
-    "steps": "of the optimizer; the rate falls to 0 at the last",
-    "batch_tokens": "subwords in a batch at most",
-    "rate": "the highest of Adam",
-    "warm_up": "steps until the highest rate",
-    "smoothing": "of the labels",
-    "pairs": "to train on at most; 0: all",
-    "longest": "subwords of a training sentence at most",
-    "held_out": "English sentences kept for evaluate",
-    "watched": "English sentences watched during training",
-    "seed": "of parameters, order and dropout",
+    "score": f"score of the attention, one of {', '.join(SCORE_NAMES)}; none: the GRU without attention",
+    "width": "width of embeddings and states",
+    "layers": "layers of the Transformer's encoder and of its decoder",
+    "heads": "heads of the Transformer",
+    "dropout": "dropout probability",
+    "vocabulary": "maximum number of subwords of each language",
+    "steps": "optimizer steps; the learning rate falls to 0 at the last",
+    "batch_tokens": "maximum number of subwords in a batch",
+    "rate": "maximum learning rate of Adam",
+    "warm_up": "steps until the maximum learning rate",
+    "smoothing": "label smoothing",
+    "pairs": "maximum number of training pairs; 0: all",
+    "longest": "maximum number of subwords of a training sentence",
+    "held_out": "number of English sentences held out for evaluate",
+    "watched": "number of English sentences for validation during training",
+    "seed": "seed of parameters, order and dropout",
     "report_every": "steps between reports",
-    "check_every": "steps between looks at the watched sentences",
+    "check_every": "steps between validations",
 }
 
 
@@ -78,13 +77,21 @@ def _options(asked: argparse.Namespace) -> Options:
 
 def _parser() -> argparse.ArgumentParser:
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": _EXAMPLES}
-    says = "Learn to translate from sentence pairs, measure it, and see where it looks."
+    says = "Train translation models on sentence pairs, evaluate them, and draw their attention."
     parser = argparse.ArgumentParser(prog="python -m examples.translate", description=says, **shape)
     commands = parser.add_subparsers(required=True, metavar="train | evaluate | translate")
 
-    train = commands.add_parser("train", help="learn from sentence pairs, or go on learning", **shape)
-    train.add_argument("pairs_file", type=Path, metavar="PAIRS", help="lines of sentence, tab, translation; also .gz")
-    train.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="for everything kept")
+    train = commands.add_parser("train", help="train on sentence pairs, or resume a run", **shape)
+    train.add_argument(
+        "pairs_file", type=Path, metavar="PAIRS", help="lines of sentence, tab, translation, optionally gzipped"
+    )
+    train.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder for checkpoints, vocabularies and held-out sentences",
+    )
     for each in fields(Options):
         train.add_argument(
             flag(each.name),
@@ -93,27 +100,29 @@ def _parser() -> argparse.ArgumentParser:
             metavar="NAME" if isinstance(each.default, str) else "N",
             help=f"{_HELP[each.name]} ({each.default})",
         )
-    train.add_argument("--save-every", type=int, default=200, metavar="N", help="steps to a checkpoint (200)")
+    train.add_argument("--save-every", type=int, default=200, metavar="N", help="steps between checkpoints (200)")
     train.set_defaults(run=_train)
 
-    evaluate = commands.add_parser("evaluate", help="BLEU on the sentences held out", **shape)
-    evaluate.add_argument("folder", type=Path, metavar="FOLDER", help="that train made")
-    evaluate.add_argument("--pairs", type=Path, metavar="FILE", help="measure on these pairs instead")
-    evaluate.add_argument("--long", type=int, default=8, metavar="N", help="words of a long sentence (8)")
-    evaluate.add_argument("--most", type=int, default=0, metavar="N", help="sentences at most; 0: all")
-    evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
-    evaluate.add_argument("--said", type=Path, metavar="FILE", help="write each sentence and translation there")
+    evaluate = commands.add_parser("evaluate", help="compute BLEU on the held-out sentences", **shape)
+    evaluate.add_argument("folder", type=Path, metavar="FOLDER", help="folder that train wrote")
+    evaluate.add_argument("--pairs", type=Path, metavar="FILE", help="evaluate on these pairs instead")
+    evaluate.add_argument(
+        "--long", type=int, default=8, metavar="N", help="minimum number of words of a long sentence (8)"
+    )
+    evaluate.add_argument("--most", type=int, default=0, metavar="N", help="maximum number of sentences; 0: all")
+    evaluate.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
+    evaluate.add_argument("--said", type=Path, metavar="FILE", help="write each sentence and translation to this file")
     evaluate.set_defaults(run=_evaluate)
 
     translate = commands.add_parser("translate", help="translate sentences", **shape)
-    translate.add_argument("folder", type=Path, metavar="FOLDER", help="that train made")
+    translate.add_argument("folder", type=Path, metavar="FOLDER", help="folder that train wrote")
     translate.add_argument("sentences", nargs="*", metavar="SENTENCE", help="default: lines of standard input")
-    translate.add_argument("--picture", type=Path, metavar="FILE", help="alignment of the one sentence")
+    translate.add_argument("--picture", type=Path, metavar="FILE", help="draw the attention weights of the sentence")
     translate.set_defaults(run=_translate)
     for command in (evaluate, translate):
-        command.add_argument("--beam", type=int, default=4, metavar="N", help="translations kept at each step (4)")
+        command.add_argument("--beam", type=int, default=4, metavar="N", help="beam width (4)")
     for command in (train, evaluate, translate):
-        command.add_argument("--threads", type=int, default=1, metavar="N", help="of the processor (1)")
+        command.add_argument("--threads", type=int, default=1, metavar="N", help="number of threads (1)")
     return parser
 
 
@@ -126,11 +135,14 @@ def _train(asked: argparse.Namespace) -> int:
     with TrainingProgress(options.steps) as shown, stopping() as stop:
         state = train(asked.pairs_file, asked.out, options, asked.save_every, shown, stop)
     if state.step < options.steps:
-        print(f"interrupted after step {state.step:,}, and saved. Give the same line to go on.", file=sys.stderr)
+        print(
+            f"interrupted after step {state.step:,}; a checkpoint is saved. Run the same command to resume.",
+            file=sys.stderr,
+        )
         return 130
     print(
         f"{state.step:,} steps, {state.said:,} subwords, {state.cpu_seconds:,.0f} s of CPU, "
-        f"watched loss {state.best:.3f}: {asked.out}"
+        f"validation loss {state.best:.3f}: {asked.out}"
     )
     return 0
 
@@ -151,7 +163,7 @@ def _evaluate(asked: argparse.Namespace) -> None:
             asked.most,
             lambda done, total: bar("translating", done, total),
         )
-    for name, what in (("all", "all sentences"), ("long", f"of {asked.long} words or more")):
+    for name, what in (("all", "all sentences"), ("long", f"sentences of {asked.long} words or more")):
         if result[name]:
             found = result[name]
             print(
@@ -161,8 +173,8 @@ def _evaluate(asked: argparse.Namespace) -> None:
     if result["copies"] and result["copies"]["copies"]:
         share = {name: each / result["copies"]["copies"] for name, each in result["copies"].items()}
         print(
-            f"attention is on the source of {share['aligned']:.0%} of {result['copies']['copies']:,} copied "
-            f"subwords ({share['by_chance']:.0%} by chance)"
+            f"{share['aligned']:.0%} of {result['copies']['copies']:,} copied subwords are aligned with their source "
+            f"({share['by_chance']:.0%} by chance)"
         )
     print(result["all"]["signature"])
     if asked.json:
@@ -181,12 +193,14 @@ def _translate(asked: argparse.Namespace) -> None:
     if asked.picture is not None:
         pictures.check(asked.picture)
         if len(asked.sentences) != 1:
-            raise OptionError(f"a picture shows one sentence, and {len(asked.sentences)} are given. Give one.")
+            raise OptionError(f"--picture must be given with exactly one sentence, got {len(asked.sentences)}.")
     reader = Reader(asked.folder)
     if asked.picture is not None:
         seen = reader.aligned(clean(asked.sentences[0]), asked.beam)
         if seen.weights is None:
-            raise OptionError("this model was trained with --score none: it has no attention to draw.")
+            raise OptionError(
+                "--picture must not be given for a model trained with --score none, which has no attention."
+            )
         pictures.save(asked.picture, seen.read, seen.said, seen.weights, seen.translation)
         print(seen.translation)
         return
@@ -195,7 +209,7 @@ def _translate(asked: argparse.Namespace) -> None:
             cleaned = clean(sentence)
             print(reader.translate([cleaned], asked.beam)[0] if cleaned else "", flush=True)
     except UnicodeDecodeError:
-        raise DataError("standard input is no UTF-8. Save the sentences as UTF-8.") from None
+        raise DataError("standard input must be UTF-8. Save the sentences as UTF-8.") from None
 
 
 def _threads(count: int) -> None:
@@ -206,7 +220,7 @@ def _threads(count: int) -> None:
         import torch
     except ImportError:
         raise MissingPackageError(
-            'the translator needs torch, which is not installed. Run: pip install "qkv[translate]"'
+            'torch must be installed for the translator. Run: pip install "qkv[translate]"'
         ) from None
     torch.set_num_threads(count)
 
@@ -214,7 +228,7 @@ def _threads(count: int) -> None:
 def _at_least(least: int, **numbers: int) -> None:
     for name, number in numbers.items():
         if number < least:
-            raise OptionError(f"{flag(name)} is {number}. It must be {least} or more.")
+            raise OptionError(f"{flag(name)} must be at least {least}, got {number}.")
 
 
 if __name__ == "__main__":

@@ -69,5 +69,5 @@ def load(path: Path, model: Any, optimizer: Any = None) -> State:
     except (RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
-            f"the checkpoint {str(path)!r} is damaged or of another model: {said}. Train into a new folder."
+            f"the checkpoint {str(path)!r} is damaged or belongs to another model: {said}. Train into a new folder."
         ) from None

@@ -30,14 +30,14 @@ def read_json(path: Path, what: str) -> Any:
     """Return the contents of a JSON file.
 
     Raises:
-        DataError: it is not there, or no JSON. The message calls it `what`.
+        DataError: the file does not exist or is not JSON. The message begins with `what`.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(
-            f"{what} {str(path)!r} cannot be read: {error.strerror}. Is this a folder that "
-            "`python -m examples.translate train` made?"
+            f"{what} {str(path)!r} cannot be read: {error.strerror}. Name a folder that "
+            "`python -m examples.translate train` wrote."
         ) from None
     except ValueError as error:
-        raise DataError(f"{what} {str(path)!r} is damaged: {error}. Train anew.") from None
+        raise DataError(f"{what} {str(path)!r} is damaged: {error}. Train again.") from None

@@ -31,10 +31,10 @@ def bleu(said: Sequence[str], asked: Sequence[Asked]) -> dict[str, Any]:
         from sacrebleu.metrics import BLEU
     except ImportError:
         raise MissingPackageError(
-            'BLEU needs sacrebleu, which is not installed. Run: pip install "qkv[translate]"'
+            'sacrebleu must be installed to compute BLEU. Run: pip install "qkv[translate]"'
         ) from None
     if not asked:
-        raise DataError("there is no sentence to measure BLEU on.")
+        raise DataError("pairs must contain a sentence to compute BLEU, got none.")
     most = max(len(each.references) for each in asked)
     streams = [[each.references[n] if n < len(each.references) else None for each in asked] for n in range(most)]
     metric = BLEU()

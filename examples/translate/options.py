@@ -58,30 +58,30 @@ class Options:
         """Check ranges and names.
 
         Raises:
-            OptionError: otherwise.
+            OptionError: an option is out of range or not among the allowed names.
         """
         for name, allowed in (("model", MODELS), ("score", SCORE_NAMES)):
             if getattr(self, name) not in allowed:
-                raise OptionError(f"{name} is {getattr(self, name)!r}. It is one of {', '.join(allowed)}.")
+                raise OptionError(f"{flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
         if self.model == "transformer" and self.score == "none":
-            raise OptionError("a Transformer is attention: score none leaves nothing of it. Use --model gru.")
+            raise OptionError("--score must not be none for a Transformer. Use --model gru.")
         small = {"warm_up": 0, "pairs": 0}
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, int) and value < small.get(each.name, 1):
-                raise OptionError(f"{flag(each.name)} is {value}. It must be {small.get(each.name, 1)} or more.")
+                raise OptionError(f"{flag(each.name)} must be at least {small.get(each.name, 1)}, got {value}.")
         for name in ("dropout", "smoothing"):
             if not 0 <= getattr(self, name) < 1:
-                raise OptionError(f"{flag(name)} is {getattr(self, name)}. It must be from 0 to below 1.")
+                raise OptionError(f"{flag(name)} must be at least 0 and less than 1, got {getattr(self, name)}.")
         if not self.rate > 0:
-            raise OptionError(f"{flag('rate')} is {self.rate}. It must be more than 0.")
+            raise OptionError(f"{flag('rate')} must be greater than 0, got {self.rate}.")
         if self.width % 2 or (self.model == "transformer" and self.width % (2 * self.heads)):
             raise OptionError(
-                f"--width {self.width} does not divide: it must be even, and for the Transformer a multiple "
-                f"of twice --heads ({self.heads})."
+                f"--width must be even, and for a Transformer a multiple of 2 × --heads ({2 * self.heads}), "
+                f"got {self.width}."
             )
         if self.warm_up >= self.steps:
-            raise OptionError(f"--warm-up {self.warm_up} must be less than --steps {self.steps}.")
+            raise OptionError(f"--warm-up must be less than --steps ({self.steps}), got {self.warm_up}.")
 
     def differences(self, other: "Options") -> list[tuple[str, Any, Any]]:
         """Return flag and both values of each option that differs."""

@@ -35,7 +35,7 @@ def filled(text: str, found: dict[str, str]) -> str:
     """Return the page with its tables.
 
     Raises:
-        DataError: the tables and the comments of the page do not correspond.
+        DataError: a table has no comment in the page, or a comment has no table.
     """
     places = re.findall(r"<!-- runs: (\w+) -->", text)
     if sorted(places) != sorted(found):

@@ -50,10 +50,12 @@ def read(path: Path) -> list[tuple[str, str]]:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as stream:
             found = list(_pairs(stream, path.name))
     except (OSError, EOFError, zlib.error) as error:
-        said = getattr(error, "strerror", None) or str(error) or "it cannot be read"
-        raise DataError(f"the pairs {str(path)!r}: {said}. Give a text file, or one made by gzip.") from None
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DataError(
+            f"the pairs {str(path)!r} cannot be read: {said}. Name a text file, optionally gzipped."
+        ) from None
     if not found:
-        raise DataError(f"{path.name!r} holds no pair. Wanted are lines of sentence, tab, sentence.")
+        raise DataError(f"{path.name!r} must contain lines of sentence, tab, translation, got none.")
     return found
 
 
@@ -62,13 +64,13 @@ def _pairs(stream: Iterable[bytes], name: str) -> Iterator[tuple[str, str]]:
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            raise DataError(f"line {number} of {name!r} is no UTF-8. Save the file as UTF-8.") from None
+            raise DataError(f"line {number} of {name!r} must be UTF-8. Save the file as UTF-8.") from None
         if not text.strip():
             continue
         cells = [clean(cell) for cell in text.rstrip("\r\n").split("\t")[:2]]
         if len(cells) < 2 or not all(cells):
             shown = text.strip()[:60]
-            raise DataError(f"line {number} of {name!r} is {shown!r}. Wanted is a sentence, a tab and its translation.")
+            raise DataError(f"line {number} of {name!r} must be a sentence, a tab and its translation, got {shown!r}.")
         yield cells[0], cells[1]
 
 
@@ -107,8 +109,8 @@ def split(pairs: Iterable[tuple[str, str]], held_out: int, watched: int, most: i
     count = sum(map(len, groups))
     if held_out + watched >= count:
         raise OptionError(
-            f"there are {count:,} English sentences, and {held_out:,} are to be held out and {watched:,} "
-            "watched. Hold out and watch fewer, or give more pairs."
+            f"--held-out and --watched must be less in total than the number of English sentences ({count:,}), got "
+            f"{held_out:,} and {watched:,}. Reduce them, or give more pairs."
         )
     sides: list[list[Asked]] = [[], []]
     rest = iter(groups)

@@ -39,8 +39,8 @@ def _short(source: Vocabulary, target: Vocabulary, rows: Any, longest: int) -> l
     short = [pair for pair in zip(*sides, strict=True) if max(map(len, pair)) <= longest]
     if not short:
         raise OptionError(
-            f"no pair to train on, or none to watch, has at most --longest {longest} subwords on both sides. "
-            "Raise it, or watch more."
+            f"no pair for training or validation has at most --longest {longest} subwords on both sides. "
+            "Increase --longest or --watched."
         )
     return short
 
@@ -49,7 +49,7 @@ def _prepare(folder: Path, options: Options, parts: pairs.Split, digest: str) ->
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"the folder {str(folder)!r} cannot be made: {error.strerror}.") from None
+        raise DataError(f"the folder {str(folder)!r} cannot be created: {error.strerror}.") from None
     source = Vocabulary.learn(dict.fromkeys(english for english, _ in parts.train), options.vocabulary)
     target = Vocabulary.learn((french for _, french in parts.train), options.vocabulary)
     source.save(folder / "source.json")
@@ -67,7 +67,7 @@ def kept_options(folder: Path) -> tuple[Options, str]:
     try:
         return Options(**held["options"]), held["pairs_sha256"]
     except (TypeError, KeyError) as error:
-        raise DataError(f"the options in {str(folder)!r} are of another version: {error}. Train anew.") from None
+        raise DataError(f"the options in {str(folder)!r} belong to another version: {error}. Train again.") from None
 
 
 def _must_match(folder: Path, options: Options, kept: Options, same_pairs: bool) -> None:
@@ -76,6 +76,6 @@ def _must_match(folder: Path, options: Options, kept: Options, same_pairs: bool)
         differences.append("other pairs")
     if differences:
         raise OptionError(
-            f"{str(folder)!r} holds a training with {'; '.join(differences)}. Give the same to go on with "
+            f"{str(folder)!r} contains a run with {'; '.join(differences)}. Give the same options and pairs to resume "
             "it, or another --out."
         )

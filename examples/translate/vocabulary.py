@@ -38,7 +38,7 @@ class Vocabulary:
             MissingPackageError: tokenizers is not installed.
         """
         if size < _SMALLEST:
-            raise OptionError(f"a vocabulary of {size} has no room for every byte. Give {_SMALLEST} or more.")
+            raise OptionError(f"--vocabulary must be at least {_SMALLEST}, which includes every byte, got {size}.")
         tokenizers = _package()
         models, trainers = tokenizers.models, tokenizers.trainers
         bytewise = tokenizers.pre_tokenizers.ByteLevel
@@ -103,6 +103,6 @@ def _package() -> Any:
         import tokenizers.trainers
     except ImportError:
         raise MissingPackageError(
-            'subwords need tokenizers, which is not installed. Run: pip install "qkv[translate]"'
+            'tokenizers must be installed for subwords. Run: pip install "qkv[translate]"'
         ) from None
     return tokenizers

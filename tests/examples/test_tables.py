@@ -46,7 +46,7 @@ def test_a_table_that_is_not_there_is_refused_by_name(capsys):
     with pytest.raises(SystemExit) as ended:
         tables.main(["yatch"])
     assert ended.value.code == 2
-    assert "there is no table 'yatch'" in capsys.readouterr().err
+    assert "got 'yatch'" in capsys.readouterr().err
 
 
 def test_the_large_table_has_its_columns_and_asks_rows_it_is_not_made_from():

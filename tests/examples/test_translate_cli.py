@@ -161,7 +161,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_the_work(capsys, train
     two = ["translate", trained, "Tom see the cat.", "he see the cat.", "--picture", tmp_path / "out.png"]
     assert "must end in .png" in refused(capsys, *line, tmp_path / "out.gif")
     assert "the folder of the plot must exist" in refused(capsys, *line, tmp_path / "no" / "out.png")
-    assert "one sentence, and 2" in refused(capsys, *two)
+    assert "exactly one sentence, got 2" in refused(capsys, *two)
     train(pairs_file, tmp_path / "none", small(score="none", steps=3))
     line[1] = tmp_path / "none"
     assert "--score none" in refused(capsys, *line, tmp_path / "out.png")
@@ -182,7 +182,7 @@ def test_unusable_files_and_folders_are_refused_in_a_sentence(capsys, tmp_path):
 
 def test_standard_input_that_is_not_utf8_is_refused_in_a_sentence(capsys, trained, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
-    assert "no UTF-8" in refused(capsys, "translate", trained)
+    assert "must be UTF-8" in refused(capsys, "translate", trained)
 
 
 @pytest.mark.parametrize("package", ["torch", "tokenizers", "sacrebleu", "matplotlib"])
@@ -219,11 +219,11 @@ def test_on_a_terminal_a_bar_shows_steps_loss_and_speed(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", "x", "--out", "y", "--score", "cosine"], "score is 'cosine'"),
-        (["train", "x", "--out", "y", "--threads", "0"], "--threads is 0"),
-        (["train", "x", "--out", "y", "--save-every", "0"], "--save-every is 0"),
-        (["evaluate", "x", "--beam", "0"], "--beam is 0"),
-        (["translate", "x", "--beam", "-1"], "--beam is -1"),
+        (["train", "x", "--out", "y", "--score", "cosine"], "--score must be one of"),
+        (["train", "x", "--out", "y", "--threads", "0"], "--threads must be at least 1, got 0"),
+        (["train", "x", "--out", "y", "--save-every", "0"], "--save-every must be at least 1, got 0"),
+        (["evaluate", "x", "--beam", "0"], "--beam must be at least 1, got 0"),
+        (["translate", "x", "--beam", "-1"], "--beam must be at least 1, got -1"),
     ],
 )
 def test_invalid_options_are_refused_in_a_sentence(capsys, words, said):
@@ -235,7 +235,7 @@ def test_the_page_is_filled_between_its_marks_and_nowhere_else():
     new = filled(text, {"one": "| 1 |", "two": "2"})
     assert new == ("a\n<!-- runs: one -->\n\n| 1 |\n\n<!-- end -->\nb\n<!-- runs: two -->\n\n2\n\n<!-- end -->\nc\n")
     assert filled(new, {"one": "| 1 |", "two": "2"}) == new
-    with pytest.raises(DataError, match="places"):
+    with pytest.raises(DataError, match="one comment for each"):
         filled(text, {"one": ""})
 
 

@@ -55,7 +55,7 @@ def test_the_split_does_not_depend_on_the_order_of_rows():
 
 
 def test_holding_out_more_than_there_is_is_refused_with_both_numbers():
-    with pytest.raises(OptionError, match=r"45 English sentences, and 40 .* 5 watched"):
+    with pytest.raises(OptionError, match=r"\(45\), got 40 and 5"):
         pairs.split(language(), 40, 5)
 
 
@@ -74,10 +74,10 @@ def test_a_file_is_read_plain_and_gzipped_and_further_columns_are_not_read(tmp_p
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("a.tsv", b"Go.\tVa.\nno tab here\n", "line 2 .*'no tab here'.*a tab"),
+        ("a.tsv", b"Go.\tVa.\nno tab here\n", "line 2 .*a tab.*'no tab here'"),
         ("a.tsv", b"Go.\t \n", "line 1"),
         ("a.tsv", b"Go.\tVa.\n\xff\xfe\tx\n", "line 2 .*UTF-8"),
-        ("a.tsv", b"\n\n", "holds no pair"),
+        ("a.tsv", b"\n\n", "must contain lines"),
         ("a.tsv.gz", b"Go.\tVa.\n", "[Nn]ot a gzip"),
         ("a.tsv.gz", gzip.compress(b"Go.\tVa.\n" * 99, mtime=0)[:-12], "end"),
         ("b.tsv", None, "No such file"),

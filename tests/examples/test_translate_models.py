@@ -229,13 +229,13 @@ def test_a_wider_beam_is_never_less_likely_than_greedy_without_length_penalty():
     [
         ({"score": "cosine"}, "additive, scaled-dot"),
         ({"model": "lstm"}, "gru, transformer"),
-        ({"model": "transformer", "score": "none"}, "nothing"),
+        ({"model": "transformer", "score": "none"}, "must not be none"),
         ({"width": 15}, "even"),
         ({"model": "transformer", "width": 20, "heads": 4}, "multiple"),
-        ({"dropout": 1.0}, "below 1"),
-        ({"steps": 0}, "--steps is 0"),
+        ({"dropout": 1.0}, "less than 1"),
+        ({"steps": 0}, "--steps must be at least 1, got 0"),
         ({"rate": 0.0}, "--rate"),
-        ({"warm_up": 12}, "less than --steps 12"),
+        ({"warm_up": 12}, r"less than --steps \(12\)"),
     ],
 )
 def test_an_invalid_option_is_refused_in_a_sentence(changes, said):

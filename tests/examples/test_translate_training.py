@@ -198,7 +198,7 @@ def test_training_stops_when_no_pair_is_short_enough(pairs_file, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_refused_in_a_sentence(pairs_file, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be made"):
+    with pytest.raises(DataError, match="cannot be created"):
         train(pairs_file, tmp_path / "file" / "model", small())
 
 
