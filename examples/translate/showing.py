@@ -32,7 +32,7 @@ class TrainingProgress:
             speed = state.said / max(state.cpu_seconds, 1e-9)
             self._line = f"loss {report['loss']:.3f}, {speed:,.0f} subwords/s"
             if "watched_loss" in report:
-                self._line += f", watched {report['watched_loss']:.3f}"
+                self._line += f", validation loss {report['watched_loss']:.3f}"
         step = f"step {state.step:,} of {self._steps:,}: {self._line}"
         self._bar("training", state.step, self._steps, step)
         if report is not None and not self._terminal:

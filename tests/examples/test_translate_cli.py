@@ -212,7 +212,7 @@ def test_on_a_terminal_a_bar_shows_steps_loss_and_speed(monkeypatch):
     with TrainingProgress(7) as shown:
         shown(State(step=7, said=1000, cpu_seconds=2.0), {"loss": 1.5, "watched_loss": 2.25})
         written = sys.stderr
-    for part in ("training", "step 7 of 7", "loss 1.500", "500 subwords/s", "watched 2.250"):
+    for part in ("training", "step 7 of 7", "loss 1.500", "500 subwords/s", "validation loss 2.250"):
         assert part in written.getvalue()
 
 

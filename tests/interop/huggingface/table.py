@@ -12,7 +12,7 @@ WHAT = {
     "reached": "agree with their own eager attention",
     "partly": "run partly on the engine: some layers compute attention themselves",
     "bypassed": "bypass the attention interface: all layers compute attention themselves",
-    "refused": "are refused with an error",
+    "refused": "raise an error on the engine",
     "without attention": "have no attention layer, or none that can be recognised by its class name",
     "unbuilt": "are untested: they could not be built at a tiny size, or do not run on the inputs of the test",
 }
@@ -48,7 +48,7 @@ def table(found: dict[str, Any]) -> str:
         "",
         ", ".join(x["kind"] for x in groups["bypassed"]) + ".",
     ]
-    out += ["", "### Models that are refused", "", "| model type | reason |", "|---|---|"]
+    out += ["", "### Models that raise an error", "", "| model type | reason |", "|---|---|"]
     out += [f"| {x['kind']} | {x['why']} |" for x in groups["refused"]]
     out += ["", "### Models without attention", "", ", ".join(x["kind"] for x in groups["without attention"]) + "."]
     out += ["", "### Untested", "", "| model type | reason |", "|---|---|"]
