@@ -114,7 +114,7 @@ def test_units_beyond_exponentials_are_exact_by_tanh_and_by_sigmoid(name, sigmoi
     monkeypatch.setattr(additive, "expansion_limit", lambda itemsize: 1.0)
     monkeypatch.setattr(additive, "faster_ops", lambda like: FasterOps(exp2=False, sigmoid_tanh=sigmoid, onednn=False))
     prepared = assert_agrees(*sides(name), eps=1.0)
-    assert ("sigmoid of every pair" if sigmoid else "tanh of every pair") in prepared.note
+    assert ("one sigmoid for each pair" if sigmoid else "one tanh for each pair") in prepared.note
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -161,12 +161,12 @@ def test_the_guard_is_by_unit_and_only_where_both_sides_are_wide(name, terms):
     prepared = prepare_units(*sides(name))
     assert len(prepared.forward) == terms
     if name in ("just beyond", "thousand"):
-        assert prepared.note.startswith("range of 7 of 7 hidden units beyond")
+        assert prepared.note.startswith("7 of 7 hidden units: one ")
     elif terms == 1:
-        assert prepared.note.startswith("range of 7 of 7 hidden units within exponentials")
+        assert prepared.note.startswith("7 of 7 hidden units: products of exponentials")
     else:
-        assert prepared.note.startswith("range of 6 of 7 hidden units within")
-        assert "1 of 7 hidden units beyond" in prepared.note
+        assert prepared.note.startswith("6 of 7 hidden units: products of exponentials")
+        assert "1 of 7 hidden units: one " in prepared.note
 
 
 @pytest.mark.parametrize("name", ["plain", "thousand"])
@@ -181,7 +181,7 @@ def test_a_nan_stays_in_its_row_and_its_column(name):
     assert not wrong.any()
     clean = torch.tanh(left[:, None].double() + right[None].double()) @ vector.double()
     assert torch.allclose(found.double(), clean, atol=2e-5, equal_nan=True)
-    assert ("within" in prepared.note) == (name == "plain")
+    assert ("products of exponentials" in prepared.note) == (name == "plain")
 
 
 @pytest.mark.parametrize("name", ["plain", "15", "one unit wide"])

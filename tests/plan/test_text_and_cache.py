@@ -21,7 +21,7 @@ score       ScaledDot()   an inner product
 normalizer  Softmax()   one pass over the keys
 mask        none
 rewrites    none
-kernel      numpy_blocks   the lowest estimate of 2 that can
+kernel      numpy_blocks   the lowest estimated time of the 2 kernels that can run this call
             tiles of 1 query × 32,768 keys, one pass over the keys
 cost        1.54 Gflop, 2.68 GiB moved, peak 9.13 MiB; 512 MiB allowed
 slower      dense: 1.54 Gflop, 2.98 GiB moved, peak 153 MiB
@@ -51,7 +51,7 @@ mask        ~~Causal('end')
 rewrites    ~~Causal('end') is Causal('end')
             TopK(20) of 9 keys leaves none out: Softmax()
             Constant() under Softmax() is a mean: Mean()
-kernel      dense   the lowest estimate of 2 that can
+kernel      dense   the lowest estimated time of the 2 kernels that can run this call
             """
 
 

@@ -161,7 +161,7 @@ def _check_arguments(arguments: list[str], format_: str) -> list[str]:
         # A dash before a digit starts a negative number; before a letter, an unknown option.
         if argument.startswith("--") or (argument[:1] == "-" and argument[1:2].isalpha()):
             raise OptionError(
-                f"the option must be listed by qkv ask --help, got {argument.split('=')[0]}. "
+                f"options must be among those of qkv ask --help, got {argument.split('=')[0]}. "
                 "To pass a query that starts with a dash, write it to a file and use --queries."
             )
     check_choice("--format", format_, _FORMATS)

@@ -93,7 +93,7 @@ class BagOfWordsEncoder(TextEncoder):
 
     @abstractmethod
     def _word_vectors(self, row: csr_array) -> Vectors:
-        """Return the vector that each non-zero element of a weighted row contributes."""
+        """Return one vector for each non-zero element of a row of word weights; the vectors sum to that of the text."""
 
 
 class LatentEncoder(BagOfWordsEncoder):

@@ -1,4 +1,4 @@
-"""Kernels: ways to run the equation. `KERNELS` is all of them; on a tie the planner takes the first."""
+"""Kernels: the algorithms that run a call. Of kernels with equal cost, the planner takes the first of `KERNELS`."""
 
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.fused.kernel import FusedKernel

@@ -1,4 +1,4 @@
-"""Masks, which state which queries may attend to which keys; they can be combined with `&`, `|` and `~`."""
+"""Masks: rules for the keys that each query may attend to. Masks can be combined with `&`, `|` and `~`."""
 
 from qkv.masks.base import Mask
 from qkv.masks.blocks import Blocks

@@ -70,7 +70,7 @@ class Documents(Mask):
         return (int(index[0]), int(index[-1]) + 1) if index.size else (0, 0)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "none" if the ranges of query ids and key ids are disjoint, "all" if all ids are equal, or "part"."""
+        """Return "none" if the id ranges of queries and keys are disjoint, "all" if all ids are equal, else "part"."""
         part = self.slice(slice(*tile.rows), slice(*tile.cols))
         rows, cols = to_numpy(part.query_ids), None if part.key_ids is None else to_numpy(part.key_ids)
         if rows is None or cols is None or rows.size == 0 or cols.size == 0:

@@ -185,12 +185,13 @@ class HardAttention(torch.nn.Module):
 
         Raises:
             OptionError: if the baseline is "exact" and `expected` is None.
-            ShapeError: if the losses do not have leading axes of `drawn.keys`.
+            ShapeError: the shape of the losses does not consist of leading axes of `drawn.keys`.
         """
         shape = tuple(drawn.log_probability.shape)
         if tuple(losses.shape) != shape[: losses.ndim]:
             raise ShapeError(
-                f"losses must have a shape of leading axes of drawn.keys {shape}, got {tuple(losses.shape)}."
+                f"losses must have the leading axes of drawn.keys, which has shape {shape}, got {tuple(losses.shape)}. "
+                "Give one loss per batch element, or one per sampled key."
             )
         log_probability = drawn.log_probability
         if losses.ndim < len(shape):

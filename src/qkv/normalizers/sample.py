@@ -53,6 +53,6 @@ class Sample(OneHot):
     def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
         """Return the logits plus Gumbel noise."""
         if tile is None:
-            raise OptionError("Sample must be given a seed, got no tile. Pass seed=… to the call.")
+            raise OptionError("a seed must be given for Sample, got none. Pass seed=… to the call.")
         # Gumbel noise is finite, so excluded keys stay at −inf.
         return logits + tile.gumbel(logits, random.SAMPLE)

@@ -80,7 +80,9 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
         )
     order = sorted(able, key=lambda pair: pair[1].seconds)
     chosen, cost = order[0]
-    reason = "the only one that can" if len(able) == 1 else f"the lowest estimate of {len(able)} that can"
+    reason = "the only kernel that can run this call"
+    if len(able) > 1:
+        reason = f"the lowest estimated time of the {len(able)} kernels that can run this call"
     slower = tuple((other.name, price) for other, price in order[1:])
     return Plan(requested, problem, chosen, reason, cost, rewrites, tuple(refused.items()), slower)
 

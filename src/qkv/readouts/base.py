@@ -167,7 +167,7 @@ def query_slice(tile: Tile) -> tuple[slice]:
 
 
 def across_keys(tile: Tile, op: ReduceOp) -> ReduceOp:
-    """Return `op`, or "set" if the tile has all keys, because then no other tile has the same queries."""
+    """Return "set" if the tile contains all keys of its queries, so that nothing is combined, otherwise `op`."""
     return "set" if tile.cols == (0, tile.k_total) else op
 
 

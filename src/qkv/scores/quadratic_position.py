@@ -44,13 +44,13 @@ class QuadraticPosition(PointwiseScore):
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The value "up_to_query_constant" if the inner score has a lift, because −c·i² depends on the query."""
+        """The value "up_to_query_constant" if the inner score has a lift, otherwise None; the lift omits −c·i²."""
         return "up_to_query_constant" if self.score.lift_kind else None
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the inner lift with two additional columns: −c(i − j)² = −c·i² + 2c·i·j − c·j²."""
+        """Return the inner lift with two additional columns, which add 2c·i·j − c·j² = −c(i − j)² + c·i²."""
         left, right = self.score.lift(query, key, tile)
         i = _centred(tile.query_positions(left), tile, left)
         j = _centred(tile.key_positions(right), tile, right)[:, None]

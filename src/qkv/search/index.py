@@ -262,7 +262,7 @@ class Index:
         return Index(self.table, encoder, keys, self.words, self.splitter, mix=self.mix)
 
     def vectors(self, queries: Sequence[str]) -> np.ndarray | csr_array:
-        """Return the encoded queries, multiplied by W."""
+        """Return the encoded queries, multiplied by the metric W if the index has one."""
         encoded = self.encoder.encode(queries)
         return encoded if self.metric is None else encoded @ self.metric
 

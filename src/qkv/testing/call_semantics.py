@@ -1,4 +1,4 @@
-"""Contract tests of kernels for rules 4, 5, 7, 9 and 11 of semantics: positions, lengths, readouts, memory, sizes."""
+"""Contract tests of kernels for positions, empty and unequal lengths, readouts, memory and sizes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
 
 
 class CallSemanticsContract(KernelHarness):
-    """Contract tests of the rules about calls, which `KernelContract` inherits."""
+    """Contract tests of positions, lengths, readouts, memory and sizes, which `KernelContract` inherits."""
 
     # -- 4. Positions ------------------------------------------------------------------------------------
 

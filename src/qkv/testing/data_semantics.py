@@ -1,4 +1,4 @@
-"""Contract tests of kernels for rules 1, 2, 3, 8, 10 and 12 of semantics: masked, NaN, infinite and zero inputs."""
+"""Contract tests of kernels for masked, NaN, infinite and zero inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ READ_ELSEWHERE = ("scaled dot", "gaussian", "additive", "cosine", "gated", "lapl
 
 
 class DataSemanticsContract(KernelHarness):
-    """Contract tests of the rules about data, which `KernelContract` inherits."""
+    """Contract tests of masked, NaN, infinite and zero inputs, which `KernelContract` inherits."""
 
     # -- 1. True means may attend ------------------------------------------------------------------------
 

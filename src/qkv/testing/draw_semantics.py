@@ -1,4 +1,4 @@
-"""Contract tests of kernels for rule 6 of semantics: random numbers in dropout and sampling."""
+"""Contract tests of kernels for random numbers in dropout and sampling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DrawSemanticsContract"]
 
 
 class DrawSemanticsContract(KernelHarness):
-    """Contract tests of the rule about random numbers, which `KernelContract` inherits."""
+    """Contract tests of random numbers, which `KernelContract` inherits."""
 
     def test_nothing_is_dropped_unless_it_is_asked_for(self, setting: Setting) -> None:
         call = Case().call()

@@ -126,7 +126,7 @@ def assert_close(
     message: str = "",
     min_scale: float = 0.0,
 ) -> None:
-    """Assert that two arrays have the same shape, −inf, inf and NaN, and agree within a relative tolerance.
+    """Assert that two arrays have the same shape and non-finite elements, and agree within a relative tolerance.
 
     Args:
         actual: array of any library.

@@ -286,7 +286,7 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
         self.float32_suffices = rounding < _TOLERANCE / 10
 
     def load(self, tile: RowTile) -> list[Num[np.ndarray, " rows"]] | None:
-        """Return the columns of a tile, converted to float64 where float32 is not accurate enough."""
+        """Return the key columns of a tile, in float64 where float32 is not accurate; None if not supported."""
         columns = []
         for name, float32_suffices in zip(self.names, self.float32_suffices, strict=True):
             column = tile.table.column(name)

@@ -144,7 +144,7 @@ class Encoding:
         return f"vector of {', '.join(self.columns)}"
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
-        """Return a schema of rows with the column of vectors added.
+        """Return the schema of the rows with the column of vectors added.
 
         Raises:
             DataError: A column of that name exists.

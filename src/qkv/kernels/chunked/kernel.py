@@ -217,7 +217,7 @@ class ChunkedKernel(Kernel):
         return "keys and values are read chunk by chunk"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of one pass over keys and values with a few arrays of all pairs in memory."""
+        """Estimate the cost of one pass over keys and values; the memory holds a few arrays of all pairs."""
         pairs = problem.axes.pairs
         peak = pairs * problem.itemsize * row_block_arrays(problem) + problem.untiled_bytes
         return Cost(pairs * problem.flop_per_pair, problem.input_bytes + 2 * peak, peak, 3e-4)
@@ -248,7 +248,7 @@ class ChunkedKernel(Kernel):
         readouts = tuple(
             readout.finalize(readout.read(logits, weights, normalizer, tile), tile) for readout in problem.readouts
         )
-        guards = ("all finite: plain products" if call.finite_value else "not all finite: by selection",)
+        guards = ("all finite: plain products" if call.finite_value else "not all finite: without masked values",)
         assert output is not None
         return Result(cast(output, call.out_dtype), readouts, guards)
 

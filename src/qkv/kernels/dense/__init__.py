@@ -1,1 +1,1 @@
-"""The dense kernel: the equation on whole arrays, the reference that other kernels are tested against."""
+"""The dense kernel: attention computed on whole arrays, the reference that other kernels are tested against."""

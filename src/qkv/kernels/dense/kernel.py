@@ -1,4 +1,4 @@
-"""The dense kernel: the equation on whole arrays, in memory proportional to q · k.
+"""The dense kernel: attention computed on whole arrays, in memory proportional to q · k.
 
 It supports every call, and is the reference that other kernels are tested against.
 """
@@ -27,7 +27,7 @@ _SORT_FLOP = 2000
 
 @dataclass(frozen=True)
 class DenseKernel(Kernel):
-    """Kernel that evaluates the equation on whole arrays of every library, with derivatives of any order."""
+    """Kernel that computes attention on whole arrays of every library, with derivatives of any order."""
 
     name: ClassVar[str] = "dense"
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch", "jax", "tensorflow")
@@ -49,7 +49,7 @@ class DenseKernel(Kernel):
         return Cost(flop, traffic, peak, 2e-4)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Evaluate the equation on whole arrays, and the readouts on its weights."""
+        """Compute the output on whole arrays, and the readouts from all weights."""
         if problem.library == "torch":
             # Autograd would compute these gradients here, but other kernels, which run larger calls, would not.
             refuse_closure_gradients(call)

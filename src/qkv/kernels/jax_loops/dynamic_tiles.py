@@ -59,10 +59,10 @@ class DynamicTile:
 
     @classmethod
     def of(cls, number: tuple[Start, Start], sides: tuple[int, int], lengths: tuple[int, int]) -> DynamicTile:
-        """Return the tile with a given number along each axis.
+        """Return the tile with the given indices along the query axis and the key axis.
 
         Args:
-            number: number of the tile along the query axis and along the key axis.
+            number: index of the tile along the query axis and along the key axis.
             sides: numbers of queries and keys in a tile.
             lengths: numbers of queries and keys in the call.
         """
@@ -167,7 +167,7 @@ class DynamicCall:
         return typing.cast("Array", jnp.where(allowed, logits, -jnp.inf))
 
     def if_finite(self, function: Callable[[bool], Result], value: Array) -> Result:
-        """Return `function(finite)`, where `finite` tells whether the values are finite.
+        """Call a function with True if all elements of `value` are finite, otherwise with False; return its result.
 
         The check runs in the compiled loop, unless all values of the call are known to be finite.
         """

@@ -81,7 +81,7 @@ class JaxLoopsKernel(Kernel):
         return f"tiles, and for the readouts {blocks}" if _in_tiles(problem) else blocks
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost, with one tile or row block in memory; a gradient includes a second forward pass."""
+        """Estimate the cost; the memory holds one tile or row block, and backward includes a second forward pass."""
         axes = problem.axes
         passes = 3.5 if problem.gradient else 1.0
         peak, steps, flop, traffic = 0.0, 0.0, 0.0, float(problem.input_bytes)

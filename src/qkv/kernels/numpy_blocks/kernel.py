@@ -54,7 +54,7 @@ class NumpyBlocksKernel(Kernel):
         return f"tiles of {size_text(rows, cols)}"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost, with one tile or row block and the results of the readouts in memory."""
+        """Estimate the cost; the memory holds one tile or row block and the results of the readouts."""
         axes = problem.axes
         if _uses_softmax(problem):
             return softmax_tiles(problem, self.budget).cost(problem)

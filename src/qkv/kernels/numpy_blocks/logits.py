@@ -183,7 +183,7 @@ def block_logits(call: BoundCall) -> BlockLogits:
 
 
 def _centre(call: BoundCall) -> Centre:
-    """Return one centre for all tiles, estimated from a sample of the keys to avoid a pass over all keys."""
+    """Return the point that all tiles subtract from query and key, estimated from a sample of the keys."""
     if is_text(call.key) or call.score.centre(call.key[..., :1, :]) is None:
         return None
     key = call.key[..., :: max(1, -(-call.key.shape[-2] // _CENTRE_KEYS)), :]

@@ -30,7 +30,7 @@ class SoftmaxTiles:
     batch: int
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost, where keys are read once per group of queries and tiles stay in the cache."""
+        """Estimate the cost, assuming that tiles stay in the processor cache; keys are read once per group."""
         axes, item = problem.axes, problem.itemsize
         tile = self.batch * self.rows * self.cols * item * _numbers_per_pair(problem)
         keys = self.batch * self.cols * _numbers_per_key(problem) * item

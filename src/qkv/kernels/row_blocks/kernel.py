@@ -53,7 +53,7 @@ class RowBlocksKernel(Kernel):
         return f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost, with one row block in memory, and the candidates or the arrays saved for backward."""
+        """Estimate the cost; the memory holds one row block, and the candidates or the arrays saved for backward."""
         if not problem.readouts and _has_bound(problem.normalizer):
             return self._search_cost(problem)
         axes, rows = problem.axes, self._rows(problem)

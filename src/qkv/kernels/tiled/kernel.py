@@ -72,7 +72,7 @@ class TiledKernel(Kernel):
         return f"tiles of {size_text(sizes.rows, sizes.cols)}; backward recomputes the logits"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost, where tiles stay in the cache and backward computes every tile again."""
+        """Estimate the cost, assuming that tiles stay in the processor cache; backward recomputes every tile."""
         axes, normalizer = problem.axes, problem.normalizer
         sizes = tile_sizes(problem, self.budget)
         softmax = normalizer.log_sum_exp and normalizer.scale is not None

@@ -162,7 +162,7 @@ class KeyValueCache:
             ShapeError: if `lengths` is not one-dimensional.
         """
         if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-            raise KindError(f"lengths must be a tensor of integers (batch,), got {_describe(lengths)}.")
+            raise KindError(f"lengths must be a tensor of integers with shape (batch,), got {_describe(lengths)}.")
         if lengths.ndim != 1:
             raise ShapeError(f"lengths must have shape (batch,), got {tuple(lengths.shape)}.")
         self._new_lengths = lengths.long()
@@ -178,7 +178,7 @@ class KeyValueCache:
             KindError: if `index` is not a one-dimensional tensor of integers.
         """
         if not isinstance(index, Tensor) or index.ndim != 1 or index.is_floating_point():
-            raise KindError(f"index must be a tensor of integers (new_batch,), got {_describe(index)}.")
+            raise KindError(f"index must be a tensor of integers with shape (new_batch,), got {_describe(index)}.")
         if not self.chunks:
             return self
         key = self.chunks[0].tensors["key"]
@@ -323,7 +323,7 @@ class KeyValueCache:
     def _check(self, key: Tensor, value: Tensor) -> None:
         for name, x in (("key", key), ("value", value)):
             if not isinstance(x, Tensor) or x.ndim < 2:
-                raise ShapeError(f"{name} must be a tensor (*batch, new, width), got {_describe(x)}.")
+                raise ShapeError(f"{name} must be a tensor with shape (*batch, new, width), got {_describe(x)}.")
             if torch.is_grad_enabled() and x.requires_grad:
                 raise GradientError(
                     f"{name} must not require a gradient, because a cache stores no autograd graph, got "

@@ -58,7 +58,10 @@ def read_cache(path: Path, device: str) -> tuple[dict[str, Tensor], CacheFacts]:
         with package.safe_open(path, "pt", device=device) as file:
             metadata = file.metadata() or {}
             if metadata.get("kind") != _KIND:
-                raise DataError(f"{path} must be a key-value cache of this version, got another safetensors file.")
+                raise DataError(
+                    f"{path} must be a key-value cache in the current format, got another safetensors file. "
+                    "Pass a file written by KeyValueCache.save."
+                )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- not a dictionary
             return tensors, json.loads(metadata["facts"])
     except (OSError, package.SafetensorError, KeyError, ValueError) as error:

@@ -102,7 +102,7 @@ def prepare_units(
         >>> import torch
         >>> units = prepare_units(torch.tensor([[0.5], [9.0]]), torch.tensor([[-0.5], [0.5]]), torch.ones(1))
         >>> units.note
-        'range of 1 of 1 hidden units within exponentials: 4 at a time'
+        '1 of 1 hidden units: products of exponentials, 4 at a time'
     """
     import torch
 
@@ -120,20 +120,22 @@ def prepare_units(
         expand = partial(expand_tanh, left, right, centre, vector, near, [reach[h] for h in near])
         expansion = expand(1)
         forward.append(expansion)
-        notes.append(f"{len(near)} of {len(reach)} hidden units within exponentials: {expansion.group_size} at a time")
+        notes.append(
+            f"{len(near)} of {len(reach)} hidden units: products of exponentials, {expansion.group_size} at a time"
+        )
     if far or not near:
         index = torch.tensor(far, device=left.device) if near else None
         # With tanh s = 2 σ(2s) − 1, Σ v is subtracted from the sum, so it must be finite.
         sigmoid = moderate_vector and faster_ops(left).sigmoid_tanh
         forward.append(ElementwiseTanh.of_units(left, right, vector, sigmoid, index))
         function = "sigmoid" if sigmoid else "tanh"
-        notes.append(f"{len(far)} of {len(reach)} hidden units beyond: {function} of every pair")
-    return HiddenUnits(tuple(forward), expand, f"range of {', '.join(notes)}")
+        notes.append(f"{len(far)} of {len(reach)} hidden units: one {function} for each pair")
+    return HiddenUnits(tuple(forward), expand, "; ".join(notes))
 
 
 @dataclass(frozen=True, eq=False)
 class ElementwiseTanh:
-    """Hidden units of any range, whose tanh is evaluated for every pair.
+    """Some hidden units of an additive score, of any range, with one tanh per unit and pair of query and key.
 
     Args:
         left: projected queries `(h, q)`, multiplied by 2 if `sigmoid`.

@@ -45,13 +45,14 @@ class GatedLogits(TileLogits):
 
     def guard_notes(self) -> tuple[str, ...]:
         """Return whether the gate is computed by a division or by a sigmoid."""
-        how = "within exponentials: a division" if self._divides else "beyond exponentials: sigmoid"
-        return (f"range of the gate {how} for each pair",)
+        if self._divides:
+            return ("gates of moderate range: exponentials and a division for each pair",)
+        return ("gates of wide range: one sigmoid for each pair",)
 
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return the inner product multiplied by gate and factor, minus the shift."""
+        """Return the inner product multiplied by the gate and the factor, minus the shift."""
         product = self.ops.matmul_nt(self._scaled_left(rows), self._right(cols), workspace, "logits")
         if self._divides:
             product.div_(self._inverse_gate(rows, cols, workspace))
