@@ -4,48 +4,51 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from qkv.cli.ask import ask
-from qkv.cli.evaluate import evaluate
-from qkv.cli.explain import explain
-from qkv.cli.fit import fit
-from qkv.cli.join import join
-from qkv.cli.look import look
 from qkv.cli.plain_converters import use_plain_converters
-from qkv.cli.roles import roles
-from qkv.cli.search import search
-from qkv.cli.store import store
 from qkv.errors import MissingPackageError, QkvError
 
-__all__ = ["app", "run_command"]
+__all__ = ["create_app", "run_command"]
 
 _HELP_NAMES = ("-h", "--help")
+_SUMMARIES = {
+    "ask": "Query a table by similarity.",
+    "explain": "Show the execution plan of a call.",
+    "look": "Show what the attention heads of a model attend to.",
+    "roles": "Measure the roles of attention heads.",
+    "search": "Search texts and show the matching words.",
+    "evaluate": "Evaluate rankings against relevance judgements.",
+    "join": "Match the rows of two tables by similarity.",
+    "fit": "Train a search index or a join model.",
+    "store": "Create and maintain a database on disk.",
+}
 
-# No rich markup: the examples in the help must keep their lines, so that they can be copied and run.
-app = typer.Typer(
-    add_completion=False,
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": list(_HELP_NAMES), "max_content_width": 100},
-)
-# Unknown options are passed on, because a query may be a negative number such as -122.23,37.88.
-app.command("ask", short_help="Query a table by similarity.", context_settings={"ignore_unknown_options": True})(ask)
-for command, summary in (
-    (explain, "Show the execution plan of a call."),
-    (look, "Show what the attention heads of a model attend to."),
-    (roles, "Measure the roles of attention heads."),
-    (search, "Search texts and show the matching words."),
-    (evaluate, "Evaluate rankings against relevance judgements."),
-    (join, "Match the rows of two tables by similarity."),
-):
-    app.command(short_help=summary)(command)
-app.add_typer(fit, name="fit", short_help="Train a search index or a join model.")
-app.add_typer(store, name="store", short_help="Create and maintain a database on disk.")
+
+def create_app(names: Iterable[str] = tuple(_SUMMARIES)) -> typer.Typer:
+    """Return the command with the named subcommands; each is defined in the module of `qkv.cli` with its name."""
+    # No rich markup: the examples in the help must keep their lines, so that they can be copied and run.
+    app = typer.Typer(
+        add_completion=False,
+        invoke_without_command=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": list(_HELP_NAMES), "max_content_width": 100},
+    )
+    app.callback()(_qkv)
+    for name in names:
+        command = getattr(import_module(f"qkv.cli.{name}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, short_help=_SUMMARIES[name])
+        else:
+            # Unknown options are passed on to ask, because a query may be a negative number such as -122.23,37.88.
+            settings = {"ignore_unknown_options": True} if name == "ask" else None
+            app.command(name, short_help=_SUMMARIES[name], context_settings=settings)(command)
+    return app
 
 
 def _print_version(requested: bool) -> None:
@@ -59,7 +62,6 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _qkv(
     context: typer.Context,
     version: Annotated[
@@ -79,9 +81,12 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the arguments after `qkv`; None: those of the process.
     """
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        # Reading the options of all subcommands takes longer than many a query.
+        app = create_app(given[:1]) if given[:1] and given[0] in _SUMMARIES else create_app()
         command = use_plain_converters(typer.main.get_command(app), _HELP_NAMES)
-        code = command.main(args=arguments, prog_name="qkv", standalone_mode=False)
+        code = command.main(args=given, prog_name="qkv", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except QkvError as error:

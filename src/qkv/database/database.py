@@ -22,14 +22,13 @@ from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.sources import describe, read
 from qkv.database.protocol import Queryable
-from qkv.database.storage.create import create_database, open_database
-from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DataError
 from qkv.store import is_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from qkv.database.storage.stored import StoredDatabase
     from qkv.encoders.encoder import Encoder
 
 __all__ = ["Database"]
@@ -102,6 +101,8 @@ class Database(Queryable):
             >>> Database.open(folder).ask(2.0, score="gaussian:1").value
             20.0
         """
+        from qkv.database.storage.create import create_database  # tables in memory start without what stores need
+
         return create_database(
             path,
             source,
@@ -167,6 +168,8 @@ class Database(Queryable):
             Database(the dict: gpa → salary, 1 row, 1 left out)
         """
         if isinstance(source, (str, PathLike)) and is_store(source):
+            from qkv.database.storage.create import open_database
+
             return open_database(source, key, value, fold=fold, memory=memory, damaged=damaged)
         if key is None or value is None:
             raise DataError(

@@ -78,6 +78,7 @@ class Additive(LearnedScore):
     core = scores.Additive
 
     def fields(self, *, hidden: int | None = None, bias: bool = True) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         self.hidden = hidden = max(self.query_width, self.key_width) if hidden is None else hidden
         bound = math.sqrt(3 / hidden)
         return {
@@ -106,6 +107,7 @@ class Bilinear(LearnedScore):
     core = scores.Bilinear
 
     def fields(self, *, rank: int | None = None) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         q, k = self.query_width, self.key_width
         self.rank = rank
         if rank is None:
@@ -131,6 +133,7 @@ class Gated(LearnedScore):
     core = scores.Gated
 
     def fields(self) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         return {
             "query_weight": Initial((self.query_width,), zeros_),
             "key_weight": Initial((self.key_width,), zeros_),
@@ -153,6 +156,7 @@ class SeparableGate(LearnedScore):
     core = scores.SeparableGate
 
     def fields(self) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         bias = Initial((), partial(constant_, val=_gate_bias(self.query_width**-0.25)))
         return {
             "query_weight": Initial((self.query_width,), zeros_),
@@ -186,6 +190,7 @@ class Cosine(LearnedScore):
     core = scores.Cosine
 
     def fields(self, *, temperature: float | None = None) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         return {"temperature": positive("temperature", temperature, self.query_width**-0.5)}
 
 
@@ -193,6 +198,7 @@ class _DistanceScore(LearnedScore):
     default_bandwidth: ClassVar[staticmethod[[int], float]]
 
     def fields(self, *, bandwidth: float | None = None) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         return {"bandwidth": positive("bandwidth", bandwidth, type(self).default_bandwidth(self.query_width))}
 
 

@@ -38,6 +38,7 @@ class Softcap(WrapperScore):
     core = scores.Softcap
 
     def fields(self, *, cap: float = 50.0) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         return {"cap": positive("cap", cap, 50.0)}
 
 
@@ -59,6 +60,7 @@ class Biased(WrapperScore):
     bias: Tensor
 
     def fields(self, *, k: int, q: int | None = None) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         self.per_key = q is None
         shape = (k,) if q is None else (q, k)
         return {"bias": Initial(shape, partial(trunc_normal_, std=0.02, a=-0.04, b=0.04))}
@@ -87,6 +89,7 @@ class ALiBi(WrapperScore):
     core = scores.ALiBi
 
     def fields(self, *, learned: bool = True) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         return {"slope": Initial((), _fill_log_slopes, learned, log=True)}
 
 
@@ -104,6 +107,7 @@ class QuadraticPosition(WrapperScore):
     core = scores.QuadraticPosition
 
     def fields(self) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         return {"coefficient": Initial((), _fill_log_coefficients, log=True)}
 
 
@@ -140,6 +144,7 @@ class RelativePosition(WrapperScore):
     core = scores.RelativePosition
 
     def fields(self, *, buckets: int = 32, bidirectional: bool = True, max_distance: int = 128) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         table = Initial((buckets,), partial(normal_, std=self.query_width**-0.5))
         return {"table": table, "bidirectional": bidirectional, "max_distance": max_distance}
 
@@ -164,6 +169,7 @@ class ClassTable(WrapperScore):
     def fields(
         self, *, query_classes: Tensor, key_classes: Tensor | None = None, classes: tuple[int, int] | None = None
     ) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         key_classes = query_classes if key_classes is None else key_classes
         if classes is None:
             classes = (int(query_classes.max()) + 1, int(key_classes.max()) + 1)
@@ -195,6 +201,7 @@ class Projected(WrapperScore):
         self.declare(**self.fields(**options))
 
     def fields(self) -> dict[str, object]:
+        """Return the fields of the score, with parameters declared by `Initial`."""
         fill = partial(glorot_, hidden=self.hidden)
         return {
             "query_weight": Initial((self.hidden, self.query_width), fill),
