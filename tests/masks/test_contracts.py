@@ -173,6 +173,27 @@ class TestPrefix(MaskContract):
         with pytest.raises(KindError, match=r"length of Prefix must be integers, got float64"):
             Prefix(1.5)
 
+    @pytest.mark.parametrize(
+        ("rows", "keys"), [((0, 1), (0, 3)), ((1, 3), (0, 3)), ((3, 4), (0, 4)), ((4, 6), (0, 6)), ((0, 6), (0, 6))]
+    )
+    def test_the_key_range_ends_at_the_prefix_or_at_the_last_query(self, rows, keys):
+        tile = Tile.whole(6, 6).restrict(rows, (0, 6))
+        assert Prefix(3).key_range(tile) == Prefix(np.array([1, 3])).key_range(tile) == keys
+
+    @pytest.mark.parametrize(
+        ("rows", "cols", "cover"),
+        [
+            ((0, 1), (0, 2), "all"),  # within both prefixes
+            ((0, 1), (0, 3), "part"),  # within one of them
+            ((0, 1), (3, 4), "none"),  # after both, and after the query
+            ((0, 4), (3, 6), "part"),
+            ((5, 6), (0, 6), "all"),  # before the query
+            ((0, 1), (2, 4), "part"),
+        ],
+    )
+    def test_a_tile_is_covered_by_the_prefix_the_causal_mask_or_neither(self, rows, cols, cover):
+        assert Prefix(np.array([2, 3])).coverage(Tile.whole(6, 6, (2,)).restrict(rows, cols)) == cover
+
 
 class TestBlocks(MaskContract):
     part = Blocks

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.tile import Tile
-from qkv.normalizers import Hard, Identity, Sample, Softmax, TopK
+from qkv.normalizers import Entmax15, Hard, Identity, Sample, Softmax, Sparsemax, TopK
 from qkv.testing.accumulation import accumulate_tiles
 from qkv.testing.libraries import LIBRARIES, Setting, to_float64
 
@@ -102,3 +102,19 @@ def test_the_threshold_bound_of_top_k_is_the_kth_largest_of_at_least_2_k_merged_
 
 def test_top_k_of_a_normalizer_that_selects_keys_has_no_threshold_bound():
     assert TopK(2, Hard()).threshold_bound(np.zeros((1, 8))) is None
+
+
+@pytest.mark.parametrize("normalizer", [Sparsemax(), Entmax15()])
+def test_the_threshold_bound_of_a_sparse_normalizer_is_its_threshold_where_each_group_is_one_key(normalizer):
+    logits = np.random.default_rng(0).normal(size=(5, 12)) * 2
+    logits[1, 4:] = -np.inf
+    weights = normalizer.weights(logits)
+    lowest_kept = np.where(weights > 0, logits, np.inf).min(axis=-1, keepdims=True)
+    highest_dropped = np.where(weights > 0, -np.inf, logits).max(axis=-1, keepdims=True)
+    bound = normalizer.threshold_bound(logits)
+    assert (bound < lowest_kept).all()
+    assert (bound >= highest_dropped - 1e-6).all()
+
+
+def test_the_threshold_bound_of_a_one_hot_normalizer_is_the_largest_rank():
+    assert Hard().threshold_bound(np.array([[1.0, 5.0, 2.0]])).tolist() == [[5.0]]
