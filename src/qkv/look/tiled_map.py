@@ -1,7 +1,7 @@
 """Attention maps of up to 100,000 tokens, with a pooled overview and tiles that are computed on demand.
 
 One pass over the keys computes, for each head, an overview of about 1,000 × 1,000 cells with the mean and the maximum
-weight of each cell, and the log-sum-exp of each query. Any tile can then be computed from query, key and log-sum-exp
+weight of each cell, and the log-sum-exp of each query. Every tile can then be computed from query, key and log-sum-exp
 without the rest of the map, because a weight is exactly e^(logit − log-sum-exp):
 
     level 0          a cell is one pair of tokens                  computed on demand

@@ -10,7 +10,7 @@ derivatives are computed by running the call again in row blocks (`kernels/row_b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.batch import BatchIndex, take_batch
@@ -21,7 +21,7 @@ from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
 from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.tile_sizes import TileSizes
-from qkv.kernels.runtime.workers import run_on_workers
+from qkv.kernels.runtime.workers import run_on_workers, worker
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.generic import GenericTiles
 from qkv.kernels.tiled.logits.base import Gradients, tensors_of
@@ -41,20 +41,16 @@ if TYPE_CHECKING:
         needs_input_grad: tuple[bool, ...]
 
 
-__all__ = ["attend_tiled", "forward"]
+__all__ = ["forward", "tiled_attention"]
 
 
-def attend_tiled(call: TorchCall, sizes: TileSizes, row_block: int, notes: list[str]) -> Tensor:
-    """Return the differentiable output of a call, computed tile by tile.
+def tiled_attention() -> Callable[..., Tensor]:
+    """Return the differentiable function that computes the output of a call tile by tile.
 
-    Args:
-        call: the call.
-        sizes: sizes of the tiles.
-        row_block: number of queries in a row block, for second derivatives.
-        notes: list to which notes about guards are appended.
+    Its arguments are the call, the sizes of the tiles, the number of queries in a row block for second derivatives, a
+    list to which notes about guards are appended, and the tensors of the call (`call_tensors`).
     """
-    output: Tensor = autograd_function(_attend, _backward)(call, sizes, row_block, notes, *call_tensors(call))
-    return output
+    return autograd_function(_attend, _backward)
 
 
 def _attend(
@@ -103,12 +99,17 @@ def forward(
         shares = shares_by_rows(call, sizes)
     else:
         shares = shares_by_element(call, sizes, collector.in_parallel)
+    if len(shares) == 1:
+        with worker() as workspace:
+            for index, rows in shares[0]:
+                out.write(index, rows, elements(index).forward(rows, workspace))
+    else:
 
-    def on_worker(n: int, workspace: Workspace) -> None:
-        for index, rows in shares[n]:
-            out.write(index, rows, elements(index).forward(rows, workspace))
+        def on_worker(n: int, workspace: Workspace) -> None:
+            for index, rows in shares[n]:
+                out.write(index, rows, elements(index).forward(rows, workspace))
 
-    run_on_workers(on_worker, len(shares))
+        run_on_workers(on_worker, len(shares))
     notes += elements.guard_notes()
     return out.arrays
 

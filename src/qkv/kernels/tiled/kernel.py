@@ -112,7 +112,7 @@ class TiledKernel(Kernel):
         from qkv.kernels.row_blocks.autograd import RowBlocks
         from qkv.kernels.runtime.gradients import call_tensors
         from qkv.kernels.runtime.isolated_autograd import project_call
-        from qkv.kernels.tiled.autograd import attend_tiled
+        from qkv.kernels.tiled.autograd import tiled_attention
         from qkv.kernels.tiled.softmax import supports_softmax
         from qkv.kernels.tiled.unchecked_forward import supports_unchecked, unchecked_forward
 
@@ -132,7 +132,7 @@ class TiledKernel(Kernel):
             in_forward = readable_in_forward(problem.readouts, call.normalizer)
             if problem.readouts and in_forward and not (nonfinite or problem.gradient):
                 return _collect(call, problem, sizes)
-            output = attend_tiled(call, sizes, self._row_block(problem), notes)
+            output = tiled_attention()(call, sizes, self._row_block(problem), notes, *call_tensors(call))
             readouts: tuple[Any, ...] = ()
             if problem.readouts:
                 _, readouts = RowBlocks(call, problem.readouts, self._row_block(problem), with_output=False).attend()
