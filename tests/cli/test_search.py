@@ -139,7 +139,7 @@ def test_the_table_of_measures_has_a_row_for_every_system(at):
     rows = [re.split(r"  +", line.strip()) for line in out.splitlines()]
     assert rows[0] == ["nDCG@10", "MAP", "R@100"]
     assert [row[0] for row in rows[1:5]] == [
-        "raw counts of words",
+        "raw word counts",
         "BM25",
         "latent semantics",
         "mixture, 0.5 latent semantics",

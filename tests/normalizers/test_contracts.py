@@ -273,7 +273,7 @@ class TestSample(NormalizerContract):
         return one_hot(row, best(rank, 1)[0])
 
     def test_without_a_place_or_a_seed_it_says_that_it_draws(self):
-        with pytest.raises(OptionError, match=r"must be given a seed.*Pass seed="):
+        with pytest.raises(OptionError, match=r"a seed must be given for Sample.*Pass seed="):
             Sample().weights(np.zeros((1, 2)))
 
     def test_refuses_a_temperature_that_is_not_positive(self):

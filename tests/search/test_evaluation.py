@@ -61,7 +61,7 @@ def test_rankings_reach_the_documented_measures(public, name, title, least):
         return [means[each] for each in ("nDCG@10", "MAP", "R@100")]
 
     found = {
-        "raw counts of words": measured(index.with_encoder(TermEncoder(None)), 1.0),
+        "raw word counts": measured(index.with_encoder(TermEncoder(None)), 1.0),
         "BM25": measured(index, 0.0),
         "latent semantics": measured(index, 1.0),
         "mixture, 0.5 latent semantics": measured(index, 0.5),
@@ -81,7 +81,7 @@ def test_learned_maps_beat_their_start_by_more_than_the_spread(public, name, tit
     pytest.importorskip("torch")
     held = read_collection(public / name)
     index = Index.from_texts(held.documents, words=0)
-    page = printed("tested on the other half")
+    page = printed("test half")
     found = gains(index, held, mixes=(1.0, 0.5), measures=["MAP", "nDCG@10"], top=len(index))
     for mix, gain in found.items():
         mean, spread = gain.gain("MAP")

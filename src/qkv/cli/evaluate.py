@@ -207,7 +207,7 @@ def _evaluate_systems(
         vectors += ", learned"
     raw = index.with_encoder(TermEncoder(None, index.splitter.stem))
     systems = {
-        "raw counts of words": (raw, 1.0),
+        "raw word counts": (raw, 1.0),
         "BM25": (index, 0.0),
         vectors: (index, 1.0),
         f"mixture, {mix:g} {vectors}": (index, mix),
