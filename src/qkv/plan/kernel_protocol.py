@@ -55,10 +55,10 @@ class Kernel(ABC):
         """Return the reason why this kernel cannot run a problem, or None if it can."""
         if problem.library not in self.libraries:
             return f"it supports {' and '.join(self.libraries)} arrays, not {problem.library} arrays"
-        return next((sentence for refused, sentence in self.limits(problem) if refused), None)
+        return next(iter(self.limits(problem)), None)
 
-    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return the limits of the kernel, each as a pair: whether the problem exceeds the limit, and a reason.
+    def limits(self, problem: Problem) -> Iterable[str]:
+        """Yield a reason for each limit of the kernel that a problem exceeds; only the first is read.
 
         The library of the problem is already checked. By default there are no limits.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,13 +36,12 @@ class TileReader(Kernel):
     cols: int = 4
     most: int = 2
 
-    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return the limits of the kernel, which supports neither gradients nor readouts that need whole rows."""
-        readable = readable_by_tile(problem.readouts, problem.normalizer)
-        return (problem.gradient, "it does not support gradients"), (
-            not readable,
-            "it does not support readouts that need whole rows",
-        )
+    def limits(self, problem: Problem) -> Iterator[str]:
+        """Yield the limits of the kernel, which supports neither gradients nor readouts that need whole rows."""
+        if problem.gradient:
+            yield "it does not support gradients"
+        if not readable_by_tile(problem.readouts, problem.normalizer):
+            yield "it does not support readouts that need whole rows"
 
     def cost(self, problem: Problem) -> Cost:
         """Return a cost of 0, because the kernel runs only if a call names it."""

@@ -13,7 +13,7 @@ to 0 before the node, and the output of each query that may attend to such a key
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
@@ -59,21 +59,19 @@ class AttentionNode(Kernel):
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     traceable: ClassVar[bool] = True
 
-    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return conditions under which the operator does not support the call, each with the reason."""
+    def limits(self, problem: Problem) -> Iterator[str]:
+        """Yield why the operator does not support a call."""
         normalizer, score = problem.normalizer, _operator_score(problem.score)
-        softmax = normalizer.log_sum_exp and normalizer.online and normalizer.shift_invariant
-        capped = score is not None and score.cap is not None
-        return (
-            (not softmax, f"the operator supports softmax without a sink, not {normalizer}"),
-            (score is None, f"{problem.score} is not an inner product with a soft cap and a bias"),
-            (
-                capped and is_array(getattr(normalizer, "temperature", 1.0)),
-                "the operator has one soft cap, not one for each batch element",
-            ),
-            (bool(problem.readouts), "the operator returns the output alone, without readouts"),
-            (problem.spec.dropout > 0, "the operator has no dropout"),
-        )
+        if not (normalizer.log_sum_exp and normalizer.online and normalizer.shift_invariant):
+            yield f"the operator supports softmax without a sink, not {normalizer}"
+        if score is None:
+            yield f"{problem.score} is not an inner product with a soft cap and a bias"
+        elif score.cap is not None and is_array(getattr(normalizer, "temperature", 1.0)):
+            yield "the operator has one soft cap, not one for each batch element"
+        if problem.readouts:
+            yield "the operator returns the output alone, without readouts"
+        if problem.spec.dropout:
+            yield "the operator has no dropout"
 
     def cost(self, problem: Problem) -> Cost:
         """Return a cost of zero, because the node is written and not run."""

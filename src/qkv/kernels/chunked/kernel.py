@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar, Literal
@@ -207,10 +207,11 @@ class ChunkedKernel(Kernel):
     )
     casts_tiles: ClassVar[bool] = True
 
-    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return the only limit: the whole rows of logits of all queries must fit one row block."""
-        q, rows = problem.axes.q, row_block_size(problem, ROW_BLOCK_BUDGET, row_block_arrays(problem))
-        return ((rows < q, f"whole rows of logits for {q} queries exceed the size of a row block"),)
+    def limits(self, problem: Problem) -> Iterator[str]:
+        """Yield the only limit: the whole rows of logits of all queries must fit one row block."""
+        q = problem.axes.q
+        if row_block_size(problem, ROW_BLOCK_BUDGET, row_block_arrays(problem)) < q:
+            yield f"whole rows of logits for {q} queries exceed the size of a row block"
 
     def describe(self, problem: Problem) -> str:
         """State that keys and values are read chunk by chunk."""

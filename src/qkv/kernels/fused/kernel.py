@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.equation import BoundCall
@@ -42,31 +42,29 @@ class FusedKernel(Kernel):
     )
     traceable: ClassVar[bool] = True
 
-    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return the limits on the score, the normalizer, the mask and the shapes."""
+    def limits(self, problem: Problem) -> Iterator[str]:
+        """Yield why PyTorch's fused operator cannot compute a call, or only in quadratic memory."""
         from qkv.kernels.fused.layout import layout_of
 
         axes, normalizer = problem.axes, problem.normalizer
-        return (
-            (problem.score.lift_kind is None, f"{problem.score} is not an inner product"),
-            (not (normalizer.log_sum_exp and normalizer.online), f"it supports only softmax, not {normalizer}"),
-            (not normalizer.shift_invariant, f"it does not support the sink of {normalizer}"),
-            (bool(problem.readouts), "it does not support readouts"),
-            (problem.spec.dropout > 0, "with dropout PyTorch needs quadratic memory"),
-            (
-                problem.traced in ("jvp", "twice"),
-                "torch.func supports neither its forward-mode nor its second derivatives",
-            ),
-            (
-                not _supports_mask(problem),
-                f"the mask {problem.spec.mask} would need an array of {axes.q} × {axes.k}",
-            ),
-            (0 in (axes.q, axes.k, axes.query_width, axes.value_width, axes.batch_size), "an axis is empty"),
-            (
-                layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2]) is None,
-                "the batch axes cannot be mapped to two without a copy",
-            ),
-        )
+        if problem.score.lift_kind is None:
+            yield f"{problem.score} is not an inner product"
+        if not (normalizer.log_sum_exp and normalizer.online):
+            yield f"it supports only softmax, not {normalizer}"
+        if not normalizer.shift_invariant:
+            yield f"it does not support the sink of {normalizer}"
+        if problem.readouts:
+            yield "it does not support readouts"
+        if problem.spec.dropout:
+            yield "with dropout PyTorch needs quadratic memory"
+        if problem.traced in ("jvp", "twice"):
+            yield "torch.func supports neither its forward-mode nor its second derivatives"
+        if not _supports_mask(problem):
+            yield f"the mask {problem.spec.mask} would need an array of {axes.q} × {axes.k}"
+        if 0 in (axes.q, axes.k, axes.query_width, axes.value_width, axes.batch_size):
+            yield "an axis is empty"
+        if layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2]) is None:
+            yield "the batch axes cannot be mapped to two without a copy"
 
     def describe(self, problem: Problem) -> str:
         """Describe how queries and keys are lifted and padded, and how the mask and shared heads are handled."""

@@ -10,7 +10,7 @@ calls run tile by tile (`tiles.py`).
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import ClassVar
@@ -63,15 +63,11 @@ class JaxLoopsKernel(Kernel):
     budget: int = BUDGET
     row_block_budget: int = ROW_BLOCK_BUDGET
 
-    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return the only limit: a compiled loop must be able to combine the readouts of row blocks."""
-        return (
-            (
-                combine_kinds(readout, problem.tile, self._rows(problem)) is None,
-                f"a compiled loop cannot combine the results of the readout {readout}",
-            )
-            for readout in problem.readouts
-        )
+    def limits(self, problem: Problem) -> Iterator[str]:
+        """Yield each readout whose results for row blocks a compiled loop cannot combine."""
+        for readout in problem.readouts:
+            if combine_kinds(readout, problem.tile, self._rows(problem)) is None:
+                yield f"a compiled loop cannot combine the results of the readout {readout}"
 
     def describe(self, problem: Problem) -> str:
         """Describe the sizes of tiles and row blocks."""

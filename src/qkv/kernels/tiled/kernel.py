@@ -9,7 +9,7 @@ Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from typing import cast as cast_type
@@ -61,10 +61,10 @@ class TiledKernel(Kernel):
     budget: int = BUDGET
     row_block_budget: int = ROW_BLOCK_BUDGET
 
-    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return the only limit: the normalizer must be online, because a tile is only a part of its rows."""
-        normalizer = problem.normalizer
-        return ((not normalizer.online, f"{normalizer} needs whole rows of logits, not tiles"),)
+    def limits(self, problem: Problem) -> Iterator[str]:
+        """Yield the only limit: the normalizer must be online, because a tile is only a part of its rows."""
+        if not problem.normalizer.online:
+            yield f"{problem.normalizer} needs whole rows of logits, not tiles"
 
     def describe(self, problem: Problem) -> str:
         """Describe the size of tiles."""
