@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from numbers import Integral
+from typing import TypeGuard
 
 from qkv.errors import OptionError
 
-__all__ = ["check_choice", "check_integers"]
+__all__ = ["check_choice", "check_integers", "check_probability", "is_int"]
 
 
 def check_choice(name: str, given: object, choices: Iterable[object]) -> None:
@@ -36,3 +37,24 @@ def check_integers(minimum: int = 1, **numbers: object) -> None:
     for name, n in numbers.items():
         if n is not None and (isinstance(n, bool) or not isinstance(n, Integral) or n < minimum):
             raise OptionError(f"{name} must be an integer of at least {minimum}, got {n!r}.")
+
+
+def check_probability(dropout: float) -> float:
+    """Check a dropout probability and return it as a float.
+
+    Raises:
+        OptionError: `dropout` is not in [0, 1).
+    """
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise OptionError(f"dropout must be a number in [0, 1), got {dropout!r}. Give 0 to disable dropout.")
+    return float(dropout)
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Return whether a value is an `int`, and not True or False.
+
+    Example:
+        >>> is_int(1), is_int(True), is_int(1.0)
+        (True, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool)

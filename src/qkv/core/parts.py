@@ -27,6 +27,7 @@ from qkv.core.arrays import (
     variable_value,
 )
 from qkv.core.batch import BatchIndex, take_batch
+from qkv.core.checks import is_int
 from qkv.core.typing import Array, DType
 from qkv.errors import KindError, OptionError, ShapeError
 
@@ -356,11 +357,11 @@ def require_indices(part: Part, name: str) -> None:
     """Convert a field to a tuple; raise an `OptionError` unless it holds one or more integers."""
     indices = tuple(getattr(part, name))
     object.__setattr__(part, name, indices)
-    if not indices or not all(isinstance(n, int) and not isinstance(n, bool) for n in indices):
+    if not indices or not all(map(is_int, indices)):
         raise OptionError(f"{name} of {type(part).__name__} must be one or more integers, got {indices!r}.")
 
 
 def require_positive_integer(owner: str, name: str, value: object) -> None:
     """Raise an `OptionError` unless a value is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_int(value) or value < 1:
         raise OptionError(f"{name} of {owner} must be an integer of at least 1, got {value!r}.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.core.arrays import as_array, namespace, to_numpy
+from qkv.core.checks import is_int
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool
@@ -45,7 +46,7 @@ class Blocks(Mask):
     def validate(self) -> None:
         """Check that the layout is boolean and that the sizes are positive integers."""
         object.__setattr__(self, "layout", require_boolean("Blocks", as_array(self.layout)))
-        if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.sizes):
+        if not all(is_int(n) and n >= 1 for n in self.sizes):
             raise OptionError(f"size of Blocks must be one or two integers of at least 1, got {self.size!r}.")
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qkv.core.checks import is_int
 from qkv.core.positions import Align
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool
@@ -88,5 +89,5 @@ class Window(BandMask):
         """Check that `before` and `after` are non-negative integers or None."""
         for name in ("before", "after"):
             n = getattr(self, name)
-            if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
+            if n is not None and (not is_int(n) or n < 0):
                 raise OptionError(f"{name} of Window must be a non-negative integer, or None for all, got {n!r}.")

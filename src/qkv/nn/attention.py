@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv import scores
+from qkv.core.checks import check_probability
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.engine import attend, observe
@@ -17,7 +18,6 @@ from qkv.kernels.chunked.kernel import ChunkedTensor, attend_chunked, concat_chu
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
-from qkv.nn.checks import check_probability
 from qkv.nn.part_module import PartModule
 from qkv.nn.protocols import AttentionOutput, Cache
 from qkv.nn.scores.base import ScoreLike, build_score

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from qkv.core.checks import check_integers
 from qkv.core.typing import Float
 from qkv.errors import OptionError
-from qkv.nn.checks import check_integers
 
 __all__ = ["Activation", "FeedForward", "init_linear"]
 

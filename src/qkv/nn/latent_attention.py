@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkv.core.checks import check_integers
 from qkv.core.typing import Float
 from qkv.masks import Mask
-from qkv.nn.checks import check_integers, check_width
+from qkv.nn.checks import check_width
 from qkv.nn.feed_forward import Activation, FeedForward, init_linear
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.multihead_options import FactoryKwargs

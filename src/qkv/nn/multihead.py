@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear
 
+from qkv.core.checks import check_probability
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.masks import Mask
@@ -16,7 +17,7 @@ from qkv.masks.base import and_masks, require_mask
 from qkv.nn import head_layout, torch_interop
 from qkv.nn.align_batch import Groups, align_array, align_batch
 from qkv.nn.attention import append_to_cache, run_attention
-from qkv.nn.checks import check_probability, check_width
+from qkv.nn.checks import check_width
 from qkv.nn.extra_keys import append_extra_keys
 from qkv.nn.feed_forward import init_linear
 from qkv.nn.head_layout import Head, head_rows

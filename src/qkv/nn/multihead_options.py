@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
+from qkv.core.checks import check_integers
 from qkv.errors import OptionError
-from qkv.nn.checks import check_integers
 from qkv.normalizers import Normalizer, Softmax
 
 __all__ = ["FactoryKwargs", "Maps", "Widths", "add_softmax_parameters", "build_norm", "check_softmax", "check_widths"]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from qkv.core.checks import check_integers
 from qkv.core.typing import Float, Int
 from qkv.errors import KindError, OptionError, ShapeError
-from qkv.nn.checks import check_integers, check_width
+from qkv.nn.checks import check_width
 
 __all__ = ["Learned", "Rotary", "Sinusoidal", "sinusoidal_table", "position_ids"]
 

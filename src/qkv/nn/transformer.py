@@ -16,11 +16,11 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
+from qkv.core.checks import check_integers
 from qkv.core.typing import Float
 from qkv.errors import ShapeError
 from qkv.masks import Mask
 from qkv.nn.cache import KeyValueCache
-from qkv.nn.checks import check_integers
 from qkv.nn.protocols import Cache, KeyValue
 from qkv.nn.torch_interop import copy_stack, require_module
 from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer

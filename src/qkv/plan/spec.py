@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from qkv.core.checks import check_probability
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
-from qkv.errors import KindError, OptionError
+from qkv.errors import KindError
 from qkv.masks.base import Mask, require_mask
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.scores import ScaledDot, Score
@@ -64,8 +65,7 @@ class Spec(Part):
                 f"positions must be Positions, got a {_kind(self.positions)}. Give "
                 f'qkv.Positions(align="start" or "end").'
             )
-        if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
-            raise OptionError(f"dropout must be a number in [0, 1), got {self.dropout!r}. Give 0 to disable dropout.")
+        check_probability(self.dropout)
 
     @property
     def positional(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from qkv.core.checks import check_integers
 from qkv.core.positions import Positions
 from qkv.core.typing import Float, Int
 from qkv.errors import DataError, GradientError, KindError, RefusedError, ShapeError
@@ -16,7 +17,6 @@ from qkv.masks import Lengths, Mask, Window
 from qkv.masks.base import and_masks
 from qkv.nn.cache.chunk import Chunk, next_chunk_size
 from qkv.nn.cache.safetensors_file import CacheFacts, read_cache, write_cache
-from qkv.nn.checks import check_integers
 from qkv.plan.cost import memory_bytes, memory_text
 
 __all__ = ["KeyValueCache"]

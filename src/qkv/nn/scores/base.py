@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from qkv import scores
+from qkv.core.checks import check_integers
 from qkv.errors import KindError, OptionError
-from qkv.nn.checks import check_integers
 from qkv.nn.multihead_options import FactoryKwargs
 from qkv.nn.part_module import PartModule
 

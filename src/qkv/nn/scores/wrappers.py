@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.init import normal_, trunc_normal_, zeros_
 
 from qkv import scores
-from qkv.nn.checks import check_integers
+from qkv.core.checks import check_integers
 from qkv.nn.scores.base import Initial, ScoreLike, WrapperScore, build_score
 from qkv.nn.scores.learned import glorot_, positive
 
