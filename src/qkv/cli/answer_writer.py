@@ -18,7 +18,7 @@ __all__ = ["AnswerWriter"]
 class AnswerWriter(ABC):
     """Base class of writers that print answers to stdout as they are computed.
 
-    Fields:
+    Attributes:
         database: the database that gives the answers.
         rows: rows of evidence to show per query.
         explain: print the execution plan at the end.

@@ -44,7 +44,7 @@ def weighted_mean(
     """
     if bandwidth.shape[1] == 1:
         return _attention_mean(query, key, value, Gaussian(bandwidth[:, 0]), sample_weight, mask)
-    # Each output is a batch element with a bandwidth of its own.
+    # Each output is a batch element with a separate bandwidth.
     value = value.transpose(1, 2)[..., None]
     weight = None if sample_weight is None else sample_weight.transpose(1, 2)[..., None]
     means = _attention_mean(query[:, None], key[:, None], value, Gaussian(bandwidth), weight, mask)

@@ -29,7 +29,7 @@ _LEAST = 0.01
 class CandidateMatches:
     """Candidate pairs with a probability of at least 0.01, at most 100 per left row.
 
-    Fields:
+    Attributes:
         rows, keys, logits: left row, right row and log odds of each pair, sorted by left row.
         weights: attention weight of each pair among all keys of its row.
         no_match: weight of "no match" for each left row.

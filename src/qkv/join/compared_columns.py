@@ -43,7 +43,7 @@ _MIN_DIGITS = 4
 class ComparedColumn:
     """Compared column of both tables, with normalized cells.
 
-    Fields:
+    Attributes:
         name, kind: name and kind of the column.
         left, right: cells `(rows,)`: normalized strings, or float64.
         left_missing, right_missing: which cells are missing, booleans `(rows,)`.

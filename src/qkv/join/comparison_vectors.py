@@ -49,7 +49,7 @@ _ENDING = 4
 class TfidfRows:
     """Tf-idf vectors of the texts of both tables, as rows of sparse matrices.
 
-    Fields:
+    Attributes:
         left, right: tf-idf rows of unit length.
         left_root_idf, right_root_idf: √idf of the terms of each row; inner products are the IDF mass of shared terms.
         left_total, right_total: IDF mass of each row.

@@ -29,7 +29,7 @@ _FALSE = {"0", "false", "no", "0.0"}
 class Labels:
     """Labelled pairs as row numbers of both tables.
 
-    Fields:
+    Attributes:
         rows, keys: left and right row of each pair.
         match: 1 for a match, 0 otherwise.
         complete: whether the pairs are a complete list of matches, without non-matches.

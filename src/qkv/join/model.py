@@ -25,7 +25,7 @@ _VERSION = 2
 class JoinModel:
     """Fitted model that maps the comparison vector of a pair to the log odds of a match.
 
-    Fields:
+    Attributes:
         on: `(left name, right name)` of each compared column.
         kinds: kind of each compared column, by its name in the left table.
         log_odds: unsupervised log odds of each agreement level, `(columns, levels)`.

@@ -64,7 +64,7 @@ class Evaluation:
 class JoinResult:
     """Matching pairs of two tables, in descending order of weight for each left row.
 
-    Fields:
+    Attributes:
         left, right: the pyarrow tables; the same object if a table was joined to itself.
         rows, keys, weights, probabilities: left row, right row, weight and probability of each match.
         no_match: weight of "no match" for each left row.

@@ -30,7 +30,7 @@ _REPEATS = 2
 class LabelledSample:
     """Labelled pairs, and unlabelled pairs of the same left rows, which compete with them.
 
-    Fields:
+    Attributes:
         rows, measures, labels: left row, comparison vector and label of each pair.
         other_rows, other_measures: left row and comparison vector of each unlabelled pair.
     """
@@ -52,7 +52,7 @@ class LabelledSample:
 class FittedWeights:
     """Weights and threshold that `fit_labelled` learned, with their errors on held-out pairs.
 
-    Fields:
+    Attributes:
         weights, bias: a and b.
         threshold: smallest weight of a match.
         strength: λ.

@@ -50,7 +50,7 @@ def bundle(entry: str) -> str:
     """Join a JavaScript module and all modules that it imports into one text.
 
     Each module is included once, before the modules that import it. The bundler relies on three rules: each import is
-    on a line of its own, names are exported where they are declared, and no two modules declare the same name.
+    on a separate line, names are exported where they are declared, and no two modules declare the same name.
 
     Example:
         >>> [line for line in bundle("heads.js").splitlines() if line.startswith("import")]

@@ -22,7 +22,7 @@ _ViewKind = TypeVar("_ViewKind", View, TiledView)
 class Page:
     """A page that shows one or more attention views.
 
-    Fields:
+    Attributes:
         views: the views, dense or tiled.
         title: title of the page.
     """

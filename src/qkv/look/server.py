@@ -51,7 +51,7 @@ _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 class ServedPage:
     """The state of a served page, which may not be ready yet.
 
-    Fields:
+    Attributes:
         page: the page; None while the page is created.
         error: the reason why the page could not be created, if any.
         doing, done, total: name of the current step, number of completed parts and total number of parts, which the

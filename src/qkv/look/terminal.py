@@ -34,7 +34,7 @@ def text_map(
     Args:
         weights: the weights of one head.
         queries: token of each query, shown at the left.
-        keys: token of each key, shown below the map if each key has a column of its own.
+        keys: token of each key, shown below the map if each key has a separate column.
         width: width of the terminal in characters.
         colour: True: use 24-bit colour; False: use digits from 0 to 9, tenths of the maximum; None: use colour,
             unless the environment variable NO_COLOR is set.

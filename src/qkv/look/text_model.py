@@ -30,7 +30,7 @@ _WORD_STARTS = ("▁", "Ġ")
 class TextModel:
     """A transformers model with its tokenizer.
 
-    Fields:
+    Attributes:
         model: the model.
         tokenizer: its tokenizer.
         name: the name of the model that is displayed.

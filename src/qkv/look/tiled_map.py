@@ -52,7 +52,7 @@ _LOG2_E = math.log2(math.e)
 class TiledMap:
     """The attention map of one head, which can be computed at any resolution.
 
-    Fields:
+    Attributes:
         call: the bound call of the head, without batch axes.
         log_sum_exp: `(q,)`, the log-sum-exp of the logits of each query.
         mean_overview: `(rows, columns)`, the mean weight of each cell.
@@ -260,7 +260,7 @@ class TiledMap:
 class TiledView:
     """The attention maps of one long text in one model, computed tile by tile instead of stored as in `View`.
 
-    Fields:
+    Attributes:
         name: title of the view.
         model: name of the model.
         queries: tokens of the rows.

@@ -22,7 +22,7 @@ __all__ = ["HeadRole", "LayerMaps", "TokenAxis", "View"]
 class TokenAxis:
     """The tokens along one axis of a map.
 
-    Fields:
+    Attributes:
         tokens: the displayed text of each token.
         pieces: the text that each token adds to its word.
         words: the index of the word that each token belongs to; −1: none.
@@ -58,7 +58,7 @@ class TokenAxis:
 class LayerMaps:
     """The quantized attention maps of the heads of one layer.
 
-    Fields:
+    Attributes:
         name: name of the layer.
         heads: name of each head.
         codes: `(heads, q, k)` uint8, from `qkv.look.quantize`.
@@ -81,7 +81,7 @@ class LayerMaps:
 class HeadRole:
     """A role of an attention head, measured over many sentences.
 
-    Fields:
+    Attributes:
         role: name of the role, such as `previous`.
         score: score of the head.
         baseline: score of the best rule that needs no model.
@@ -96,7 +96,7 @@ class HeadRole:
 class View:
     """The quantized attention maps of one text in one model.
 
-    Fields:
+    Attributes:
         name: title of the view, usually the text.
         model: name of the model.
         kind: `"self"`, `"cross"` or `"decoder"`.

@@ -20,7 +20,7 @@ __all__ = ["Collection", "judged_collection", "read_collection", "read_documents
 class Collection:
     """Test collection of documents, queries and relevance judgements.
 
-    Fields:
+    Attributes:
         name: name of the collection.
         documents: all documents.
         queries: the judged queries, in the order of their file.

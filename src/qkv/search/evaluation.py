@@ -28,7 +28,7 @@ Run = Mapping[str, Mapping[str, float]]
 class RankingMeasures:
     """Values of evaluation measures, such as nDCG@10, for the rankings of several queries.
 
-    Fields:
+    Attributes:
         means: mean of each measure over all judged queries.
         queries: values of all measures for each query, by query name.
     """
@@ -144,7 +144,7 @@ def learn(
 class Gain:
     """Gain from learned projections, measured on several random halves of the queries.
 
-    Fields:
+    Attributes:
         start, learned: means over the held-out halves without and with learned projections, by measure.
         gains: differences learned − start of all halves, by measure.
     """

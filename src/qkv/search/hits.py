@@ -15,7 +15,7 @@ class Contributions:
 
         score = Σ_{v, w} pairs[v, w] + rest
 
-    Fields:
+    Attributes:
         query_words: words of the query; "" is a special token of a sentence model.
         words: words of the passage.
         pairs: contributions `(query_words, words)`.
@@ -45,7 +45,7 @@ class Contributions:
 class Hit:
     """A passage that matches the query.
 
-    Fields:
+    Attributes:
         document: name of the document.
         title: title of the document.
         text: text of the passage.

@@ -22,7 +22,7 @@ _WORD = re.compile(r"\S+")
 class Passage:
     """Part of a document that a search ranks, given as a range of characters.
 
-    Fields:
+    Attributes:
         document: index of the document.
         start, end: range of characters of `Document.whole`.
     """

@@ -28,7 +28,7 @@ _TITLE_NAMES = ("title", "name", "headline", "subject")
 class Document:
     """Text with a unique name and an optional title.
 
-    Fields:
+    Attributes:
         name: unique name in rankings and judgements.
         text: text of the document.
         title: title, which is searched with the text, or "".

@@ -27,7 +27,7 @@ def combine_kinds(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
     """Return how a loop combines each array of a readout over row blocks, or None if it cannot.
 
     Returns:
-        For each array "rows" if each block holds the elements of its own queries, "cells" for a pooled attention map,
+        For each array "rows" if each block holds only the elements of its queries, "cells" for a pooled attention map,
         or the operation of the reduction if the arrays of all blocks have the same elements.
     """
     if readout.pooling and readout.head_indices is None:

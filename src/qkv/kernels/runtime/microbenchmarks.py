@@ -56,7 +56,7 @@ class FasterOps:
         if left.ndim == 2 and right.ndim == 2:
             if self.onednn:
                 return onednn_matmul_nt(left, right)
-            # Not `matmul`, which allocates a result of its own and copies it.
+            # Not `matmul`, which allocates a second result and copies it.
             return torch.mm(left, right.mT, out=workspace.take(name, (left.shape[0], right.shape[0]), left))
         if left.shape[:-2] == right.shape[:-2]:
             shape = (*left.shape[:-1], right.shape[-2])

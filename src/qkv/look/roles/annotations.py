@@ -32,7 +32,7 @@ Span = tuple[int, int]
 class Question:
     """A question about which candidate is related to a word, such as the antecedent of a pronoun.
 
-    Fields:
+    Attributes:
         role: the relation, such as `coreference` or `nsubj`.
         query: span of the word.
         right: span of the right candidate.
@@ -51,7 +51,7 @@ class Question:
 class AnnotatedSentence:
     """A text with questions about its words.
 
-    Fields:
+    Attributes:
         text: the text.
         questions: the questions; empty for texts without annotation.
     """

@@ -27,7 +27,7 @@ _MARGIN = 0.1
 class HeadScore:
     """The score of one attention head for one role, measured over a group of sentences.
 
-    Fields:
+    Attributes:
         role: name of the role.
         group: name of the group of sentences.
         layer, head: indices of the head.
@@ -56,7 +56,7 @@ class HeadScore:
 class RoleTable:
     """A table of the scores of all attention heads of a model.
 
-    Fields:
+    Attributes:
         model: name of the model.
         sentences: number of sentences.
         rows: one score for each role, group and head.

@@ -17,7 +17,7 @@ __all__ = ["EncodedSentence", "QuestionResult", "position_scores", "score_questi
 class EncodedSentence:
     """A tokenized sentence.
 
-    Fields:
+    Attributes:
         ids: `(n,)`, the token ids.
         special: `(n,)`, whether each token is a special token of the model.
         spans: the span of characters of the text that each token covers.
@@ -90,7 +90,7 @@ def position_scores(
 class QuestionResult:
     """The answers of all attention heads and of two baseline rules to one question.
 
-    Fields:
+    Attributes:
         heads: `(heads,)`, whether each head chose the right candidate.
         nearest: whether the candidate nearest to the query is right.
         offset: distance in tokens from the query to the right candidate; the best fixed offset over all questions
