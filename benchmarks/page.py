@@ -20,8 +20,9 @@ LIMITS = ROOT / "benchmarks" / "limits"
 
 HEAD = """# Benchmarks
 
-This page lists every claim of speed and memory, with its goal and the latest measurement. `python -m benchmarks.page`
-writes it from `benchmarks/results/`. `make bench` measures every claim, and `make bench CLAIM=additive` measures one.
+This page lists every claim of speed and memory, with its goal and the latest measurement; the column *met* states
+for each case whether it reaches the goal. `python -m benchmarks.page` writes the page from `benchmarks/results/`.
+`make bench` measures every claim, and `make bench CLAIM=additive` measures one.
 
 - Before a result is timed, it is compared with the peer's result, and on some queries with the equation in float64.
 - Error: max |result − reference| / max |reference|, the largest over these comparisons.
