@@ -114,7 +114,7 @@ def test_a_single_table_is_searched_for_duplicates(qkv, tmp_path):
         (("join", *TABLES, *ON, "--evaluate", "people.csv"), "must have the columns left and right"),
         (("join", *TABLES, *ON, "--threshold", "2"), "threshold must be above 0"),
         (("join", *TABLES, *ON, "--one-to-one", "--many"), "must not both be True"),
-        (("join", *TABLES, "--model", "no.json"), "cannot be read"),
+        (("join", *TABLES, "--model", "no.json"), "must be a readable file"),
         (("join", *TABLES, *ON, "--model", "no.json"), "Omit --on"),
         (("join", *TABLES, "--model", "people.csv"), "not JSON"),
         (("fit", "join", *TABLES, *ON), "--out must be given"),

@@ -297,7 +297,7 @@ def test_the_closest_of_some_rows_are_those_of_all(count):
 
 
 def test_a_sample_of_the_rows_gives_the_same_estimate(monkeypatch):
-    monkeypatch.setattr("qkv.join.expectation_maximisation._MOST_ROWS", 25)
+    monkeypatch.setattr("qkv.join.expectation_maximization._MOST_ROWS", 25)
     check_misspelt_people_are_found_and_strangers_are_not()
 
 
@@ -374,7 +374,7 @@ def test_a_damaged_model_is_refused(tmp_path):
     path.write_text("{")
     with pytest.raises(DataError, match="not JSON"):
         SoftJoin.load(path)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="must be a readable file"):
         SoftJoin.load(tmp_path / "none.json")
     with pytest.raises(OptionError, match="must be fitted before"):
         SoftJoin().save(path)
@@ -431,18 +431,18 @@ def test_labels_are_read_by_number_and_by_id():
         (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"a": 1}]), "must have the columns left and right"),
         (
             lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 99, "right": 0, "match": 1}]),
-            "must be from 0 to 23, got 99",
+            "must be an integer from 0 to 23, got 99",
         ),
         (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 7}]), "must be 0 or 1, got 7"),
         (
             lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 1}]),
             "got 1 matches among 1",
         ),
-        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, valid=SAME), "Pass training pairs"),
+        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, valid=SAME), "Pass the training pairs"),
         (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, threshold=0.0), "threshold must be above 0"),
         (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, one_to_one=True, many=True), "must not both be True"),
-        (lambda: SoftJoin("name,name"), "and each column once"),
-        (lambda: SoftJoin(""), "and each column once"),
+        (lambda: SoftJoin("name,name"), "each left column at most once"),
+        (lambda: SoftJoin(""), "each left column at most once"),
     ],
 )
 def test_unusable_arguments_are_refused(call, said):

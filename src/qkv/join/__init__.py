@@ -1,4 +1,4 @@
-"""Soft join (record linkage) of two tables: each row attends to the rows of another table or to "no match"."""
+"""Soft join (record linkage) of two tables, in which each left row attends to the right rows and to "no match"."""
 
 from qkv.core.extras import lazy_attributes
 

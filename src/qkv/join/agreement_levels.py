@@ -1,4 +1,4 @@
-"""Agreement of the two cells of a pair in each column, as a number in [0, 1] and as a level.
+"""Compute how well the two cells of a pair of rows agree in each column, as a number in [0, 1] and as a level.
 
     text     max(spelling, 0.95 · contained)       number   max(equal, 0.95 · ratio)
     code     spelling                              date     max(equal, 0.95 · spelling)
@@ -23,7 +23,7 @@ _LOG_ODDS_SCALE = 5.0
 
 
 def agreement(measures: ComparisonVectors, found: np.ndarray) -> np.ndarray:
-    """Return the agreement of each pair in each column, `(*pairs, columns)`; NaN if a cell is missing."""
+    """Return the agreement of each pair of rows in each column, `(*pairs, columns)`, which is NaN for missing cells."""
     columns, start = [], 0
     for field in measures.fields:
         names = [measure for column, measure in measures.names if column == field.name]
@@ -40,7 +40,7 @@ def agreement(measures: ComparisonVectors, found: np.ndarray) -> np.ndarray:
 
 
 def agreement_levels(agreed: np.ndarray) -> np.ndarray:
-    """Return the level of each agreement, from 1, as int8; 0 if a cell is missing.
+    """Return the level of each agreement as int8, from 1 to 5. Missing cells (NaN) have level 0.
 
     Example:
         >>> agreement_levels(np.array([[np.nan, 0.1, 0.85, 1.0]])).tolist()
@@ -51,18 +51,27 @@ def agreement_levels(agreed: np.ndarray) -> np.ndarray:
 
 
 def mean_agreement(agreed: np.ndarray) -> np.ndarray:
-    """Return the mean agreement over columns, shrunk toward 0 for missing cells, to rank candidates."""
+    """Return the sum of the agreements of each pair in the n columns without missing cells, divided by n + 1.
+
+    Of two pairs with the same mean agreement, the one with fewer missing cells thus has the larger value.
+    """
     present = ~np.isnan(agreed)
     total = np.where(present, agreed, 0.0).sum(axis=-1)
     return np.asarray(total / (present.sum(axis=-1) + 1.0))
 
 
 def level_log_odds(measures: ComparisonVectors, found: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-    """Look up the log odds of each agreement level, `(pairs, columns)`, in an array `(columns, levels)`."""
+    """Return the log odds of the agreement of each pair in each column, `(pairs, columns)`.
+
+    Args:
+        measures: comparison of the two tables.
+        found: comparison vectors of the pairs.
+        log_odds: log odds of each agreement level, `(columns, levels)`.
+    """
     level = agreement_levels(agreement(measures, found))
     return np.stack([log_odds[column][level[:, column]] for column in range(level.shape[1])], axis=1)
 
 
 def append_log_odds(found: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-    """Append the scaled log odds of each column to comparison vectors."""
+    """Return the comparison vectors `found` followed by `log_odds / 5`, `(pairs, similarities + columns)`."""
     return np.concatenate([found, log_odds / _LOG_ODDS_SCALE], axis=1, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Attention weights of candidate pairs, with "no match" as an additional key.
+"""Compute the attention weights of candidate pairs of rows, with "no match" as an additional key.
 
     weight(r, k) = e^(l_rk) / (1 + Σ_j e^(l_rj))        probability(r, k) = e^(l_rk) / (1 + e^(l_rk))
 
@@ -27,7 +27,7 @@ _LEAST = 0.01
 
 @dataclass(frozen=True, eq=False)
 class CandidateMatches:
-    """Candidate pairs with a probability of at least 0.01, at most 100 per left row.
+    """Candidate pairs with a match probability of at least 0.01, up to the 100 most probable of each left row.
 
     Attributes:
         rows, keys, logits: left row, right row and log odds of each pair, sorted by left row.
@@ -43,12 +43,15 @@ class CandidateMatches:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Probability that each pair matches, regardless of other pairs."""
+        """Probability that each pair matches, computed from its logit alone."""
         return np.asarray(expit(self.logits))
 
 
 def collect_matches(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> CandidateMatches:
-    """Collect candidate matches from batches `(rows, keys, logits)`, which hold all pairs of their left rows."""
+    """Collect the probable matches from batches `(rows, keys, logits)` of candidate pairs.
+
+    All candidate pairs of a left row must be in the same batch.
+    """
     least = np.log(_LEAST / (1 - _LEAST))
     no_match = np.ones(rows)
     kept = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0), np.zeros(0))]
@@ -63,7 +66,7 @@ def collect_matches(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
 
 
 def attention_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weight of each pair in its left row, and the weight of "no match" in the same row.
+    """Return the attention weight of each pair among the pairs of its left row, and the weight of "no match" there.
 
     The result equals that of `normalizers.Softmax(sink=0.0)`, for rows of unequal length.
 
@@ -85,7 +88,7 @@ def attention_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray,
 
 
 def solve_assignment(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray) -> np.ndarray:
-    """Return a boolean array of the pairs in the one-to-one assignment with the largest sum of gains.
+    """Return a boolean array that is True for the pairs in the one-to-one assignment with the largest sum of gains.
 
     Pairs without a positive gain are never assigned. Each connected component of the graph of pairs is a separate
     assignment problem.

@@ -1,4 +1,4 @@
-"""Blocking: select the candidate pairs of two tables, in batches of bounded memory.
+"""Select the pairs of rows of two tables that a join compares, and yield them in batches of bounded memory.
 
 All pairs are candidates if there are at most 25 million. Otherwise, the candidates of a left row are the 50 right rows
 with the largest cosine of tf-idf vectors of letter trigrams; trigrams that occur in more than 2 % of the rows are
@@ -29,7 +29,7 @@ _COMMON_ROWS = 1000
 
 
 class CandidatePairs:
-    """Candidate pairs of two tables, or of a table with itself.
+    """Pairs of rows that a join of two tables, or of a table with itself, compares.
 
     Args:
         measures: comparison vectors of both tables.
@@ -48,7 +48,7 @@ class CandidatePairs:
 
     @property
     def note(self) -> str:
-        """Description of the compared pairs, as a sentence."""
+        """Description of the compared pairs for the notes of a result."""
         if self.count is None:
             return f"all {self.rows:,} × {self.keys:,} pairs compared"
         return (
@@ -59,7 +59,7 @@ class CandidatePairs:
     def batches(
         self, progress: Progress | None = None, of: np.ndarray | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield batches of pairs as `(rows, keys, measures)`; all pairs of a left row are in the same batch.
+        """Yield batches of candidate pairs as `(rows, keys, measures)`, with all pairs of a left row in one batch.
 
         Args:
             progress: called with the step, the count done and the total.
@@ -83,7 +83,7 @@ class CandidatePairs:
                 report(progress, "comparing", stop, self.rows)
             return
         if self._listed is None:
-            self._listed = self._near(self.count, progress)
+            self._listed = self._most_similar(self.count, progress)
         rows, keys = self._listed
         if of is not None:
             rows, keys = rows[wanted[rows]], keys[wanted[rows]]
@@ -115,18 +115,25 @@ class CandidatePairs:
         return rows, keys, found
 
     def random(self, count: int, seed: int = 0) -> np.ndarray:
-        """Return the comparison vectors of random pairs of different rows."""
+        """Return the comparison vectors of `count` random pairs, drawn with replacement from all pairs.
+
+        In a join of a table with itself, pairs of a row with itself are left out, so that fewer may be returned.
+        """
         draw = np.random.default_rng(seed)
         rows, keys = draw.integers(self.rows, size=count), draw.integers(self.keys, size=count)
         allowed = self._allowed(rows, keys)
         return self.measures.compute(PairList(rows[allowed], keys[allowed]))
 
     def _allowed(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Return which pairs may be compared; within one table, rows are not compared with themselves."""
+        """Return a boolean array that is False for the pairs of a row with itself in a join of a table with itself."""
         return np.asarray((rows != keys) | (not self.itself))
 
-    def _near(self, count: int, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pairs of each left row with its most similar right rows, computed by sparse products."""
+    def _most_similar(self, count: int, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return `(rows, keys)` of the pairs of each left row with at most `count` right rows of largest cosine.
+
+        The cosines of tf-idf vectors of letter trigrams are computed by sparse products. Right rows that share no
+        trigram with the left row are left out.
+        """
         left, right = (_records(self.measures.fields, side) for side in ("left", "right"))
         weighed = tfidf_rows(left, right, letters=True)
         often = np.asarray((weighed.right != 0).sum(axis=0)).reshape(-1)
@@ -145,7 +152,7 @@ class CandidatePairs:
 
 
 def top_per_row(rows: np.ndarray, score: np.ndarray, count: int) -> np.ndarray:
-    """Return the indices of the `count` largest scores of each row, grouped by row.
+    """Return the indices into `score` of the `count` largest scores of each row, sorted by row and descending score.
 
     Example:
         >>> top_per_row(np.array([0, 0, 0, 2]), np.array([1.0, 3.0, 2.0, 0.0]), 2).tolist()
@@ -158,7 +165,7 @@ def top_per_row(rows: np.ndarray, score: np.ndarray, count: int) -> np.ndarray:
 
 
 def _records(fields: list[ComparedColumn], side: str) -> np.ndarray:
-    """Join the cells of each row into one string."""
+    """Return a string for each row of a side, `"left"` or `"right"`, with the cells of all fields joined by spaces."""
     columns: list[list[str]] = []
     for field in fields:
         cells, missing = getattr(field, side), getattr(field, f"{side}_missing")

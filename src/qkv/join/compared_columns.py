@@ -1,8 +1,8 @@
-"""Columns of two tables, normalized for comparison as texts, codes, numbers or dates.
+"""Normalize the columns of two tables for comparison as texts, codes, numbers or dates.
 
     text      words, with case folded, HTML entities decoded, and accents and apostrophes removed ("Tom 's" is "toms")
-    code      texts that consist mostly of digits, such as telephone numbers and postcodes; also integers of four or
-              more digits, if nearly all have the same number of digits
+    code      texts that consist mostly of digits, such as telephone numbers and postcodes; also columns of
+              non-negative integers, if at least 90 % have the same number of digits, four or more
     number    numbers, and texts such as "8.70 %" that are a number with a unit
     date      dates and times, in days
 
@@ -41,12 +41,12 @@ _MIN_DIGITS = 4
 
 @dataclass(frozen=True, eq=False)
 class ComparedColumn:
-    """Compared column of both tables, with normalized cells.
+    """Normalized cells of a column of the left table and of the column of the right table that it is compared with.
 
     Attributes:
         name, kind: name and kind of the column.
         left, right: cells `(rows,)`: normalized strings, or float64.
-        left_missing, right_missing: which cells are missing, booleans `(rows,)`.
+        left_missing, right_missing: boolean arrays `(rows,)` that are True for missing cells.
     """
 
     name: str
@@ -79,7 +79,7 @@ def clean(text: str) -> str:
 def read_columns(
     left: pa.Table, right: pa.Table, names: tuple[str, ...], kinds: dict[str, Kind] | None = None
 ) -> list[ComparedColumn]:
-    """Read columns of two pyarrow tables for comparison.
+    """Return the normalized cells of the columns `names` of two pyarrow tables, ready for comparison.
 
     Args:
         left: left table.
@@ -88,7 +88,7 @@ def read_columns(
         kinds: kind of each column in a fitted model; None to infer the kinds.
 
     Raises:
-        DataError: a column holds vectors, or a different kind of data than the model was fitted to.
+        DataError: a column holds vectors, or no dates although the model was fitted to dates.
     """
     return [
         _field(Column.from_table(left, name), Column.from_table(right, name), (kinds or {}).get(name)) for name in names
@@ -99,7 +99,7 @@ def _field(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
     for column in (left, right):
         if column.kind == "vector":
             raise DataError(
-                f"column {column.name!r} must hold texts, numbers or dates, got vectors. Exclude the column."
+                f"column {column.name!r} must hold texts, numbers or dates, got vectors. Name only other columns in on."
             )
     wanted = kind or _kind(left, right)
     (left_cells, left_missing), (right_cells, right_missing) = (_convert(column, wanted) for column in (left, right))
@@ -110,17 +110,20 @@ def _kind(left: Column, right: Column) -> Kind:
     if left.kind == right.kind == "timestamp":
         return "date"
     if {left.kind, right.kind} <= {"number", "boolean"}:
-        return "code" if _long_whole(left) and _long_whole(right) else "number"
+        return "code" if _are_integer_codes(left) and _are_integer_codes(right) else "number"
     texts = [text for column in (left, right) for text in _as_texts(column) if _WORD.search(text)]
     if not texts:
         return "text"
-    if _codes(texts):
+    if _are_codes(texts):
         return "code"
     return "number" if np.mean([_number(text) is not None for text in texts]) >= _MIN_SHARE else "text"
 
 
-def _long_whole(column: Column) -> bool:
-    """Return whether nearly all cells are integers with the same count of digits, four or more."""
+def _are_integer_codes(column: Column) -> bool:
+    """Return whether all cells of a column are non-negative integers, and at least 90 % have the same number of digits.
+
+    This number must be at least four. Missing cells are ignored; a column without other cells gives False.
+    """
     cells = column.cells[~column.missing]
     if not len(cells) or (cells != np.round(cells)).any() or (cells < 0).any():
         return False
@@ -128,8 +131,8 @@ def _long_whole(column: Column) -> bool:
     return bool(lengths[counts.argmax()] >= _MIN_DIGITS and counts.max() >= _MIN_SHARE * len(cells))
 
 
-def _codes(texts: list[str]) -> bool:
-    """Return whether most texts consist mainly of digits and are too long to be amounts."""
+def _are_codes(texts: list[str]) -> bool:
+    """Return whether at least 90 % of the texts have four or more digits, more digits than letters, and no period."""
 
     def code(text: str) -> bool:
         signs = [sign for sign in text if sign.isalnum()]
@@ -145,7 +148,7 @@ def _number(text: str) -> float | None:
 
 
 def _as_texts(column: Column) -> np.ndarray:
-    """Return the cells as strings."""
+    """Return the cells of a column as an array of strings, with "" for missing cells."""
     if column.original is not None:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
     timestamps = column.kind == "timestamp"
@@ -154,10 +157,19 @@ def _as_texts(column: Column) -> np.ndarray:
 
 
 def _convert(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cells converted to a kind, and which are missing."""
+    """Return the cells of a column, converted to `kind`, and a boolean array that is True for missing cells.
+
+    Dates become days since 1970, numbers float64, and texts and codes normalized strings.
+
+    Raises:
+        DataError: `kind` is `"date"` and the column holds no dates.
+    """
     if kind == "date":
         if column.kind != "timestamp":
-            raise DataError(f"column {column.name!r} must hold dates, as when the model was fitted, got {column.kind}.")
+            raise DataError(
+                f"column {column.name!r} must hold dates, because the model was fitted to dates, got cells of kind "
+                f"{column.kind!r}. Convert the column to dates, or fit the model again."
+            )
         return (column.cells + column.origin) / column.units_per_day, column.missing
     if kind == "number" and column.kind in ("number", "boolean"):
         return column.cells, column.missing
@@ -165,11 +177,11 @@ def _convert(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     if kind == "number":
         numbers = np.array([_number(text) for text in raw], dtype=np.float64)  # NaN for None
         return np.nan_to_num(numbers), np.isnan(numbers)
-    keep = clean if kind == "text" else _digits
-    cells = np.array([keep(text) for text in raw], dtype=object)
+    normalize = clean if kind == "text" else _remove_separators
+    cells = np.array([normalize(text) for text in raw], dtype=object)
     return cells, cells == ""
 
 
-def _digits(text: str) -> str:
-    """Return the letters and digits of a code, without separators."""
+def _remove_separators(text: str) -> str:
+    """Return the letters and digits of a code in lower case, without separators such as spaces and hyphens."""
     return "".join(_WORD.findall(fold(text)))

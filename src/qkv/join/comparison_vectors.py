@@ -1,4 +1,4 @@
-"""Comparison vectors of pairs of rows, which hold several similarities in [0, 1] for each column and the record.
+"""Compute comparison vectors of pairs of rows, whose elements are similarities in [0, 1] of columns and records.
 
     text     spelling      mean of Jaro–Winkler and optimal string alignment (scores.Spelling)
              words         cosine of tf-idf over words
@@ -47,7 +47,7 @@ _ENDING = 4
 
 @dataclass(frozen=True, eq=False)
 class TfidfRows:
-    """Tf-idf vectors of the texts of both tables, as rows of sparse matrices.
+    """Tf-idf vectors of one text for each row of two tables, as rows of sparse matrices.
 
     Attributes:
         left, right: tf-idf rows of unit length.
@@ -64,7 +64,7 @@ class TfidfRows:
 
 
 def tfidf_rows(left: np.ndarray, right: np.ndarray, letters: bool) -> TfidfRows:
-    """Return tf-idf vectors of words, or of letter trigrams if `letters` is true, for both tables."""
+    """Return tf-idf vectors of the texts of both tables, over letter trigrams if `letters` is True, else over words."""
     texts = np.concatenate([left, right])
     vectorizer = TfidfVectorizer(
         analyzer="char_wb" if letters else "word",
@@ -83,7 +83,7 @@ def tfidf_rows(left: np.ndarray, right: np.ndarray, letters: bool) -> TfidfRows:
 
 
 class ComparisonVectors:
-    """Computes the comparison vectors of pairs of rows of two tables.
+    """Comparison of the rows of two tables, which computes a vector of similarities for each pair of rows.
 
     Attributes:
         names: `(column, similarity)` of each element of a comparison vector.
@@ -109,12 +109,12 @@ class ComparisonVectors:
 
     @staticmethod
     def count(kinds: list[Kind]) -> int:
-        """Return the length of the comparison vectors for columns of these kinds."""
+        """Return the number of elements of a comparison vector for columns of the kinds `kinds`."""
         record = len(_MEASURES["record"]) if kinds.count("text") > 1 else 0
         return sum(len(_MEASURES[kind]) for kind in kinds) + record
 
     def compute(self, pairs: PairSet) -> np.ndarray:
-        """Return the comparison vectors of pairs, `(*pairs, similarities)`, in float32."""
+        """Return the comparison vector of each pair, `(*pairs, similarities)`, in float32."""
         parts = [part for field in self.fields for part in self._field(field, pairs)]
         if self.record is not None:
             letters, words = self.record
@@ -172,7 +172,7 @@ _KINDS = {
 
 
 def join_cells(columns: Sequence[Sequence[str]]) -> np.ndarray:
-    """Join the cells of each row, separated by spaces; empty cells are left out."""
+    """Return one string for each row, with its non-empty cells separated by spaces."""
     return np.array([" ".join(filter(None, row)) for row in zip(*columns, strict=True)], dtype=object)
 
 
@@ -185,7 +185,10 @@ def _spelling(pairs: PairSet, left: np.ndarray, right: np.ndarray) -> np.ndarray
 
 
 def _shared_idf(words: TfidfRows, pairs: PairSet) -> list[np.ndarray]:
-    """Return the shared IDF mass relative to the smaller and to the larger side."""
+    """Return two arrays: the IDF mass that each pair shares, divided by the smaller and by the larger mass of its rows.
+
+    The IDF mass is the sum of the inverse document frequencies of the terms.
+    """
     shared = pairs.inner_products(words.left_root_idf, words.right_root_idf)
     sides = words.left_total, words.right_total
     return [_divide(shared, pairs.apply(least, *sides)) for least in (np.minimum, np.maximum)]
@@ -207,7 +210,7 @@ def _day_digits(days: np.ndarray) -> np.ndarray:
 
 
 def _digit_words(texts: np.ndarray) -> np.ndarray:
-    """Return each text reduced to the words that contain a digit."""
+    """Return, for each text, a string of its words that contain a digit, separated by spaces."""
     return np.array(
         [" ".join(word for word in text.split() if any(sign.isdigit() for sign in word)) for text in texts],
         object,

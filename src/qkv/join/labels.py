@@ -1,4 +1,4 @@
-"""Read labelled pairs, which state for a left row and a right row whether they match.
+"""Read labelled pairs, each of which states whether a left row and a right row match.
 
 Labelled pairs are a table with the columns `left`, `right` and `match`, or `ltable_id`, `rtable_id` and `label` as in
 the files of Magellan and DeepMatcher. Without the third column, the table lists all matches. A row is identified by
@@ -27,7 +27,7 @@ _FALSE = {"0", "false", "no", "0.0"}
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Labelled pairs as row numbers of both tables.
+    """Labelled pairs of rows, as row numbers of the left and the right table with a label for each pair.
 
     Attributes:
         rows, keys: left and right row of each pair.
@@ -42,7 +42,7 @@ class Labels:
 
 
 def row_numbers(table: pa.Table, column: str | None, where: str) -> dict[str, int] | None:
-    """Return the row number of each id, or None if there is no id column.
+    """Return a dict from each id in `column` to its row number. Return None if `column` is None.
 
     Raises:
         DataError: an id is missing or occurs more than once.
@@ -53,12 +53,15 @@ def row_numbers(table: pa.Table, column: str | None, where: str) -> dict[str, in
     if None in cells:
         raise DataError(
             f"the id column {column!r} of {where} must have no missing cells, got a missing cell in "
-            f"row {cells.index(None)}."
+            f"row {cells.index(None)}. Fill the cell, or choose another id column."
         )
     found: dict[str, int] = {}
     for row, cell in enumerate(cells):
         if found.setdefault(str(cell).strip(), row) != row:
-            raise DataError(f"ids must be unique, got {cell!r} more than once in {where}. Choose another id column.")
+            raise DataError(
+                f"the id column {column!r} of {where} must have unique cells, got {cell!r} more than once. "
+                "Choose another id column."
+            )
     return found
 
 
@@ -67,7 +70,7 @@ def read_labels(
     sizes: tuple[int, int],
     ids: tuple[dict[str, int] | None, dict[str, int] | None],
 ) -> Labels:
-    """Read labelled pairs of two tables.
+    """Read labelled pairs, and translate their ids to row numbers of the two tables.
 
     Args:
         source: path, table or list of records.
@@ -83,11 +86,11 @@ def read_labels(
     names = next((names for names in _NAMES if set(names[:2]) <= set(lowered)), None)
     if names is None:
         raise DataError(
-            f"labelled pairs in {name} must have the columns left and right, or ltable_id and rtable_id, got "
-            f"{', '.join(table.column_names)}."
+            f"labelled pairs in {name} must have the columns left and right, or ltable_id and rtable_id, got the "
+            f"columns {', '.join(table.column_names)}. Rename the columns."
         )
     rows, keys = (
-        _rows(table.column(lowered[column]).to_pylist(), own, size, f"{column} in {name}")
+        _rows(table.column(lowered[column]).to_pylist(), own, size, f"in column {column} of {name}")
         for column, own, size in zip(names[:2], ids, sizes, strict=True)
     )
     if names[2] not in lowered:
@@ -102,11 +105,13 @@ def _rows(cells: list[object], ids: dict[str, int] | None, size: int, where: str
         text = str(cell).strip()
         line = f"{where}, line {place + 1}"
         if ids is not None and text not in ids:
-            raise DataError(f"{line}: the id must occur in the id column of the table, got {cell!r}.")
+            raise DataError(
+                f"the id {line}, must occur in the id column of its table, got {cell!r}. Correct or remove the pair."
+            )
         if ids is None and not (text.isdigit() and int(text) < size):
             raise DataError(
-                f"{line}: the row number must be from 0 to {size - 1}, got {cell!r}. "
-                "Name the id column (--id), or number rows from 0."
+                f"the row number {line}, must be an integer from 0 to {size - 1}, got {cell!r}. Number rows from 0, or "
+                "name the column of ids: id='…' in Python, --id COLUMN on the command line."
             )
         found[place] = int(text) if ids is None else ids[text]
     return found

@@ -1,4 +1,4 @@
-"""Fitted model of a join, with the kinds of columns, log odds of agreement levels and learned weights."""
+"""Define the fitted model of a soft join, and save it as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VERSION = 2
 
 @dataclass(frozen=True, eq=False)
 class JoinModel:
-    """Fitted model that maps the comparison vector of a pair to the log odds of a match.
+    """Fitted model of a soft join, which maps the comparison vector of a pair to the log odds of a match.
 
     Attributes:
         on: `(left name, right name)` of each compared column.
@@ -44,14 +44,14 @@ class JoinModel:
     notes: tuple[str, ...]
 
     def logits(self, measures: ComparisonVectors, found: np.ndarray) -> np.ndarray:
-        """Return the log odds of a match for comparison vectors; "no match" has log odds 0."""
+        """Return the log odds of a match for each comparison vector in `found`, `(pairs,)`."""
         log_odds = level_log_odds(measures, found, self.log_odds)
         if self.learned is None:
             return np.asarray(log_odds.sum(axis=1) + self.bias)
         return np.asarray(append_log_odds(found, log_odds) @ self.learned + self.bias)
 
     def save(self, path: str | Path) -> None:
-        """Write the model as JSON.
+        """Write the model to a JSON file.
 
         Raises:
             DataError: the file cannot be written.
@@ -72,7 +72,9 @@ class JoinModel:
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise DataError(f"the model {name!r} cannot be read: {error.strerror}. Check the name.") from None
+            raise DataError(
+                f"the join model must be a readable file, got {name!r}: {error.strerror}. Check the path."
+            ) from None
         except ValueError:
             raise DataError(
                 f"{name!r} must be a join model, got a file that is not JSON. Pass a file that `qkv fit join` wrote."
@@ -87,7 +89,9 @@ class JoinModel:
         try:
             return _built(content)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise DataError(f"the model {name!r} is damaged: {error}. Fit the model again.") from None
+            raise DataError(
+                f"the join model {name!r} must be undamaged, but reading it failed: {error}. Fit the model again."
+            ) from None
 
 
 def _built(content: dict[str, Any]) -> JoinModel:
@@ -101,14 +105,17 @@ def _built(content: dict[str, Any]) -> JoinModel:
         notes=tuple(map(str, content["notes"])),
     )
     if set(model.kinds) != {left for left, _ in model.on} or not set(model.kinds.values()) <= set(KINDS):
-        raise ValueError("kinds must name the compared columns")
+        raise ValueError(
+            f"kinds must map each compared column to one of {', '.join(KINDS)}, got {model.kinds} for the columns "
+            f"{', '.join(left for left, _ in model.on)}"
+        )
     shape = (len(model.on), len(LEVELS) + 2)
     if model.log_odds.shape != shape:
-        raise ValueError(f"log_odds must have shape {shape}, got {model.log_odds.shape}")
+        raise ValueError(f"log_odds must have shape (columns, levels) = {shape}, got shape {model.log_odds.shape}")
     learned = np.zeros(0) if model.learned is None else model.learned
     count = ComparisonVectors.count([model.kinds[left] for left, _ in model.on]) + len(model.on)
     if model.learned is not None and learned.shape != (count,):
-        raise ValueError(f"learned must have shape ({count},), got {learned.shape}")
+        raise ValueError(f"learned must have shape ({count},), got shape {learned.shape}")
     if not np.isfinite([*model.log_odds.ravel(), *learned, model.bias, model.threshold]).all():
-        raise ValueError("log_odds, learned, bias and threshold must be finite")
+        raise ValueError("log_odds, learned, bias and threshold must be finite, got NaN or infinity")
     return model

@@ -1,6 +1,6 @@
-"""Sets of row pairs to compare: a block of the grid of all pairs, or a list of candidate pairs.
+"""Define the sets of row pairs for which similarities are computed: a block of all pairs, or a list of pairs.
 
-Both classes provide the three operations from which all similarities are computed.
+`PairGrid` and `PairList` provide the three operations from which all similarities are computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["PairGrid", "PairList", "PairSet"]
 
 
 class PairSet(ABC):
-    """Base class of sets of pairs, each of a left row and a right row."""
+    """Base class of a set of pairs, each of a left row and a right row, for which similarities are computed."""
 
     @abstractmethod
     def inner_products(self, left: csr_matrix, right: csr_matrix) -> np.ndarray:
@@ -33,7 +33,7 @@ class PairSet(ABC):
 
     @abstractmethod
     def apply(self, function: ElementwiseFunction, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Return the values of an elementwise function of the two cells of each pair."""
+        """Return the value of an elementwise function for the two cells of each pair."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class PairGrid(PairSet):
     stop: int
 
     def inner_products(self, left: csr_matrix, right: csr_matrix) -> np.ndarray:
-        """Return the inner products of the left rows of the block with all right rows."""
+        """Return the inner products of the left rows `start:stop` with all right rows."""
         return np.asarray((left[self.start : self.stop] @ right.T).toarray())
 
     def string_similarity(self, scorer: Callable[..., float], left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Return the similarity of every left string of the block to every right string."""
+        """Return the similarity of each of the left strings `start:stop` to each right string."""
         from rapidfuzz import process
 
         return np.asarray(process.cdist(left[self.start : self.stop], right, scorer=scorer, dtype="float32"))
 
     def apply(self, function: ElementwiseFunction, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Apply the function to all pairs of cells by broadcasting."""
+        """Return the value of an elementwise function for each of the left cells `start:stop` and each right cell."""
         return np.asarray(function(left[self.start : self.stop, None], right[None, :]))
 
 
@@ -66,15 +66,15 @@ class PairList(PairSet):
     keys: np.ndarray
 
     def inner_products(self, left: csr_matrix, right: csr_matrix) -> np.ndarray:
-        """Return the inner product of the two rows of each pair."""
+        """Return the inner product of left row `rows[i]` and right row `keys[i]` for each i."""
         return np.asarray(left[self.rows].multiply(right[self.keys]).sum(axis=1)).reshape(-1)
 
     def string_similarity(self, scorer: Callable[..., float], left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Return the similarity of the two strings of each pair."""
+        """Return the similarity of the two strings of each pair, computed by a RapidFuzz scorer."""
         from rapidfuzz import process
 
         return np.asarray(process.cpdist(left[self.rows], right[self.keys], scorer=scorer, dtype="float32"))
 
     def apply(self, function: ElementwiseFunction, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Apply the function to the two cells of each pair."""
+        """Return the value of an elementwise function for the two cells of each pair."""
         return np.asarray(function(left[self.rows], right[self.keys]))

@@ -1,4 +1,4 @@
-"""Result of a join: matches with weights, and their evaluation against labelled pairs."""
+"""Define the result of a join, which holds the matches with their weights and evaluates them on labelled pairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Evaluation", "JoinResult", "Match"]
 
 @dataclass(frozen=True)
 class Match:
-    """A matching pair of rows.
+    """Pair of rows that match, with the weight and the probability of the match.
 
     Attributes:
         left, right: row numbers.
@@ -37,7 +37,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluation of a join against labelled pairs.
+    """Precision, recall and F1 of a join on labelled pairs, with the counts they are computed from.
 
     Attributes:
         precision, recall, f1: 0 if the join is empty or there are no matches.
@@ -62,7 +62,7 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class JoinResult:
-    """Matching pairs of two tables, in descending order of weight for each left row.
+    """Matching pairs of rows of two tables, sorted by left row and then by descending weight.
 
     Attributes:
         left, right: the pyarrow tables; the same object if a table was joined to itself.
@@ -95,7 +95,7 @@ class JoinResult:
 
     @property
     def itself(self) -> bool:
-        """Whether a table was joined to itself."""
+        """Whether the result is of a join of a table with itself."""
         return self.left is self.right
 
     @property
@@ -118,7 +118,7 @@ class JoinResult:
         return pa.table(columns)
 
     def evaluate(self, pairs: object) -> Evaluation:
-        """Evaluate the join against labelled pairs, in the format that `qkv.join.labels` describes.
+        """Compute precision, recall and F1 on labelled pairs, in the format that `qkv.join.labels` describes.
 
         Only labelled pairs count. If the labels are a complete list of matches, every pair of the join counts.
 
@@ -150,9 +150,9 @@ def _evaluated(found: set[tuple[int, int]], listed: list[tuple[int, int]], label
 def matched(
     edges: CandidateMatches, threshold: float, one_to_one: bool, many: bool, itself: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return `(rows, keys, weights, probabilities)` of the matching pairs.
+    """Select the candidate pairs that match, and return their `(rows, keys, weights, probabilities)`.
 
-    A pair within one table occurs once, with the smaller of its weights in both directions.
+    If a table is joined with itself, a pair occurs once, with the smaller of its weights in both directions.
 
     Raises:
         OptionError: the threshold is outside (0, 1], or both `one_to_one` and `many` are set.
@@ -160,24 +160,30 @@ def matched(
     if not 0.0 < threshold <= 1.0:
         raise OptionError(f"threshold must be above 0 and at most 1, got {threshold:g}.")
     if one_to_one and many:
-        raise OptionError("one_to_one and many must not both be True, got True for both.")
+        raise OptionError(
+            "one_to_one and many must not both be True, got True for both. Set one_to_one=False to allow several "
+            "matches per row, or many=False to allow at most one."
+        )
     rows, keys, logits, weights = edges.rows, edges.keys, edges.logits, edges.weights
     if itself:
-        rows, keys, logits, weights = _once(rows, keys, logits, weights)
+        rows, keys, logits, weights = _merge_directions(rows, keys, logits, weights)
     probability = expit(logits)
     if one_to_one:
         needed = np.log(threshold / (1.0 - threshold)) if threshold < 1.0 else np.inf
-        kept = _paired(rows, keys, logits - needed, itself)
+        kept = _assign_one_to_one(rows, keys, logits - needed, itself)
     else:
         kept = (probability if many else weights) >= threshold
     order = np.lexsort((-weights[kept], rows[kept]))
     return tuple(x[kept][order] for x in (rows, keys, weights, probability))
 
 
-def _once(
+def _merge_directions(
     rows: np.ndarray, keys: np.ndarray, logits: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return each pair once, the smaller row first, with the smaller weight of both directions."""
+    """Merge the pairs (i, j) and (j, i) of a table with itself into one pair with the smaller of both weights.
+
+    The smaller row number comes first.
+    """
     first, second = np.minimum(rows, keys), np.maximum(rows, keys)
     order = np.lexsort((weights, second, first))
     first, second, logits, weights = first[order], second[order], logits[order], weights[order]
@@ -185,7 +191,7 @@ def _once(
     return first[new], second[new], logits[new], weights[new]
 
 
-def _paired(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray, itself: bool) -> np.ndarray:
+def _assign_one_to_one(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray, itself: bool) -> np.ndarray:
     if not itself:
         return solve_assignment(rows, keys, gain)
     # Pairs within one table are not a bipartite graph, so they are selected greedily, with each row used once.

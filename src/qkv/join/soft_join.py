@@ -1,4 +1,4 @@
-"""Soft join: link the rows of two tables that describe the same entity."""
+"""Link the rows of two tables that describe the same entity, by a soft join."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qkv.join.attention_weights import collect_matches
 from qkv.join.blocking import CandidatePairs
 from qkv.join.compared_columns import read_columns
 from qkv.join.comparison_vectors import ComparisonVectors
-from qkv.join.expectation_maximisation import estimate_log_odds
+from qkv.join.expectation_maximization import estimate_log_odds
 from qkv.join.labels import Labels, read_labels, row_numbers
 from qkv.join.model import JoinModel
 from qkv.join.pair_sets import PairList
@@ -36,12 +36,12 @@ _DEFAULT_THRESHOLD = 0.5
 
 
 class SoftJoin:
-    """Soft join of two tables: left rows are queries, right rows are keys, and "no match" is an additional key.
+    """Soft join of two tables, with left rows as queries, right rows as keys and "no match" as an additional key.
 
         weight(r, k) = softmax_k(score(r, k))        score = a · measures(r, k) + b,    score("no match") = 0
 
     The measures compare rows column by column (`qkv.join.comparison_vectors`). Their weights a are learned from
-    labelled pairs (`qkv.join.supervised`), or estimated without labels (`qkv.join.expectation_maximisation`).
+    labelled pairs (`qkv.join.supervised`), or estimated without labels (`qkv.join.expectation_maximization`).
 
     Args:
         on: columns to compare; `"city=town"` or `("city", "town")` if a column has another name in the right table.
@@ -73,7 +73,7 @@ class SoftJoin:
         candidates: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Fit the weights of the similarities, from labelled pairs if they are given.
+        """Learn the weights of the similarities from labelled pairs, or estimate log odds without labels.
 
         Args:
             left: left table: a path, frame, pyarrow table or dict of columns.
@@ -91,19 +91,21 @@ class SoftJoin:
         candidate_pairs = _candidate_pairs(tables, on, None, candidates)
         if pairs is None:
             if valid is not None:
-                raise OptionError("pairs must be given if valid is given, got None. Pass training pairs.")
+                raise OptionError(
+                    "valid must be None if pairs is None, got validation pairs. Pass the training pairs as pairs."
+                )
             self.model = _estimated_model(candidate_pairs, on, progress)
             return self
         sizes = tables[0].num_rows, tables[1].num_rows
         train = read_labels(pairs, sizes, ids)
         known = [train] if valid is None else [train, read_labels(valid, sizes, ids)]
         log_odds, _ = estimate_log_odds(candidate_pairs, progress)
-        samples = _samples(candidate_pairs, known, log_odds, progress)
+        samples = _labelled_samples(candidate_pairs, known, log_odds, progress)
         for sample, name in zip(samples, ("training", "validation"), strict=False):
             if len(np.unique(sample.labels)) < 2:
                 raise DataError(
                     f"the {name} pairs must include matches and non-matches, got {int(sample.labels.sum())} matches "
-                    f"among {len(sample.labels)} pairs."
+                    f"among {len(sample.labels)} pairs. Add labelled pairs."
                 )
         found = fit_labelled(samples[0], samples[1] if len(samples) > 1 else None, progress)
         counted = " and ".join(f"{len(sample.labels):,}" for sample in samples)
@@ -129,7 +131,7 @@ class SoftJoin:
         candidates: int | None = None,
         progress: Progress | None = None,
     ) -> JoinResult:
-        """Join two tables, or a table with itself to find its duplicates.
+        """Return the matching pairs of two tables, or the duplicates within one table.
 
         If `fit` was not called, the scores are estimated from these tables, for this call only.
 
@@ -169,7 +171,7 @@ class SoftJoin:
             DataError: the file cannot be written.
         """
         if self.model is None:
-            raise OptionError("the join must be fitted before saving, got an unfitted join. Call fit first.")
+            raise OptionError("the join must be fitted before it is saved, got an unfitted join. Call fit first.")
         self.model.save(Path(path))
 
     @classmethod
@@ -200,8 +202,9 @@ class SoftJoin:
             on = tuple((name, name) for name in common if name.lower() != "id" and name != self.id)
             if not on:
                 raise DataError(
-                    f"{places[0]} and {places[1]} must have a common column name, got {', '.join(first.column_names)} "
-                    f"and {', '.join(second.column_names)}. Name the pairs of columns, like --on city=town."
+                    f"{places[0]} and {places[1]} must have a common column name other than that of the ids, got the "
+                    f"columns {', '.join(first.column_names)} and {', '.join(second.column_names)}. Name the pairs of "
+                    "columns: on='city=town' in Python, --on city=town on the command line."
                 )
         identified = [] if self.id is None else [self.id]
         require_columns(first, [name for name, _ in on] + identified, places[0])
@@ -230,21 +233,25 @@ def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], 
     lefts = [left for left, _ in pairs]
     if not pairs or not all(lefts) or len(set(lefts)) < len(lefts):
         raise OptionError(
-            f"on must name at least one column, and each column once, got {on!r}. Example: name,city=town."
+            f"on must name at least one column, and each left column at most once, got {on!r}. Write it like "
+            "'name,city=town'."
         )
     return tuple(pairs)
 
 
 def _estimated_model(candidate_pairs: CandidatePairs, on: ColumnPairs, progress: Progress | None) -> JoinModel:
     log_odds, prior = estimate_log_odds(candidate_pairs, progress)
-    notes = ("scores estimated from the tables alone, by expectation–maximisation",)
+    notes = ("scores estimated from the tables alone, by expectation–maximization",)
     return JoinModel(on, candidate_pairs.measures.kinds, log_odds, None, prior, _DEFAULT_THRESHOLD, notes)
 
 
-def _samples(
+def _labelled_samples(
     candidate_pairs: CandidatePairs, known: list[Labels], log_odds: np.ndarray, progress: Progress | None
 ) -> list[LabelledSample]:
-    """Return the labelled pairs and their competitors, with comparison vectors."""
+    """Return a `LabelledSample` for each element of `known`, with unlabelled pairs of the same left rows added.
+
+    If the labels are a complete list of matches, the added pairs are labelled as non-matches.
+    """
     every = np.concatenate([labels.rows for labels in known])
     rows, keys, found = candidate_pairs.top_candidates(_COMPETITORS, np.unique(every), progress)
     listed = {pair for labels in known for pair in zip(labels.rows.tolist(), labels.keys.tolist(), strict=True)}

@@ -28,7 +28,7 @@ _REPEATS = 2
 
 @dataclass(frozen=True, eq=False)
 class LabelledSample:
-    """Labelled pairs, and unlabelled pairs of the same left rows, which compete with them.
+    """Labelled pairs and unlabelled pairs of the same left rows, among which the attention weights are computed.
 
     Attributes:
         rows, measures, labels: left row, comparison vector and label of each pair.
@@ -42,7 +42,10 @@ class LabelledSample:
     other_measures: np.ndarray
 
     def weights(self, solution: np.ndarray) -> np.ndarray:
-        """Return the attention weight of each labelled pair among all pairs of its row and "no match"."""
+        """Return the attention weight of each labelled pair for the learned weights and bias in `solution`.
+
+        The softmax is over all labelled and unlabelled pairs of the same left row and "no match".
+        """
         rows = np.concatenate([self.rows, self.other_rows])
         logits = np.concatenate([self.measures, self.other_measures]) @ solution[:-1] + solution[-1]
         return attention_weights(rows, logits)[0][: len(self.rows)]
@@ -50,7 +53,7 @@ class LabelledSample:
 
 @dataclass(frozen=True, eq=False)
 class FittedWeights:
-    """Weights and threshold that `fit_labelled` learned, with their errors on held-out pairs.
+    """Weights, bias and threshold that `fit_labelled` learned, with their loss and F1 on held-out pairs.
 
     Attributes:
         weights, bias: a and b.
@@ -71,8 +74,11 @@ class FittedWeights:
 def fit_labelled(
     train: LabelledSample, valid: LabelledSample | None = None, progress: Progress | None = None
 ) -> FittedWeights:
-    """Fit the weights on `train`, and choose λ and the threshold by cross-validation and on `valid`."""
-    folds = [_folds(train.labels, seed) for seed in range(_REPEATS)]
+    """Fit the weights to the pairs in `train`, and choose the regularization strength and the threshold.
+
+    Both are chosen on held-out pairs: by cross-validation on `train`, and on `valid` unless it is None.
+    """
+    folds = [_assign_folds(train.labels, seed) for seed in range(_REPEATS)]
     steps, done = len(_STRENGTHS) * (_REPEATS * _FOLDS + 1), 0
     labels = np.concatenate([*[train.labels] * _REPEATS, *([] if valid is None else [valid.labels])])
     results: list[tuple[float, float, np.ndarray, np.ndarray]] = []
@@ -103,7 +109,7 @@ def fit_labelled(
 
 
 def best_threshold(labels: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Return the threshold with the largest F1 score, and this score.
+    """Return the threshold of the weights at which the F1 score is largest, and the F1 score at this threshold.
 
     Thresholds are midpoints between adjacent weights; a tie goes to the threshold closest to 0.5.
 
@@ -138,8 +144,8 @@ def _fit(measures: np.ndarray, labels: np.ndarray, strength: float) -> np.ndarra
     return np.asarray(found.x)
 
 
-def _folds(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Return the fold of each pair, stratified by label."""
+def _assign_folds(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Return the number of the cross-validation fold of each pair, from 0 to 4, stratified by label."""
     draw, folds = np.random.default_rng(seed), np.zeros(len(labels), int)
     for label in (0, 1):
         own = draw.permutation(np.flatnonzero(labels == label))

@@ -1,9 +1,9 @@
-"""Estimate log odds of agreement levels without labels, by expectation–maximisation of the Fellegi–Sunter mixture.
+"""Estimate log odds of agreement levels without labels, by expectation–maximization of the Fellegi–Sunter mixture.
 
     logit(pair) = log(π / (1 − π)) + Σ_columns log(m[level] / u[level])
 
 m and u are the probabilities of a level among matching and among random pairs, π the share of matching pairs.
-Expectation–maximisation estimates m and π. A pair's responsibility is the smaller of its attention weights in both
+Expectation–maximization estimates m and π. A pair's responsibility is the smaller of its attention weights in both
 directions, with "no match" as an additional key. The candidates of a row thus compete, so a
 column that agrees in many pairs, such as the city, does not turn all of them into matches.
 
@@ -35,7 +35,7 @@ _MOST_ROWS = 20_000
 
 
 def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = None) -> tuple[np.ndarray, float]:
-    """Return the log odds of each level, `(columns, levels)`, and the prior log odds of a match.
+    """Return the estimated log odds of each agreement level, `(columns, levels)`, and the prior log odds of a match.
 
     Level 0, which means that a cell is missing, has log odds 0.
     """
@@ -50,7 +50,7 @@ def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = No
         agreement_levels(agreement(measures, candidates.random(_DRAWN))), axis=0, return_counts=True
     )
     columns = level.shape[-1]
-    chance = _chance(drawn, often)
+    chance = _random_level_probabilities(drawn, often)
     same = np.tile(np.array(_START), (columns, 1))
     pairs = max(count * candidates.keys, 1)
     share = max(min(count, candidates.keys) / 2, 0.5) / pairs
@@ -59,10 +59,10 @@ def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = No
         logits = prior + _total(log_odds, level)
         counted = np.minimum(attention_weights(rows, logits)[0], attention_weights(keys, logits)[0])
         before, old = same, prior
-        same = _shares(level, counted) + _PSEUDOCOUNT * np.array(_START)
+        same = _level_counts(level, counted) + _PSEUDOCOUNT * np.array(_START)
         same /= same.sum(axis=1, keepdims=True)
         # Random pairs of small tables include some matches, which are discounted.
-        chance = _chance(drawn, often * expit(-prior - _total(log_odds, drawn)))
+        chance = _random_level_probabilities(drawn, often * expit(-prior - _total(log_odds, drawn)))
         # At least half a pair is counted, so that tables without matches have a finite prior.
         share = min(max(float(counted.sum()), 0.5) / pairs, 0.5)
         log_odds, prior = _log_odds(same, chance), float(logit(share))
@@ -72,14 +72,20 @@ def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = No
     return log_odds, prior
 
 
-def _chance(drawn: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """Return u, the probabilities of the levels among random pairs, with half a pair added to each count."""
-    shares = _shares(drawn, counted) + 0.5
-    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+def _random_level_probabilities(drawn: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """Return the probability of each agreement level from 1 to 5 among random pairs, `(columns, 5)`.
+
+    A pseudocount of 0.5 is added to the count of each level.
+    """
+    counts = _level_counts(drawn, counted) + 0.5
+    return np.asarray(counts / counts.sum(axis=1, keepdims=True))
 
 
-def _shares(level: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """Return the weighted count of pairs by column and level, without missing cells."""
+def _level_counts(level: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """Return the sum of the weights `counted` of the pairs with each agreement level from 1 to 5, `(columns, 5)`.
+
+    Pairs with a missing cell in a column, which have level 0, are not counted in that column.
+    """
     return np.array([np.bincount(column, counted, len(LEVELS) + 2)[1:] for column in level.T])
 
 
