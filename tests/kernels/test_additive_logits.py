@@ -35,7 +35,7 @@ def sides(name, q=53, k=71, h=7, dtype=torch.float32):
     elif name in ("just within", "just beyond"):
         edge = expansion_limit(4) * (0.999 if name == "just within" else 1.001)
         left, right = (x / x.abs().amax(dim=0) * edge for x in (left, right))
-        for unit in range(h):  # both signs of both sides, so that centring changes nothing
+        for unit in range(h):  # both signs of both sides, so that centering changes nothing
             left[:2, unit] = right[:2, unit] = torch.tensor([edge, -edge])
     elif name == "huge vector":
         vector = vector * 1e30

@@ -1,4 +1,4 @@
-"""Kernels: the algorithms that run a call. Of kernels with equal cost, the planner takes the first of `KERNELS`."""
+"""Algorithms that run a call, called kernels. The planner takes the first kernel of `KERNELS` if costs are equal."""
 
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.fused.kernel import FusedKernel

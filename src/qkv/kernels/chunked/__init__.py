@@ -1,1 +1,1 @@
-"""The chunked kernel: attention over keys and values in several arrays, as a key-value cache holds them."""
+"""Kernel for attention over keys and values that are stored in several arrays, as in a key-value cache."""

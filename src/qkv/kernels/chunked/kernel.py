@@ -1,4 +1,4 @@
-"""Attention over keys and values that are stored in several chunks, without concatenating them.
+"""Kernel for attention over keys and values that are stored in several chunks, without concatenating them.
 
 A key-value cache grows by chunks (`nn.KeyValueCache`), and copying them into one array at every decoding step would
 take as long as the step itself. In decoding, few queries attend to many keys, so whole rows of logits are small
@@ -41,7 +41,7 @@ __all__ = ["CHUNKED_KERNEL", "ChunkedCall", "ChunkedKernel", "ChunkedTensor", "a
 
 @dataclass(frozen=True)
 class ChunkedTensor:
-    """Keys or values `(*batch, k, width)`, stored as several PyTorch tensors along the key axis.
+    """Keys or values `(*batch, k, width)` that are stored as several PyTorch tensors along the key axis.
 
     Attributes:
         chunks: tensors `(*batch, k_i, width)`.
@@ -69,26 +69,26 @@ class ChunkedTensor:
 
     @property
     def ranges(self) -> list[Limits]:
-        """The range of rows of each chunk in the concatenated array."""
+        """Start and stop of the rows of each chunk in the concatenated array."""
         return list(pairwise(accumulate((x.shape[-2] for x in self.chunks), initial=0)))
 
     def dequantized(self, n: int) -> Tensor:
-        """Return chunk `n`, multiplied by its scale if it is quantized."""
+        """Return chunk `n`, multiplied by its scale if the chunk is quantized."""
         scale = self.scales[n]
         return self.chunks[n] if scale is None else self.chunks[n].to(self.dtype).mul_(scale)
 
     def concat(self) -> Tensor:
-        """Return all chunks concatenated into one tensor."""
+        """Return all chunks, dequantized and concatenated into one tensor."""
         import torch
 
         return torch.cat([self.dequantized(n) for n in range(len(self.chunks))], dim=-2)
 
     def placeholder(self) -> Tensor:
-        """Return a tensor of the same shape and dtype that uses no memory, for planning."""
+        """Return a tensor of the same shape and dtype that stores a single element, for planning."""
         return self.chunks[0].new_zeros((), dtype=self.dtype).expand(self.shape)
 
     def unsqueeze(self, axis: int) -> ChunkedTensor:
-        """Insert a batch axis of length 1.
+        """Return the chunked tensor with an additional batch axis of length 1.
 
         Args:
             axis: position of the new axis, counted from the end.
@@ -97,14 +97,16 @@ class ChunkedTensor:
             IndexError: the axis is not negative, or is not a batch axis.
         """
         if not -self.ndim - 1 <= axis < -2:
-            raise IndexError(f"axis must be from {-self.ndim - 1} to -3, got {axis}. Count batch axes from the end.")
+            raise IndexError(
+                f"axis must be between {-self.ndim - 1} and -3, got {axis}. Count the new batch axis from the end."
+            )
         scales = (None if x is None else x.unsqueeze(axis) for x in self.scales)
         chunks = tuple(x.unsqueeze(axis) for x in self.chunks)
         return dataclasses.replace(self, chunks=chunks, scales=tuple(scales))
 
 
 def concat_chunks(x: Tensor | ChunkedTensor) -> Tensor:
-    """Return a chunked tensor concatenated into one tensor; return other tensors unchanged."""
+    """Return the chunks of a `ChunkedTensor` concatenated into one tensor. Return a tensor unchanged."""
     return x.concat() if isinstance(x, ChunkedTensor) else x
 
 
@@ -117,7 +119,7 @@ def attend_chunked(
     memory: int | str = "512 MiB",
     seed: int | None = None,
 ) -> tuple[Result, Plan] | None:
-    """Compute a call on chunked keys and values and return the result and the plan.
+    """Compute a call with chunked keys and values, and return the result and the plan.
 
     Return None if whole rows of logits would exceed the memory limit; the caller should then concatenate the chunks.
 
@@ -164,13 +166,13 @@ def attend_chunked(
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedCall(TorchCall):
-    """Bound call with chunked keys and values, whose tiles are whole chunks."""
+    """Bound call with chunked keys and values. Each of its tiles covers all keys of one chunk."""
 
     chunked: tuple[ChunkedTensor, ChunkedTensor]
 
     @classmethod
     def of(cls, call: BoundCall, key: ChunkedTensor, value: ChunkedTensor, finite: tuple[bool, bool]) -> ChunkedCall:
-        """Return the call with chunked keys and values in place of placeholders.
+        """Return a call with its placeholders replaced by chunked keys and values.
 
         Args:
             call: call that is bound to placeholders of the keys and values.
@@ -183,7 +185,7 @@ class ChunkedCall(TorchCall):
 
     @property
     def ranges(self) -> list[Limits]:
-        """The range of keys of each chunk."""
+        """Start and stop of the keys of each chunk."""
         return self.chunked[0].ranges
 
     def first_pair(self) -> BoundCall:
@@ -192,13 +194,16 @@ class ChunkedCall(TorchCall):
         return dataclasses.replace(self, query=self.queries((0, 1)), key=key)
 
     def chunk(self, side: Literal[0, 1], n: int) -> Tensor:
-        """Return chunk `n` of the keys (side 0) or values (side 1), in the dtype of accumulation."""
+        """Return chunk `n` of the keys (side 0) or of the values (side 1), in the dtype of accumulation.
+
+        Keys keep their dtype if the score requires it.
+        """
         chunk = self.chunked[side].dequantized(n)
         return chunk if side == 0 and self.score.keeps_dtype else typing.cast("Tensor", cast(chunk, self.dtype))
 
 
 class ChunkedKernel(Kernel):
-    """Kernel for chunked keys and values, which computes whole rows of logits chunk by chunk."""
+    """Kernel that computes all logits of a row chunk by chunk, for chunked keys and values."""
 
     name: ClassVar[str] = "chunked"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
@@ -208,23 +213,23 @@ class ChunkedKernel(Kernel):
     casts_tiles: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the only limit: the whole rows of logits of all queries must fit one row block."""
+        """Yield a reason for refusal if the logits of all queries and keys exceed the size of a row block."""
         q = problem.axes.q
         if row_block_size(problem, ROW_BLOCK_BUDGET, row_block_arrays(problem)) < q:
             yield f"whole rows of logits for {q} queries exceed the size of a row block"
 
     def describe(self, problem: Problem) -> str:
-        """State that keys and values are read chunk by chunk."""
+        """Return a phrase for the plan, which states that keys and values are read chunk by chunk."""
         return "keys and values are read chunk by chunk"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of one pass over keys and values; the memory holds a few arrays of all pairs."""
+        """Estimate the cost of one pass over keys and values. The peak memory is several arrays of all pairs."""
         pairs = problem.axes.pairs
         peak = pairs * problem.itemsize * row_block_arrays(problem) + problem.untiled_bytes
         return Cost(pairs * problem.flop_per_pair, problem.input_bytes + 2 * peak, peak, 3e-4)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output and the readouts of the call."""
+        """Compute the output and the readouts of a `ChunkedCall`."""
         assert isinstance(call, ChunkedCall)
         refuse_closure_gradients(call.first_pair())
         if call.mask is not None and call.mask.coverage(call.tile) == "all":  # such as one last query under Causal
@@ -263,7 +268,7 @@ def _is_plain(call: ChunkedCall) -> bool:
 
 
 def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
-    """Return whole rows of logits, −inf where a key is masked."""
+    """Return the logits of all queries and all keys, −inf where a key is masked."""
     query, score = typing.cast("Tensor", call.queries(call.tile.rows)), call.score
     if score.is_scaled_dot:  # multiply the queries by the scale once, so that the keys are used unchanged
         lifted, _, scale = score.scaled_lift(query, query, call.tile)
@@ -277,7 +282,7 @@ def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
 
 
 def _chunk_logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Tensor:
-    """Return the logits of chunk `n`, −inf where a key is masked."""
+    """Return the logits of all queries and the keys of chunk `n`, −inf where a key is masked."""
     tile, score = call.tile.restrict(call.tile.rows, cols), call.score
     coverage, mask = restrict_mask(call.mask, tile)
     if coverage == "none":
@@ -296,7 +301,10 @@ def _chunk_logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Ten
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right, without copying keys that several query heads share: their queries become rows."""
+    """Return left @ right, without copying a key head that several query heads share.
+
+    The queries of the heads that share it become rows of one matrix.
+    """
     if left.ndim < 4 or right.ndim != left.ndim or right.shape[-3] != 1 or left.shape[-3] == 1:
         return left @ right
     *batch, group, q, width = left.shape

@@ -1,1 +1,1 @@
-"""Support for `torch.compile`, as one opaque custom operator per call, and for `torch.export`."""
+"""Support for `torch.compile`, where each call is one opaque custom operator, and for `torch.export`."""

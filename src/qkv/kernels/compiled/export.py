@@ -1,4 +1,4 @@
-"""Plans of calls that `torch.export` traces, with static or dynamic shapes.
+"""Planning of calls that `torch.export` traces, with static or dynamic shapes.
 
 With static shapes the planner chooses between the two kernels that can be traced: fused, which calls PyTorch's public
 function, and dense. With dynamic shapes the dense kernel runs, because comparing symbolic lengths would make them
@@ -27,7 +27,7 @@ _NO_COST = Cost(0.0, 0.0, 0.0)
 
 
 def export_plan(problem: Problem, kernels: Sequence[Kernel], kernel: str | Kernel | None) -> Plan:
-    """Return the plan of a call that is being exported.
+    """Return the plan of a call that `torch.export` is tracing.
 
     Raises:
         RefusedError: the call names a kernel other than dense, and lengths are symbolic.

@@ -1,4 +1,4 @@
-"""Custom PyTorch operator that represents a whole call in the graph of `torch.compile`.
+"""Custom PyTorch operator that represents a call of `qkv.attend` in the graph of `torch.compile`.
 
 The compiler cannot trace kernels whose control flow depends on data. Its graph contains one opaque operator instead,
 which plans and runs the call as without the compiler:
@@ -28,7 +28,7 @@ from qkv.core.axes import Axes
 from qkv.core.parts import Part
 from qkv.core.typing import Tensor
 from qkv.errors import GradientError, RefusedError
-from qkv.kernels.compiled.saved import COLUMNS, SavedNumbers, saving
+from qkv.kernels.compiled.saved import COLUMNS, SavedStatistics, saving
 from qkv.normalizers import NORMALIZERS, Softmax
 
 if TYPE_CHECKING:
@@ -47,7 +47,10 @@ Structure = str | tuple[Any, ...]
 def compiled_attend(
     query: Tensor, key: Tensor, value: Tensor, fields: SpecFields, seed: int | None, run: Run, *more: Hashable
 ) -> Tensor:
-    """Return the output of a call that `torch.compile` is tracing. The arguments are as in `operator_arguments`."""
+    """Return the output of a call that `torch.compile` is tracing, by the operator `qkv::attend`.
+
+    The arguments are those of `operator_arguments`.
+    """
     import torch
 
     arguments = operator_arguments(query, key, value, fields, seed, run, *more)  # first: this defines the operator
@@ -58,7 +61,7 @@ def compiled_attend(
 def operator_arguments(
     query: Tensor, key: Tensor, value: Tensor, fields: SpecFields, seed: int | None, run: Run, *more: Hashable
 ) -> tuple[list[Tensor], Tensor | None, str]:
-    """Return the arguments of the operator `qkv::attend`. The compiler traces this function.
+    """Return the arguments of the operator `qkv::attend` for a call. The compiler traces this function.
 
     Args:
         query: queries.
@@ -85,23 +88,28 @@ def operator_arguments(
         if isinstance(seed, bool) or not isinstance(seed, int):
             refuse("seed must be an int or None under torch.compile, got a value of another type.")
         return tensors, torch.full((), seed, dtype=torch.int64, device="cpu"), name
-    return tensors, torch.randint(2**62, (), device="cpu") if _draws(name) else None, name
+    return tensors, torch.randint(2**62, (), device="cpu") if _uses_random_numbers(name) else None, name
 
 
-def refuse(sentence: str) -> NoReturn:
-    """Raise an error about a call that is being compiled. The compiler runs this function instead of tracing it.
+def refuse(message: str) -> NoReturn:
+    """Raise a `RefusedError` about a call that is being compiled.
+
+    The compiler runs this function instead of tracing it.
 
     Raises:
         RefusedError: always.
     """
-    raise RefusedError(sentence)
+    raise RefusedError(message)
 
 
 # -- flattening of parts to tensors and constants --------------------------------------------------------
 
 
 def _flatten(value: Any, tensors: list[Tensor], leaves: list[Any]) -> Structure:
-    """Append the tensors and constants of a value to two lists, and return its structure. The compiler traces this."""
+    """Append the tensors and constants in a value to two lists, and return the structure of the value.
+
+    The compiler traces this function.
+    """
     import torch
 
     if isinstance(value, (torch.Tensor, np.ndarray)):
@@ -124,7 +132,7 @@ def _flatten(value: Any, tensors: list[Tensor], leaves: list[Any]) -> Structure:
 
 
 def _unflatten(structure: Structure, tensors: list[Any], leaves: list[Any]) -> Any:
-    """Rebuild a value from its structure, consuming its tensors and constants from the front of the lists."""
+    """Return the value with a given structure. Its tensors and constants are taken from the front of two lists."""
     if structure == "tensor":
         return tensors.pop(0)
     if structure == "constant":
@@ -144,8 +152,8 @@ def _unflatten(structure: Structure, tensors: list[Any], leaves: list[Any]) -> A
 
 
 @dataclass(frozen=True)
-class _Call:
-    """Call of the operator without its tensors, to which it can be applied.
+class _RegisteredCall:
+    """Arguments of a call without its tensors. Calling the object with tensors runs the call.
 
     Attributes:
         run: function that runs the call.
@@ -173,14 +181,17 @@ class _Call:
         return cast("SpecFields", _unflatten(self.structure, [], list(self.leaves)))
 
 
-_CALLS: dict[str, _Call] = {}
+_CALLS: dict[str, _RegisteredCall] = {}
 _NAMES: dict[Hashable, str] = {}
 
 
 def _register_call(run: Run, more: tuple[Hashable, ...], needed: Needed, structure: Structure, *leaves: Any) -> str:
-    """Register a call and return its name; equal calls have the same name. The compiler runs this while tracing."""
+    """Register a call and return its name, which is the same for equal calls.
+
+    The compiler runs this function while tracing.
+    """
     _define_operators()
-    call = _Call(run, more, needed, structure, leaves)
+    call = _RegisteredCall(run, more, needed, structure, leaves)
     key: Hashable = (call, tuple(map(type, leaves)))  # 1, 1.0 and True are equal
     try:
         known = _NAMES.get(key)
@@ -194,7 +205,7 @@ def _register_call(run: Run, more: tuple[Hashable, ...], needed: Needed, structu
     return name
 
 
-def _find_call(name: str) -> _Call:
+def _find_call(name: str) -> _RegisteredCall:
     if name not in _CALLS:
         raise RefusedError(
             f"compiled call {name!r} must run in the process that compiled it: a saved graph does not contain the "
@@ -203,8 +214,8 @@ def _find_call(name: str) -> _Call:
     return _CALLS[name]
 
 
-def _draws(name: str) -> bool:
-    """Return whether a registered call uses random numbers."""
+def _uses_random_numbers(name: str) -> bool:
+    """Return whether the registered call of a name uses random numbers."""
     call = _CALLS[name]
     placeholders = [None] * str(call.structure).count("'tensor'")
     score, normalizer, _, _, dropout = _unflatten(call.structure, placeholders, list(call.leaves))
@@ -220,7 +231,7 @@ def _in_functorch() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
 
 
-for _function in (_register_call, _draws, _in_functorch, refuse):
+for _function in (_register_call, _uses_random_numbers, _in_functorch, refuse):
     # This has the effect of `torch.compiler.assume_constant_result`, which would import the compiler together with qkv.
     vars(_function)["_dynamo_marked_constant"] = True
 
@@ -237,14 +248,14 @@ def _define_operators() -> None:
         needed = known.needed or (False,) * len(tensors)
         with _with_autograd(), torch.set_grad_enabled(known.needed is not None):
             leaves = [x.detach().requires_grad_(n) for x, n in zip(tensors, needed, strict=True)]
-            with saving(SavedNumbers()) as saved:
+            with saving(SavedStatistics()) as saved:
                 output = known(leaves, seed)
             _refuse_closures(output, leaves)
-            output = _own(output.detach(), tensors)
+            output = _copy_if_shared(output.detach(), tensors)
             return output, saved.table(output) if any(needed) else output.new_empty(0)
 
     def attend_backward(gradient, output, numbers, tensors, needed, seed, call):  # type: ignore[no-untyped-def]
-        with _with_autograd(), torch.enable_grad(), saving(SavedNumbers((output, numbers))):
+        with _with_autograd(), torch.enable_grad(), saving(SavedStatistics((output, numbers))):
             leaves = [x.detach().requires_grad_(n) for x, n in zip(tensors, needed, strict=True)]
             again = _find_call(call)(leaves, seed)
             inputs = [x for x in leaves if x.requires_grad]
@@ -252,7 +263,7 @@ def _define_operators() -> None:
                 return [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in inputs]
             results = torch.autograd.grad(again, inputs, gradient, allow_unused=True, materialize_grads=True)
             others = [gradient, output, numbers, *tensors]
-            return [_own(x, [*others, *results[:n]]) for n, x in enumerate(results)]
+            return [_copy_if_shared(x, [*others, *results[:n]]) for n, x in enumerate(results)]
 
     def fake(tensors, seed, call):  # type: ignore[no-untyped-def]
         query, key, value = tensors[:3]
@@ -311,9 +322,9 @@ def _refuse_closures(output: Tensor, leaves: Sequence[Tensor]) -> None:
         visited.add(node)
         if id(getattr(node, "variable", leaves[0])) not in known:
             raise GradientError(
-                "score, normalizer and mask of a compiled call must not close over a tensor that requires a gradient: "
-                "the tensor would receive none. Pass the tensor as Custom(function, parameters=(…,)), which calls "
-                "function(query, key, *parameters), or make it a field of your own class."
+                "score, normalizer and mask of a compiled call must not close over a tensor that requires a gradient, "
+                "because no gradient would reach the tensor. Pass the tensor as Custom(function, parameters=(…,)), "
+                "which calls function(query, key, *parameters), or make it a field of your score class."
             )
         stack.extend(before for before, _ in node.next_functions)
 
@@ -330,7 +341,7 @@ def _with_autograd() -> AbstractContextManager[object]:
     return cast("AbstractContextManager[object]", guard)
 
 
-def _own(x: Tensor, others: Sequence[Tensor]) -> Tensor:
+def _copy_if_shared(x: Tensor, others: Sequence[Tensor]) -> Tensor:
     """Return `x`, or a copy of `x` if it is not contiguous or shares memory with a tensor of `others`."""
     x = x.contiguous()
     storage = x.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""Statistics per query that the forward operator of a compiled call saves for its backward operator.
+"""Statistics of each query that the forward operator of a compiled call saves for the backward operator.
 
 Without the compiler, autograd saves a few statistics per query, such as the log-sum-exp. An operator can only return
 tensors of shapes that are known when it is traced. The statistics are therefore stored in one tensor `(*batch, q, 4)`,
@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 
 from qkv.core.typing import Tensor
 
-__all__ = ["COLUMNS", "SavedNumbers", "current_saved", "saving"]
+__all__ = ["COLUMNS", "SavedStatistics", "current_saved", "saving"]
 
 COLUMNS = 4
 """Number of columns of the tensor of saved statistics."""
 
 
 @dataclass
-class SavedNumbers:
-    """Statistics of each query, recorded in the forward pass or restored in the backward pass.
+class SavedStatistics:
+    """Statistics of each query, recorded by the forward operator or restored in the backward operator.
 
     Args:
         restored: the output and the tensor of saved statistics; None in the forward pass.
@@ -34,11 +34,13 @@ class SavedNumbers:
     _recorded: list[Sequence[Tensor]] = field(default_factory=list)
 
     def note(self, columns: Sequence[Tensor]) -> None:
-        """Record statistics, each a tensor `(*batch, q, 1)`."""
+        """Record the statistics of a forward pass, each a tensor `(*batch, q, 1)`."""
         self._recorded.append(columns)
 
     def take(self) -> tuple[Tensor, list[Tensor]] | None:
-        """Return the output and the statistics of the forward pass, or None if they must be computed.
+        """Return the output and the statistics of the forward pass, or None if they must be computed again.
+
+        They are returned only by the first call.
 
         They are returned only at the first call.
         """
@@ -49,7 +51,10 @@ class SavedNumbers:
         return output, [table[..., n : n + 1].contiguous() for n in range(1, count + 1)]
 
     def table(self, output: Tensor) -> Tensor:
-        """Return the recorded statistics as one tensor, with the dtype and device of the output."""
+        """Return the recorded statistics as one tensor `(*batch, q, 4)`, with the dtype and device of `output`.
+
+        Its first column holds the number of further columns in use, which is 0 if the statistics cannot be stored.
+        """
         table = output.new_zeros((*output.shape[:-1], COLUMNS))
         columns = self._recorded[0] if len(self._recorded) == 1 else ()
         shape = (*output.shape[:-1], 1)
@@ -61,12 +66,12 @@ class SavedNumbers:
         return table
 
 
-_SAVED: ContextVar[SavedNumbers | None] = ContextVar("saved", default=None)
+_SAVED: ContextVar[SavedStatistics | None] = ContextVar("saved", default=None)
 
 
 @contextmanager
-def saving(saved: SavedNumbers) -> Iterator[SavedNumbers]:
-    """Let kernels that run within this context record statistics in `saved` and restore them from it."""
+def saving(saved: SavedStatistics) -> Iterator[SavedStatistics]:
+    """Return a context in which kernels record statistics of each query in `saved` and restore them from it."""
     token = _SAVED.set(saved)
     try:
         yield saved
@@ -74,6 +79,6 @@ def saving(saved: SavedNumbers) -> Iterator[SavedNumbers]:
         _SAVED.reset(token)
 
 
-def current_saved() -> SavedNumbers | None:
-    """Return the saved statistics of the operator that is running, or None outside of an operator."""
+def current_saved() -> SavedStatistics | None:
+    """Return the `SavedStatistics` of the compiled operator that is running, or None outside of an operator."""
     return _SAVED.get()

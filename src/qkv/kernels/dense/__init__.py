@@ -1,1 +1,1 @@
-"""The dense kernel: attention computed on whole arrays, the reference that other kernels are tested against."""
+"""Kernel that computes all logits at once as one array, the reference for tests of the other kernels."""

@@ -1,4 +1,4 @@
-"""The dense kernel: attention computed on whole arrays, in memory proportional to q · k.
+"""Kernel that computes all logits at once as one array, in memory proportional to q · k.
 
 It supports every call, and is the reference that other kernels are tested against.
 """
@@ -27,14 +27,17 @@ _SORT_FLOP = 2000
 
 @dataclass(frozen=True)
 class DenseKernel(Kernel):
-    """Kernel that computes attention on whole arrays of every library, with derivatives of any order."""
+    """Kernel that computes all logits at once as one array, in every array library.
+
+    It supports derivatives of any order.
+    """
 
     name: ClassVar[str] = "dense"
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch", "jax", "tensorflow")
     traceable: ClassVar[bool] = True
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost, assuming that every array of pairs is written to main memory and read back."""
+        """Estimate the cost of a call, assuming that arrays of all pairs are written to memory and read back."""
         elements = problem.elements_per_logit if problem.elements_per_logit > 1 else 0
         # Logits, exponentials, weights and the mask; with a gradient also the arrays saved for backward.
         arrays = (4 + elements) * (2 if problem.gradient else 1)
@@ -49,7 +52,7 @@ class DenseKernel(Kernel):
         return Cost(flop, traffic, peak, 2e-4)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output on whole arrays, and the readouts from all weights."""
+        """Compute the output from one array of all logits, and the readouts from one array of all weights."""
         if problem.library == "torch":
             # Autograd would compute these gradients here, but other kernels, which run larger calls, would not.
             refuse_closure_gradients(call)
@@ -63,7 +66,10 @@ class DenseKernel(Kernel):
 
 
 def _peak_arrays(problem: Problem, elements: int) -> int:
-    """Return the peak number of elements in memory per pair, as measured by `benchmarks/explain.py`."""
+    """Return the largest number of arrays of all pairs that are in memory at once.
+
+    The numbers were measured by `benchmarks/explain.py`.
+    """
     # Scores with several elements per logit hold them before and after a function such as tanh; backward adds a third
     # copy. Sorting normalizers hold logits, the sorting order, cumulative sums and the support.
     sorts = not problem.normalizer.online
@@ -73,7 +79,7 @@ def _peak_arrays(problem: Problem, elements: int) -> int:
 
 
 def _no_autocast(reference: Array) -> AbstractContextManager[object]:
-    """Return a context without PyTorch's autocast, since dtypes follow from the caller's arrays alone."""
+    """Return a context without PyTorch's autocast, because dtypes follow from the arrays of the caller alone."""
     if library(reference) != "torch":
         return nullcontext()
     import torch

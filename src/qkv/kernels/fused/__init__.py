@@ -1,1 +1,1 @@
-"""The fused kernel: PyTorch's fused attention, for softmax over scores that are inner products."""
+"""Kernel that calls PyTorch's fused attention, for softmax over scores that are inner products of lifted vectors."""

@@ -1,4 +1,4 @@
-"""Execution of a call by the fused kernel: queries and keys are lifted and padded, and the results are checked.
+"""Execution of a call by PyTorch's fused attention: lifting, padding, and a check that the data is finite.
 
 PyTorch's operator multiplies masked keys and values by 0, so that NaN reaches the output (0 · NaN is NaN), and it may
 return 0 for a query of NaN. A result is therefore returned only if all inputs are finite: with a gradient the sum of
@@ -63,13 +63,16 @@ def shortcut(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | No
 def _run_shortcut(
     attention: FusedAttention, gradient: bool, query: Tensor, key: Tensor, value: Tensor
 ) -> Result | None:
-    """Return the result of the fast path, or None if the general `run` is required."""
+    """Return the result of the fast path, or None if the function `run` must compute the call."""
     output = _attend_finite(attention, (query, key, value), gradient) if value.is_cpu else None
     return None if output is None else Result(attention.layout.output(output, value.shape[-1]), (), _FINITE)
 
 
 def run(call: TorchCall, problem: Problem) -> Result | None:
-    """Run the call and return its result, or None if the data is not finite."""
+    """Run a call by fused attention and return its result, or None if the data is not finite.
+
+    Masked keys and values that are not finite are set to 0 first if possible.
+    """
     fused = _LiftedCall.of(call, problem)
     if problem.traced:
         return Result(cast(fused.traced(), call.out_dtype), (), ("traced: data not checked",))
@@ -103,7 +106,7 @@ def _all_finite(tensors: Sequence[Tensor]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _LiftedCall:
-    """Call with lifted queries and keys; queries, keys and values are padded to one width."""
+    """Call with lifted queries and keys, whose queries, keys and values are padded to one width."""
 
     call: TorchCall
     problem: Problem
@@ -146,7 +149,10 @@ class _LiftedCall:
         return None if output is None else self.layout.output(output, self.call.value.shape[-1])
 
     def traced(self) -> Tensor:
-        """Return the output under tracing, where data cannot be checked: masked keys and values are always set to 0."""
+        """Return the output while PyTorch traces the call, with masked keys and values set to 0.
+
+        Under tracing the data cannot be checked.
+        """
         keys, offset, _ = split_mask(self.call.mask, self.call.tile)
         fused, poison = self, None
         if keys is not None:
@@ -189,7 +195,7 @@ class _LiftedCall:
 
 @dataclasses.dataclass(frozen=True)
 class _DoubleBackward:
-    """Differentiable gradients of the lifted call, computed in row blocks."""
+    """Function that returns differentiable gradients of a lifted call, computed in row blocks."""
 
     problem: Problem
     tile: Tile
@@ -197,7 +203,7 @@ class _DoubleBackward:
     scale: float
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> list[Tensor | None]:
-        """Return the gradients of query, key and value."""
+        """Return the differentiable gradients of query, key and value, given the gradient of the output."""
         softmax = Softmax(1.0 / self.scale)
         call = TorchCall(query, key, value, Dot(), softmax, self.mask, self.tile, 0.0, value.dtype)
         rows = row_block_size(self.problem, ROW_BLOCK_BUDGET, row_block_arrays(self.problem))
@@ -206,7 +212,10 @@ class _DoubleBackward:
 
 
 def lift_sides(call: BoundCall, score: Score) -> tuple[Tensor, Tensor, float]:
-    """Return the lifted queries and keys, and the factor of their inner product, with the temperature included."""
+    """Return the lifted queries, the lifted keys, and the factor of their inner product.
+
+    The factor or the queries include the temperature.
+    """
     centre = score.centre(call.key)
     # The centre is computed once, because queries and keys must be shifted by the same vector.
     tile = call.tile if centre is None else dataclasses.replace(call.tile, centre=centre)
@@ -219,7 +228,9 @@ def lift_sides(call: BoundCall, score: Score) -> tuple[Tensor, Tensor, float]:
 
 
 def _zero_masked(call: TorchCall, keys: Mask) -> TorchCall | None:
-    """Return the call with masked keys and values set to 0.
+    """Return a call with masked keys and values set to 0, or None if the mask differs where a key is shared.
+
+    A key may be shared by several batch elements, which must then have the same mask.
 
     Return None if batch elements that share a key have different masks.
     """

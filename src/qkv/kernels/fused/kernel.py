@@ -1,4 +1,4 @@
-"""The fused kernel: PyTorch's fused attention, for softmax over scores that are inner products of lifted vectors.
+"""Kernel that calls PyTorch's fused attention, for softmax over scores that are inner products of lifted vectors.
 
 It supports a call only if PyTorch can compute it in linear memory. Inputs are converted to the layout that PyTorch
 expects: queries, keys and values are padded to one width, the last axis is made contiguous, batch axes are mapped to
@@ -43,7 +43,7 @@ class FusedKernel(Kernel):
     traceable: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield why PyTorch's fused operator cannot compute a call, or only in quadratic memory."""
+        """Yield the reasons why PyTorch's fused attention cannot compute a call in linear memory."""
         from qkv.kernels.fused.layout import layout_of
 
         axes, normalizer = problem.axes, problem.normalizer
@@ -88,7 +88,10 @@ class FusedKernel(Kernel):
         return "; ".join(note for note in notes if note)
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of one pass, of five matrix products in backward, and of copies for lifting and padding."""
+        """Estimate the cost of a call, including copies for lifting and padding.
+
+        The backward pass computes five matrix products.
+        """
         from qkv.kernels.fused.layout import split_mask
 
         axes, score = problem.axes, problem.score
@@ -120,7 +123,7 @@ class FusedKernel(Kernel):
         return Cost(flop, traffic, peak, overhead, arithmetic=arithmetic)
 
     def prepare(self, problem: Problem) -> PreparedCall:
-        """Return a prepared call, with a fast path for scaled dot products that runs if the data is finite."""
+        """Return a prepared call. Scaled dot products take a fast path if the data is finite."""
         from qkv.kernels.fused.call import shortcut
 
         plain, bound = shortcut(problem), super().prepare(problem)
@@ -149,7 +152,7 @@ _SCRATCH = 8 * 2**20
 
 
 def _supports_mask(problem: Problem) -> bool:
-    """Return whether the operator supports the mask without an array of all pairs."""
+    """Return whether fused attention can apply the mask of a call without an array of all pairs."""
     from qkv.kernels.fused.layout import split_mask
     from qkv.kernels.fused.sdpa import operators
 

@@ -28,7 +28,7 @@ Side = Literal[0, 1, 2]
 
 @dataclass(frozen=True)
 class Layout:
-    """Mapping of the batch axes of query, key and value to two batch axes.
+    """Mapping of the batch axes of query, key and value to the two batch axes of PyTorch's fused attention.
 
     Attributes:
         batch: batch shape of the call.
@@ -48,7 +48,7 @@ class Layout:
         return self.heads != self.key_heads
 
     def to_four_axes(self, x: Float[Tensor, "*own n width"], side: Side) -> Float[Tensor, "b heads n width"]:
-        """Return an input reshaped to four axes, with a contiguous last axis."""
+        """Return query, key or value reshaped to `(b, heads, n, width)`, with a contiguous last axis."""
         core, own, target = x.shape[-2:], self.own[side], self.heads if side == 0 else self.key_heads
         if x.shape[:-2] != own:
             x = x.reshape((*own, *core))
@@ -57,20 +57,23 @@ class Layout:
         return x if own == target else x.expand((*target, *core))
 
     def sides(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value reshaped to four axes."""
+        """Return query, key and value, each reshaped to `(b, heads, n, width)`."""
         return self.to_four_axes(query, 0), self.to_four_axes(key, 1), self.to_four_axes(value, 2)
 
     def from_four_axes(
         self, gradient: Float[Tensor, "b heads n width"], side: Side, like: Float[Tensor, "*own n width"]
     ) -> Float[Tensor, "*own n width"]:
-        """Return the gradient of the argument of `to_four_axes`: the inverse reshape, summed over expanded axes."""
+        """Return the gradient of the input of `to_four_axes`, given the gradient of its result.
+
+        The gradient is summed over expanded axes.
+        """
         own = (*self.own[side], *gradient.shape[-2:])
         if tuple(gradient.shape) != own:
             gradient = gradient.sum_to_size(own)
         return gradient if gradient.shape == like.shape else gradient.reshape(like.shape)
 
     def output(self, x: Float[Tensor, "b heads q width"], width: int) -> Float[Tensor, "*batch q value_width"]:
-        """Return the operator's output with the batch axes of the call and without padded columns."""
+        """Return the output of fused attention with the batch axes of the call and without padded columns."""
         if x.shape[-1] != width:
             x = x[..., :width]
         return x if x.shape[:-2] == self.batch else x.reshape((*self.batch, *x.shape[-2:]))
@@ -78,7 +81,7 @@ class Layout:
     def restore(
         self, output: Float[Tensor, "*batch q value_width"], log_sum_exp: Float[Tensor, "*batch q 1"], width: int
     ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
-        """Return the output and log-sum-exp of the call in the operator's layout, with the output padded to `width`."""
+        """Return output and log-sum-exp with the batch axes of fused attention, the output padded to `width`."""
         import torch
 
         rows = (*self.heads, output.shape[-2])
@@ -86,7 +89,7 @@ class Layout:
         return output.reshape((*rows, width)), log_sum_exp.reshape(rows)
 
     def key_mask(self, allowed: Bool[Tensor, "*some 1 k"]) -> Bool[Tensor, "b heads 1 k"]:
-        """Return a mask of allowed keys reshaped to four axes."""
+        """Return a mask of allowed keys, reshaped to `(b, heads, 1, k)`."""
         if math.prod(allowed.shape[:-2]) == 1:
             return allowed.reshape((1, 1, *allowed.shape[-2:]))
         return allowed.expand((*self.batch, *allowed.shape[-2:])).reshape((*self.heads, *allowed.shape[-2:]))
@@ -94,7 +97,7 @@ class Layout:
 
 @lru_cache(maxsize=256)
 def layout_of(batch: Batch, query: Batch, key: Batch, value: Batch) -> Layout | None:
-    """Return the layout for given batch axes, or None if a broadcast axis would have to be copied.
+    """Return the layout for the batch axes of a call, or None if a broadcast axis would have to be copied.
 
     Example:
         >>> layout = layout_of((2, 4, 3), (2, 4, 3), (2, 4, 1), (2, 4, 1))
@@ -126,7 +129,10 @@ def layout_of(batch: Batch, query: Batch, key: Batch, value: Batch) -> Layout | 
 
 
 def _merge_alike(axes: list[tuple[int, tuple[bool, ...]]]) -> list[tuple[int, tuple[bool, ...]]]:
-    """Merge neighbouring axes along which the same inputs are broadcast, from the first, until two axes are left."""
+    """Merge neighboring axes along which the same inputs are broadcast, until at most two axes are left.
+
+    Axes are merged from the first to the last. More than two axes are left if no neighbors can be merged.
+    """
     axes = list(axes)
     at = 0
     while len(axes) > 2 and at + 1 < len(axes):
@@ -138,7 +144,7 @@ def _merge_alike(axes: list[tuple[int, tuple[bool, ...]]]) -> list[tuple[int, tu
 
 
 def split_mask(mask: Mask | None, tile: Tile) -> tuple[Mask | None, int | None, bool]:
-    """Split a mask into a mask of keys and a causal mask.
+    """Split a mask into a mask of keys and the offset of a causal mask, and return whether they are equivalent to it.
 
     Returns:
         The mask of keys or None, the offset of the causal mask or None, and whether the conjunction of both is

@@ -1,4 +1,6 @@
-"""PyTorch's fused attention with the log-sum-exp of each row: forward, backward and double backward.
+"""PyTorch's fused attention with its forward, backward and double backward pass.
+
+It also returns the log-sum-exp of each query.
 
 On a CPU the operators behind `scaled_dot_product_attention` are called directly: they never allocate an array of all
 pairs, need no choice of backend per call, and return the log-sum-exp, with which the outputs of two ranges of keys can
@@ -43,7 +45,7 @@ Operator = Callable[..., Any]
 
 @cache
 def operators(device: str) -> tuple[Operator, Operator] | None:
-    """Return PyTorch's forward and backward operators for a device, or None if there are none."""
+    """Return PyTorch's forward and backward operators of fused attention for a device, or None if there are none."""
     if device != "cpu":
         return None
     import torch
@@ -112,7 +114,7 @@ class FusedAttention:
         output: Float[Tensor, "b heads q width"],
         log_sum_exp: Float[Tensor, "b heads q"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of query, key and value, given that of the output."""
+        """Return the gradients of query, key and value, given the gradient of the output."""
         import torch
 
         _, run = self._operators(value)
@@ -139,7 +141,7 @@ class FusedAttention:
         return far[0] + near[0], torch.cat([far[1], near[1]], dim=-2), torch.cat([far[2], near[2]], dim=-2)
 
     def reveals_nonfinite(self, value: Tensor) -> bool:
-        """Return whether `results_are_finite` reliably detects NaN and infinity in the inputs of this call."""
+        """Return whether `results_are_finite` detects every NaN and infinity in the inputs of this call."""
         has_operators = operators(value.device.type) is not None
         return not self.offset and has_operators and _reveals_nonfinite(str(value.dtype))
 
@@ -150,7 +152,7 @@ class FusedAttention:
 
 
 def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Float[Tensor, "b heads q"]) -> bool:
-    """Return whether the results prove that every input was finite.
+    """Return whether `output` and `log_sum_exp` prove that all elements of query, key and value were finite.
 
     A non-finite query makes the log-sum-exp of its row non-finite, and a non-finite key that of all rows. A non-finite
     value makes every output row non-finite whose weights are multiplied with it, masked or not; the last row is
@@ -162,7 +164,7 @@ def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Fl
 
 @cache
 def _reveals_nonfinite(dtype: str) -> bool:
-    """Test on small inputs whether `results_are_finite` detects NaN and infinity with the operator of this machine."""
+    """Return whether `results_are_finite` detects NaN and infinity in small test inputs on this machine."""
     import torch
 
     kind = getattr(torch, dtype.removeprefix("torch."))
@@ -179,7 +181,7 @@ def _reveals_nonfinite(dtype: str) -> bool:
 
 
 def attend(attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "b heads q width"]:
-    """Return the differentiable output of the fused attention.
+    """Return the output of fused attention, which supports first and second derivatives.
 
     Args:
         attention: the configuration of the call.
@@ -194,14 +196,19 @@ def attend(attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor)
 def attend_without_gradient(
     attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
-    """Return the output and the log-sum-exp, without recording a gradient. The arguments are as in `attend`."""
+    """Return the output and the log-sum-exp of fused attention, without recording a gradient.
+
+    The arguments are those of `attend`.
+    """
     return attention.forward(*attention.layout.sides(query, key, value))
 
 
 def attend_public(
     attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor, traced: bool
 ) -> Float[Tensor, "b heads q width"]:
-    """Return the output of `scaled_dot_product_attention`, for tracing and where the operators are missing.
+    """Return the output of fused attention, computed by PyTorch's public `scaled_dot_product_attention`.
+
+    It is used while PyTorch traces a call, and on devices for which `operators` returns None.
 
     Args:
         attention: the configuration of the call.

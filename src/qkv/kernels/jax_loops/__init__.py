@@ -1,1 +1,1 @@
-"""The JAX kernel: compiled loops over tiles and row blocks, in memory linear in the sequence lengths."""
+"""Kernel of compiled JAX loops over tiles and row blocks, in memory linear in the numbers of queries and keys."""

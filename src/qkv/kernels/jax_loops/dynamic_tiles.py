@@ -1,4 +1,4 @@
-"""Tiles of a compiled JAX loop, whose sizes are static and whose positions are dynamic.
+"""Tiles of a compiled JAX loop, whose sizes are static and whose positions are computed in the loop.
 
 All tiles have the same size, so that no input is padded or copied. The last tile along an axis therefore overlaps the
 tile before it, and its overlapping part is masked.
@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class DynamicTile:
-    """Tile of static size at a dynamic position.
+    """Tile whose numbers of queries and keys are static and whose position is computed in a compiled loop.
 
     Attributes:
         rows: first query and number of queries.
@@ -59,7 +59,7 @@ class DynamicTile:
 
     @classmethod
     def of(cls, number: tuple[Start, Start], sides: tuple[int, int], lengths: tuple[int, int]) -> DynamicTile:
-        """Return the tile with the given indices along the query axis and the key axis.
+        """Return the tile at an index along the query axis and an index along the key axis.
 
         Args:
             number: index of the tile along the query axis and along the key axis.
@@ -74,7 +74,10 @@ class DynamicTile:
 
 
 class UnprojectedSides(NamedTuple):
-    """Query and key before projection, without gradients, with masks of their rows that are not finite."""
+    """Query and key before projection, with boolean arrays that are True for rows that are not finite.
+
+    The arrays are detached from their gradients.
+    """
 
     query: Array
     key: Array
@@ -84,7 +87,7 @@ class UnprojectedSides(NamedTuple):
 
 @dataclass(frozen=True)
 class DynamicCall:
-    """Bound call whose tiles are computed in a compiled loop.
+    """Bound call whose tiles are computed in a compiled JAX loop.
 
     Attributes:
         call: the call, with query and key replaced by their projections.
@@ -96,7 +99,7 @@ class DynamicCall:
 
     @classmethod
     def of(cls, call: BoundCall) -> DynamicCall:
-        """Return the dynamic call of a bound call, projecting query and key once.
+        """Return the dynamic call of a bound call, after projecting its query and key once.
 
         If the call has a mask, non-finite rows of query and key are replaced by zeros before they are projected.
         """
@@ -112,7 +115,7 @@ class DynamicCall:
         return cls(call.with_projections(*call.score.project(query, key, call.tile)), unprojected)
 
     def tile(self, window: DynamicTile) -> Tile:
-        """Return the tile of the call at a dynamic position."""
+        """Return the `Tile` at a position that is computed in the loop."""
         return replace(
             self.call.tile,
             rows=(0, window.rows[1]),
@@ -121,7 +124,10 @@ class DynamicCall:
         )
 
     def allowed(self, window: DynamicTile) -> Bool[Array, " ..."]:
-        """Return a mask, which broadcasts to the tile, of pairs that are allowed and not covered by an earlier tile."""
+        """Return a boolean array that is True for the allowed pairs that no earlier tile covers.
+
+        The array broadcasts to the tile.
+        """
         import jax.numpy as jnp
 
         call, tile = self.call, self.tile(window)
@@ -135,7 +141,7 @@ class DynamicCall:
     def logits(
         self, window: DynamicTile, query: Array, key: Array, score: Score, allowed: Bool[Array, " ..."]
     ) -> Float[Array, "*batch q k"]:
-        """Return the logits of a tile, −inf for pairs that are not allowed.
+        """Return the logits of a tile, −inf for pairs for which `allowed` is False.
 
         Args:
             window: position of the tile.
@@ -167,7 +173,7 @@ class DynamicCall:
         return typing.cast("Array", jnp.where(allowed, logits, -jnp.inf))
 
     def if_finite(self, function: Callable[[bool], Result], value: Array) -> Result:
-        """Call a function with True if all elements of `value` are finite, otherwise with False; return its result.
+        """Return `function(True)` if all elements of `value` are finite, else `function(False)`.
 
         The check runs in the compiled loop, unless all values of the call are known to be finite.
         """
@@ -181,7 +187,10 @@ class DynamicCall:
 
 
 def slice_axis(x: Array, window: Window, axis: int) -> Array:
-    """Return a range of an array along an axis. An axis of length 1 broadcasts and is returned unchanged."""
+    """Return a range of an array along an axis. Return an array of length 1 along the axis unchanged.
+
+    Such an axis broadcasts.
+    """
     import jax
 
     if x.shape[axis] == 1:
@@ -190,7 +199,7 @@ def slice_axis(x: Array, window: Window, axis: int) -> Array:
 
 
 def slice_array(array: Array, names: Axes, window: DynamicTile) -> Array:
-    """Return an array restricted to a tile along its axes named "q" and "k"."""
+    """Return an array restricted to the queries and keys of a tile, along its axes named "q" and "k"."""
     for back, name in enumerate(reversed(names or ()), start=1):
         if name in ("q", "k"):
             array = slice_axis(array, window.rows if name == "q" else window.cols, -back)
@@ -198,12 +207,12 @@ def slice_array(array: Array, names: Axes, window: DynamicTile) -> Array:
 
 
 def slice_part(part: AnyPart, window: DynamicTile) -> AnyPart:
-    """Return a part restricted to a tile, like `Part.slice` but at a dynamic position."""
+    """Return a part with its arrays restricted to a tile, like `Part.slice` but at a dynamic position."""
     return part._map(lambda array, names: slice_array(array, names, window))
 
 
 def add_to_slice(whole: Array, more: Array, names: Axes, window: DynamicTile) -> Array:
-    """Return the array with the contribution of a tile added at the position that `slice_array` reads."""
+    """Return an array with the contribution of a tile added to the range that `slice_array` returns."""
     import jax
 
     starts: list[Start] = [np.int32(0)] * whole.ndim
@@ -217,5 +226,5 @@ def add_to_slice(whole: Array, more: Array, names: Axes, window: DynamicTile) ->
 
 
 def axis_names(part: Part) -> list[Axes]:
-    """Return the axis names of each array of a part, in the order of `arrays()`."""
+    """Return the axis names of each array of a part, in the order of `Part.arrays`."""
     return [names for _, names in part._walk()]

@@ -1,4 +1,6 @@
-"""The JAX kernel: compiled loops in memory linear in queries and keys, which support `jit`, `grad` and `vmap`.
+"""Kernel of compiled JAX loops, in memory linear in the numbers of queries and keys.
+
+It supports `jit`, `grad` and `vmap`:
 
     forward   a compiled loop over tiles of queries and keys, which merges the partial results of each query
     backward  a loop that computes the tiles again from a few statistics per query
@@ -25,7 +27,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array
 from qkv.kernels.jax_loops.row_blocks import RowBlockLoop, combine_kinds
 from qkv.kernels.jax_loops.tiles import attend_tiles
-from qkv.kernels.runtime.tile_sizes import partial_numbers, row_block_arrays, row_block_size, size_text, tile_shape
+from qkv.kernels.runtime.tile_sizes import partial_elements, row_block_arrays, row_block_size, size_text, tile_shape
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import Cost
@@ -64,26 +66,29 @@ class JaxLoopsKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield each readout whose results for row blocks a compiled loop cannot combine."""
+        """Yield a reason for refusal for each readout that a compiled loop over row blocks cannot combine."""
         for readout in problem.readouts:
             if combine_kinds(readout, problem.tile, self._rows(problem)) is None:
                 yield f"a compiled loop cannot combine the results of the readout {readout}"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the sizes of tiles and row blocks."""
+        """Describe the sizes of the tiles and row blocks of a call, as text for the plan."""
         if _in_tiles(problem) and not problem.readouts:
             return f"tiles of {size_text(*self._tile(problem))}; backward recomputes the logits"
         blocks = f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
         return f"tiles, and for the readouts {blocks}" if _in_tiles(problem) else blocks
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost; the memory holds one tile or row block, and backward includes a second forward pass."""
+        """Estimate the cost of a call. The peak memory includes one tile or row block.
+
+        Backward includes a second forward pass.
+        """
         axes = problem.axes
         passes = 3.5 if problem.gradient else 1.0
         peak, steps, flop, traffic = 0.0, 0.0, 0.0, float(problem.input_bytes)
         if _in_tiles(problem):
             rows, cols = self._tile(problem)
-            peak = axes.batch_size * rows * (cols * _tile_arrays(problem) + partial_numbers(problem))
+            peak = axes.batch_size * rows * (cols * _tile_arrays(problem) + partial_elements(problem))
             steps = -(-axes.q // rows) * -(-axes.k // cols)
             flop = axes.pairs * problem.flop_per_pair * passes
         if not _in_tiles(problem) or problem.readouts:
@@ -106,9 +111,12 @@ class JaxLoopsKernel(Kernel):
         )
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Run the compiled loop, which is compiled once per plan or as part of a function that JAX traces."""
+        """Run the compiled loop of a call and return the output and the readouts.
+
+        The loop is compiled once per plan, or as part of a function that JAX traces.
+        """
         tile = call.tile
-        seed = None if tile.seed is None else tuple(_seed_word(x) for x in seed_words(tile.seed))
+        seed = None if tile.seed is None else tuple(_seed_array(x) for x in seed_words(tile.seed))
         static = _StaticCall(
             lengths=(tile.q_total, tile.k_total),
             batch=tile.batch,
@@ -140,7 +148,7 @@ class JaxLoopsKernel(Kernel):
 
 
 def _in_tiles(problem: Problem) -> bool:
-    """Return whether the call runs tile by tile.
+    """Return whether a call is computed tile by tile, because its normalizer can be accumulated over tiles.
 
     Normalizers that select keys do not, because the backward pass would have to select exactly the same keys again.
     """
@@ -148,13 +156,13 @@ def _in_tiles(problem: Problem) -> bool:
 
 
 def _tile_arrays(problem: Problem) -> int:
-    """Return the peak number of elements in memory per pair of a tile."""
+    """Return the largest number of arrays of the size of a tile that are in memory at once."""
     return (8 if problem.gradient else 5) + (3 if problem.gradient else 2) * problem.elements_per_logit
 
 
 @dataclass(frozen=True)
 class _StaticCall:
-    """Static argument of the compiled function: shapes, sizes and options of a call, without its arrays and parts."""
+    """Static argument of the compiled function: shapes, sizes and options of a call, without its arrays."""
 
     lengths: tuple[int, int]
     batch: tuple[int, ...]
@@ -167,14 +175,14 @@ class _StaticCall:
     """Signatures of the readouts, which are compared in place of the readouts because those hold no arrays."""
 
 
-def _seed_word(number: int | Array) -> np.uint32 | Array:
-    """Return a word of the seed as an array, so that the compiled function takes it as an argument."""
+def _seed_array(number: int | Array) -> np.uint32 | Array:
+    """Return 32 bits of the seed as an array, so that the compiled function takes them as an argument."""
     return np.uint32(number) if isinstance(number, int) else number
 
 
 @cache
 def _compiled() -> Callable[..., tuple[Array, tuple[object, ...]]]:
-    """Return the compiled function, which is defined on first use because JAX is optional."""
+    """Return the compiled function that runs a call. It is defined on first use, because JAX is optional."""
     import jax
 
     return typing.cast("Callable[..., tuple[Array, tuple[object, ...]]]", jax.jit(_attend, static_argnums=0))

@@ -1,4 +1,4 @@
-"""Row blocks in JAX, for readouts and for normalizers that need or sort whole rows of logits.
+"""Loop over row blocks in JAX, for readouts and for normalizers that need all logits of a row at once.
 
 The backward pass recomputes each block, and within a block each tile of logits, so only the inputs are saved.
 """
@@ -24,7 +24,7 @@ __all__ = ["RowBlockLoop", "combine_kinds"]
 
 
 def combine_kinds(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
-    """Return how a loop combines each array of a readout over row blocks, or None if it cannot.
+    """Return how a loop over row blocks combines each array of a readout, or None if a loop cannot.
 
     Returns:
         For each array "rows" if each block holds only the elements of its queries, "cells" for a pooled attention map,
@@ -52,7 +52,7 @@ def combine_kinds(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
 
 @dataclass(frozen=True)
 class RowBlockLoop:
-    """Loop that computes a call in blocks of whole rows.
+    """Loop that computes a call in blocks of queries, each with all its keys.
 
     Attributes:
         call: the call.
@@ -67,7 +67,10 @@ class RowBlockLoop:
     cols: int
 
     def attend(self) -> tuple[Float[Array, "*batch q value_width"], tuple[Any, ...]]:
-        """Return the output and the readouts, which support derivatives of any order in forward and reverse mode."""
+        """Return the output and the readouts of the call.
+
+        They support derivatives of any order in forward and reverse mode.
+        """
         import jax
 
         dynamic, tile = DynamicCall.of(self.call), self.call.tile
@@ -118,7 +121,10 @@ class RowBlockLoop:
         return _join(output, (q, output.shape[-1])), tuple(wholes)
 
     def _allocate(self, reduction: Reduction, block: Array, kind: str) -> Array:
-        """Return the initial array of a reduction. A pooled map is padded by the rows that one block may touch."""
+        """Return the initial array of a reduction. For a pooled map it has additional rows of cells.
+
+        A block may contribute to that many rows.
+        """
         import jax.numpy as jnp
 
         batch, shape = block.shape[: len(block.shape) - len(reduction.shape)], reduction.shape
@@ -127,11 +133,11 @@ class RowBlockLoop:
         return cast("Array", jnp.full((*batch, *shape), reduction.initial, block.dtype))
 
     def _touched_cells(self, cells: int) -> int:
-        """Return the largest number of rows of a pooled map that a block contributes to."""
+        """Return the largest number of rows of a pooled map to which a row block contributes."""
         return min(cells, -(-self.rows * cells // max(1, self.call.tile.q_total)) + 1)
 
     def _add_to_cells(self, whole: Array, pooled: Array, reduction: Reduction, number: Start) -> Array:
-        """Return a pooled map with a block added, which is already pooled along the keys."""
+        """Return a pooled map with the contribution of a row block that is already pooled over the keys."""
         import jax
         import jax.numpy as jnp
 
@@ -157,7 +163,7 @@ class RowBlockLoop:
         return cast("Array", updated)
 
     def _block(self, dynamic: DynamicCall, number: Start) -> tuple[Array, list[Any]]:
-        """Return the output and the readouts of a row block."""
+        """Return the output and the readouts of the row block with the given number."""
         call, normalizer = dynamic.call, dynamic.call.normalizer
         whole = call.tile
         window = DynamicTile.of((number, 0), (self.rows, whole.k_total), (whole.q_total, whole.k_total))
@@ -204,7 +210,7 @@ class RowBlockLoop:
 
 
 def _join(blocks: Array, shape: tuple[int, ...]) -> Array:
-    """Concatenate blocks `(count, *batch, length, …)` along the axis whose total length is the first of `shape`.
+    """Return blocks `(count, *batch, length, …)` joined along the axis whose total length is the first of `shape`.
 
     The last block overlaps the block before it, and its overlapping part is dropped.
     """

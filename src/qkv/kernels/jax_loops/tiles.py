@@ -1,4 +1,4 @@
-"""Online normalizers in JAX: a compiled loop over the tiles in which the mask allows any pair.
+"""Compiled JAX loop over the tiles that the mask allows, for normalizers that can be accumulated over tiles.
 
 forward:  the loop carries the partial results of all queries, and each tile merges its results into those of its rows
 backward: weights W of the tile from the summary;  dV += Wᵀ dO
@@ -47,7 +47,7 @@ Constants = tuple[Any, ...]
 
 
 def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batch q value_width"]:
-    """Return the output of a call, computed in tiles. Its gradient is computed from the normalizer's `logit_gradient`.
+    """Return the output of a call, computed tile by tile, with a gradient by `Normalizer.logit_gradient`.
 
     Args:
         call: the call.
@@ -118,7 +118,7 @@ class _TileLoop:
 
     @cached_property
     def names(self) -> list[tuple[str, ...] | None]:
-        """Names of the axes of each array, without batch axes."""
+        """Names of the axes of each array in `arrays`, without batch axes."""
         sides = ("q", "width"), ("k", "width"), ("k", "value_width")
         return [*sides, *axis_names(self.call.score), *axis_names(self.call.normalizer)]
 
@@ -155,7 +155,7 @@ class _TileLoop:
                 )
                 return _arrays(_with_arrays(empty, old).merge(_with_arrays(empty, new)))
 
-            new = self._where_allowed(window, merged, lambda allowed: old)
+            new = self._compute_unless_masked(window, merged, lambda allowed: old)
             write = jax.lax.dynamic_update_slice_in_dim
             return [write(x, y, window.rows[0], axis) for x, y in zip(carried, new, strict=True)], None
 
@@ -174,7 +174,7 @@ class _TileLoop:
             window = DynamicTile.of((number[0], number[1]), self.sides, self.lengths)
             of_tile = self._tile_arrays(window)
             rows = [slice_axis(x, window.rows, -2) for x in (gradient, row_dot, *summary)]
-            more = self._where_allowed(
+            more = self._compute_unless_masked(
                 window,
                 lambda allowed: self._gradients(window, of_tile, allowed, rows[0], rows[1], tuple(rows[2:])),
                 lambda allowed: self._floats([jnp.zeros_like(x) for x in of_tile]),
@@ -229,16 +229,19 @@ class _TileLoop:
         return [slice_array(x, names, window) for x, names in zip(self.arrays, self.names, strict=True)]
 
     def _floats(self, items: Iterable[Item]) -> list[Item]:
-        """Return the items that belong to floating-point arrays, given one item for each array."""
+        """Return the items that belong to floating-point arrays, given one item for each array of the call."""
         return [x for x, is_float in zip(items, self.floating, strict=True) if is_float]
 
-    def _where_allowed(
+    def _compute_unless_masked(
         self,
         window: DynamicTile,
         compute: Callable[[Array], list[Array]],
         skip: Callable[[Array], list[Array]],
     ) -> list[Array]:
-        """Return the result of `compute`, or of `skip` if the tile is fully masked, as found at run time."""
+        """Return `compute(allowed)`, or `skip(allowed)` if a check at run time finds the tile fully masked.
+
+        `allowed` is the mask of the tile.
+        """
         import jax
         import jax.numpy as jnp
 
@@ -276,7 +279,7 @@ def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[n
 def _scan(
     step: Callable[[list[Array], Array], tuple[list[Array], None]], first: list[Array], numbers: Int[np.ndarray, "n 2"]
 ) -> list[Array]:
-    """Return the carried arrays after all steps of `jax.lax.scan`."""
+    """Return the arrays that `jax.lax.scan` carries after its last step."""
     import jax
 
     if not len(numbers):
@@ -291,13 +294,13 @@ def _arrays(partial: PartialResult) -> list[Array]:
 
 
 def _with_arrays(partial: Partial, arrays: Sequence[Array]) -> Partial:
-    """Return the partial result with its arrays replaced."""
+    """Return a copy of a partial result with its arrays replaced by `arrays`."""
     names = [f.name for f in dataclasses.fields(partial) if is_array(getattr(partial, f.name))]  # type: ignore[arg-type]
     return dataclasses.replace(partial, **dict(zip(names, arrays, strict=True)))  # type: ignore[type-var]
 
 
 def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
-    """Return `x` summed over the axes along which `shape` was broadcast."""
+    """Return `x` summed over the axes along which an array of the given shape was broadcast."""
     import jax.numpy as jnp
 
     x = jnp.sum(x, axis=tuple(range(x.ndim - len(shape))))

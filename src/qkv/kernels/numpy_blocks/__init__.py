@@ -1,1 +1,1 @@
-"""The NumPy kernel: a forward pass tile by tile, with reused buffers."""
+"""Kernel that computes attention tile by tile in NumPy, forward only, in buffers that are reused for every tile."""

@@ -1,4 +1,4 @@
-"""Accumulation of sums of exponentials for a block of queries, tile by tile, in NumPy.
+"""Accumulation of sums of exponentials for a block of queries in NumPy, tile by tile.
 
     total = Σ_j e^(l_j − s)          weighted = Σ_j e^(l_j − s) v_j
 
@@ -42,7 +42,7 @@ class ExponentialAccumulator:
         exp: exponential function for the logits.
 
     Attributes:
-        shift: shift of each query, multiplied by the unit of the exponential.
+        shift: shift of each query, multiplied by the factor of the exponential.
         total: Σ e^(l − s), in float64.
         weighted: Σ e^(l − s) v, in float64.
         non_finite: whether a logit was infinite or NaN, which makes the sums invalid.
@@ -64,7 +64,7 @@ class ExponentialAccumulator:
         value: Float[np.ndarray, "*#batch k value_width"],
         ones: Float[np.ndarray, "ones 1"],
     ) -> None:
-        """Add the contribution of a tile to the sums.
+        """Add the contribution of a tile to the sums of exponentials.
 
         Args:
             write_logits: function that returns the logits of the tile minus a shift, in a buffer that may be
@@ -88,19 +88,23 @@ class ExponentialAccumulator:
             self.weighted += np.matmul(e[..., chunk], value[..., chunk, :])
 
     def result(self) -> ExponentialSums | None:
-        """Return the sums, or None if a logit or a value with non-zero weight was not finite."""
+        """Return the sums of exponentials, or None if they cannot be used.
+
+        They cannot if a logit or a value with non-zero weight was not finite, or if a row without keys may have lost
+        its logits to overflow.
+        """
         if self.non_finite or not (np.isfinite(self.weighted).all() and np.isfinite(self.total).all()):
             return None
-        if self.exp.unit != 1 and not self._all_have_keys:
+        if self.exp.factor != 1 and not self._all_have_keys:
             return None  # a row has no key, or all of its logits became −inf when multiplied by log2 e
         dtype = self.shift.dtype
-        maximum = np.where(self._has_key, self.shift / self.exp.unit, -np.inf).astype(dtype)
+        maximum = np.where(self._has_key, self.shift / self.exp.factor, -np.inf).astype(dtype)
         return ExponentialSums(maximum, self.total.astype(dtype), self.weighted.astype(dtype))
 
     def _exponentials(
         self, e: Float[np.ndarray, "*batch q k"], ones: Float[np.ndarray, "ones 1"]
     ) -> Float[np.ndarray, "*batch q 1"]:
-        """Replace shifted logits by their exponentials, in place, and return the sums of the exponentials."""
+        """Replace shifted logits by their exponentials, in place, and return the sum of each row."""
         self.exp.apply_(e)
         total = np.zeros_like(self.total)
         for start in range(0, e.shape[-1], _CHUNK):
@@ -110,12 +114,15 @@ class ExponentialAccumulator:
         return total
 
     def _move_shift(self, e: Float[np.ndarray, "*batch q k"]) -> bool:
-        """Move the shift near the maximum of new logits, rescale the sums, and return whether all are below +inf."""
+        """Move the shift of rows whose logits are far from it, and return whether all logits are below +inf.
+
+        The sums are rescaled to the new shift.
+        """
         largest = e.max(axis=-1, keepdims=True)
         if not (largest < np.inf).all():
             self.non_finite = True
             return False
-        near = _MAX_UNSHIFTED * self.exp.unit
+        near = _MAX_UNSHIFTED * self.exp.factor
         exists = largest > -np.inf
         move = (largest > near) | (~self._has_key & exists & (largest < -near))
         if move.any():

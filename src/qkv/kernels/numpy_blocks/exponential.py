@@ -1,4 +1,4 @@
-"""Exponentials of logits in NumPy: `exp`, or `exp2` of logits multiplied by log2 e, whichever is faster.
+"""Choice between NumPy's `exp` and `exp2` for the exponentials of logits, by measuring which is faster.
 
 Where NumPy has vectorized code for `exp2`, it takes half the time of `exp`; elsewhere it takes ten times as long. The
 faster function is measured once per process and dtype, in less than a millisecond. Subnormal results are replaced by 0,
@@ -16,20 +16,20 @@ import numpy as np
 from qkv.core.typing import Float
 from qkv.kernels.runtime.microbenchmarks import is_faster
 
-__all__ = ["BINARY", "NATURAL", "Exponential", "exponential"]
+__all__ = ["BINARY", "NATURAL", "Exponential", "faster_exponential"]
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential function of NumPy with a unit, such that `function(x * unit)` is e^x.
+    """Exponential function of NumPy with a factor for its argument: `function(x * factor)` is e^x.
 
     Attributes:
         function: `np.exp` or `np.exp2`.
-        unit: 1 for `np.exp`, log2 e for `np.exp2`.
+        factor: 1 for `np.exp`, log2 e for `np.exp2`.
     """
 
     function: np.ufunc
-    unit: float
+    factor: float
 
     def apply_(self, x: Float[np.ndarray, " ..."]) -> None:
         """Apply `function` to `x` in place. Results below 2^−100 (2^−900 in float64) may become 0.
@@ -42,7 +42,7 @@ class Exponential:
         """
         smallest = x.min(initial=0)
         bits = -900.0 if x.dtype == np.float64 else -100.0
-        floor = bits * math.log(2) * self.unit
+        floor = bits * math.log(2) * self.factor
         if smallest >= 1.2 * floor:  # the smallest normal numbers are 2^−126 and 2^−1022; False for NaN
             self.function(x, out=x)
             return
@@ -58,13 +58,13 @@ BINARY = Exponential(np.exp2, math.log2(math.e))
 
 
 @cache
-def exponential(dtype: str) -> Exponential:
-    """Return the faster exponential for a dtype, given by its name such as `"float32"`.
+def faster_exponential(dtype: str) -> Exponential:
+    """Return `NATURAL` or `BINARY`, whichever is faster on this machine for a dtype such as "float32".
 
     Example:
         >>> import numpy as np
-        >>> e = exponential("float64")
-        >>> round(float(e.function(1.0 * e.unit)), 9)
+        >>> e = faster_exponential("float64")
+        >>> round(float(e.function(1.0 * e.factor)), 9)
         2.718281828
     """
     sample = np.linspace(-20, 0, 4096, dtype=dtype)

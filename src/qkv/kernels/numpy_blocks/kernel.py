@@ -1,4 +1,7 @@
-"""The NumPy kernel: a forward pass tile by tile, in memory linear in the keys. `Database.ask` uses it."""
+"""Kernel that computes attention tile by tile in NumPy, forward only, in memory linear in the number of keys.
+
+`Database.ask` uses it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from qkv.kernels.numpy_blocks.softmax import attend_softmax
 from qkv.kernels.numpy_blocks.tile_shapes import softmax_tiles
 from qkv.kernels.runtime.tile_loop import attend_rows, ranges, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
-from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, partial_numbers, row_block_size, size_text, tile_shape
+from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, partial_elements, row_block_size, size_text, tile_shape
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -27,7 +30,7 @@ _ROW_BLOCK_ARRAYS = 5
 
 @dataclass(frozen=True)
 class NumpyBlocksKernel(Kernel):
-    """Kernel for NumPy arrays, without gradients.
+    """Kernel that computes attention in tiles or row blocks of NumPy arrays, without gradients.
 
     Softmax and other online normalizers run in tiles. Other normalizers, and calls with readouts, run in row blocks.
 
@@ -44,7 +47,7 @@ class NumpyBlocksKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def describe(self, problem: Problem) -> str:
-        """Describe the sizes of tiles or row blocks."""
+        """Describe the size of the tiles or row blocks of a call, as text for the plan."""
         if _uses_softmax(problem):
             tiles = softmax_tiles(problem, self.budget)
             return f"tiles of {size_text(tiles.rows, tiles.cols)}, one pass over the keys"
@@ -54,13 +57,13 @@ class NumpyBlocksKernel(Kernel):
         return f"tiles of {size_text(rows, cols)}"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost; the memory holds one tile or row block and the results of the readouts."""
+        """Estimate the cost of a call. The peak memory is one tile or row block and the results of readouts."""
         axes = problem.axes
         if _uses_softmax(problem):
             return softmax_tiles(problem, self.budget).cost(problem)
         rows, cols = self._shape(problem)
         peak = axes.batch_size * rows * cols * problem.itemsize * (_ROW_BLOCK_ARRAYS + problem.elements_per_logit)
-        peak += axes.batch_size * rows * problem.itemsize * partial_numbers(problem)
+        peak += axes.batch_size * rows * problem.itemsize * partial_elements(problem)
         tiles = -(-axes.q // rows) * -(-axes.k // cols)
         traffic = problem.input_bytes + (-(-axes.q // rows) - 1) * axes.k * axes.key_width * problem.itemsize
         if _needs_rows(problem):
@@ -70,7 +73,7 @@ class NumpyBlocksKernel(Kernel):
         return Cost(axes.pairs * problem.flop_per_pair, traffic, peak, 2.5e-4 + tiles * 1e-4)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output and the readouts, one block of queries at a time."""
+        """Compute the output and the readouts of a call, one block of queries at a time."""
         if _uses_softmax(problem):
             with ignore_numpy_warnings():
                 return Result(attend_softmax(call, softmax_tiles(problem, self.budget)))
@@ -102,7 +105,7 @@ class NumpyBlocksKernel(Kernel):
 
 
 def _uses_softmax(problem: Problem) -> bool:
-    """Return whether sums of exponentials suffice to compute the call."""
+    """Return whether a call can be computed from sums of exponentials alone, by `attend_softmax`."""
     return problem.normalizer.log_sum_exp and not (_needs_rows(problem) or problem.spec.dropout)
 
 

@@ -1,4 +1,4 @@
-"""Logits of tiles in NumPy, minus a shift for each query, written to a reused buffer.
+"""Logits of a tile in NumPy, minus a shift for each query, written to a reused buffer.
 
 Each query is projected once per call, and each key once per tile of keys. The keys are never copied as a whole, so a
 memory-mapped table stays on disk.
@@ -23,19 +23,19 @@ from qkv.core.equation import BoundCall
 from qkv.core.guard import zero_nonfinite
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Float, Shaped
-from qkv.kernels.numpy_blocks.exponential import NATURAL, Exponential, exponential
+from qkv.kernels.numpy_blocks.exponential import NATURAL, Exponential, faster_exponential
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.scores.base import Score
 
 __all__ = ["BlockLogits", "InnerProductLogits", "ProjectedLogits", "ProjectedQueries", "block_logits"]
 
-_CENTRE_KEYS = 256
-"""Largest number of keys from which the centre of the keys is estimated."""
+_REFERENCE_KEYS = 256
+"""Largest number of keys from which the reference point of the score is estimated."""
 
 
 @dataclass
 class ProjectedQueries:
-    """Projected or lifted queries of a block.
+    """Projected or lifted queries of a block, with the term that their score adds to every logit of a query.
 
     Attributes:
         vectors: one row per query; text for scores that compare text.
@@ -47,10 +47,10 @@ class ProjectedQueries:
 
 
 class BlockLogits(ABC):
-    """Base class of objects that compute the logits of tiles of a call.
+    """Base class of the implementations of the logits of a tile in NumPy.
 
     Attributes:
-        exp: exponential function for the logits. The logits are multiplied by its unit.
+        exp: exponential function for the logits. The logits are multiplied by its factor.
     """
 
     exp: Exponential = NATURAL
@@ -58,7 +58,7 @@ class BlockLogits(ABC):
     def __init__(self, call: BoundCall) -> None:
         self.call = call
         self.dtype = np.dtype(call.dtype)
-        self.tile: Tile = dataclasses.replace(call.tile, centre=_centre(call))
+        self.tile: Tile = dataclasses.replace(call.tile, centre=_reference_point(call))
 
     @abstractmethod
     def project_queries(self, rows: Limits) -> ProjectedQueries:
@@ -66,7 +66,7 @@ class BlockLogits(ABC):
 
     @abstractmethod
     def project_keys(self, cols: Limits, rows: int) -> Shaped[np.ndarray, " ..."]:
-        """Return the projections of a range of keys, which are then compared with blocks of `rows` queries."""
+        """Return the projections of a range of keys, to be compared with blocks of `rows` queries."""
 
     @abstractmethod
     def write(
@@ -78,7 +78,7 @@ class BlockLogits(ABC):
         shift: Float[np.ndarray, "*batch q 1"] | None,
         out: Float[np.ndarray, "*batch q k"],
     ) -> None:
-        """Write the logits of a tile, multiplied by the unit and minus `shift`, to `out`."""
+        """Write the logits of a tile, multiplied by `exp.factor` and minus `shift`, to `out`."""
 
     def _parts(self, rows: Limits, cols: Limits) -> tuple[Score, Array, Array, Tile]:
         """Return the score, the queries and the keys restricted to a tile, and the tile."""
@@ -88,29 +88,35 @@ class BlockLogits(ABC):
 
 
 class InnerProductLogits(BlockLogits):
-    """Logits of scores that are an inner product of lifted vectors plus a term of the query."""
+    """Logits of tiles for scores that are an inner product of lifted vectors plus a term of the query."""
 
     def __init__(self, call: BoundCall) -> None:
         super().__init__(call)
-        self.exp = exponential(str(self.dtype))
+        self.exp = faster_exponential(str(self.dtype))
         self._buffer = np.empty(0, dtype=self.dtype)
         self._has_term = False
 
     def project_queries(self, rows: Limits) -> ProjectedQueries:
-        """Lift the queries and multiply them by the unit, with one more column for the query's term and the shift."""
+        """Return a range of queries, lifted and multiplied by `exp.factor`, with one more column.
+
+        The column is for the term of the query and for the shift.
+        """
         score, query, key, tile = self._parts(rows, (0, 1))
         vectors = np.asarray(cast(score.lift(query, key, tile)[0], self.dtype))
         term = score.query_term(query, tile)
         self._has_term = term is not None
         wide = np.empty((*vectors.shape[:-1], vectors.shape[-1] + 1), dtype=self.dtype)
-        np.multiply(vectors, self.exp.unit, out=wide[..., :-1])
+        np.multiply(vectors, self.exp.factor, out=wide[..., :-1])
         wide[..., -1] = 0
         if term is None:
             return ProjectedQueries(wide)
-        return ProjectedQueries(wide, np.asarray(cast(term, self.dtype))[..., None] * self.exp.unit)
+        return ProjectedQueries(wide, np.asarray(cast(term, self.dtype))[..., None] * self.exp.factor)
 
     def project_keys(self, cols: Limits, rows: int) -> Float[np.ndarray, " ..."]:
-        """Lift the keys, with one more column of ones if copying the keys is cheap compared to the product."""
+        """Return a range of keys, lifted, with one more column of ones if copying them is cheap.
+
+        Copying is cheap if it costs little compared to the product with `rows` queries.
+        """
         score, query, key, tile = self._parts((0, 1), cols)
         vectors = np.asarray(cast(score.lift(query, key, tile)[1], self.dtype))
         if not self._has_term and 4 * vectors.shape[-1] > rows:
@@ -133,7 +139,10 @@ class InnerProductLogits(BlockLogits):
         shift: Float[np.ndarray, "*batch q 1"] | None,
         out: Float[np.ndarray, "*batch q k"],
     ) -> None:
-        """Compute the tile by a matrix product, and subtract the shift if the keys have no column of ones."""
+        """Write the logits of a tile, multiplied by `exp.factor` and minus `shift`, to `out`.
+
+        A column of ones in the keys includes the shift in the matrix product; otherwise it is subtracted afterwards.
+        """
         vectors = queries.vectors
         if keys.shape[-1] == vectors.shape[-1]:
             term = 0.0 if queries.term is None else queries.term
@@ -146,15 +155,15 @@ class InnerProductLogits(BlockLogits):
 
 
 class ProjectedLogits(BlockLogits):
-    """Logits of any score, prepared for any normalizer."""
+    """Logits of tiles for any score and any normalizer, from projected queries and keys."""
 
     def project_queries(self, rows: Limits) -> ProjectedQueries:
-        """Project the queries."""
+        """Return the projections of a range of queries."""
         score, query, key, tile = self._parts(rows, (0, 1))
         return ProjectedQueries(np.asarray(score.project(query, key, tile)[0]))
 
     def project_keys(self, cols: Limits, rows: int) -> Shaped[np.ndarray, " ..."]:
-        """Project the keys."""
+        """Return the projections of a range of keys."""
         score, query, key, tile = self._parts((0, 1), cols)
         return np.asarray(score.project(query, key, tile)[1])
 
@@ -167,7 +176,7 @@ class ProjectedLogits(BlockLogits):
         shift: Float[np.ndarray, "*batch q 1"] | None,
         out: Float[np.ndarray, "*batch q k"],
     ) -> None:
-        """Compute the score's logits and prepare them for the normalizer."""
+        """Write the logits of a tile, transformed by `Normalizer.prepare` and minus `shift`, to `out`."""
         score = self.call.score.slice(slice(*rows), slice(*cols))
         logits = cast(score.projected_logits(queries.vectors, keys, self.tile.restrict(rows, cols)), self.dtype)
         logits = self.call.normalizer.prepare(logits)
@@ -175,16 +184,19 @@ class ProjectedLogits(BlockLogits):
 
 
 def block_logits(call: BoundCall) -> BlockLogits:
-    """Return the fastest way to compute the logits of a call that its score and normalizer support."""
+    """Return the fastest implementation of the logits of a call that supports its score and normalizer."""
     one = np.ones((*(1 for _ in call.batch), 1, 1), dtype=call.dtype)
     prepares = call.normalizer.prepare(one) is not one
     inner_product = call.score.is_inner_product and not prepares
     return InnerProductLogits(call) if inner_product else ProjectedLogits(call)
 
 
-def _centre(call: BoundCall) -> Centre:
-    """Return the point that all tiles subtract from query and key, estimated from a sample of the keys."""
+def _reference_point(call: BoundCall) -> Centre:
+    """Return the point that the score subtracts from queries and keys, or None if the score has no such point.
+
+    It is estimated from a sample of the keys.
+    """
     if is_text(call.key) or call.score.centre(call.key[..., :1, :]) is None:
         return None
-    key = call.key[..., :: max(1, -(-call.key.shape[-2] // _CENTRE_KEYS)), :]
+    key = call.key[..., :: max(1, -(-call.key.shape[-2] // _REFERENCE_KEYS)), :]
     return call.score.centre(zero_nonfinite(key if call.score.keeps_dtype else cast(key, call.dtype)))

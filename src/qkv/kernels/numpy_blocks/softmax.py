@@ -1,4 +1,4 @@
-"""Softmax over tiles in NumPy, in one pass over the keys for any number of queries.
+"""Forward pass of softmax over tiles in NumPy, which reads the keys once for each group of queries.
 
 The outer loop runs over tiles of keys, so a memory-mapped key is read and projected once for all queries whose sums
 fit the memory limit. The data is not checked for NaN and infinity beforehand, because that would be another pass. If
@@ -40,7 +40,10 @@ def attend_softmax(call: BoundCall, sizes: SoftmaxTiles) -> Float[np.ndarray, "*
 
 
 def _unchecked(call: BoundCall, index: BatchIndex) -> BoundCall:
-    """Return some batch elements of the call, with the check for NaN and infinity deferred until it is needed."""
+    """Return a call restricted to a batch element, without checking it for NaN and infinity.
+
+    The check is deferred until it is needed.
+    """
     # `select_batch` would check the whole call first, in a pass over all keys.
     unchecked = dataclasses.replace(call, finite=(False, False))
     return dataclasses.replace(unchecked.select_batch(index), finite=None)
@@ -48,7 +51,10 @@ def _unchecked(call: BoundCall, index: BatchIndex) -> BoundCall:
 
 @dataclass
 class _Block:
-    """Block of queries, with their projections (None if the call has no keys) and their accumulated sums."""
+    """Block of queries with their projections and their accumulated sums of exponentials.
+
+    The projections are None if the call has no keys.
+    """
 
     rows: Limits
     queries: ProjectedQueries | None
@@ -58,7 +64,7 @@ class _Block:
 def _attend_group(
     call: BoundCall, group: Limits, sizes: SoftmaxTiles, output: Float[np.ndarray, "*batch q value_width"]
 ) -> None:
-    """Compute the output of a group of queries and write it to `output`."""
+    """Compute the output of a range of queries and write it to `output`."""
     logits = block_logits(call)
     blocks = []
     for start, stop in ranges(group[1] - group[0], sizes.rows):
@@ -94,7 +100,7 @@ def _write_logits(
     buffer: Float[np.ndarray, " size"],
     shift: Float[np.ndarray, "*batch q 1"] | None,
 ) -> Float[np.ndarray, "*batch q k"]:
-    """Return the logits of a tile minus the shift, −inf where a key is masked."""
+    """Write the logits of a tile minus the shift, −inf where a key is masked, to `buffer` and return them."""
     shape = (*tile.batch, tile.cols[1] - tile.cols[0], tile.rows[1] - tile.rows[0])
     e: np.ndarray = buffer[: math.prod(shape)].reshape(shape).swapaxes(-1, -2)
     logits.write(queries, keys, tile.rows, tile.cols, shift, e)

@@ -1,4 +1,4 @@
-"""Sizes of the tiles in which the NumPy kernel computes a softmax, and the cost of the call."""
+"""Choice of the sizes of tiles for softmax in the NumPy kernel, and an estimate of the cost of the call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_KEYS = 2**16
 
 @dataclass(frozen=True)
 class SoftmaxTiles:
-    """Sizes of the tiles of a softmax.
+    """Sizes of the tiles in which the NumPy kernel computes a softmax.
 
     Attributes:
         rows: number of queries in a tile.
@@ -30,10 +30,10 @@ class SoftmaxTiles:
     batch: int
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost, assuming that tiles stay in the processor cache; keys are read once per group."""
+        """Estimate the cost of a call, assuming that a tile fits the cache. Keys are read once per group."""
         axes, item = problem.axes, problem.itemsize
-        tile = self.batch * self.rows * self.cols * item * _numbers_per_pair(problem)
-        keys = self.batch * self.cols * _numbers_per_key(problem) * item
+        tile = self.batch * self.rows * self.cols * item * _elements_per_pair(problem)
+        keys = self.batch * self.cols * _elements_per_key(problem) * item
         queries = self.batch * self.group * _bytes_per_query(problem)
         # A block is finalized in float64.
         block = 3 * self.batch * self.rows * (axes.value_width + 2) * 8
@@ -46,17 +46,17 @@ class SoftmaxTiles:
 
 
 def softmax_tiles(problem: Problem, budget: int) -> SoftmaxTiles:
-    """Return tile sizes with at most `budget` elements per array, within the memory limit."""
+    """Return tile sizes with at most `budget` elements in each array, within the memory limit of the call."""
     axes, item = problem.axes, problem.itemsize
     elements = problem.elements_per_logit
     element_size = max(1, axes.q * axes.k * elements)
     batch = max(1, min(axes.batch_size, budget // element_size))
     # Below 256 pairs, Python overhead dominates the time of a tile.
     pairs = max(min(256, budget), budget // (batch * elements))
-    allowed = problem.memory // 4 // (batch * item * _numbers_per_pair(problem))
+    allowed = problem.memory // 4 // (batch * item * _elements_per_pair(problem))
     # Projected keys should stay in the cache. Keys that are used unchanged may exceed it.
     cached = (budget if problem.score.lift_kind != "exact" else 8 * budget) // max(1, axes.key_width)
-    fitting = problem.memory // 8 // (batch * _numbers_per_key(problem) * item)
+    fitting = problem.memory // 8 // (batch * _elements_per_key(problem) * item)
     max_keys = max(1, min(axes.k, _MAX_KEYS, cached, fitting))
     rows, cols = tile_sides(axes.q, max_keys, max(1, min(pairs, allowed)))
     max_queries = max(1, problem.memory // 4 // (batch * _bytes_per_query(problem)))
@@ -65,12 +65,12 @@ def softmax_tiles(problem: Problem, budget: int) -> SoftmaxTiles:
     return SoftmaxTiles(rows, cols, group, batch)
 
 
-def _numbers_per_pair(problem: Problem) -> int:
+def _elements_per_pair(problem: Problem) -> int:
     return 1 if problem.score.is_inner_product else 4 + 2 * problem.elements_per_logit
 
 
-def _numbers_per_key(problem: Problem) -> int:
-    """Return the peak number of elements in memory per key of a tile."""
+def _elements_per_key(problem: Problem) -> int:
+    """Return the peak number of elements in memory for each key of a tile."""
     width = problem.axes.key_width + 2
     # Casting the keys and values of a tile copies them.
     copied = problem.axes.key_width + problem.axes.value_width
@@ -78,6 +78,6 @@ def _numbers_per_key(problem: Problem) -> int:
 
 
 def _bytes_per_query(problem: Problem) -> int:
-    """Return the bytes per query of its projection and of its sums in float64."""
+    """Return the number of bytes of the projection of a query and of its sums in float64."""
     axes = problem.axes
     return (axes.query_width + 3) * problem.itemsize + (axes.value_width + 3) * 8

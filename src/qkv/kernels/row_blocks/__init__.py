@@ -1,1 +1,1 @@
-"""The row-block kernel: PyTorch, whole rows of logits of some queries at a time, for sparse normalizers and top-k."""
+"""Kernel that computes row blocks in PyTorch, for readouts and for normalizers that need all logits of a row."""

@@ -1,4 +1,4 @@
-"""Attention in row blocks as one autograd function in PyTorch, with forward, backward and double backward.
+"""Autograd function in PyTorch that computes attention in row blocks, with backward and double backward.
 
 Each block computes the whole rows of logits of its queries. If a `CandidateSearch` is given, the output of a block is a
 weighted sum over the candidates of each row (`candidates.py`); otherwise, or if a row has too many candidates, over all
@@ -78,7 +78,7 @@ class CandidateSearch:
 
 @dataclass
 class Saved:
-    """Results of the forward pass, and the data that it saves for the backward pass.
+    """Results of the forward pass over row blocks, and the data that it saves for the backward pass.
 
     Attributes:
         results: the output and the arrays of the readouts, as a flat list.
@@ -91,7 +91,7 @@ class Saved:
     candidates: list[Candidates | None] = dataclasses.field(default_factory=list)
 
     def add(self, block: int, found: Sequence[Tensor], reductions: Sequence[Reduction], index: BatchIndex) -> None:
-        """Merge the results of a block into the results of the call.
+        """Merge the results of a row block into the results of the call.
 
         Args:
             block: number of the block.
@@ -119,7 +119,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """Call that is computed in blocks of queries.
+    """Call that is computed in blocks of queries, each with all its keys.
 
     Attributes:
         call: the call.
@@ -138,11 +138,11 @@ class RowBlocks:
 
     @cached_property
     def result_types(self) -> list[type]:
-        """Type of each readout's result, an array or a named tuple, set by `weigh`."""
+        """Type of each readout's result, which is an array or a named tuple. `weigh` sets it."""
         return [object] * len(self.readouts)
 
     def attend(self) -> tuple[Tensor | None, tuple[Result, ...]]:
-        """Return the output, or None without `with_output`, and the results of the readouts."""
+        """Return the output, or None if `with_output` is False, and the results of the readouts."""
         tensors = call_tensors(self.call)
         trained = any(requires_gradient(x) for x in tensors)
         queue = list(autograd_function(_attend, _backward)(self, *tensors)) if trained else self.forward().results
@@ -154,7 +154,7 @@ class RowBlocks:
         return output, tuple(results)
 
     def forward(self) -> Saved:
-        """Compute all blocks without recording a graph."""
+        """Compute all row blocks without recording a graph, and return the results and the candidates."""
         saved = Saved()
         buffer = None
         if self.search is not None:
@@ -174,7 +174,7 @@ class RowBlocks:
     def backward(
         self, saved: Saved, tensors: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[bool]
     ) -> list[Tensor]:
-        """Return the gradients of all tensors.
+        """Return the gradients of all tensors of the call, given the gradients of its results.
 
         Args:
             saved: return value of `forward`, whose results are not used.
@@ -200,7 +200,7 @@ class RowBlocks:
         return totals
 
     def checkpointed(self) -> list[Tensor]:
-        """Return all results under activation checkpointing, with derivatives of any order."""
+        """Return all results of the call under activation checkpointing, with derivatives of any order."""
         import torch
         from torch.utils.checkpoint import checkpoint
 
@@ -228,7 +228,7 @@ class RowBlocks:
         return [torch.cat(x, dim=axis) if isinstance(x, list) else x for x, axis in zip(whole, axes, strict=True)]
 
     def weigh(self, call: TorchCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the differentiable results of a block that attends to all keys of a range.
+        """Return the differentiable results of a row block that attends to all keys of a range.
 
         Args:
             call: the call, or one of its batch elements.
@@ -250,7 +250,10 @@ class RowBlocks:
         return cast("list[Tensor]", found)
 
     def _elements(self) -> Iterator[tuple[BatchIndex, TorchCall]]:
-        """Yield all batch elements at once, or one after the other if candidates are searched."""
+        """Yield the call with all batch elements at once, or with one after the other if candidates are searched.
+
+        The index of the batch elements is yielded with each call.
+        """
         if self.search is None:
             yield (), self.call
             return
@@ -261,7 +264,7 @@ class RowBlocks:
         return ranges(self.call.tile.q_total, self.rows if self.search is None else self.search.rows)
 
     def _reductions(self, rows: Limits) -> list[Reduction]:
-        """Return how each result of a block is merged into that of the call."""
+        """Return how each result of a row block is merged into the result of the call."""
         tile = self.call.tile.restrict(rows, (0, self.call.tile.k_total))
         output = Reduction((tile.q_total, self.call.value.shape[-1]), (slice(*rows), slice(None)))
         read = [reduction for readout in self.readouts for reduction in readout.reductions(tile)]
@@ -270,7 +273,7 @@ class RowBlocks:
     def _attend(
         self, call: TorchCall, index: BatchIndex, rows: Limits, saved: Saved, buffer: Tensor | None
     ) -> Candidates | None:
-        """Return the candidates of a block, or merge its results over all keys into `saved` and return None."""
+        """Return the candidates of a row block, or None after merging its results over all keys into `saved`."""
         if self.search is None or buffer is None:
             cols = (0, call.tile.k_total)
             found = self.weigh(call, rows, cols, block_tensors(call, rows, cols))
@@ -296,7 +299,7 @@ class RowBlocks:
         gradients: Sequence[Tensor],
         wanted: Sequence[bool],
     ) -> None:
-        """Add the gradients of a block that attended to all keys, by recomputing the block under autograd."""
+        """Add the gradients of a row block that attended to all keys, by recomputing it under autograd."""
         import torch
 
         for start, stop in ranges(
@@ -319,7 +322,7 @@ class RowBlocks:
 
 
 def double_backward(blocks: RowBlocks, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return differentiable gradients of the tensors of a call.
+    """Return gradients of the tensors of a call that are differentiable themselves.
 
     Args:
         blocks: the row blocks of the call.
@@ -331,7 +334,10 @@ def double_backward(blocks: RowBlocks, tensors: Sequence[Tensor], gradients: Seq
 
 
 def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Tensor:
-    """Return the output of a block that attends to all keys. The logits of the block may be overwritten."""
+    """Return the output of a row block that attends to all keys, and overwrite the logits of the block.
+
+    They may also be left unchanged.
+    """
     tile, normalizer = call.tile.restrict(rows, block.cols), call.normalizer
     if normalizer.power is not None and normalizer.scale is not None:
         weights = sparse_weights_(block.logits, normalizer.power, normalizer.scale, block.group_max)
@@ -345,7 +351,7 @@ def _slice(whole: Tensor, reduction: Reduction) -> Tensor:
 
 
 def _merged(whole: Tensor, reduction: Reduction, part: Tensor) -> Tensor:
-    """Return a result of the call with that of a block merged into it, out of place for autograd."""
+    """Return a result of the call with the result of a row block merged into it, as a new tensor for autograd."""
     import torch
 
     axis, at = -len(reduction.shape), reduction.index[0]

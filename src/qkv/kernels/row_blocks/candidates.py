@@ -1,4 +1,4 @@
-"""Attention over the candidates of each row: the few keys that can have non-zero weight.
+"""Attention over the candidates of each query, that is, the few keys that can have non-zero weight.
 
 The normalizer computes a `threshold_bound` from the largest rank of each group of keys, and only groups that reach this
 bound are searched key by key. For a normalizer that gives weight to few keys, this takes one reduction over each row,
@@ -29,7 +29,9 @@ __all__ = ["CandidateBlock", "Candidates", "attend_candidates", "backward_candid
 
 @dataclass(frozen=True)
 class Candidates:
-    """Keys of each query of a row block that can have non-zero weight, in key order if ties depend on it.
+    """Keys of each query of a row block that can have non-zero weight.
+
+    They are in key order if ties depend on the order.
 
     Attributes:
         index: indices of the keys in the call, int32, padded with 0 in rows with fewer candidates.
@@ -49,7 +51,9 @@ CandidateBlock = tuple[Limits, Candidates | None]
 def consecutive(
     blocks: Iterable[CandidateBlock], size: Callable[[Candidates], int], limit: int
 ) -> Iterator[list[CandidateBlock]]:
-    """Group consecutive blocks until their size reaches a limit. A block without candidates forms its own group.
+    """Group consecutive row blocks until their total size reaches a limit.
+
+    A block without candidates forms its own group.
 
     Example:
         >>> import torch
@@ -77,7 +81,7 @@ def consecutive(
 
 
 def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: int) -> Candidates | None:
-    """Return the candidates of a row block: the keys whose rank reaches the normalizer's `threshold_bound`.
+    """Return the keys of each query whose rank reaches the normalizer's `threshold_bound`, or None if too many do.
 
     Returns:
         The candidates. None if the normalizer returns no bound, as for NaN, or if a query has more than
@@ -109,7 +113,7 @@ def _positions_above(
     bound: Float[Tensor, "rows 1"],
     max_candidates: int,
 ) -> Int[Tensor, " n"] | None:
-    """Return the flat positions of all ranks that reach the bound, or None if too many groups reach it."""
+    """Return the flat positions of all ranks that reach the bound of their row, or None if too many groups do."""
     import torch
 
     width, groups = ranks.shape[1], group_max.shape[1]
@@ -125,7 +129,7 @@ def _positions_above(
 
 
 def _table(block: RowLogits, position: Int[Tensor, " n"], max_candidates: int) -> Candidates | None:
-    """Return candidates, one row per query, given their flat positions, or None if a row has too many."""
+    """Return candidates with one row per query, from their flat positions, or None if a row has too many."""
     import torch
 
     count, width = block.ranks.shape
@@ -198,7 +202,7 @@ def backward_candidates(
     wanted: Sequence[bool],
     tile_keys: int,
 ) -> None:
-    """Add the gradients of consecutive row blocks, given their candidates.
+    """Add the gradients of consecutive row blocks, computed from their candidates, to `sums`.
 
     Args:
         call: call restricted to one batch element.
@@ -250,7 +254,7 @@ def _backward_score(
     logit_gradient: Float[Tensor, "rows candidates"],
     tile_keys: int,
 ) -> None:
-    """Add the gradients of query, key and the score's arrays, by differentiating each tile of logits with autograd."""
+    """Add the gradients of query, key and the score's arrays to `sums`, by autograd on each tile of logits."""
     import torch
 
     first = blocks[0][0][0]
@@ -287,7 +291,7 @@ def _gather_sum(
 
 
 def _concat(blocks: Sequence[CandidateBlock]) -> tuple[Limits, Candidates]:
-    """Return the range of consecutive blocks and their candidates, concatenated and padded to one width."""
+    """Return the range of queries of consecutive row blocks, and their candidates padded to one width."""
     import torch
 
     rows = (blocks[0][0][0], blocks[-1][0][1])

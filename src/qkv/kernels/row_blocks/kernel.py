@@ -1,4 +1,6 @@
-"""The row-block kernel: PyTorch, whole rows of logits of some queries at a time, in memory linear in the keys.
+"""Kernel that computes row blocks in PyTorch, in memory linear in the number of keys.
+
+A row block holds all logits of some queries.
 
 It supports normalizers that need whole rows, and readouts. `autograd.py` contains the implementation.
 """
@@ -33,7 +35,7 @@ SAVED_CANDIDATES = 48
 
 @dataclass(frozen=True)
 class RowBlocksKernel(Kernel):
-    """Kernel that computes whole rows of logits of some queries at a time.
+    """Kernel that computes all logits of some queries at a time, in PyTorch.
 
     It supports every score, normalizer, mask and readout, and derivatives of any order.
 
@@ -49,11 +51,11 @@ class RowBlocksKernel(Kernel):
     max_candidates: int = 128
 
     def describe(self, problem: Problem) -> str:
-        """Describe the size of row blocks."""
+        """Describe the numbers of queries and keys in a row block, as text for the plan."""
         return f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost; the memory holds one row block, and the candidates or the arrays saved for backward."""
+        """Estimate the cost of a call. The peak memory is one row block and what is saved for backward."""
         if not problem.readouts and _has_bound(problem.normalizer):
             return self._search_cost(problem)
         axes, rows = problem.axes, self._rows(problem)
@@ -69,7 +71,10 @@ class RowBlocksKernel(Kernel):
         return Cost(axes.pairs * problem.flop_per_pair * passes, traffic, peak, 5e-4 + blocks * 4e-4 * passes)
 
     def _search_cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of the logits of all pairs, the search, and a backward pass over the candidates."""
+        """Estimate the cost of a call that computes all logits and searches them for candidates.
+
+        With a gradient it includes a backward pass over the candidates.
+        """
         axes, rows = problem.axes, self._search_rows(problem)
         blocks = axes.batch_size * -(-axes.q // rows)
         logit_flop = problem.score.flop_per_logit(axes.query_width, axes.key_width)
@@ -89,7 +94,7 @@ class RowBlocksKernel(Kernel):
         )
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output and the readouts block by block."""
+        """Compute the output and the readouts of a call, one row block after the other."""
         import torch
 
         from qkv.kernels.row_blocks.autograd import RowBlocks
@@ -120,7 +125,10 @@ class RowBlocksKernel(Kernel):
         return CandidateSearch(rows, min(tile_keys, axes.k), self.max_candidates, max(1, min(rows, recomputed)))
 
     def _search_rows(self, problem: Problem) -> int:
-        """Return the number of queries per block of a batch element: up to 8 MB of logits, but at least 32 queries."""
+        """Return the number of queries per row block if candidates are searched, at most 512.
+
+        A block has up to 8 MB of logits, and at least 32 queries if they fit.
+        """
         logits, k = self.budget // 4, max(1, problem.axes.k)
         rows = max(logits // k, min(32, 2 * logits // k))
         allowed = problem.memory // 2 // (problem.itemsize * k * 4)

@@ -1,4 +1,6 @@
-"""Logits of a row block: queries of one batch element and all visible keys, in a reused buffer.
+"""Logits of a row block, that is, of some queries of one batch element with all keys that the mask allows.
+
+They are stored in a buffer that is reused for every block.
 
 Each row is padded to a multiple of the group size. From the largest rank of each group the normalizer computes its
 `threshold_bound`, and the search for candidates (`candidates.py`) skips groups below this bound.
@@ -27,7 +29,7 @@ COVERAGE_CHUNKS = 16
 
 @dataclass(frozen=True)
 class RowLogits:
-    """Logits of all visible keys of a block of queries.
+    """Logits of a block of queries with all keys in a range, padded to a multiple of the group size.
 
     Attributes:
         padded: logits `(rows, width)`, −inf for masked keys and for the padding at the end of each row.
@@ -48,17 +50,17 @@ class RowLogits:
 
 
 def padded_width(keys: int) -> int:
-    """Return the length of a row of `keys` logits with its padding."""
+    """Return the length of a row of `keys` logits, padded to a multiple of the group size."""
     return -(-keys // GROUP_SIZE) * GROUP_SIZE
 
 
 def row_logits_buffer(call: TorchCall, rows: int) -> Float[Tensor, " size"]:
-    """Allocate a buffer for the logits of blocks of at most `rows` queries."""
+    """Allocate a buffer for the padded logits of blocks of at most `rows` queries."""
     return call.value.new_empty(min(rows, call.tile.q_total) * padded_width(call.tile.k_total))
 
 
 def visible_range(call: TorchCall, rows: Limits) -> Limits:
-    """Return the range of keys outside of which the mask allows no pair with these queries."""
+    """Return a range of keys outside of which the mask allows no pair with the queries `rows`."""
     k = call.tile.k_total
     if call.mask is None:
         return 0, k
@@ -73,7 +75,7 @@ def visible_range(call: TorchCall, rows: Limits) -> Limits:
 def padded_row_logits(
     call: TorchCall, rows: Limits, cols: Limits, buffer: Float[Tensor, " size"], tile_keys: int
 ) -> RowLogits:
-    """Compute the logits and ranks of a row block.
+    """Compute the logits of a row block, and the ranks by which the normalizer selects keys.
 
     Args:
         call: call restricted to one batch element.
@@ -126,7 +128,7 @@ def _apply_mask(call: TorchCall, padded: Float[Tensor, "rows width"], rows: Limi
 def _ranks(
     call: TorchCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits
 ) -> Float[Tensor, "rows width"]:
-    """Return the ranks of a row block: the logits themselves, or a new array that is computed chunk by chunk."""
+    """Return the ranks of a row block, which are its logits or, for stochastic normalizers, a new array."""
     import torch
 
     ranks = None

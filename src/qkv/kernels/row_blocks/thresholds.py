@@ -1,4 +1,4 @@
-"""Sparsemax and entmax in PyTorch, with the threshold of long rows computed by Newton's method instead of sorting.
+"""Sparsemax and entmax in PyTorch, where Newton's method computes the threshold of a row without sorting it.
 
 Weights are max(0, z − τ)^p with z = l · scale, where the threshold τ makes them sum to 1. The norm ‖max(0, z − τ)‖_p
 is decreasing and convex in τ, so Newton steps from below never exceed the root. For equal logits the norm is linear in
@@ -39,7 +39,7 @@ GROUP_SIZE = 16
 
 
 def sparse_weights(logits: Float[Tensor, "*batch q k"], power: int, scale: float) -> Float[Tensor, "*batch q k"]:
-    """Return the weights of whole rows of logits, with first and second derivatives.
+    """Return the sparsemax or entmax weights of rows of logits, with first and second derivatives.
 
     Special values are treated as in `Normalizer.weights`: the weight of −inf is 0, the weights of a row without keys
     are 0, and the weights of a row with NaN or +inf are NaN.
@@ -51,7 +51,7 @@ def sparse_weights(logits: Float[Tensor, "*batch q k"], power: int, scale: float
 def sparse_weights_(
     logits: Float[Tensor, "q k"], power: int, scale: float, group_max: Float[Tensor, "q groups"] | None = None
 ) -> Float[Tensor, "q k"]:
-    """Overwrite whole rows of logits with their weights, without a gradient, and return them.
+    """Overwrite rows of logits with their sparsemax or entmax weights, without a gradient, and return them.
 
     Args:
         logits: whole rows of logits.
@@ -65,7 +65,7 @@ def sparse_weights_(
 def _weights(
     logits: Tensor, power: int, scale: float, out: Tensor | None = None, group_max: Tensor | None = None
 ) -> Tensor:
-    """Run Newton's method on some rows at a time, first on the maxima of groups and then on all keys.
+    """Return the weights of rows of logits, by Newton's method on group maxima first and then on all keys.
 
     `out` may be the same tensor as `logits`.
     """

@@ -1,4 +1,4 @@
-"""Exact top-k of each row by NumPy's partition, where ties go to the first key.
+"""Exact top-k of each row by NumPy's partition. Ties go to the key with the lowest index.
 
 NumPy's partition is vectorized and takes a tenth of the time of `torch.topk` on short rows. Each rank is packed with
 its key into a 64-bit integer: the rank in the upper half, and the key, subtracted from a constant, in the lower half.
@@ -28,7 +28,7 @@ def select_top_k(
     count: int,
     max_candidates: int,
 ) -> tuple[Int[Tensor, "rows selected"], Float[Tensor, "rows selected"]] | None:
-    """Return the keys and ranks of the top k of each row, in any order.
+    """Return the keys and ranks of the top k of each row, in any order, or None if too many reach the bound.
 
     Args:
         ranks: values to compare. Key j belongs to group j modulo `groups`.
@@ -72,7 +72,10 @@ def select_top_k(
 
 
 def _pack(ranks: Float[np.ndarray, " n"], keys: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Return integers that sort like the ranks, where −0 equals 0 and the first key ranks highest among equals."""
+    """Return integers that sort like the ranks. Of equal ranks, the first key has the largest integer.
+
+    −0 equals 0.
+    """
     bits = (ranks + np.float32(0)).view(np.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     packed: np.ndarray = (ordered.astype(np.int64) << 32) | (_LOW - keys)

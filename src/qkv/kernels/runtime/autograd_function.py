@@ -1,4 +1,4 @@
-"""Custom autograd functions of PyTorch, defined on first use because PyTorch is optional."""
+"""Definition of custom autograd functions of PyTorch on first use, because PyTorch is optional."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["autograd_function"]
 
 @cache
 def autograd_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a differentiable function: the `apply` of a `torch.autograd.Function` with these two methods.
+    """Return the `apply` function of a `torch.autograd.Function` with the methods `forward` and `backward`.
 
     Args:
         forward: function of the context and the arguments.

@@ -1,4 +1,4 @@
-"""Detection of scores that close over tensors: the backward pass would silently omit the gradients of such tensors."""
+"""Check for scores that close over tensors, because the backward pass would omit the gradients of such tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["refuse_closure_gradients"]
 
 
 def refuse_closure_gradients(call: BoundCall) -> None:
-    """Check that the score does not close over a tensor that requires a gradient.
+    """Raise a `GradientError` if the score of a call closes over a tensor that requires a gradient.
 
     The score is evaluated on one pair of query and key, with its inputs and its own arrays detached: the logit must
     then require no gradient.
@@ -29,9 +29,9 @@ def refuse_closure_gradients(call: BoundCall) -> None:
     logits = score.logits(_detach(take_range(call.query, (0, 1))), _detach(take_range(call.key, (0, 1))), tile)
     if isinstance(logits, torch.Tensor) and logits.requires_grad:
         raise GradientError(
-            f"score {call.score} must not close over a tensor that requires a gradient: the tensor would receive none. "
-            f"Pass the tensor as Custom(function, parameters=(…,)), which calls function(query, key, *parameters), or "
-            f"make it a field of your score class."
+            f"score {call.score} must not close over a tensor that requires a gradient, because no gradient would "
+            f"reach the tensor. Pass the tensor as Custom(function, parameters=(…,)), which calls function(query, key, "
+            f"*parameters), or make it a field of your score class."
         )
 
 

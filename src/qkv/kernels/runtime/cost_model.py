@@ -1,4 +1,4 @@
-"""Cost model of PyTorch tiles: time of matrix products and of elementwise passes over a tile, on one core."""
+"""Estimate of the seconds that a tile takes in PyTorch, from its matrix products and its elementwise passes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ PASS = 0.25e-9
 
 
 def tile_seconds(problem: Problem, softmax: bool) -> float:
-    """Estimate the seconds of arithmetic per pair of query and key, with backward if a gradient is required.
+    """Estimate the seconds of arithmetic for each pair of query and key, on one core.
+
+    They include the backward pass if a gradient is required.
 
     Args:
         problem: the problem.
@@ -46,7 +48,10 @@ def _score_passes(score: Score, query_width: int, key_width: int, elements: int,
 
 
 def visible_pairs(problem: Problem, rows: int) -> float:
-    """Estimate the number of pairs within the key ranges of the mask, from up to 16 blocks of `rows` queries."""
+    """Estimate the number of pairs in the tiles that the mask does not exclude, from a sample of the queries.
+
+    The sample is up to 16 blocks of `rows` queries, for each of which the key range of the mask is computed.
+    """
     axes, mask = problem.axes, problem.spec.mask
     if mask is None or 0 in (axes.q, axes.k):
         return axes.pairs

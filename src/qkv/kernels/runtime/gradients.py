@@ -1,4 +1,4 @@
-"""Gradients of tiles in PyTorch, and their accumulation into arrays of the shapes of the call's inputs."""
+"""Computation of the gradients of tiles in PyTorch, and their addition to the gradients of the call's inputs."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ class CallArrays(Protocol):
 
     @property
     def score(self) -> Score:
-        """The score, with its arrays or their gradients."""
+        """The score with its arrays, or with the gradients of its arrays in their place."""
 
     @property
     def normalizer(self) -> Normalizer:
-        """The normalizer, with its arrays or their gradients."""
+        """The normalizer with its arrays, or with the gradients of its arrays in their place."""
 
 
 def call_tensors(call: CallArrays) -> list[Tensor]:
-    """Return query, key, value and the arrays of score and normalizer."""
+    """Return a list of the query, the key, the value and the arrays of score and normalizer of a call."""
     arrays = cast("tuple[Tensor, ...]", (*call.score.arrays(), *call.normalizer.arrays()))
     return [call.query, call.key, call.value, *arrays]
 
 
 def block_tensors(call: CallArrays, rows: Limits, cols: Limits) -> list[Tensor]:
-    """Return views of query, key, value and the arrays of score and normalizer, restricted to a tile."""
+    """Return a list of query, key, value and the arrays of score and normalizer, restricted to a tile."""
     score = call.score.slice(slice(*rows), slice(*cols))
     arrays = cast("tuple[Tensor, ...]", (*score.arrays(), *call.normalizer.arrays()))
     return [take_range(call.query, rows), take_range(call.key, cols), take_range(call.value, cols), *arrays]
@@ -62,7 +62,7 @@ def block_tensors(call: CallArrays, rows: Limits, cols: Limits) -> list[Tensor]:
 def traced_logits(
     call: TorchCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]
 ) -> tuple[Tensor | None, Normalizer]:
-    """Return the logits of a tile and the normalizer, computed from given tensors in place of those of the call.
+    """Return the logits of a tile and the normalizer, with `tensors` in place of the tensors of the call.
 
     Args:
         call: the call.
@@ -80,7 +80,10 @@ def traced_logits(
 
 
 def leaves_of(arrays: Sequence[Array], wanted: Sequence[bool] | None = None) -> list[Tensor]:
-    """Detach tensors, and let floating-point tensors require a gradient if their flag in `wanted` is True."""
+    """Return detached tensors, of which those that are floating-point and flagged in `wanted` require a gradient.
+
+    If `wanted` is None, all floating-point tensors do.
+    """
     tensors = cast("Sequence[Tensor]", arrays)
     flags = [True] * len(tensors) if wanted is None else wanted
     return [x.detach().requires_grad_(x.is_floating_point() and flag) for x, flag in zip(tensors, flags, strict=True)]
@@ -92,7 +95,7 @@ def gradients_of(
     inputs: Sequence[Tensor],
     create_graph: bool = False,
 ) -> list[Tensor | None]:
-    """Return the gradient of each input, or None for inputs that require none or do not affect an output.
+    """Return the gradient of each input, or None for an input that requires none or does not affect an output.
 
     Args:
         outputs: outputs of a computation on the inputs.
@@ -117,7 +120,7 @@ def gradients_of(
 def accumulate(
     outputs: Sequence[Tensor], output_gradients: Sequence[Tensor], leaves: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> None:
-    """Compute the gradients of the leaves and add each to the corresponding tensor of `sums`, in place."""
+    """Compute the gradients of `leaves` and add each to the tensor at the same index of `sums`, in place."""
     for gradient, total in zip(gradients_of(outputs, output_gradients, leaves), sums, strict=True):
         if gradient is not None:
             total.add_(gradient)

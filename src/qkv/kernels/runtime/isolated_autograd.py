@@ -29,7 +29,7 @@ __all__ = ["isolated_autograd", "project_call"]
 
 
 def project_call(call: BoundCall) -> BoundCall:
-    """Return the call with query and key replaced by their projections, computed in a separate autograd node."""
+    """Return a call whose query and key are replaced by their projections, computed in a separate autograd node."""
 
     def projections(query: Tensor, key: Tensor, *arrays: Tensor) -> tuple[Tensor, Tensor]:
         projected = call.score.replace_arrays(arrays).project(query, key, call.tile)
@@ -40,7 +40,9 @@ def project_call(call: BoundCall) -> BoundCall:
 
 
 def isolated_autograd(function: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> list[Tensor]:
-    """Return `function(*tensors)` as outputs of one autograd node, which supports higher derivatives of the function.
+    """Return the tensors `function(*tensors)`, computed by one autograd node with autocast disabled in backward.
+
+    The node supports higher derivatives of the function.
 
     Args:
         function: function that returns tensors; arguments may be among them.

@@ -1,4 +1,4 @@
-"""Microbenchmarks that decide which of two equivalent operations is faster on this machine, run once per process.
+"""Microbenchmarks that determine, once per process, which of two equivalent operations is faster.
 
 A matrix product in float32 is computed by `torch.mm` or by oneDNN. (On AMD processors the library behind `torch.mm`
 uses an older instruction set, and oneDNN takes half as long.) An exponential is computed by `exp`, or by `exp2` with
@@ -50,7 +50,10 @@ class FasterOps:
         workspace: Workspace,
         name: str,
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return left @ rightᵀ, in the workspace buffer `name` or in a new array; the caller may overwrite either."""
+        """Return left @ rightᵀ in the workspace buffer `name` or in a new array.
+
+        The caller may overwrite either.
+        """
         import torch
 
         if left.ndim == 2 and right.ndim == 2:
@@ -83,7 +86,7 @@ def add_matmul_(
 
 
 def onednn_matmul_nt(left: Float[Tensor, "q width"], right: Float[Tensor, "k width"]) -> Float[Tensor, "q k"]:
-    """Return left @ rightᵀ, computed by oneDNN through an operator that is private to PyTorch and may be missing.
+    """Return left @ rightᵀ, computed by an operator for oneDNN that is private to PyTorch and may be missing.
 
     A `right` with gaps between its rows (such as one head of keys in the layout batch, tokens, heads, width) is copied
     first, because oneDNN computes such a product in a reference loop that is a thousand times slower.
@@ -131,7 +134,7 @@ def _has_onednn(side: Tensor) -> bool:
 
 
 def is_faster(one: Callable[[], object], other: Callable[[], object], margin: float = 1.0) -> bool:
-    """Return whether the first function takes less than `margin` times as long as the second.
+    """Return whether the function `one` takes less than `margin` times as long as the function `other`.
 
     The times compared are the shortest of 9 interleaved runs of each function.
     """

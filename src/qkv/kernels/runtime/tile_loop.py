@@ -1,4 +1,4 @@
-"""Library-independent functions of kernels: the forward loop over tiles, and weights and outputs of whole rows."""
+"""Functions that kernels of all array libraries share: the forward loop over tiles, and weights of row blocks."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Limits = tuple[int, int]
 
 
 def ranges(length: int, step: int) -> Iterator[Limits]:
-    """Yield consecutive ranges of length at most `step` that cover `length`; a single empty range for length 0."""
+    """Yield consecutive ranges of at most `step` indices that cover `length`. Yield (0, 0) for length 0."""
     for start in range(0, max(length, 1), step):
         yield start, min(start + step, length)
 
 
 def visible_tiles(call: BoundCall, rows: Limits, cols: int, aligned: bool = False) -> Iterator[Limits]:
-    """Yield the range of keys of each tile within the key range of the mask. Some of these tiles may be fully masked.
+    """Yield the range of keys of each tile in the key range of the mask. Some of the tiles may be fully masked.
 
     Args:
         call: the call.
@@ -60,7 +60,10 @@ def visible_tiles(call: BoundCall, rows: Limits, cols: int, aligned: bool = Fals
 
 
 def restrict_mask(mask: Mask | None, tile: Tile) -> tuple[Coverage, Mask | None]:
-    """Return the coverage of a tile by the mask, and for coverage "part" the mask restricted to the tile, else None."""
+    """Return the coverage of a tile by the mask, and the mask restricted to the tile if the coverage is "part".
+
+    Otherwise, None is returned in place of the mask.
+    """
     coverage = "all" if mask is None else mask.coverage(tile)
     if mask is None or coverage != "part":
         return coverage, None
@@ -68,7 +71,7 @@ def restrict_mask(mask: Mask | None, tile: Tile) -> tuple[Coverage, Mask | None]
 
 
 def attend_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Float[Array, "*batch q value_width"], Summary]:
-    """Return the output of a range of queries and the normalizer's summary, accumulated over tiles of `cols` keys."""
+    """Return the output of a range of queries and the normalizer's summary, computed in tiles of `cols` keys."""
     partial: PartialResult | None = None
     for limits in visible_tiles(call, rows, cols, aligned=True):
         logits = call.logits(rows, limits)
@@ -86,7 +89,7 @@ def _accumulate(call: BoundCall, logits: Array, rows: Limits, cols: Limits) -> P
 
 
 def fully_masked(call: BoundCall, rows: Limits, keys: int) -> Float[Array, "*batch q k"]:
-    """Return logits of −inf for a range of queries and a number of keys."""
+    """Return an array of −inf, as the logits of a range of queries and a number of masked keys."""
     shape = (*call.batch, rows[1] - rows[0], keys)
     return zeros(call.value, shape, call.dtype) - math.inf
 
@@ -108,7 +111,7 @@ def weigh_rows(
     with_output: bool = True,
     cols: Limits | None = None,
 ) -> tuple[Array | None, tuple[Result, ...]]:
-    """Return the output and the readouts of a range of queries, given their whole rows of logits.
+    """Return the output and the readouts of a range of queries, computed from all their logits.
 
     Args:
         call: the call.
@@ -131,7 +134,10 @@ def weigh_rows(
 
 
 def row_weights(normalizer: Normalizer, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
-    """Return the weights of whole rows of logits. Sparsemax and entmax in PyTorch do not sort long rows."""
+    """Return the weights of rows of logits that include all keys.
+
+    Sparsemax and entmax in PyTorch do not sort long rows.
+    """
     if normalizer.power is not None and library(logits) == "torch":
         from qkv.kernels.row_blocks.thresholds import sparse_weights
 

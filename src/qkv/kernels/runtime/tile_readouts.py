@@ -1,4 +1,6 @@
-"""Accumulation of readouts tile by tile, without whole rows of weights; for NumPy and PyTorch, without gradients.
+"""Computation of readouts tile by tile, which needs no array of all weights, in NumPy and PyTorch.
+
+Gradients are not supported.
 
 An online normalizer can compute the weights of any tile from its summary of the rows. Readouts are therefore computed
 in a second pass over the tiles:
@@ -36,22 +38,22 @@ __all__ = [
 
 
 def readable_by_tile(readouts: Sequence[Readout], normalizer: Normalizer) -> bool:
-    """Return whether all readouts can be accumulated tile by tile under this normalizer."""
+    """Return whether all readouts can be computed tile by tile from the weights of a normalizer."""
     return normalizer.online and all(readout.accepts_tiles for readout in readouts)
 
 
 def readable_in_forward(readouts: Sequence[Readout], normalizer: Normalizer) -> bool:
-    """Return whether PyTorch kernels can collect these readouts during a forward pass without gradient."""
+    """Return whether PyTorch kernels can compute all readouts during a forward pass without gradient."""
     return normalizer.log_sum_exp and readable_by_tile(readouts, normalizer)
 
 
 def result_batch(readout: Readout, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the batch shape of a readout's result, whose last axis may be restricted to selected heads."""
+    """Return the batch shape of a readout's result. Its last axis is shorter if the readout selects heads."""
     return batch if readout.head_indices is None else (*batch[:-1], len(readout.head_indices))
 
 
 def result_indices(readout: Readout, batch: tuple[int, ...], index: BatchIndex) -> list[BatchIndex]:
-    """Return the positions in a readout's result that one batch element of the call contributes to.
+    """Return the indices in a readout's result to which one batch element of the call contributes.
 
     Args:
         readout: the readout.
@@ -75,7 +77,7 @@ class ReadoutAccumulator:
         self._accumulators = [_Accumulator(readout, tile) for readout in readouts]
 
     def update(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile, index: BatchIndex = ()) -> None:
-        """Compute the readouts of one tile and add them to the results.
+        """Compute the readouts of one tile and merge them into the results.
 
         Args:
             logits: logits of the tile, −inf where a key is masked.
@@ -88,7 +90,7 @@ class ReadoutAccumulator:
             accumulator.update(logits, weights, normalizer, tile, index)
 
     def add(self, results: Sequence[Any], tile: Tile) -> None:
-        """Add readouts that were already computed for a tile of all batch elements.
+        """Merge readouts that were already computed for a tile of all batch elements into the results.
 
         Args:
             results: result of each readout for the tile.
@@ -98,17 +100,20 @@ class ReadoutAccumulator:
             accumulator.add(accumulator.readout, flatten(result), tile, (), type(result))
 
     def skip(self, tile: Tile, index: BatchIndex = ()) -> None:
-        """Add a fully masked tile, without its logits. The first tile of a row must be added with `update`."""
+        """Merge a fully masked tile into the results, without computing its logits.
+
+        The first tile of a row must be passed to `update`, which allocates the results.
+        """
         for accumulator in self._accumulators:
             accumulator.skip(tile, index)
 
     def results(self) -> tuple[Any, ...]:
-        """Return the results in the order of the readouts."""
+        """Return the results of the readouts, in the order of the readouts."""
         return tuple(accumulator.result() for accumulator in self._accumulators)
 
 
 class _Accumulator:
-    """Accumulator of one readout, whose arrays are allocated at the first tile."""
+    """Accumulator of the result of one readout, whose arrays are allocated at the first tile."""
 
     def __init__(self, readout: Readout, tile: Tile) -> None:
         self.readout, self.tile = readout, tile

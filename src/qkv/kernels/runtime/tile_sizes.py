@@ -1,4 +1,4 @@
-"""Sizes of tiles and row blocks, chosen to fit the processor's cache and the memory limit of the call."""
+"""Choice of the sizes of tiles and row blocks that fit the processor's cache and the memory limit of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = [
     "MAX_PATTERN_BYTES",
     "ROW_BLOCK_BUDGET",
     "TileSizes",
-    "partial_numbers",
+    "partial_elements",
     "projection_bytes",
     "row_block_arrays",
     "row_block_size",
@@ -43,12 +43,12 @@ def tile_shape(problem: Problem, budget: int, arrays: int) -> tuple[int, int]:
     batch = max(1, axes.batch_size)
     pairs = max(min(MIN_TILE_PAIRS, budget), budget // (batch * problem.elements_per_logit))
     allowed = problem.memory // 2 // (batch * problem.itemsize * arrays)
-    rows = max(1, problem.memory // 4 // (batch * problem.itemsize * partial_numbers(problem)))
+    rows = max(1, problem.memory // 4 // (batch * problem.itemsize * partial_elements(problem)))
     return tile_sides(min(axes.q, rows), axes.k, max(1, min(pairs, allowed)))
 
 
 def row_block_size(problem: Problem, budget: int, arrays: int) -> int:
-    """Return the number of queries in a block of whole rows, at least 1.
+    """Return the number of queries in a row block, which is at least 1.
 
     Args:
         problem: the problem.
@@ -66,8 +66,8 @@ def size_text(rows: int, cols: int) -> str:
     return f"{counted(rows, 'query', 'queries')} × {counted(cols, 'key', 'keys')}"
 
 
-def partial_numbers(problem: Problem) -> int:
-    """Return the peak number of elements of partial results per query of a tile.
+def partial_elements(problem: Problem) -> int:
+    """Return the largest number of elements of partial results in memory for each query of a tile.
 
     Merging concatenates two partial results and sorts them, so it needs four times the elements of one.
     """
@@ -75,7 +75,7 @@ def partial_numbers(problem: Problem) -> int:
 
 
 def row_block_arrays(problem: Problem) -> int:
-    """Return how many arrays of a row block's size are in memory at once, including those saved by autograd."""
+    """Return how many arrays of the size of a row block are in memory at once, with those saved by autograd."""
     return (12 if problem.gradient else 5) + 3 * problem.elements_per_logit
 
 
@@ -123,7 +123,10 @@ def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSi
 
 
 def _narrow_for_mask(problem: Problem, rows: int) -> int:
-    """Return a smaller number of rows if the mask allows few keys, because masked pairs of a tile are computed too."""
+    """Return `rows` or a smaller number of queries per tile, if the mask then excludes more tiles.
+
+    Masked pairs of a tile that is not fully masked are computed too.
+    """
     mask, q = problem.spec.mask, problem.axes.q
     if mask is None or rows < 128:
         return rows
@@ -137,13 +140,16 @@ def _narrow_for_mask(problem: Problem, rows: int) -> int:
 
 
 def tile_arrays(problem: Problem, nonfinite: bool = False) -> int:
-    """Return how many arrays of a tile's size are in memory at once. `nonfinite` is as in `tile_sizes`."""
+    """Return how many arrays of the size of a tile are in memory at once.
+
+    The argument `nonfinite` is that of `tile_sizes`.
+    """
     elements = _elements_per_logit(problem, nonfinite)
     return (8 + 4 * elements) if problem.gradient else (4 + 2 * elements)
 
 
 def projection_bytes(problem: Problem) -> int:
-    """Return the bytes of the projections and sign patterns of an additive score; 0 for other scores."""
+    """Return the number of bytes of the projections and sign patterns of an additive score, or 0 for other scores."""
     axes = problem.axes
     if problem.score.tanh_vector is None:
         return 0

@@ -1,4 +1,4 @@
-"""Worker threads, each with one PyTorch thread and its own workspace.
+"""Worker threads, each of which uses one thread of PyTorch and its own workspace.
 
 PyTorch's operations release the interpreter lock, so Python threads run in parallel. PyTorch's own threads synchronize
 after every operation, which costs more than it saves for small operations; worker threads synchronize once, at the end.
@@ -22,14 +22,14 @@ Item = TypeVar("Item")
 
 
 def worker_count(reference: Tensor) -> int:
-    """Return the number of workers: PyTorch's number of threads for arrays on a CPU, 1 on other devices."""
+    """Return the number of workers: PyTorch's number of threads for tensors on a CPU, or 1 on other devices."""
     import torch
 
     return int(torch.get_num_threads()) if reference.device.type == "cpu" else 1
 
 
 def split_evenly(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """Split the items into at most `count` consecutive parts of nearly equal length.
+    """Split a sequence into at most `count` consecutive parts of nearly equal length.
 
     Example:
         >>> split_evenly([1, 2, 3, 4, 5], 2)
@@ -82,7 +82,7 @@ def run_on_workers(function: Callable[[int, Workspace], None], count: int) -> No
 
 @contextmanager
 def _flush_subnormals() -> Iterator[None]:
-    """Flush subnormal numbers (below 1e-38 in float32) to 0 in this thread: computing with them is 100 times slower.
+    """Flush subnormal numbers to 0 in this thread, because computing with them is 100 times slower.
 
     Weights are subnormal where a logit is far below the largest logit of its row.
     """

@@ -14,7 +14,7 @@ __all__ = ["Workspace", "borrow_workspace"]
 
 
 class Workspace:
-    """Named buffers of one worker, allocated on first use.
+    """Named buffers of one worker, allocated on first use and reused for every tile.
 
     Attributes:
         cache: values that are computed once and reused by later tiles; cleared when the workspace is released.
@@ -26,7 +26,10 @@ class Workspace:
         self.cache: dict[Hashable, object] = {}
 
     def take(self, name: str, shape: tuple[int, ...], reference: Tensor) -> Tensor:
-        """Return an uninitialized array of this shape, with the dtype and device of `reference`."""
+        """Return an uninitialized array of the given shape, with the dtype and device of `reference`.
+
+        It is a view of the buffer `name`.
+        """
         known = self._views.get((name, shape))
         if known is not None and known.dtype == reference.dtype and known.device == reference.device:
             return known
@@ -44,12 +47,12 @@ class Workspace:
         return view
 
     def clear(self) -> None:
-        """Drop the cached values and views of the finished call, but keep the buffers allocated."""
+        """Drop the cached values and views of a finished call, but keep the buffers allocated."""
         self.cache.clear()
         self._views.clear()
 
     def nbytes(self) -> int:
-        """Return the number of bytes allocated."""
+        """Return the number of bytes of all buffers."""
         return sum(flat.numel() * flat.element_size() for flat in self._flat.values())
 
 
@@ -61,7 +64,7 @@ _MAX_SPARES = 8
 
 @contextmanager
 def borrow_workspace() -> Iterator[Workspace]:
-    """Provide a workspace that no other thread uses. Workspaces of up to 16 MiB are kept for later calls."""
+    """Provide a workspace that no other thread uses. A workspace of at most 16 MiB is reused by later calls."""
     with _LOCK:
         if not _SPARE:
             _raise_malloc_threshold()
@@ -77,7 +80,7 @@ def borrow_workspace() -> Iterator[Workspace]:
 
 @cache
 def _raise_malloc_threshold() -> None:
-    """Allocate and free 16 MiB once, so that glibc raises its threshold and reuses freed arrays of up to this size.
+    """Allocate and free 16 MiB once, so that glibc reuses the memory of freed arrays of up to this size.
 
     Below the threshold, freed memory stays in the process. Otherwise glibc would unmap the memory of every tile, and
     the next tile would cause page faults.

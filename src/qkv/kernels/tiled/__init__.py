@@ -1,1 +1,1 @@
-"""The tiled kernel: PyTorch, forward and backward tile by tile, in memory linear in the sequence lengths."""
+"""Kernel that computes attention tile by tile in PyTorch, in memory linear in the numbers of queries and keys."""

@@ -1,4 +1,6 @@
-"""A tiled call as one autograd function: forward saves a few statistics per query, and backward recomputes the tiles.
+"""Autograd function that computes a call tile by tile and recomputes the weights of each tile in backward.
+
+Forward saves the output and the normalizer's summary of each query:
 
     forward:   output and, for softmax, the shift and total of each row
     backward:  dL/dw_ij = do_i · v_j        dL/dl = the normalizer's gradient, with Σ_j w_ij dL/dw_ij = do_i · o_i
@@ -86,7 +88,7 @@ def _backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
 def forward(
     call: TorchCall, sizes: TileSizes, notes: list[str], collector: ReadoutCollector | None = None
 ) -> list[Tensor]:
-    """Return the output and the arrays of the normalizer's summary of each query.
+    """Return the output of a call, followed by the arrays of the normalizer's summary of each query.
 
     Args:
         call: the call.

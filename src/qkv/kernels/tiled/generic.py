@@ -1,4 +1,4 @@
-"""Tiles of any online normalizer in PyTorch, accumulated by the normalizer's own methods.
+"""Forward and backward pass over tiles in PyTorch, for any normalizer that can be accumulated tile by tile.
 
 backward: weights W of the tile from the summary;  dV += Wᵀ dO
           dS by the normalizer's `logit_gradient`;  gradients of query, key and arrays from dS, by autograd on the tile
@@ -23,7 +23,7 @@ __all__ = ["GenericTiles"]
 
 @dataclass
 class GenericTiles:
-    """Forward and backward pass over the tiles of some batch elements, for any online normalizer.
+    """Forward and backward pass over tiles for any normalizer that can be accumulated tile by tile.
 
     Args:
         call: the call, or some of its batch elements.
@@ -34,11 +34,11 @@ class GenericTiles:
     cols: int
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return an empty tuple, because there are no guards."""
+        """Return an empty tuple, because no fast path of this class depends on the data."""
         return ()
 
     def forward(self, rows: Limits, workspace: Workspace) -> tuple[Tensor, ...]:
-        """Return the output of a range of queries and the arrays of the normalizer's summary."""
+        """Return the output of a range of queries, followed by the arrays of the normalizer's summary."""
         output, summary = attend_rows(self.call, rows, self.cols)
         return cast("tuple[Tensor, ...]", (output, *summary))
 
@@ -52,7 +52,7 @@ class GenericTiles:
         workspace: Workspace,
         logits_needed: bool,
     ) -> None:
-        """Add the gradients of a range of queries to `gradients`. The arguments are as in `SoftmaxTiles.backward`."""
+        """Add the gradients from a range of queries to `gradients`, as `SoftmaxTiles.backward` does."""
         import torch
 
         call = self.call

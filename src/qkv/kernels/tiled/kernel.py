@@ -1,4 +1,6 @@
-"""The tiled kernel: PyTorch, forward and backward, any score and mask, in memory linear in queries and keys.
+"""Kernel that computes attention tile by tile in PyTorch, forward and backward, for any score and mask.
+
+It needs memory linear in the numbers of queries and keys.
 
 Projections of queries and keys (`Score.project`) are computed once, before the tiles, and differentiated by autograd.
 Forward saves the output and a few statistics per query, and backward recomputes the logits (`autograd.py`).
@@ -41,7 +43,7 @@ BUDGET = 2**18
 
 @dataclass(frozen=True)
 class TiledKernel(Kernel):
-    """Kernel that computes tiles of queries and keys in PyTorch, for online normalizers.
+    """Kernel that computes attention tile by tile in PyTorch, for normalizers that can be accumulated.
 
     Args:
         budget: largest number of elements in any array of a tile.
@@ -62,17 +64,17 @@ class TiledKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the only limit: the normalizer must be online, because a tile is only a part of its rows."""
+        """Yield a reason for refusal if the normalizer needs all logits of a row at once."""
         if not problem.normalizer.online:
             yield f"{problem.normalizer} needs whole rows of logits, not tiles"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the size of tiles."""
+        """Describe the numbers of queries and keys in a tile, as text for the plan."""
         sizes = tile_sizes(problem, self.budget)
         return f"tiles of {size_text(sizes.rows, sizes.cols)}; backward recomputes the logits"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost, assuming that tiles stay in the processor cache; backward recomputes every tile."""
+        """Estimate the cost of a call, assuming that a tile fits the cache. Backward recomputes every tile."""
         axes, normalizer = problem.axes, problem.normalizer
         sizes = tile_sizes(problem, self.budget)
         softmax = normalizer.log_sum_exp and normalizer.scale is not None
@@ -105,7 +107,7 @@ class TiledKernel(Kernel):
         )
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
-        """Compute the output and the readouts, in one pass over the tiles if possible."""
+        """Compute the output and the readouts of a call, in one pass over the tiles if possible."""
         import torch
 
         from qkv.kernels.compiled.saved import current_saved
@@ -143,7 +145,7 @@ class TiledKernel(Kernel):
 
 
 def _collect(call: TorchCall, problem: Problem, sizes: TileSizes) -> Result:
-    """Compute the output and collect all readouts in the same forward pass."""
+    """Compute the output and all readouts of a call in the same forward pass."""
     from qkv.kernels.tiled.autograd import forward
     from qkv.kernels.tiled.pooled_map import align_to_cells
     from qkv.kernels.tiled.readouts import ReadoutCollector
@@ -157,7 +159,7 @@ def _collect(call: TorchCall, problem: Problem, sizes: TileSizes) -> Result:
 
 
 def _table_widths(problem: Problem, sizes: TileSizes) -> int:
-    """Return the number of elements per query in the tables of pooled maps (`tiled/pooled_map.py`)."""
+    """Return the number of elements that the tables of all pooled maps hold for each query."""
     q, k = problem.axes.q, problem.axes.k
     maps: list[Any] = [readout.per_head for readout in problem.readouts if readout.pooling]
     # Each cell has a sum or maximum of exponentials, a running maximum, and a scale.

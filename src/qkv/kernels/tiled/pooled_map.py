@@ -1,4 +1,4 @@
-"""Pooling of softmax weights to attention maps in the pass that computes the output, in PyTorch, without gradients.
+"""Computation of pooled attention maps in the same pass as the output, in PyTorch, without gradients.
 
 Each tile of exponentials e = exp(l − m), where m is the running maximum of each row, is summed cell by cell into a
 table with one row per query. After the last tile of a row block, each entry is multiplied by exp(m_tile − m_end),
@@ -41,12 +41,12 @@ __all__ = ["ElementMap", "PooledMaps", "align_to_cells", "supports_pooling"]
 
 
 def supports_pooling(readout: Readout, normalizer: Normalizer) -> bool:
-    """Return whether a readout can be pooled in a forward pass without gradient."""
+    """Return whether `PooledMaps` can compute a readout of the weights of a normalizer."""
     return readout.pooling is not None and normalizer.log_sum_exp and normalizer.online
 
 
 def align_to_cells(side: int, length: int, readouts: Sequence[Readout]) -> int:
-    """Return a tile length of at most `side` at which tile boundaries split as few cells as possible.
+    """Return a number of keys, at most `side`, for tiles that split no cell of a pooled map if possible.
 
     Example:
         >>> from qkv.readouts import PooledMap
@@ -66,7 +66,7 @@ def _pooled_map(readout: Readout) -> PooledMap:
 
 
 class PooledMaps:
-    """Accumulator of the pooled maps of a call.
+    """Accumulator of the pooled attention maps of a call.
 
     Args:
         readouts: readouts for which `supports_pooling` is true.
@@ -82,7 +82,10 @@ class PooledMaps:
             self.whole.append(like.new_zeros((*result_batch(readout, tile.batch), *sides)))
 
     def element(self, index: BatchIndex) -> list[ElementMap]:
-        """Return the pooled maps of the batch element at `index`. Elements may be computed in parallel."""
+        """Return an accumulator for each pooled map that includes the batch element at `index`.
+
+        Several elements may be accumulated in parallel.
+        """
         maps = []
         for readout, whole in zip(self.readouts, self.whole, strict=True):
             targets = [whole[at] for at in result_indices(readout, self.tile.batch, index)]
@@ -91,7 +94,7 @@ class PooledMaps:
         return maps
 
     def results(self) -> tuple[Tensor, ...]:
-        """Return the pooled maps in the order of the readouts."""
+        """Return the finished pooled maps, in the order of the readouts."""
         pairs = zip(self.readouts, self.whole, strict=True)
         return tuple(cast("Tensor", readout.finalize(whole, self.tile)) for readout, whole in pairs)
 
@@ -116,7 +119,7 @@ class _TileCells:
 
 
 class ElementMap:
-    """Accumulator of one pooled map of one batch element.
+    """Accumulator of one pooled attention map of one batch element.
 
     Args:
         mean: whether cells hold the mean weight; otherwise they hold the largest weight.
@@ -135,17 +138,17 @@ class ElementMap:
         self.has_maxima = False
 
     def start(self, rows: Limits) -> None:
-        """Start a row block by resetting the table."""
+        """Set the range of queries of the next row block, and clear the table of exponentials."""
         self.rows, self.has_maxima = rows, False
         # Entries of skipped tiles keep these initial values.
         self.table.zero_()
         self.maxima.fill_(-math.inf)
 
     def update(self, e: Float[Tensor, "q k"], cols: Limits, maximum: Float[Tensor, "q 1"] | None = None) -> None:
-        """Pool a tile and add it to the table.
+        """Pool the exponentials of a tile over its keys and write the result to the table of the row block.
 
         Args:
-            e: exponentials of the prepared logits. The caller may overwrite them afterwards.
+            e: exponentials e^(l − m) of the logits of the tile. The caller may overwrite them afterwards.
             cols: range of the tile's keys. All row blocks must use the same ranges.
             maximum: maximum m of each row in e = exp(l − m); None if m is the `shift` of `finalize` for all tiles.
         """
@@ -171,7 +174,7 @@ class ElementMap:
         total: Float[Tensor, "q 1"],
         exp: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Normalize the table of the row block and add it to the map.
+        """Normalize the table of the row block, pool it over the queries, and add it to the map.
 
         Args:
             shift: finite shift of each row.
@@ -210,7 +213,7 @@ class ElementMap:
         return tile
 
     def _entries(self, e: Tensor, cells: _TileCells) -> Tensor:
-        """Return the tile's entries of the table, which is enlarged if necessary."""
+        """Return the part of the table that belongs to a tile, after enlarging the table if necessary."""
         old = self.table
         if old.shape[0] < len(e) or old.shape[1] < cells.entries[1]:
             tiles = -(-self.tile.k_total // max(1, e.shape[1])) + 1

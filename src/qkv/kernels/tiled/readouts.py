@@ -1,4 +1,4 @@
-"""Collection of readouts during the forward pass of a tiled call, without gradients.
+"""Collection of the readouts of a call during the forward pass over its tiles, without gradients.
 
 Pooled maps are accumulated in the pass that computes the output (`pooled_map.py`), and the log-sum-exp of each query is
 a result of this pass. Other readouts need a second pass over the tiles of a row block, immediately after its output is
@@ -23,7 +23,7 @@ Kind = Literal["map", "log total", "tiles"]
 
 
 class ReadoutCollector:
-    """Collector of the readouts of a call, filled row block by row block.
+    """Collector that computes the readouts of a call row block by row block during the forward pass.
 
     Args:
         readouts: the readouts.
@@ -53,11 +53,11 @@ class ReadoutCollector:
         return self.accumulator is None
 
     def element_maps(self, index: BatchIndex) -> list[ElementMap]:
-        """Return the pooled maps of the batch element at `index`."""
+        """Return the accumulators of the pooled maps for the batch element at `index`."""
         return self._maps.element(index)
 
     def add_log_totals(self, index: BatchIndex, rows: tuple[int, int], log_total: Callable[[], Tensor]) -> None:
-        """Store the log-sum-exp of a range of queries if a readout needs it.
+        """Store the log-sum-exp of a range of queries if a readout of the call needs it.
 
         Args:
             index: index of the batch element.
@@ -69,7 +69,7 @@ class ReadoutCollector:
                 whole[(*at, slice(*rows))] = log_total()[..., 0]
 
     def results(self) -> tuple[object, ...]:
-        """Return the results in the order of the readouts."""
+        """Return the results of the readouts, in the order of the readouts."""
         results = {
             "map": iter(self._maps.results()),
             "log total": iter([whole for _, whole in self._log_totals]),

@@ -1,4 +1,4 @@
-"""Schedule of a tiled call: the tasks of each worker, a cache of batch elements, and buffers for the results.
+"""Assignment of the tiles of a call to workers, a cache of objects for batch elements, and output buffers.
 
 A task is a range of queries of some batch elements. Consecutive tasks of a batch element are assigned to one worker.
 """
@@ -23,14 +23,14 @@ Task = tuple[BatchIndex, Limits]
 
 
 def shares_by_rows(call: TorchCall, sizes: TileSizes) -> list[Sequence[Task]]:
-    """Return the tasks of each worker. The rows of a batch element may be split between workers."""
+    """Return a list of tasks for each worker. The queries of a batch element may be split between workers."""
     rows = list(ranges(call.tile.q_total, sizes.rows))
     tasks = [(index, limits) for index in batch_indices(call.tile.batch, sizes.batch) for limits in rows]
     return split_evenly(tasks, worker_count(call.value))
 
 
 def shares_by_element(call: TorchCall, sizes: TileSizes, in_parallel: bool) -> list[Sequence[Task]]:
-    """Return the tasks of each worker, with all rows of a batch element on the same worker.
+    """Return a list of tasks for each worker. All queries of a batch element go to the same worker.
 
     Without `in_parallel`, a single worker has all tasks.
     """
@@ -41,17 +41,17 @@ def shares_by_element(call: TorchCall, sizes: TileSizes, in_parallel: bool) -> l
 
 
 class HasGuardNotes(Protocol):
-    """Protocol of objects that report which fast paths were taken, given the data."""
+    """Protocol of objects that report which fast paths the data allowed."""
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return one phrase for each guard, which tells whether its fast path was taken."""
+        """Return one phrase for each guard on the data, which states whether its fast path was taken."""
 
 
 Element = TypeVar("Element", bound=HasGuardNotes)
 
 
 class ElementCache(Generic[Element]):
-    """Cache of the batch elements that workers are computing.
+    """Cache of the most recently used objects that compute a batch element, shared by all workers.
 
     Args:
         create: function that creates the element at an index.
@@ -67,7 +67,10 @@ class ElementCache(Generic[Element]):
         self._notes: list[str] = []
 
     def __call__(self, index: BatchIndex) -> Element:
-        """Return the element at `index`, creating it if necessary and dropping the least recently used element."""
+        """Return the object for the batch element at `index`, which is created if it is not in the cache.
+
+        If the cache is full, the least recently used object is dropped.
+        """
         key = repr(index)
         with self._lock:
             element = self._elements.pop(key, None)
@@ -79,7 +82,7 @@ class ElementCache(Generic[Element]):
             return element
 
     def guard_notes(self) -> list[str]:
-        """Return the distinct guard notes of all elements so far."""
+        """Return the distinct guard notes of all objects created so far."""
         for element in self._elements.values():
             self._note(element)
         return self._notes
@@ -89,7 +92,7 @@ class ElementCache(Generic[Element]):
 
 
 class OutputBuffers:
-    """Buffers for the results of all queries of a call, written one range of queries at a time.
+    """Arrays for the results of all queries of a call, to which workers write one range of queries at a time.
 
     Attributes:
         arrays: tensors `(*batch, q, width)`, allocated by the first write.
@@ -100,7 +103,7 @@ class OutputBuffers:
         self.arrays: list[Tensor] = []
 
     def write(self, index: BatchIndex, rows: Limits, arrays: Sequence[Tensor]) -> None:
-        """Copy the results of some batch elements and queries to the buffers."""
+        """Copy `arrays`, the results of a range of queries of some batch elements, to the buffers."""
         with self._lock:
             if not self.arrays:
                 lead = (*self._tile.batch, self._tile.q_total)

@@ -1,4 +1,4 @@
-"""Online softmax tile by tile in PyTorch, in place: forward with a running maximum, backward from saved row sums.
+"""Forward and backward pass of softmax over the tiles of a call in PyTorch, with in-place operations.
 
     S = factor · logits      m = running maximum      E = e^(S − m)      total += Σ E      sum += E V
     backward: E again;  dV += Eᵀ (dO / total);  dS = E ⊙ (dO Vᵀ − dO·O) / total
@@ -57,7 +57,7 @@ RowSums = tuple[Tensor, Tensor, Tensor]
 
 
 def supports_softmax(call: TorchCall) -> bool:
-    """Return whether `SoftmaxTiles` supports the call: a softmax in which no masked element can be NaN or infinite."""
+    """Return whether `SoftmaxTiles` supports a call: a softmax whose masked elements are known to be finite."""
     normalizer = call.normalizer
     return (
         normalizer.log_sum_exp
@@ -69,7 +69,7 @@ def supports_softmax(call: TorchCall) -> bool:
 
 
 def logit_bound(call: TorchCall) -> float:
-    """Return an upper bound of |scale · logit| over the call, or infinity if none is known.
+    """Return an upper bound of |normalizer.scale · logit| over all pairs of a call, or infinity if none is known.
 
     The bound is also infinite if values are so large that a weighted sum without a maximum could overflow.
     """
@@ -89,7 +89,7 @@ def logit_bound(call: TorchCall) -> float:
 
 
 def tile_logits(call: TorchCall, factor: float, ops: FasterOps) -> TileLogits:
-    """Return the implementation of tile logits that the facts of the score select.
+    """Return the fastest implementation of the logits of a tile that supports the score of a call.
 
     Args:
         call: the call, or one of its batch elements.
@@ -114,7 +114,7 @@ def tile_logits(call: TorchCall, factor: float, ops: FasterOps) -> TileLogits:
 
 @dataclass
 class SoftmaxTiles:
-    """Forward and backward pass over the tiles of some batch elements, for softmax.
+    """Forward and backward pass of softmax over the tiles of one or more batch elements.
 
     Args:
         call: the call, or some of its batch elements.
@@ -147,12 +147,12 @@ class SoftmaxTiles:
         self._values = RowSlices(self.call.value)
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return which fast paths were taken."""
+        """Return one phrase for each guard on the data, which states which path was taken."""
         note = f"logits within ±{BOUND:.0f}: no maximum" if self.bounded else "maximum of each row"
         return (note, *self._logits.guard_notes())
 
     def forward(self, rows: Limits, workspace: Workspace) -> tuple[Tensor, ...]:
-        """Return the output, the shift and the total of a range of queries."""
+        """Return the output, the shift m and the total Σ e^(l − m) of each query in a range."""
         import torch
 
         # If logits depend on positions, those of the first tile are often the smallest of a row.
@@ -170,7 +170,7 @@ class SoftmaxTiles:
         return output, shift, total
 
     def _accumulate(self, rows: Limits, workspace: Workspace, running: bool) -> RowSums:
-        """Return shift, total and weighted sum of a range of queries.
+        """Return the shift m, Σ_j e^(l_j − m) and Σ_j e^(l_j − m) v_j of each query in a range.
 
         The shift is 0 if logits are bounded. Otherwise it is the maximum of the first tile, which is usually near the
         maximum of the row, or with `running` the running maximum.
@@ -211,7 +211,7 @@ class SoftmaxTiles:
         return maximum, total, weighted.mul_(self._dropout_scale)
 
     def _finalize(self, rows: Limits, sums: RowSums) -> RowSums:
-        """Return output, shift and total of a range of queries, given their sums."""
+        """Return the output, the shift and the total of a range of queries, computed from their sums."""
         call = self.call
         maximum, total, weighted = sums
         if call.normalizer.shift_invariant:
@@ -228,7 +228,7 @@ class SoftmaxTiles:
         return x.exp_() if self.bounded else x.mul_(LOG2_E).exp2_()
 
     def _log_total(self, shift: Tensor, total: Tensor) -> Tensor:
-        """Return the log-sum-exp of each row, −inf for a row without keys."""
+        """Return the log-sum-exp of each row, −inf for a fully masked row."""
         return total.log().add_(shift, alpha=math.log(2) if self._base2 else 1.0)
 
     def _read(
@@ -268,7 +268,7 @@ class SoftmaxTiles:
         workspace: Workspace,
         logits_needed: bool,
     ) -> None:
-        """Add the gradients of a range of queries to `gradients`.
+        """Add the gradients from a range of queries to `gradients`.
 
         The factor `scale` of the normalizer is not included in the gradients of query, key and the score's arrays.
 
@@ -300,14 +300,17 @@ class SoftmaxTiles:
             logits_backward(d_weights.sub_(row_dot).mul_(exponentials), gradients)
 
     def _dropout_mask(self, rows: Limits, cols: Limits) -> Bool[Tensor, "*batch q k"] | None:
-        """Return which weights of a tile dropout keeps, or None without dropout."""
+        """Return a boolean array that is True for the weights that dropout keeps, or None without dropout."""
         dropout = self.call.dropout
         if not dropout:
             return None
         return cast("Tensor", self.call.tile.restrict(rows, cols).dropout_mask(self.call.value, dropout))
 
     def _tiles(self, rows: Limits, workspace: Workspace) -> Iterator[tuple[Limits, Tensor | None]]:
-        """Yield the key range of each tile that is not fully masked, and True for its masked pairs or None."""
+        """Yield the key range of each tile that is not fully masked, and the array of its masked pairs or None.
+
+        The boolean array is True for masked pairs; it is None if no pair of the tile is masked.
+        """
         mask = self.call.mask
         for cols in visible_tiles(self.call, rows, self.cols, aligned=self.collector is not None):
             here = self.call.tile.restrict(rows, cols)
@@ -316,7 +319,7 @@ class SoftmaxTiles:
                 yield cols, None if mask is None or coverage == "all" else self._excluded(mask, here, workspace)
 
     def _excluded(self, mask: Mask, here: Tile, workspace: Workspace) -> Tensor:
-        """Return True for the masked pairs of a tile."""
+        """Return a boolean array that is True for the masked pairs of a tile."""
         rows, cols = here.rows, here.cols
         # Under a relative mask, tiles at the same distance from the diagonal share one array.
         name = ("excluded", cols[0] - rows[0], rows[1] - rows[0], cols[1] - cols[0])
@@ -342,7 +345,7 @@ def _is_moderate(sums: RowSums) -> bool:
 
 
 def _apply_dropout(x: Tensor, mask: Tensor | None, workspace: Workspace) -> Tensor:
-    """Return `x` where the mask is True and 0 elsewhere, in a buffer of the workspace; without a mask return `x`."""
+    """Return `x` with elements set to 0 where the mask is False. Return `x` itself if the mask is None."""
     import torch
 
     if mask is None:

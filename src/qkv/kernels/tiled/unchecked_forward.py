@@ -1,4 +1,4 @@
-"""Forward softmax of an inner product without a prior finiteness check; NaN and infinity are detected from the sums.
+"""Forward softmax of inner products that detects NaN and infinity from its sums instead of checking the inputs.
 
 The check is a pass over all keys and values, which takes nearly as long as attention of few queries to many keys.
 Without a mask every query attends to all keys, so every non-finite element affects the sums: NaN makes them NaN, an
@@ -21,7 +21,7 @@ __all__ = ["supports_unchecked", "unchecked_forward"]
 
 
 def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
-    """Return whether NaN and infinity in the inputs of this call can be detected from its sums."""
+    """Return whether the sums of a call would reveal NaN and infinity in its inputs."""
     normalizer = call.normalizer
     return (
         normalizer.log_sum_exp

@@ -1,1 +1,1 @@
-"""Ways to compute the logits of a tile and their gradients in PyTorch: one file per class of scores."""
+"""Implementations of the logits of a tile and their gradients in PyTorch, one module for each class of scores."""

@@ -1,4 +1,4 @@
-"""Additive logits of a tile: Σ_h v_h tanh(left_ih + right_jh), computed mostly by matrix products.
+"""Logits of a tile for additive scores, Σ_h v_h tanh(left_ih + right_jh), mostly by matrix products.
 
 The projections are prepared once, in O((q + k) h). Hidden units with arguments of moderate range are expanded into
 products of exponentials, with one division for several units (`tanh_expansion.py`). The other units are evaluated by
@@ -22,7 +22,7 @@ from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import faster_ops
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_
-from qkv.kernels.tiled.logits.centring import centre_sides
+from qkv.kernels.tiled.logits.centering import center_sides
 from qkv.kernels.tiled.logits.tanh_expansion import TanhExpansion, expand_tanh, expansion_limit
 
 __all__ = ["AdditiveLogits", "HiddenUnits", "prepare_units"]
@@ -33,12 +33,12 @@ cache."""
 
 
 class AdditiveLogits(TileLogits):
-    """Logits of one batch element of an additive score, that is, a score with a `tanh_vector`."""
+    """Logits and gradients of tiles of one batch element, for a score with a `tanh_vector`."""
 
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return the sum over all hidden units multiplied by the factor, minus the shift."""
+        """Return `factor` times the additive logits of a tile, minus `shift`."""
         out = workspace.take("logits", (rows[1] - rows[0], cols[1] - cols[0]), self.call.value).zero_()
         for units in self._units.forward:
             units.add_logits(rows, cols, out, workspace)
@@ -47,7 +47,7 @@ class AdditiveLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and their backward function."""
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`."""
 
         def backward(gradient: Tensor, gradients: Gradients) -> None:
             vector = cast("Tensor", gradients.score.tanh_vector)
@@ -57,7 +57,7 @@ class AdditiveLogits(TileLogits):
         return self.logits(rows, cols, workspace, shift), backward
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return how many hidden units are expanded, and how many are evaluated by an elementwise tanh."""
+        """Return a note of how many hidden units are expanded and how many use an elementwise tanh."""
         return (self._units.note,)
 
     @cached_property
@@ -67,7 +67,9 @@ class AdditiveLogits(TileLogits):
 
 @dataclass(frozen=True, eq=False)
 class HiddenUnits:
-    """Prepared hidden units of an additive score. The object is immutable and can be shared by threads.
+    """Hidden units of an additive score, grouped by the method that evaluates their tanh.
+
+    The object is immutable and can be shared by threads.
 
     Attributes:
         forward: terms whose sum is the logits, each of which covers some of the units.
@@ -82,7 +84,7 @@ class HiddenUnits:
 
     @cached_property
     def backward(self) -> tuple[TanhExpansion | ElementwiseTanh, ...]:
-        """Terms whose gradients sum to the gradient of the logits."""
+        """Terms for the backward pass, each of which adds the gradients of some of the hidden units."""
         return self.forward if self.expand is None else (self.expand(2), *self.forward[1:])
 
 
@@ -91,7 +93,7 @@ def prepare_units(
     right: Float[Tensor, "k hidden"],
     vector: Float[Tensor, " hidden"],
 ) -> HiddenUnits:
-    """Determine the range of each hidden unit and return the prepared units, in O((q + k) h).
+    """Choose the method that evaluates each hidden unit, by the range of its arguments, in O((q + k) h).
 
     Args:
         left: projected queries W₁ q + b, float32 or float64.
@@ -107,7 +109,7 @@ def prepare_units(
     import torch
 
     left, right, vector = left.detach(), right.detach(), vector.detach()
-    centre, half_ranges = centre_sides(left, right)
+    center, half_ranges = center_sides(left, right)
     reach: list[float] = half_ranges.tolist()
     most = expansion_limit(left.element_size())
     # NaN in v would spread to the other units of its group, and a huge element would overflow the numerator.
@@ -117,7 +119,7 @@ def prepare_units(
     forward: list[TanhExpansion | ElementwiseTanh] = []
     expand, notes = None, []
     if near:
-        expand = partial(expand_tanh, left, right, centre, vector, near, [reach[h] for h in near])
+        expand = partial(expand_tanh, left, right, center, vector, near, [reach[h] for h in near])
         expansion = expand(1)
         forward.append(expansion)
         notes.append(
@@ -135,7 +137,9 @@ def prepare_units(
 
 @dataclass(frozen=True, eq=False)
 class ElementwiseTanh:
-    """Some hidden units of an additive score, of any range, with one tanh per unit and pair of query and key.
+    """Hidden units of an additive score, with one tanh for each unit and each pair of query and key.
+
+    Their arguments may have any range.
 
     Args:
         left: projected queries `(h, q)`, multiplied by 2 if `sigmoid`.
@@ -155,13 +159,13 @@ class ElementwiseTanh:
     def of_units(
         cls, left: Tensor, right: Tensor, vector: Tensor, sigmoid: bool, units: Tensor | None
     ) -> ElementwiseTanh:
-        """Return the term of some hidden units, given by their indices, or of all units if `units` is None."""
+        """Create the term of the hidden units with the indices `units`, or of all units if it is None."""
         picked = [x if units is None else x[units] for x in (left.T, right.T, vector)]
         scale = 2 if sigmoid else 1
         return cls(picked[0].contiguous() * scale, picked[1].contiguous() * scale, picked[2], sigmoid, units)
 
     def add_logits(self, rows: Limits, cols: Limits, out: Float[Tensor, "q k"], workspace: Workspace) -> None:
-        """Add the contribution of these units to the logits of a tile in `out`."""
+        """Add the sum of v_h tanh(left_ih + right_jh) over these hidden units to the logits `out`."""
         vector = self.vector * 2 if self.sigmoid else self.vector
         for start, stop, tanh in self._row_steps(rows, cols, ELEMENTWISE_BYTES, workspace):
             target = out[start:stop]
@@ -179,7 +183,7 @@ class ElementwiseTanh:
         d_vector: Float[Tensor, " hidden"],
         workspace: Workspace,
     ) -> None:
-        """Add the gradients of a tile in place, given the gradient of its logits."""
+        """Add the gradients of a tile to `d_left`, `d_right` and `d_vector`, in place."""
         import torch
 
         ones = gradient.new_ones(max(gradient.shape))
@@ -210,7 +214,10 @@ class ElementwiseTanh:
     def _row_steps(
         self, rows: Limits, cols: Limits, size: int, workspace: Workspace
     ) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield ranges of rows of a tile with their tanh or sigmoid `(h, rows, cols)`, each of at most `size` bytes."""
+        """Yield the limits of blocks of rows, each with its tanh or sigmoid, `(h, rows, cols)`.
+
+        A block has at most `size` bytes, or a single row.
+        """
         import torch
 
         right = self.right[:, None, slice(*cols)]

@@ -1,4 +1,4 @@
-"""Logits of a tile for any score, computed by the score's own method and differentiated by autograd."""
+"""Logits of a tile for any score, computed by the score's method `logits` and differentiated by autograd."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ __all__ = ["AutogradLogits", "accumulate_logits"]
 
 
 class AutogradLogits(TileLogits):
-    """Logits of a score without a specialized implementation."""
+    """Logits and gradients of tiles for scores without a specialized implementation, by autograd."""
 
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return the scaled and shifted logits in a buffer, because the score may return a view of another array."""
+        """Return `factor` times the logits of a tile, minus `shift`, in a buffer of the workspace.
+
+        The score may return a view of another array, which must not be overwritten.
+        """
         tile, score = self.call.tile.restrict(rows, cols), self.call.score.slice(slice(*rows), slice(*cols))
         logits = self._function(score)(take_range(self.call.query, rows), take_range(self.call.key, cols), tile)
         return self._copy(logits, rows, cols, workspace, shift)
@@ -29,7 +32,10 @@ class AutogradLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and their backward function, which holds the autograd graph of the tile."""
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`.
+
+        The function holds the autograd graph of the tile.
+        """
         import torch
 
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
@@ -60,6 +66,9 @@ class AutogradLogits(TileLogits):
 
 
 def accumulate_logits(logits: Tensor, gradient: Tensor, leaves: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
-    """Add the gradients of the leaves to `sums`, given the gradient of logits, which may broadcast to the tile."""
+    """Add the gradients of `leaves` to `sums`, computed by autograd from the gradient of the logits.
+
+    The logits may broadcast to the tile. If they require no gradient, nothing is added.
+    """
     if logits.requires_grad:
         accumulate([logits], [gradient.sum_to_size(logits.shape).to(logits.dtype)], leaves, sums)

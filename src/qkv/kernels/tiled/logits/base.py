@@ -1,4 +1,4 @@
-"""Interface of the computation of tile logits, and functions that its implementations share.
+"""Interface of the classes that compute the logits of a tile, and functions that these classes share.
 
     InnerProductLogits    inner product of the projections: one matrix product in forward, two in backward
     AdditiveLogits        sum of tanh over hidden units (`Score.tanh_vector`)
@@ -41,7 +41,7 @@ class RowSlices:
     _views: dict[Limits, Tensor] = field(default_factory=dict)
 
     def __call__(self, limits: Limits) -> Tensor:
-        """Return the view of the rows within `limits`."""
+        """Return a view of the rows from `limits[0]` up to, but not including, `limits[1]`."""
         view = self._views.get(limits)
         if view is None:
             view = self._views[limits] = self.array[..., slice(*limits), :]
@@ -50,7 +50,7 @@ class RowSlices:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Accumulated gradients of the arrays of a call.
+    """Gradients of the arrays of a call, to which the gradients of each tile are added.
 
     Attributes:
         query: gradient of the query, `(*batch, q, width)`.
@@ -73,7 +73,7 @@ class Gradients:
 
     @classmethod
     def zeros(cls, call: TorchCall) -> Gradients:
-        """Return gradients of 0 for the arrays of a call."""
+        """Create gradients for the arrays of a call, with all elements 0."""
         import torch
 
         zeros: Callable[[Any], Tensor] = torch.zeros_like
@@ -91,13 +91,13 @@ class Gradients:
         )
 
     def select_batch(self, index: BatchIndex) -> Gradients:
-        """Return views of the gradients of the batch elements at `index`."""
+        """Return views of the gradients, restricted to the batch elements at `index`."""
         query, key, value = (take_batch(x, index, 2) for x in (self.query, self.key, self.value))
         return Gradients(query, key, value, self.score.select_batch(index), self.normalizer.select_batch(index))
 
 
 def tensors_of(part: Part) -> list[Tensor]:
-    """Return the arrays of a part as PyTorch tensors."""
+    """Return the arrays of a part as a list of PyTorch tensors."""
     return cast("list[Tensor]", list(part.arrays()))
 
 
@@ -107,7 +107,7 @@ Backward = Callable[[Tensor, Gradients], None]
 
 @dataclass
 class TileLogits(ABC):
-    """Base class of objects that compute the logits of tiles of a call, and their gradients.
+    """Base class of the implementations of the logits of a tile and their gradients.
 
     Args:
         call: the call, or one of its batch elements.
@@ -120,14 +120,16 @@ class TileLogits(ABC):
     ops: FasterOps
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return one phrase for each guard on the data, which tells whether its fast path was taken."""
+        """Return one phrase for each guard on the data, which states whether its fast path was taken."""
         return ()
 
     @abstractmethod
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return factor · logits − shift of a tile, before the mask, in an array that may be overwritten.
+        """Return `factor` times the logits of a tile, minus `shift`, before the mask is applied.
+
+        The caller may overwrite the array.
 
         Args:
             rows: range of the tile's queries.
@@ -140,7 +142,7 @@ class TileLogits(ABC):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile, as `logits` does, and a function that adds the gradients of the tile.
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`.
 
         The argument of this function is the gradient of the plain logits, without factor and shift.
         """
@@ -149,7 +151,7 @@ class TileLogits(ABC):
 def scale_and_shift_(
     logits: Float[Tensor, "*#batch q k"], factor: float, shift: Float[Tensor, "*#batch q 1"] | None
 ) -> Float[Tensor, "*#batch q k"]:
-    """Return factor · logits − shift, computed in place in one pass.
+    """Compute factor · logits − shift in place, in one pass, and return the array.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Biased logits of a tile: the logits of an inner score plus an offset that does not depend on query and key."""
+"""Logits of a tile for scores that add an offset, which does not depend on query and key, to an inner score."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["BiasedLogits"]
 
 @dataclass
 class BiasedLogits(TileLogits):
-    """Logits of a score that adds an offset to the logits of an inner score.
+    """Logits and gradients of tiles for a score that adds an offset to the logits of an inner score.
 
     Args:
         call: the call.
@@ -31,7 +31,7 @@ class BiasedLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return the inner logits with the offset added in place."""
+        """Return `factor` times the sum of inner logits and offset of a tile, minus `shift`."""
         tile, score = (
             self.call.tile.restrict(rows, cols),
             cast("PointwiseScore", self.call.score).slice(slice(*rows), slice(*cols)),
@@ -42,7 +42,10 @@ class BiasedLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and their backward function, which differentiates the offset by autograd."""
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`.
+
+        The gradients of the offset are computed by autograd.
+        """
         import torch
 
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))

@@ -1,4 +1,7 @@
-"""Gated logits of a tile: S = σ(g_i + h_j) ⊙ (L Rᵀ), where g and h are the last columns of the projections.
+"""Logits of a tile for gated scores, inner products that are multiplied by a sigmoid gate.
+
+S = σ(g_i + h_j) ⊙ (L Rᵀ), where g and h are the last columns of the projected queries and keys, and L and R are the
+other columns.
 
 If the gates are of moderate range, the sigmoid is computed by a division: σ(g_i + h_j) = 1 / (1 + u_i v_j) with
 u = e^−g and v = e^−h, where 1 + u vᵀ is a matrix product of width 2. Otherwise the sigmoid of every pair is evaluated.
@@ -13,12 +16,12 @@ from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, RowSlices, TileLogits, scale_and_shift_
-from qkv.kernels.tiled.logits.centring import centre_sides
+from qkv.kernels.tiled.logits.centering import center_sides
 
 __all__ = ["GatedLogits", "bounded_exponentials"]
 
 NARROW = 20.0
-"""Largest half range of the narrower of g and h, after it was centred at 0 and the other shifted in return."""
+"""Largest half range of the narrower of g and h, after it was centered at 0 and the other shifted in return."""
 CLAMP = 60.0
 """Largest magnitude of the wider of g and h, to which it is clamped. A clamped sum is beyond ±40, where σ is 0 or 1 to
 within 4e-18, and u v is at most e^80, which does not overflow float32."""
@@ -27,7 +30,7 @@ _EXACT_INTEGERS = 2.0**22
 
 
 class GatedLogits(TileLogits):
-    """Logits of a gated score, that is, a score with `gated_product`."""
+    """Logits and gradients of tiles for a gated score, that is, a score with `gated_product`."""
 
     def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
         super().__init__(call, factor, ops)
@@ -44,7 +47,7 @@ class GatedLogits(TileLogits):
             self._query_factors, self._key_factors = (RowSlices(_append_ones(x)) for x in powers)
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return whether the gate is computed by a division or by a sigmoid."""
+        """Return a note that states whether the gate is computed by a division or by a sigmoid."""
         if self._divides:
             return ("gates of moderate range: exponentials and a division for each pair",)
         return ("gates of wide range: one sigmoid for each pair",)
@@ -52,7 +55,7 @@ class GatedLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return the inner product multiplied by the gate and the factor, minus the shift."""
+        """Return `factor` times the gated inner products of a tile, minus `shift`."""
         product = self.ops.matmul_nt(self._scaled_left(rows), self._right(cols), workspace, "logits")
         if self._divides:
             product.div_(self._inverse_gate(rows, cols, workspace))
@@ -63,7 +66,10 @@ class GatedLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and their backward function, which holds the gate and the unshifted logits."""
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`.
+
+        The function holds the gate and the unshifted logits of the tile.
+        """
         import torch
 
         gated = self.ops.matmul_nt(self._scaled_left(rows), self._right(cols), workspace, "gated")
@@ -98,7 +104,7 @@ class GatedLogits(TileLogits):
         return logits, backward
 
     def _inverse_gate(self, rows: Limits, cols: Limits, workspace: Workspace) -> Tensor:
-        """Return the reciprocal of the gate, 1 / G = 1 + u vᵀ."""
+        """Return the reciprocal of the gate of a tile, 1 / G = 1 + u vᵀ."""
         return self.ops.matmul_nt(self._query_factors(rows), self._key_factors(cols), workspace, "gate")
 
     def _sigmoid(self, rows: Limits, cols: Limits, workspace: Workspace) -> Tensor:
@@ -112,7 +118,9 @@ class GatedLogits(TileLogits):
 def bounded_exponentials(
     left: Float[Tensor, "*#batch q 1"], right: Float[Tensor, "*#batch k 1"]
 ) -> tuple[Tensor, Tensor] | None:
-    """Return e^−left and e^−right, with opposite shifts of the exponents so that all products are finite.
+    """Return arrays u and v with finite products u_i v_j = e^−(left_i + right_j), or None if they may overflow.
+
+    Where |left_i + right_j| > 40, the product may differ, but the sigmoid 1 / (1 + u_i v_j) is 0 or 1 to within 4e-18.
 
     Returns:
         Both arrays. None if both sides exceed the supported range, or if one contains NaN.
@@ -126,7 +134,7 @@ def bounded_exponentials(
     """
     if not (left.numel() and right.numel()):
         return None
-    shift, half_range = centre_sides(left.reshape(-1, 1), right.reshape(-1, 1))
+    shift, half_range = center_sides(left.reshape(-1, 1), right.reshape(-1, 1))
     exact = all(float(x.abs().amax()) < _EXACT_INTEGERS for x in (left, right))  # False for NaN
     if not (exact and float(half_range) <= NARROW):
         return None

@@ -1,4 +1,4 @@
-"""Inner-product logits of a tile: left @ rightᵀ."""
+"""Logits of a tile for scores that are inner products of the projections of query and key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["InnerProductLogits"]
 
 
 class InnerProductLogits(TileLogits):
-    """Logits of a score that is an inner product of the projections of query and key."""
+    """Logits and gradients of tiles for a score that is an inner product of projections."""
 
     def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
         super().__init__(call, factor, ops)
@@ -22,14 +22,17 @@ class InnerProductLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return the matrix product of the scaled queries and the keys, minus the shift."""
+        """Return `factor` times the inner products of the queries and keys of a tile, minus `shift`."""
         product = self.ops.matmul_nt(self._scaled_queries(rows), self._keys(cols), workspace, "logits")
         return scale_and_shift_(product, 1.0, shift)
 
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and their backward function: dL += dS R, dR += dSᵀ L."""
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`.
+
+        The gradients are dL += dS R and dR += dSᵀ L.
+        """
 
         def backward(gradient: Tensor, gradients: Gradients) -> None:
             add_matmul_(gradients.queries(rows), gradient, self._keys(cols))

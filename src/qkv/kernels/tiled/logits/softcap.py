@@ -1,4 +1,4 @@
-"""Soft-capped logits of a tile: cap · tanh(logit / cap) of an inner product, with a single number as the cap."""
+"""Logits of a tile for inner products with a soft cap, cap · tanh(logit / cap), where the cap is a number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["SoftcapLogits"]
 
 
 class SoftcapLogits(TileLogits):
-    """Logits of a score whose `tanh_cap` is a number and whose inner score is an inner product."""
+    """Logits and gradients of tiles for a soft-capped inner product, whose cap is a number."""
 
     def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
         super().__init__(call, factor, ops)
@@ -28,14 +28,17 @@ class SoftcapLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return the capped logits, computed in place from the logits of the inner score."""
+        """Return `factor` times the soft-capped logits of a tile, minus `shift`."""
         tanh = self.ops.tanh_(self._inner.logits(rows, cols, workspace))
         return scale_and_shift_(tanh, self._cap * self.factor, shift)
 
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and their backward function: d(inner logit) = (1 − tanh²) dS."""
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`.
+
+        The gradient of the inner logits is (1 − tanh²) dS.
+        """
         import torch
 
         inner, inner_backward = self._inner.trace(rows, cols, workspace)

@@ -1,4 +1,4 @@
-"""Expansion of Σ_h v_h tanh(a_h + b_h) over all pairs into matrix products: one division for several hidden units.
+"""Computation of Σ_h v_h tanh(a_h + b_h) for all pairs by matrix products and few divisions.
 
 The hidden units are divided into groups of g units. The sum over a group is a mean over the 2^g sign patterns ε,
 
@@ -21,7 +21,7 @@ Patterns of a query or a key may be multiplied by any factor, which cancels in t
 e^{ε·a − Σ|a|}, the product of e^{−2|a_h|} over the units where ε and a differ in sign: it is at most 1, and exact for
 an infinite a. The denominator Σ p can underflow if a and b are far from 0 and of opposite sign. A group is therefore
 expanded only if the sum of min(max|a|, max|b|) over its units is within a limit, which is an O((q + k) h) check after
-the narrower of a and b was centred at 0 for each unit (a + c, b − c).
+the narrower of a and b was centered at 0 for each unit (a + c, b − c).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STEP_BYTES = {1: 1 << 19, 2: 1 << 20}
 
 @dataclass(frozen=True)
 class ExponentRange:
-    """Ranges of the binary exponents that the expansion uses for a floating-point dtype.
+    """Limits on the binary exponents of the numbers in a tanh sign expansion, for a floating-point dtype.
 
     Attributes:
         spread: largest range of the exponent of the denominator Σ p.
@@ -72,7 +72,9 @@ EXPONENT_RANGES = {4: ExponentRange(spread=80, drop=106, scale=43), 8: ExponentR
 
 
 def expansion_limit(itemsize: int, draws: int = 2) -> float:
-    """Return the largest sum of min(max|a_h|, max|b_h|) over the units of a group for which it can be expanded.
+    """Return the largest sum of min(max|a_h|, max|b_h|) over a group of hidden units that can be expanded.
+
+    a_h and b_h are the projections of the queries and of the keys.
 
     Args:
         itemsize: bytes of an element.
@@ -84,14 +86,14 @@ def expansion_limit(itemsize: int, draws: int = 2) -> float:
 
 @dataclass(frozen=True, eq=False)
 class RowPatterns:
-    """Patterns of a range of rows of a tile that fits the cache.
+    """Exponentials of all sign patterns for a block of rows of a tile, which fits the processor cache.
 
     Args:
         limits: range of the rows within the tile.
         patterns: patterns `(groups, patterns, rows)`. With two sign variables per unit, each is multiplied by its
             multiplicity c_x.
         factors: for each group, the left factor of the matrix product with the patterns of the keys.
-        zero_sums: for each group, the patterns in which a unit has the sum 0, from which gradients are computed.
+        zero_sums: for each group, the patterns in which a unit has the mean 0, from which gradients are computed.
     """
 
     limits: Limits
@@ -102,7 +104,9 @@ class RowPatterns:
 
 @dataclass(frozen=True, eq=False)
 class TanhExpansion:
-    """Sign expansion of groups of hidden units. The object is immutable and can be shared by threads.
+    """Tanh sign expansion of groups of hidden units of an additive score.
+
+    The object is immutable and can be shared by threads.
 
     Projections are not copied. Patterns are computed per tile, except that the patterns of few keys are computed once
     for all tiles.
@@ -113,10 +117,10 @@ class TanhExpansion:
         order: index of the unit in each slot, group after group. A group has g slots, of which some may be empty.
         filled: indices of the slots that hold a unit.
         empty: indices of the empty slots.
-        centre: shift of each slot, `(slots, 1)`, which is added to `left` and subtracted from `right`.
+        center: shift of each slot, `(slots, 1)`, which is added to `left` and subtracted from `right`.
         vector: vector v of the score by slots, `(groups, g, 1)`, 0 in empty slots.
         draws: number of sign variables per unit: 1 for logits, 2 for gradients.
-        sign: sum of the sign variables of each unit in each pattern, `(g, patterns)`.
+        sign: mean of the sign variables of each unit in each pattern, `(g, patterns)`.
     """
 
     left: Tensor
@@ -124,35 +128,38 @@ class TanhExpansion:
     order: Tensor
     filled: Tensor
     empty: list[int]
-    centre: Tensor
+    center: Tensor
     vector: Tensor
     draws: int
     sign: Tensor
 
     @property
     def group_size(self) -> int:
-        """Number of units in a group."""
+        """Number of hidden units in a group."""
         return int(self.sign.shape[0])
 
     @cached_property
-    def unit(self) -> float:
-        """Power of two near max|v|, by which v is divided so that the numerator does not overflow."""
+    def numerator_scale(self) -> float:
+        """Power of two near max|v|. The vector v is divided by it so that the numerator does not overflow."""
         most = float(self.vector.abs().max())
         return 2.0 ** round(math.log2(most)) if most > 0 else 1.0
 
     @cached_property
     def numerator_weights(self) -> Tensor:
-        """Coefficients of the patterns in the numerator, `(groups, patterns, 1)`."""
-        return self.sign.T @ (self.vector / self.unit)
+        """Coefficients of the sign patterns in the numerator, `(groups, patterns, 1)`."""
+        return self.sign.T @ (self.vector / self.numerator_scale)
 
     @cached_property
     def zero_patterns(self) -> list[int]:
-        """Indices of the patterns in which a unit has the sum 0."""
+        """Indices of the patterns in which the sign variables of a hidden unit have the mean 0."""
         return [at for at, zeros in enumerate((self.sign == 0).sum(dim=0).tolist()) if zeros]
 
     @cached_property
     def key_patterns(self) -> Tensor | None:
-        """Patterns of all keys, `(groups, patterns, k)`, or None if they exceed `MAX_PATTERN_BYTES`."""
+        """Exponentials of the sign patterns of all keys, `(groups, patterns, k)`, or None if too large.
+
+        The largest size is `MAX_PATTERN_BYTES`.
+        """
         numbers = len(self.vector) * self.sign.shape[1] * len(self.right)
         if numbers * self.right.element_size() > MAX_PATTERN_BYTES:
             return None
@@ -161,7 +168,7 @@ class TanhExpansion:
             return self._patterns(self.right, -1, workspace, out=self.right.new_empty(shape))
 
     def add_logits(self, rows: Limits, cols: Limits, out: Float[Tensor, "q k"], workspace: Workspace) -> None:
-        """Add the contribution of these units to the logits of a tile in `out`.
+        """Add the sum of v_h tanh(a_h + b_h) over the expanded hidden units to the logits `out` of a tile.
 
         The expansion must have 1 sign variable per unit. Consecutive tiles of the same rows and workspace share the
         patterns of these rows.
@@ -176,7 +183,7 @@ class TanhExpansion:
             denominator, numerator = fraction[:count], fraction[count:]
             for factor, key in zip(block.factors, keys, strict=True):
                 torch.mm(factor, key, out=fraction)
-                target.addcdiv_(numerator, denominator, value=self.unit)
+                target.addcdiv_(numerator, denominator, value=self.numerator_scale)
 
     def add_gradient(
         self,
@@ -188,7 +195,7 @@ class TanhExpansion:
         d_vector: Float[Tensor, " hidden"],
         workspace: Workspace,
     ) -> None:
-        """Add the gradients of a tile in place, given the gradient of its logits.
+        """Add the gradients of a tile to `d_left`, `d_right` and `d_vector`, in place.
 
         The expansion must have 2 sign variables per unit. With z = dL/dS / (Σp)², sums over the keys factor into
         Σ_j dL/dS q_x = (pattern of the query) · Σ_j z · (pattern of the key), and sums over the queries likewise.
@@ -228,7 +235,7 @@ class TanhExpansion:
         target.index_add_(1, self.order[self.filled], grouped.flatten(0, 1)[self.filled].T)
 
     def _tile_keys(self, cols: Limits, workspace: Workspace) -> list[Tensor]:
-        """Return the patterns of a range of keys for each group."""
+        """Return the exponentials of the sign patterns of a range of keys, one array for each group."""
         if self.key_patterns is None:
             side = self.right[slice(*cols)]
             shape = (len(self.vector), self.sign.shape[1], len(side))
@@ -241,7 +248,10 @@ class TanhExpansion:
         return keys
 
     def _row_blocks(self, rows: Limits, width: int, workspace: Workspace) -> list[RowPatterns]:
-        """Return the patterns of a range of queries in blocks that fit the cache, cached for the next tile."""
+        """Return the exponentials of the sign patterns of a range of queries, in blocks that fit the cache.
+
+        The next tile with the same queries uses the same blocks.
+        """
         step = max(16, STEP_BYTES[self.draws] // (2 * max(1, width) * self.left.element_size()))
         name = ("rows", self.draws)
         owner, blocks = cast("tuple[object, list[RowPatterns]]", workspace.cache.get(name, ((), [])))
@@ -266,7 +276,7 @@ class TanhExpansion:
         return RowPatterns(limits, patterns, list(fraction.mT), [])
 
     def _patterns(self, side: Tensor, sign: int, workspace: Workspace, out: Tensor) -> Tensor:
-        """Compute the patterns e^{ε·a − Σ|a|} of some queries or keys, and set negligible patterns to 0.
+        """Compute e^{ε·a − Σ|a|} for all sign patterns ε and set negligible elements to 0.
 
         Args:
             side: projected queries or keys, `(n, units)`.
@@ -281,7 +291,7 @@ class TanhExpansion:
         count = len(side)
         bits = EXPONENT_RANGES[side.element_size()]
         twice = workspace.take("twice", (groups * size, count), side)
-        torch.add(side.index_select(1, self.order).T, self.centre, alpha=sign, out=twice)
+        torch.add(side.index_select(1, self.order).T, self.center, alpha=sign, out=twice)
         if self.empty:
             twice[self.empty] = 0
         twice = twice.mul_(2).view(groups, size, count)
@@ -301,7 +311,10 @@ class TanhExpansion:
 
 
 def _write_products(parts: list[Tensor], out: Tensor) -> None:
-    """Write all products of one element of each part, of shapes `(groups, n_i, rows)`, to `out` in row-major order."""
+    """Write the outer products of arrays `(groups, n_i, rows)` along their second axes to `out`.
+
+    The products are in row-major order.
+    """
     import torch
 
     if len(parts) == 1:
@@ -322,21 +335,21 @@ def _write_products(parts: list[Tensor], out: Tensor) -> None:
 def expand_tanh(
     left: Float[Tensor, "q hidden"],
     right: Float[Tensor, "k hidden"],
-    centre: Float[Tensor, " hidden"],
+    center: Float[Tensor, " hidden"],
     vector: Float[Tensor, " hidden"],
     units: list[int],
     reach: list[float],
     draws: int,
 ) -> TanhExpansion:
-    """Return the expansion of hidden units, in the largest groups that their range allows.
+    """Return the tanh sign expansion of hidden units, in groups as large as their ranges allow.
 
     Args:
         left: projected queries.
         right: projected keys.
-        centre: shift of each unit, which is added to `left` and subtracted from `right`.
+        center: shift of each unit, which is added to `left` and subtracted from `right`.
         vector: vector v of the score, which must be finite at `units`.
         units: indices of the hidden units to expand.
-        reach: min(max|a_h|, max|b_h|) of each of these units after centring, within `expansion_limit`.
+        reach: min(max|a_h|, max|b_h|) of each of these units after centering, within `expansion_limit`.
         draws: number of sign variables per unit: 1 for logits, 2 for gradients.
     """
     import torch
@@ -347,14 +360,14 @@ def expand_tanh(
     order = torch.tensor([units[at] if at < len(units) else units[0] for at in slots], device=left.device)
     weights = vector[order]
     weights[empty] = 0
-    sign = _sign_sums(size, draws, left.dtype, left.device)
+    sign = _sign_means(size, draws, left.dtype, left.device)
     grouped = weights.reshape(len(slots) // size, size, 1)
-    return TanhExpansion(left, right, order, filled, empty, centre[order][:, None], grouped, draws, sign)
+    return TanhExpansion(left, right, order, filled, empty, center[order][:, None], grouped, draws, sign)
 
 
 @cache
-def _sign_sums(size: int, draws: int, dtype: DType, device: torch.device) -> Tensor:
-    """Return all combinations of sums of `draws` sign variables for `size` units, `(size, patterns)`."""
+def _sign_means(size: int, draws: int, dtype: DType, device: torch.device) -> Tensor:
+    """Return all combinations of means of `draws` sign variables for `size` hidden units, `(size, patterns)`."""
     import torch
 
     values = [1.0, -1.0] if draws == 1 else [1.0, 0.0, -1.0]
@@ -363,7 +376,7 @@ def _sign_sums(size: int, draws: int, dtype: DType, device: torch.device) -> Ten
 
 
 def _group_units(reach: list[float], most: float, sizes: tuple[int, ...]) -> tuple[int, list[int]]:
-    """Return the group size and the unit in each slot, where units of large and small range share a group.
+    """Return the group size and the hidden unit in each slot. Units of large and small range share a group.
 
     Indices beyond the number of units denote empty slots.
     """

@@ -1,16 +1,16 @@
-"""Centring of the two summands of a logit before exponentials, by opposite shifts that preserve their sum."""
+"""Opposite shifts of the two summands of a logit, which center one of them at 0 before exponentials are taken."""
 
 from __future__ import annotations
 
 from qkv.core.typing import Float, Tensor
 
-__all__ = ["centre_sides"]
+__all__ = ["center_sides"]
 
 
-def centre_sides(
+def center_sides(
     left: Float[Tensor, "q n"], right: Float[Tensor, "k n"]
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return the shift of each column that centres the array of narrower range at 0, and its half range.
+    """Return a shift for each column that centers the array of narrower range at 0, and its half range.
 
     Args:
         left: array to which the shift is to be added.
