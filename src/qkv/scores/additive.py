@@ -1,4 +1,4 @@
-"""Additive score: a neural network with one hidden layer, applied to query and key.
+"""Additive score: a neural network with one hidden layer that computes a logit from a query and a key.
 
     logit(q, k) = vᵀ tanh(W₁ q + W₂ k + b)
 
@@ -22,7 +22,7 @@ __all__ = ["Additive"]
 
 @dataclass(frozen=True, eq=False)
 class Additive(GeneralScore):
-    """Weighted sum of the hidden units tanh(W₁ q + W₂ k + b); the widths of query and key may differ.
+    """Score vᵀ tanh(W₁ q + W₂ k + b), for queries q and keys k that may differ in width.
 
     Args:
         query_weight: W₁ `(hidden, query_width)`, the layout of `torch.nn.Linear.weight`.
@@ -50,20 +50,20 @@ class Additive(GeneralScore):
 
     @property
     def tanh_vector(self) -> Array | None:  # type: ignore[override]
-        """The vector v, which weights the hidden units."""
+        """The vector v `(*batch, hidden)` of the weights of the hidden units."""
         return self.vector
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the weights do not match the widths, or differ in the number of hidden units."""
+        """Raise a `ShapeError` if the weights do not fit the widths, differ in hidden units, or lack `vector`."""
         expected = (self.query_weight.shape[-1], self.key_weight.shape[-1])
         if (query_width, key_width) != expected:
             raise ShapeError(
                 f"query and key of width {query_width} and {key_width} must match the weights of Additive, got weights "
-                f"for widths {expected[0]} and {expected[1]}. Give weights of shape (hidden, {query_width}) and "
-                f"(hidden, {key_width})."
+                f"for widths {expected[0]} and {expected[1]}. Give query_weight of shape (hidden, {query_width}) and "
+                f"key_weight of shape (hidden, {key_width})."
             )
         if self.vector is None:
-            raise ShapeError("vector of Additive must be given, got None. Give an array of shape (hidden,).")
+            raise ShapeError("vector of Additive must be an array of shape (hidden,), got None.")
         hidden = {
             name: array.shape[axis]
             for name, array, axis in (
@@ -75,20 +75,21 @@ class Additive(GeneralScore):
             if array is not None
         }
         if len(set(hidden.values())) > 1:
-            raise ShapeError(f"all weights of Additive must have the same number of hidden units, got {hidden}.")
+            counts = ", ".join(f"{count} in {name}" for name, count in hidden.items())
+            raise ShapeError(f"all weights of Additive must have the same number of hidden units, got {counts}.")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the number of hidden units."""
+        """Return the number of hidden units, all of which are in memory for each logit of a tile."""
         return int(self.vector.shape[-1])
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 13 operations per hidden unit: an addition, a tanh (counted as 10), a product and an addition."""
+        """Return 13 operations per hidden unit: an addition, a tanh counted as 10, a product and an addition."""
         return 13 * int(self.vector.shape[-1])
 
     def compare(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
     ) -> Num[Array, "*#batch q k"]:
-        """Return vᵀ tanh(W₁ q + W₂ k + b)."""
+        """Return the logits vᵀ tanh(W₁ q + W₂ k + b) of all pairs of a query q and a key k."""
         return self.projected_logits(*self.project(query, key))
 
     def project(
@@ -97,7 +98,7 @@ class Additive(GeneralScore):
         key: Num[Array, "*#batch k key_width"],
         tile: Tile | None = None,
     ) -> tuple[Num[Array, "*#batch q hidden"], Num[Array, "*#batch k hidden"]]:
-        """Return W₁ q + b and W₂ k."""
+        """Return the projected queries W₁ q + b and the projected keys W₂ k."""
         xp = namespace(query)
         left = xp.matmul(query, xp.matrix_transpose(self.query_weight))
         right = xp.matmul(key, xp.matrix_transpose(self.key_weight))
@@ -106,12 +107,12 @@ class Additive(GeneralScore):
     def projected_logits(
         self, left: Num[Array, "*#batch q hidden"], right: Num[Array, "*#batch k hidden"], tile: Tile | None = None
     ) -> Num[Array, "*#batch q k"]:
-        """Return vᵀ tanh(left + right)."""
+        """Return the logits vᵀ tanh(left_i + right_j) of all pairs of a projected query and a projected key."""
         xp = namespace(left)
         hidden = xp.tanh(left[..., :, None, :] + right[..., None, :, :])
         return xp.matmul(hidden, self.vector[..., None, :, None])[..., 0]
 
     def bound(self, left: Num[Array, "*#batch q hidden"], right: Num[Array, "*#batch k hidden"]) -> Num[Array, ""]:
-        """Return Σ |v|, or the largest such sum of the batch."""
+        """Return an upper bound of |logit|: Σ |v|, or the largest of these sums if v has batch axes."""
         xp = namespace(left)
         return xp.max(xp.sum(xp.abs(self.vector), axis=-1))

@@ -1,4 +1,4 @@
-"""ALiBi: a penalty linear in the distance of positions, subtracted from another score.
+"""Attention with linear biases (ALiBi): a penalty linear in the distance of positions, subtracted from a score.
 
     logit = score(q_i, k_j) − slope · |i − j|
 
@@ -22,7 +22,7 @@ __all__ = ["ALiBi"]
 
 @dataclass(frozen=True, eq=False)
 class ALiBi(PointwiseScore):
-    """Another score minus a penalty linear in the distance of positions.
+    """Score that subtracts slope · |i − j| from an inner score, for a query at position i and a key at position j.
 
     Args:
         score: the inner score.
@@ -44,7 +44,7 @@ class ALiBi(PointwiseScore):
     uses_positions: ClassVar[bool] = True
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:
-        """Return −slope · |i − j|."""
+        """Return −slope · |i − j| for each pair of a query at position i and a key at position j of a tile."""
         slope, xp = expand_to_pairs(self.slope), namespace(reference)
         # Integer distances: slope · i − slope · j would cancel at long range.
         return tile.map_relative_positions(reference, lambda d: -slope * cast(xp.abs(d), reference.dtype))

@@ -1,4 +1,4 @@
-"""Base classes of scores.
+"""Base classes of scores, and functions that their subclasses share.
 
     Score                    logits(query, key, tile)
     ├── InnerProductScore    lift(query, key, tile): the logit is the inner product of two vectors
@@ -78,7 +78,7 @@ class Score(Part, ABC):
 
     @property
     def is_inner_product(self) -> bool:
-        """Whether `projected_logits` is the plain matrix product of the projections."""
+        """Whether the logits are the matrix product of the two arrays that `project` returns."""
         return self.lift_kind is not None
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
@@ -86,19 +86,19 @@ class Score(Part, ABC):
         return 1
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the number of floating-point operations per logit."""
+        """Return an estimate of the number of floating-point operations per logit."""
         return 2 * max(query_width, key_width)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the width of the vectors of `lift`."""
+        """Return the width of the vectors that `lift` returns."""
         return max(query_width, key_width)
 
     def lift_description(self) -> str:
-        """Return a short description of `lift` for EXPLAIN, or "" if `lift` returns query and key unchanged."""
+        """Return a short description of what `lift` computes, for the printed plan; the default is ""."""
         return ""
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if query and key of these widths cannot be compared."""
+        """Raise a `ShapeError` if the score cannot compare queries and keys of these two widths."""
         check_same_width(self, query_width, key_width)
 
     @abstractmethod
@@ -114,36 +114,39 @@ class Score(Part, ABC):
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return vectors whose inner product is the logit, exactly or up to `query_term`; see `lift_kind`.
+        """Return vectors of queries and keys whose inner products are the logits, or the logits minus `query_term`.
 
         Raises:
             KindError: the score is not an inner product.
         """
-        raise KindError(f"the score must be an inner product to have a lift, got {type(self).__name__}.")
+        raise KindError(
+            f"score must be an inner product to have a lift, got {type(self).__name__}. Choose a score such as Dot, "
+            "Cosine or Gaussian."
+        )
 
     def scaled_lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"], float]:
-        """Return the lifted query and key, and a factor by which kernels multiply their inner product."""
+        """Return vectors and a factor; the factor times their inner products gives the inner products of `lift`."""
         return *self.lift(query, key, tile), 1.0
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
-        """Return the logit minus the inner product of `lift`, `(*batch, q)`; None if `lift` is exact."""
+        """Return the part of each query's logits that `lift` omits, `(*batch, q)`, or None if it omits nothing."""
         return None
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
-        """Return a point `(*batch, 1, width)` to subtract from query and key before `lift`, or None.
+        """Return a point `(*batch, 1, width)` for `lift` to subtract from queries and keys, or None for no subtraction.
 
         Subtracting the point reduces cancellation errors. Queries and keys must be lifted with the same point.
         """
         return None
 
     def simplify(self, q: int, k: int) -> Score:
-        """Return a cheaper score with the same logits for `q` queries and `k` keys, or this score."""
+        """Return a cheaper score with the same logits for `q` queries and `k` keys, or this score if there is none."""
         return self
 
     def flatten(self) -> Score:
-        """Return an equal score without redundant nesting, or this score if nothing can be removed."""
+        """Return an equivalent score without redundant nesting, or this score if nothing can be removed."""
         return self
 
     def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
@@ -172,7 +175,7 @@ class Score(Part, ABC):
         return namespace(left).matmul(left, namespace(left).matrix_transpose(right))
 
     def bound(self, left: Array, right: Array) -> Shaped[Array, ""] | None:
-        """Return an upper bound of |logit| over all pairs of these projections, in O(q + k); None if unknown.
+        """Return an upper bound of |logit| over all pairs of `left` and `right` in O(q + k), or None if none is known.
 
         If the bound is below 60, kernels compute exponentials without subtracting the maximum of each row.
         """
@@ -180,7 +183,7 @@ class Score(Part, ABC):
 
     @final
     def __call__(self, query: ArrayLike, key: ArrayLike, positions: Positions | None = None) -> Array:
-        """Return the logits of all pairs, `(*batch, q, k)`, with memory O(q · k).
+        """Return the logits of all pairs of a query and a key, `(*batch, q, k)`, at once in O(q · k) memory.
 
         Args:
             query: `(*batch, q, query_width)`, or text `(*batch, q)`.
@@ -196,8 +199,8 @@ class Score(Part, ABC):
         core = 1 if is_text(query) else 2
         if query.ndim < core or key.ndim < core:
             raise ShapeError(
-                "query and key must have shape (*batch, length, width), got shapes "
-                f"{tuple(query.shape)} and {tuple(key.shape)}."
+                "query and key must have shape (*batch, length, width), or (*batch, length) if they are text, got "
+                f"shapes {tuple(query.shape)} and {tuple(key.shape)}."
             )
         self.check_kind(is_text(query), is_text(key))
         if core == 2:
@@ -208,18 +211,18 @@ class Score(Part, ABC):
         return self.logits(query, key, Tile.whole(q, k, batch, positions))
 
     def check_kind(self, text_query: bool, text_key: bool) -> None:
-        """Raise a `KindError` if one side is text and the other numbers, or if the score does not accept them."""
+        """Raise a `KindError` if only one of query and key is text, or if the score does not accept their kind."""
         kinds = ["text" if text else "numbers" for text in (text_query, text_key)]
         if kinds[0] != kinds[1]:
             raise KindError(
                 f"query and key must be of the same kind, got {kinds[0]} and {kinds[1]}. "
-                "Give both as text or both as numbers."
+                "Pass both as text or both as numbers."
             )
         if self.accepts not in ("any", kinds[0]):
             advice = (
                 "Choose a text score: Exact, Spelling, JaroWinkler, Levenshtein, TokenSetRatio."
                 if kinds[0] == "text"
-                else "Give arrays of text, or choose a score for numbers, such as Dot or Gaussian."
+                else "Pass arrays of text, or choose a score for numbers, such as Dot or Gaussian."
             )
             raise KindError(
                 f"query and key must be {self.accepts} for the score {type(self).__name__}, got {kinds[0]}. {advice}"
@@ -235,12 +238,12 @@ class InnerProductScore(Score):
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return vectors whose inner product is the logit, exactly or up to `query_term`; see `lift_kind`."""
+        """Return vectors of queries and keys whose inner products are the logits, or the logits minus `query_term`."""
 
     def logits(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> Num[Array, "*#batch q k"]:
-        """Return the inner products of the lifted vectors, plus the term of the query."""
+        """Return the logits: the inner products of the vectors of `lift`, plus `query_term` if there is one."""
         left, right, term = self._lift_with_term(query, key, tile)
         logits = namespace(left).matmul(left, namespace(left).matrix_transpose(right))
         return logits if term is None else logits + term[..., None]
@@ -249,7 +252,7 @@ class InnerProductScore(Score):
 @delegates("score", "accepts", "default_normalizer", "elements_per_logit", "lifted_width", "lift_description")
 @delegates("score", "check_widths", "centre")
 class WrapperScore(Score):
-    """Base class of scores that wrap an inner score and by default take over its attributes."""
+    """Base class of scores that wrap an inner score and by default accept the same inputs as the inner score."""
 
     score: Score
     uses_positions: ClassVar[bool] = False
@@ -257,15 +260,15 @@ class WrapperScore(Score):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether the wrapper or its inner score depends on positions."""
+        """Whether the logits depend on positions, because of the wrapper or of its inner score."""
         return self.uses_positions or self.score.positional
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the number of operations of the inner score plus 4."""
+        """Return the operations per logit of the inner score plus 4, an estimate for changing a logit."""
         return self.score.flop_per_logit(query_width, key_width) + 4
 
-    def _lift_description_with(self, own: str) -> str:
-        return ", ".join(words for words in (self.score.lift_description(), own) if words)
+    def _lift_description_with(self, addition: str) -> str:
+        return ", ".join(words for words in (self.score.lift_description(), addition) if words)
 
 
 @delegates("score", "query_term")
@@ -279,16 +282,16 @@ class PointwiseScore(WrapperScore):
 
     @property
     def adds_offset(self) -> bool:  # type: ignore[override]
-        """Whether the class adds `offset` to the logits, which holds unless it overrides `transform`."""
+        """Whether the score adds `offset` to the inner logits, which holds unless its class overrides `transform`."""
         return type(self).transform is PointwiseScore.transform
 
     @property
     def is_inner_product(self) -> bool:
-        """Whether this score, including the change of the logits, is an exact inner product."""
+        """Whether the changed logits are exactly the inner products of the vectors of `lift`."""
         return self.lift_kind == "exact"
 
     def offset(self, tile: Tile, reference: Array) -> Array:
-        """Return the array to add to the logits of a tile, which broadcasts to `(*batch, q, k)`.
+        """Return the array to add to the inner logits of a tile; it broadcasts to `(*batch, q, k)`.
 
         Args:
             tile: the tile.
@@ -297,43 +300,45 @@ class PointwiseScore(WrapperScore):
         Raises:
             KindError: the class defines neither `offset` nor `transform`.
         """
-        raise KindError(f"{type(self).__name__} must define offset or transform to be a PointwiseScore.")
+        raise KindError(
+            f"subclasses of PointwiseScore must define offset or transform, got neither in {type(self).__name__}."
+        )
 
     def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the changed logits; the default adds `offset`."""
+        """Return the changed logits of a tile, `(*batch, q, k)`. The default adds `offset` to the inner logits."""
         return logits + self.offset(tile, logits)
 
     def logits(self, query: Array, key: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the changed logits of the inner score."""
+        """Return the logits of the inner score for a tile, changed by `transform`."""
         return self.transform(self.score.logits(query, key, tile), tile)
 
     def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Return the projections of this score if it is an exact inner product, otherwise those of the inner score."""
+        """Return the projections of this score if its `lift` is exact, otherwise those of the inner score."""
         if self.is_inner_product:
             return super().project(query, key, tile)
         return self.score.project(query, key, tile)
 
     def projected_logits(self, left: Array, right: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the changed logits of a tile from the projections of its queries and keys."""
+        """Return the changed logits of a tile, `(*batch, q, k)`, from the projections of its queries and keys."""
         if self.is_inner_product:
             return super().projected_logits(left, right, tile)
         return self.transform(self.score.projected_logits(left, right, tile), tile)
 
 
 class GeneralScore(Score):
-    """Base class of scores that are defined by an arbitrary function of query and key."""
+    """Base class of scores that compute the logit of a pair by an arbitrary function of query and key."""
 
     @abstractmethod
     def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch #q #k"]:
-        """Return the logits, `(*batch, q, k)`; each logit must depend only on its own query and key."""
+        """Return the logits of all pairs, `(*batch, q, k)`. Each may depend only on its own query and key."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the larger width, because `compare` may compute an array of all features of all pairs."""
+        """Return the larger of both widths, because `compare` may need an array of all features of all pairs."""
         return max(query_width, key_width)
 
     @final
     def logits(self, query: Array, key: Array, tile: Tile) -> Shaped[Array, "*#batch #q #k"]:
-        """Return the logits that `compare` computes."""
+        """Return the logits of a tile, `(*batch, q, k)`, as `compare` computes them."""
         return self.compare(query, key)
 
 
@@ -355,7 +360,7 @@ def concat_features(*arrays: Array) -> Num[Array, "*batch n width"]:
 
 
 def product_bound(left: Num[Array, "*#batch q width"], right: Num[Array, "*#batch k width"]) -> Num[Array, ""]:
-    """Return the product of the largest row norms of both arrays, which bounds all inner products of their rows."""
+    """Return an upper bound of |<left_i, right_j>| for all rows: the product of both arrays' largest row norms."""
     xp = namespace(left)
     # vector_norm needs no temporary array of squares.
     return xp.max(xp.linalg.vector_norm(left, axis=-1)) * xp.max(xp.linalg.vector_norm(right, axis=-1))

@@ -1,4 +1,4 @@
-"""Biased: a bias for each pair or for each key, added to another score.
+"""Biased: a score that adds a bias for each pair, or a bias for each key, to another score.
 
 logit = score(q_i, k_j) + B_ij          or          + b_j
 """
@@ -19,7 +19,7 @@ __all__ = ["Biased"]
 
 @dataclass(frozen=True, eq=False)
 class Biased(PointwiseScore):
-    """Another score plus a bias.
+    """Score that adds a bias for each pair of query and key, or a bias for each key, to an inner score.
 
     Args:
         score: the inner score.
@@ -46,39 +46,39 @@ class Biased(PointwiseScore):
             given = "none" if self.bias is None else "both"
             raise OptionError(
                 f"exactly one of bias and per_key must be given, got {given}. "
-                "Give bias=(*batch, q, k) or per_key=(*batch, k)."
+                "Pass either bias with shape (*batch, q, k) or per_key with shape (*batch, k)."
             )
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The lift kind of the inner score for a bias per key; None for a bias per pair."""
+        """The `lift_kind` of the inner score if the bias is per key; None if the bias is per pair."""
         return self.score.lift_kind if self.per_key is not None else None
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the inner lift with an additional column: 1 for each query, the bias for each key."""
+        """Return the inner score's `lift` with one more column, which is 1 for queries and the bias for keys."""
         left, right = self.score.lift(query, key, tile)
         one = namespace(left).ones_like(left[..., :1])
         assert self.per_key is not None
         return concat_features(left, one), concat_features(right, self.per_key[..., None])
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the lifted width of the inner score plus 1."""
+        """Return the lifted width of the inner score plus 1, for the column of the bias."""
         return self.score.lifted_width(query_width, key_width) + 1
 
     def lift_description(self) -> str:
-        """Return the description of the inner lift, extended by the column of the bias."""
+        """Return the inner score's description of its lift, extended by the additional column for the bias."""
         return self._lift_description_with("additional column for the bias of the key")
 
     def simplify(self, q: int, k: int) -> Score:
-        """Return an equal score with a bias per key if all queries share one row of `bias`, otherwise this score."""
+        """Return an equal score with a bias per key if several queries share one row of `bias`, else this score."""
         if self.bias is None or self.bias.shape[-2] != 1 or self.bias.shape[-1] != k or q == 1:
             return self
         return replace(self, bias=None, per_key=self.bias[..., 0, :])
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch #q #k"]:
-        """Return the bias, which broadcasts to `(*batch, q, k)`."""
+        """Return the bias of each pair or, broadcast over queries, of each key."""
         if self.per_key is not None:
             return self.per_key[..., None, :]
         assert self.bias is not None

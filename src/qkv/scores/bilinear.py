@@ -1,4 +1,4 @@
-"""Bilinear score: the inner product of the key and the query after a learned projection of full or low rank.
+"""Bilinear score: the inner product of a linearly projected query and a key.
 
     logit(q, k) = qᵀ W k            or, with low rank,            logit(q, k) = qᵀ U Vᵀ k
 
@@ -22,7 +22,7 @@ __all__ = ["Bilinear"]
 
 @dataclass(frozen=True, eq=False)
 class Bilinear(InnerProductScore):
-    """Inner product of the projected query and the key; the widths of query and key may differ.
+    """Score qᵀ W k with a matrix W of full or low rank, for queries q and keys k that may differ in width.
 
     Args:
         weight: W `(query_width, key_width)`; or U `(query_width, rank)` if `key_factor` is given.
@@ -44,19 +44,25 @@ class Bilinear(InnerProductScore):
     key_factor: Array | None = array_field("key_width", "rank", default=None)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the shapes of the weights do not match the widths, or each other."""
+        """Raise a `ShapeError` if `weight` or `key_factor` do not fit the widths, or differ in rank."""
         expected = (self.weight.shape[-2], self.weight.shape[-1])
         if self.key_factor is not None:
-            ranks = (expected[1], self.key_factor.shape[-1])
-            if ranks[0] != ranks[1]:
+            rank, key_rank = expected[1], self.key_factor.shape[-1]
+            if rank != key_rank:
                 raise ShapeError(
-                    f"weight and key_factor of Bilinear must have the same rank, got {ranks[0]} and {ranks[1]}."
+                    "weight (query_width, rank) and key_factor (key_width, rank) of Bilinear must have the same rank, "
+                    f"got {rank} and {key_rank}."
                 )
             expected = (expected[0], self.key_factor.shape[-2])
         if (query_width, key_width) != expected:
+            shapes = (
+                f"weight of shape ({query_width}, {key_width})"
+                if self.key_factor is None
+                else f"weight of shape ({query_width}, rank) and key_factor of shape ({key_width}, rank)"
+            )
             raise ShapeError(
                 f"query and key of width {query_width} and {key_width} must match the weight of Bilinear, got a weight "
-                f"for widths {expected[0]} and {expected[1]}. Give a weight of shape ({query_width}, {key_width})."
+                f"for widths {expected[0]} and {expected[1]}. Give {shapes}."
             )
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
@@ -64,13 +70,13 @@ class Bilinear(InnerProductScore):
         return key_width if self.key_factor is None else int(self.key_factor.shape[-1])
 
     def lift_description(self) -> str:
-        """Return a description of the matrix products that `lift` computes."""
+        """Return a description of the matrix products that `lift` computes, for the printed plan."""
         return "query · W" if self.key_factor is None else "query · U, key · V"
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return query · W and the key, or query · U and key · V."""
+        """Return query · W and the key, or query · U and key · V if W is factored as U Vᵀ."""
         xp = namespace(query)
         query = xp.matmul(query, self.weight)
         return query, key if self.key_factor is None else xp.matmul(key, self.key_factor)

@@ -1,4 +1,4 @@
-"""ByColumn: the weighted sum of scores of the columns of structured arrays.
+"""ByColumn: a weighted sum of scores, each of which compares one column of structured arrays.
 
     logit(q, k) = Σ_c weight_c · score_c(q[c], k[c])
 
@@ -45,30 +45,36 @@ class ByColumn(GeneralScore):
     accepts = "text"
 
     def validate(self) -> None:
-        """Check that `columns` is a tuple of (name, score, weight)."""
+        """Check that `columns` is a tuple of one or more tuples (name, score, weight)."""
         if not isinstance(self.columns, tuple) or not self.columns:
-            raise OptionError(f"columns must be a tuple of (name, score, weight), got {self.columns!r}.")
+            raise OptionError(
+                f"columns must be a tuple of one or more tuples (name, score, weight), got {self.columns!r}."
+            )
         for column in self.columns:
             if len(column) != 3 or not isinstance(column[1], Score):
-                raise OptionError(f"each element of columns must be (name, score, weight), got {column!r}.")
+                raise OptionError(f"each element of columns must be a tuple (name, score, weight), got {column!r}.")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the largest number of any column plus 1, because columns are compared one after another."""
+        """Return the largest number of elements per logit of any column plus 1, for the sum over columns."""
         return 1 + max(score.elements_per_logit(1, 1) for _, score, _ in self.columns)
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the sum of the operations of all columns."""
+        """Return the sum of the operations per logit of the columns' scores, plus 2 for each column."""
         return sum(score.flop_per_logit(1, 1) + 2 for _, score, _ in self.columns)
 
     def compare(
         self, query: Shaped[Array, "*#batch q"], key: Shaped[Array, "*#batch k"]
     ) -> Shaped[Array, "*#batch q k"]:
-        """Return the weighted sum of the logits of the columns."""
+        """Return the logits: for each pair, the sum over columns of the column's weight times its score."""
         total = None
         for name, score, weight in self.columns:
             for side, rows in (("query", query), ("key", key)):
                 if name not in (rows.dtype.names or ()):
-                    raise KindError(f"{side} must have the column {name!r}, got {rows.dtype.names}. Add the column.")
+                    present = ", ".join(map(repr, rows.dtype.names or ())) or f"no columns but dtype {rows.dtype}"
+                    raise KindError(
+                        f"{side} must be a structured array with the column {name!r}, got {present}. Add the column, "
+                        "or remove it from ByColumn."
+                    )
             logits = weight * _column_logits(name, score, query[name], key[name], (query.ndim, key.ndim))
             total = logits if total is None else total + logits
         assert total is not None

@@ -25,7 +25,7 @@ MAX_LIFTED_CLASSES = 64
 
 @dataclass(frozen=True, eq=False)
 class ClassTable(PointwiseScore):
-    """Another score plus a learned bias for each pair of a query class and a key class.
+    """Score that adds a learned bias for each pair of a query class and a key class to an inner score.
 
     Args:
         score: the inner score.
@@ -52,13 +52,13 @@ class ClassTable(PointwiseScore):
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The lift kind of the inner score if the table has few rows or few columns; otherwise None."""
+        """The `lift_kind` of the inner score if there are at most 64 query classes or key classes, otherwise None."""
         return self.score.lift_kind if min(self.table.shape[-2:]) <= MAX_LIFTED_CLASSES else None
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the inner lift with an additional column for each query class or each key class.
+        """Return the inner score's `lift` with one more column for each query class or each key class.
 
         The side with fewer classes determines the columns. They are one-hot vectors on this side, and entries of the
         table on the other side.
@@ -77,15 +77,15 @@ class ClassTable(PointwiseScore):
         return concat_features(left, queries), concat_features(right, keys)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the lifted width of the inner score plus the smaller number of classes."""
+        """Return the lifted width of the inner score plus the smaller of the two numbers of classes."""
         return self.score.lifted_width(query_width, key_width) + int(min(self.table.shape[-2:]))
 
     def lift_description(self) -> str:
-        """Return the description of the inner lift, extended by the columns for the classes."""
+        """Return the inner score's description of its lift, extended by the columns for the classes."""
         return self._lift_description_with("one-hot classes times rows of the table")
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:
-        """Return the table entry T[a, b] for each pair."""
+        """Return the table entry T[a, b] for each pair of a query of class a and a key of class b."""
         rows, columns = self.table.shape[-2:]
         _check_classes("query", self.query_classes, rows)
         _check_classes("key", self.key_classes, columns)

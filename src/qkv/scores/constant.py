@@ -1,4 +1,4 @@
-"""Constant score: the same logit for every pair.
+"""Constant score: the logit 0 for every pair of a query and a key.
 
     logit(q, k) = 0
 
@@ -18,7 +18,7 @@ __all__ = ["Constant"]
 
 @dataclass(frozen=True, eq=False)
 class Constant(GeneralScore):
-    """The constant logit 0 for every pair; the widths of query and key may differ.
+    """Score that is 0 for every pair of a query and a key, whose widths may differ.
 
     Shapes:
         query `(*batch, q, query_width)`, key `(*batch, k, key_width)` -> logits `(*batch, q, k)`
@@ -32,20 +32,20 @@ class Constant(GeneralScore):
     constant = True
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Accept any widths."""
+        """Accept queries and keys of any widths, which may differ."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 1, because only the logits are in memory."""
+        """Return 1, because `compare` computes no array of features for each pair."""
         return 1
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 1, for one addition."""
+        """Return 1 floating-point operation per logit, an addition of zeros."""
         return 1
 
     def compare(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
     ) -> Num[Array, "*#batch q k"]:
-        """Return zeros for all pairs."""
+        """Return an array of zeros, `(*batch, q, k)`."""
         xp = namespace(query)
         # Not 0 · q, which is NaN where q is not finite.
         return xp.sum(xp.zeros_like(query), axis=-1)[..., :, None] + xp.sum(xp.zeros_like(key), axis=-1)[..., None, :]

@@ -1,4 +1,4 @@
-"""Cosine similarity divided by a temperature.
+"""Cosine similarity of query and key, divided by a temperature.
 
     logit(q, k) = <q, k> / (‖q‖ ‖k‖ T)
 
@@ -42,22 +42,22 @@ class Cosine(InnerProductScore):
     temperature: Array | float = array_field(default=1.0)
 
     def validate(self) -> None:
-        """Check that the temperature is positive."""
+        """Check that the temperature is positive if it is a number; the elements of an array are not checked."""
         require_number("Cosine", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
     def lift_description(self) -> str:
-        """Return a description of the normalization that `lift` applies."""
+        """Return a description of the normalization that `lift` applies, for the printed plan."""
         return "query and key normalized to length 1"
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
-        """Return query and key normalized to length 1, the query divided by the temperature."""
+        """Return queries and keys divided by their norms; the queries are also divided by the temperature."""
         return _normalize(query) / expand_to_pairs(self.temperature), _normalize(key)
 
 
 def _normalize(x: Array) -> Array:
-    """Divide each row by its norm; a row of zeros is returned unchanged, with gradient 0."""
+    """Return each row divided by its norm, and rows of zeros unchanged with gradient 0."""
     xp = namespace(x)
     largest = xp.max(xp.abs(stop_gradient(x)), axis=-1, keepdims=True) if x.shape[-1] else xp.ones_like(x[..., :1])
     # Divide by the largest entry first: squares of 1e30 or 1e-30 overflow or underflow in float32.

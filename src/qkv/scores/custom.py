@@ -1,4 +1,4 @@
-"""Custom: a score that calls a function of the user.
+"""Custom: a score that calls a function written by the user.
 
 logit(q, k) = function(query, key, *parameters)
 """
@@ -17,7 +17,7 @@ __all__ = ["Custom"]
 
 @dataclass(frozen=True, eq=False)
 class Custom(GeneralScore):
-    """A score computed by a function of a tile of queries and a tile of keys.
+    """Score that a user's function computes from a tile of queries and a tile of keys.
 
     Masks, kernels with memory linear in the lengths, gradients and EXPLAIN work as with any other score.
 
@@ -48,19 +48,22 @@ class Custom(GeneralScore):
     accepts: str = "numbers"
 
     def validate(self) -> None:
-        """Check that `function` is callable."""
+        """Check that `function` is callable, and convert `parameters` to a tuple."""
         if not callable(self.function):
-            raise OptionError(f"function must be callable, got {self.function!r}.")
+            raise OptionError(
+                f"function must be callable, got {self.function!r}. Pass a function of (query, key, *parameters) that "
+                "returns logits."
+            )
         if not isinstance(self.parameters, tuple):
             object.__setattr__(self, "parameters", tuple(self.parameters))
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Accept any widths, which only `function` can check."""
+        """Accept any widths of query and key, because only `function` can check them."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return `elements`, or the larger width if `elements` is None."""
+        """Return `elements`, or the larger of the widths of query and key if `elements` is None."""
         return self.elements or max(query_width, key_width)
 
     def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch #q #k"]:
-        """Return the logits that `function` computes."""
+        """Return the logits `(*batch, q, k)` that `function` computes from query, key and `parameters`."""
         return self.function(query, key, *self.parameters)

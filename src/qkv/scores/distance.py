@@ -1,4 +1,4 @@
-"""Kernels of the distance: Laplace, and the kernels with bounded support Boxcar, Epanechnikov and Triangular.
+"""Scores that are logarithms of kernels of the distance: Laplace, Boxcar, Epanechnikov and Triangular.
 
     u = ‖q − k‖ / h          logit = log K(u)
 
@@ -38,13 +38,13 @@ class DistanceKernel(GeneralScore):
     bandwidth: Array | float = array_field(default=1.0)
 
     def validate(self) -> None:
-        """Check that the bandwidth is positive."""
+        """Check that the bandwidth is positive if it is a number; the elements of an array are not checked."""
         require_number(type(self).__name__, "bandwidth", self.bandwidth, lambda h: h > 0, "a positive number")
 
     def compare(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
     ) -> Num[Array, "*#batch q k"]:
-        """Return log K(‖q − k‖ / h)."""
+        """Return log K(‖q − k‖ / h) for each pair of a query q and a key k, with bandwidth h."""
         # ‖q‖² − 2<q,k> + ‖k‖² would lose half the digits where q is near k, and a square root half of the rest.
         bandwidth = expand_to_pairs(self.bandwidth)
         if is_array(bandwidth) and bandwidth.ndim:
@@ -58,7 +58,7 @@ class DistanceKernel(GeneralScore):
 
     @abstractmethod
     def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return log K(u) for the square u² of the distance divided by the bandwidth."""
+        """Return log K(√s) for each element s of `square`, the squared distances divided by the squared bandwidth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +75,13 @@ class Laplace(DistanceKernel):
     """
 
     def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return −u."""
+        """Return −√s for each element s of `square`."""
         return -_sqrt(square)
 
 
 @dataclass(frozen=True, eq=False)
 class Boxcar(DistanceKernel):
-    """Boxcar kernel K(u) = 1 for u ≤ 1: the logit is 0 within the bandwidth and −inf beyond it.
+    """Boxcar kernel: the logit is 0 if the distance is at most the bandwidth, otherwise −inf.
 
     Args:
         bandwidth: h > 0 in the unit of the keys, a number or one number per batch element.
@@ -93,13 +93,13 @@ class Boxcar(DistanceKernel):
     """
 
     def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return 0 where u ≤ 1, −inf elsewhere."""
+        """Return 0 for each element of `square` that is at most 1, and −inf for the others."""
         return _log_where(square <= 1, namespace(square).ones_like(square))
 
 
 @dataclass(frozen=True, eq=False)
 class Epanechnikov(DistanceKernel):
-    """Epanechnikov kernel K(u) = 1 − u² for u < 1: the logit is log K(u) within the bandwidth and −inf beyond it.
+    """Epanechnikov kernel: with u = distance / bandwidth, the logit is log(1 − u²) if u < 1, otherwise −inf.
 
     The constant factor 3/4 of the kernel is omitted, because it cancels in the weights.
 
@@ -113,13 +113,13 @@ class Epanechnikov(DistanceKernel):
     """
 
     def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return log(1 − u²) where u < 1, −inf elsewhere."""
+        """Return log(1 − s) for each element s < 1 of `square`, and −inf for the others."""
         return _log_where(square < 1, 1 - square)
 
 
 @dataclass(frozen=True, eq=False)
 class Triangular(DistanceKernel):
-    """Triangular kernel K(u) = 1 − u for u < 1: the logit is log K(u) within the bandwidth and −inf beyond it.
+    """Triangular kernel: with u = distance / bandwidth, the logit is log(1 − u) if u < 1, otherwise −inf.
 
     Args:
         bandwidth: h > 0 in the unit of the keys, a number or one number per batch element.
@@ -131,7 +131,7 @@ class Triangular(DistanceKernel):
     """
 
     def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return log(1 − u) where u < 1, −inf elsewhere."""
+        """Return log(1 − √s) for each element s < 1 of `square`, and −inf for the others."""
         return _log_where(square < 1, 1 - _sqrt(square))
 
 
@@ -142,6 +142,6 @@ def _log_where(inside: Bool[Array, "*batch q k"], kernel: Num[Array, "*batch q k
 
 
 def _sqrt(square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-    """Return the square root, with gradient 0 where the square is 0."""
+    """Return the square root of each element; its gradient is 0 for elements that are 0."""
     zero = square == 0
     return where(zero, 0.0, namespace(square).sqrt(where(zero, 1.0, square)))

@@ -1,4 +1,4 @@
-"""Dot product score, with an optional scale.
+"""Dot-product score: the inner product of query and key, times an optional scale.
 
     logit(q, k) = scale · <q, k>
 
@@ -51,11 +51,11 @@ class Dot(InnerProductScore):
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
-        """Return the query times the scale, and the key."""
+        """Return the queries times the scale, and the keys unchanged."""
         return (query if self.scale == 1 else query * self.scale), key
 
     def scaled_lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"], float]:
-        """Return query and key unchanged, and the scale."""
+        """Return queries and keys unchanged, and the scale."""
         return query, key, self.scale

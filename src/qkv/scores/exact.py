@@ -1,4 +1,4 @@
-"""Exact match: 1 where query and key are equal, 0 elsewhere.
+"""Exact match: a score that is 1 if query and key are equal and 0 otherwise.
 
     logit(q, k) = [q = k]
 
@@ -22,7 +22,7 @@ __all__ = ["Exact"]
 
 @dataclass(frozen=True, eq=False)
 class Exact(GeneralScore):
-    """The logit 1 if query and key are equal in all features, otherwise 0. The default normalizer is `Sum`.
+    """Score that is 1 if query and key are equal in all features and 0 otherwise. Its default normalizer is `Sum`.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)`, or text `(*batch, q)`, `(*batch, k)` -> logits
@@ -42,7 +42,7 @@ class Exact(GeneralScore):
     keeps_dtype = True
 
     def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch q k"]:
-        """Return 1 where query and key are equal, 0 elsewhere."""
+        """Return 1 for each pair of equal query and key, 0 for the other pairs. A missing text equals nothing."""
         if is_text(query):
             return map_batch(_equal_texts, query, key)
         xp = namespace(query)

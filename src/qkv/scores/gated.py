@@ -1,4 +1,4 @@
-"""Gated score: the inner product times a sigmoid gate of query and key.
+"""Gated score: the inner product of query and key, times a sigmoid gate that depends on both.
 
     logit(q, k) = σ(W_g [q; k] + b) · <q, k>          W_g [q; k] = <w_q, q> + <w_k, k>
 
@@ -21,7 +21,7 @@ __all__ = ["GateWeights", "Gated", "gate_logits"]
 
 
 class GateWeights(Score):
-    """Base class of scores with sigmoid gates whose logits are linear in the query and in the key."""
+    """Base class of scores with sigmoid gates, which checks the widths of the gates' weight vectors."""
 
     query_weight: Array
     key_weight: Array
@@ -64,35 +64,35 @@ class Gated(GateWeights, GeneralScore):
     gated_product = True
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 2, for the gate and the inner product of a pair."""
+        """Return 2 array elements per logit, one for the gate and one for the inner product."""
         return 2
 
     def compare(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
     ) -> Num[Array, "*#batch q k"]:
-        """Return σ(<w_q, q> + <w_k, k> + b) <q, k>."""
+        """Return the logits σ(<w_q, q> + <w_k, k> + b) · <q, k> of all pairs of a query q and a key k."""
         return self.projected_logits(*self.project(query, key))
 
     def project(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile | None = None
     ) -> tuple[Num[Array, "*#batch q columns"], Num[Array, "*#batch k columns"]]:
-        """Return query and key, each with an additional column for its term of the logit of the gate."""
+        """Return queries with the additional column <w_q, q> + b, and keys with the additional column <w_k, k>."""
         gate = gate_logits(query, self.query_weight)[..., None] + expand_to_pairs(self.bias)
         return concat_features(query, gate), concat_features(key, gate_logits(key, self.key_weight)[..., None])
 
     def projected_logits(
         self, left: Num[Array, "*#batch q columns"], right: Num[Array, "*#batch k columns"], tile: Tile | None = None
     ) -> Num[Array, "*#batch q k"]:
-        """Return the sigmoid of the sum of the last columns, times the inner product of the other columns."""
+        """Return σ(sum of the last columns of `left` and `right`) times the inner product of the other columns."""
         xp = namespace(left)
         gate = left[..., :, -1:] + xp.matrix_transpose(right[..., :, -1:])
         return sigmoid(gate) * xp.matmul(left[..., :-1], xp.matrix_transpose(right[..., :-1]))
 
     def bound(self, left: Num[Array, "*#batch q columns"], right: Num[Array, "*#batch k columns"]) -> Num[Array, ""]:
-        """Return the bound of the inner product, because the gate is at most 1."""
+        """Return an upper bound of |<q, k>|, which also bounds |logit|, because the gate is at most 1."""
         return product_bound(left[..., :-1], right[..., :-1])
 
 
 def gate_logits(x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch width"]) -> Num[Array, "*#batch n"]:
-    """Return <weight, x> for each row of x."""
+    """Return the inner product of `weight` and each row of `x`, `(*batch, n)`."""
     return namespace(x).matmul(x, weight[..., :, None])[..., 0]

@@ -1,4 +1,4 @@
-"""Gaussian kernel of the distance between query and key.
+"""Gaussian score: the logarithm of a Gaussian kernel of the distance between query and key.
 
     logit(q, k) = −‖q − k‖² / 2h²
 
@@ -22,7 +22,7 @@ __all__ = ["Gaussian"]
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(InnerProductScore):
-    """Negative squared distance divided by twice the squared bandwidth.
+    """Negative squared distance between query and key, divided by twice the squared bandwidth.
 
     Args:
         bandwidth: h > 0 in the unit of the keys, a number or one number per batch element.
@@ -44,11 +44,14 @@ class Gaussian(InnerProductScore):
     lift_kind = "up_to_query_constant"
 
     def validate(self) -> None:
-        """Check that the bandwidth is positive."""
+        """Check that the bandwidth is positive if it is a number; the elements of an array are not checked."""
         require_number("Gaussian", "bandwidth", self.bandwidth, lambda h: h > 0, "a positive number")
 
     def centre(self, key: Num[Array, "*batch k width"]) -> Num[Array, "*batch 1 width"]:
-        """Return the mean key; ‖q‖² − 2<q, k> + ‖k‖² has smaller cancellation errors near the origin."""
+        """Return the mean of the keys, `(*batch, 1, width)`, or zeros if there are no keys.
+
+        Subtracting it from queries and keys reduces the cancellation errors of ‖q‖² − 2<q, k> + ‖k‖².
+        """
         xp = namespace(key)
         if key.shape[-2] == 0:
             return xp.zeros((*key.shape[:-2], 1, key.shape[-1]), dtype=key.dtype)
@@ -57,9 +60,10 @@ class Gaussian(InnerProductScore):
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return query/h and key/h with an additional column: 1 for each query, −‖k‖²/2h² for each key.
+        """Return (q − c)/h and (k − c)/h, with one more column: 1 for each query q, −‖k − c‖²/2h² for each key k.
 
-        The inner product does not include −‖q‖²/2h², which cancels in softmax.
+        The point c is `tile.centre`, or 0 if that is None. The inner product omits −‖q − c‖²/2h², which cancels in
+        softmax.
         """
         xp = namespace(query)
         query, key = self._scaled(query, tile), self._scaled(key, tile)
@@ -67,15 +71,15 @@ class Gaussian(InnerProductScore):
         return concat_features(query, xp.ones_like(query[..., :1])), concat_features(key, length)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the width plus 1."""
+        """Return the width of query and key plus 1, for the additional column of `lift`."""
         return max(query_width, key_width) + 1
 
     def lift_description(self) -> str:
-        """Return a description of the steps of `lift`."""
+        """Return a description of what `lift` computes, for the printed plan."""
         return "mean key subtracted, additional column for −‖k‖²/2h²"
 
     def query_term(self, query: Num[Array, "*#batch q width"], tile: Tile) -> Num[Array, "*#batch q"]:
-        """Return −‖q‖²/2h²."""
+        """Return −‖q − c‖²/2h² for each query q, where c is `tile.centre`, or 0 if that is None."""
         query = self._scaled(query, tile)
         return -0.5 * namespace(query).sum(query * query, axis=-1)
 

@@ -1,4 +1,4 @@
-"""Jaro–Winkler similarity: the share of letters at similar positions, with a bonus for a common prefix.
+"""Jaro–Winkler similarity: the share of matching letters at similar positions, with a bonus for a common prefix.
 
     logit(q, k) = J + 0.1 · l · (1 − J),   l = length of the common prefix, at most 4
 
@@ -16,7 +16,7 @@ __all__ = ["JaroWinkler"]
 
 @dataclass(frozen=True, eq=False)
 class JaroWinkler(TextScore):
-    """Jaro–Winkler similarity of strings, which favours a common prefix and is intended for names.
+    """Jaro–Winkler similarity of strings, which gives a bonus for a common prefix and is intended for names.
 
     Shapes:
         query `(*batch, q)`, key `(*batch, k)`, arrays of strings -> logits `(*batch, q, k)` in [0, 1]

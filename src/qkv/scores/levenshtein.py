@@ -1,4 +1,4 @@
-"""Levenshtein similarity: one minus the edit distance relative to the longer string.
+"""Levenshtein similarity: 1 minus the edit distance of two strings divided by the length of the longer one.
 
     logit(q, k) = 1 − edits(q, k) / max(length of q, length of k)
 
@@ -16,7 +16,7 @@ __all__ = ["Levenshtein"]
 
 @dataclass(frozen=True, eq=False)
 class Levenshtein(TextScore):
-    """Similarity of strings by the number of insertions, deletions and substitutions.
+    """Levenshtein similarity of strings, where an edit inserts, deletes or substitutes one letter.
 
     Shapes:
         query `(*batch, q)`, key `(*batch, k)`, arrays of strings -> logits `(*batch, q, k)` in [0, 1]

@@ -1,4 +1,4 @@
-"""Projected: another score, applied to learned linear projections of query and key.
+"""Projected: a score that applies another score to linear projections of query and key.
 
     logit(q, k) = score(W_Q q, W_K k)
 
@@ -22,7 +22,7 @@ __all__ = ["Projected"]
 @delegates("score", "is_inner_product", "tanh_vector", "gated_product", "lift_kind", "projected_logits", "bound")
 @dataclass(frozen=True, eq=False)
 class Projected(WrapperScore):
-    """An inner score applied to linear projections of query and key; the widths of query and key may differ.
+    """Score that applies an inner score to linear projections of query and key, whose widths may differ.
 
     Args:
         score: the inner score, which compares the projected query and key.
@@ -48,7 +48,7 @@ class Projected(WrapperScore):
     key_weight: Array | None = array_field("hidden", "key_width", default=None)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if a weight, or the inner score at the projected widths, does not match."""
+        """Raise a `ShapeError` if a weight does not fit its width, or the inner score rejects the projected widths."""
         widths = []
         for side, weight, width in (
             ("query", self.query_weight, query_width),
@@ -57,51 +57,51 @@ class Projected(WrapperScore):
             if weight is not None and weight.shape[-1] != width:
                 raise ShapeError(
                     f"{side} of width {width} must match {side}_weight of Projected, got a weight for width "
-                    f"{weight.shape[-1]}. Give a {side}_weight of shape (hidden, {width})."
+                    f"{weight.shape[-1]}. Give {side}_weight of shape (hidden, {width})."
                 )
             widths.append(width if weight is None else weight.shape[-2])
         self.score.check_widths(*widths)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the number of array elements per logit of the inner score at the projected widths."""
+        """Return the number of array elements per logit of the inner score for the projected widths."""
         return self.score.elements_per_logit(*self._widths(query_width, key_width))
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the number of operations per logit of the inner score at the projected widths."""
+        """Return the number of operations per logit of the inner score for the projected widths."""
         return self.score.flop_per_logit(*self._widths(query_width, key_width))
 
     def logits(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> Num[Array, "*#batch q k"]:
-        """Return the logits of the inner score for the projected query and key."""
+        """Return the logits of the inner score for the projected queries and keys of a tile."""
         return self.score.logits(*self._project(query, key), tile)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the lifted width of the inner score at the projected widths."""
+        """Return the lifted width of the inner score for the projected widths."""
         return self.score.lifted_width(*self._widths(query_width, key_width))
 
     def lift_description(self) -> str:
-        """Return the description of the inner lift, extended by the projection."""
+        """Return the inner score's description of its lift, extended by the projection of query and key."""
         return self._lift_description_with("query and key projected")
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
-        """Return the query term of the inner score for the projected query."""
+        """Return the `query_term` of the inner score for the projected queries, or None if it has none."""
         return self.score.query_term(_linear(query, self.query_weight), tile)
 
     def project(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Array, Array]:
-        """Return the projections that the inner score computes from the projected query and key."""
+        """Return the projections that the inner score computes from the projected queries and keys."""
         return self.score.project(*self._project(query, key), tile)
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the lift of the inner score for the projected query and key."""
+        """Return the vectors of the inner score's `lift` for the projected queries and keys."""
         return self.score.lift(*self._project(query, key), tile)
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
-        """Return the centre of the inner score for the projected keys."""
+        """Return the point that the inner score subtracts from the projected queries and keys, or None."""
         return self.score.centre(_linear(key, self.key_weight))
 
     def _project(self, query: Array, key: Array) -> tuple[Array, Array]:

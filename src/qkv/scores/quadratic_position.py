@@ -21,7 +21,7 @@ __all__ = ["QuadraticPosition"]
 
 @dataclass(frozen=True, eq=False)
 class QuadraticPosition(PointwiseScore):
-    """Another score minus a penalty quadratic in the distance of positions.
+    """Score that subtracts c · (i − j)² from an inner score, for a query at position i and a key at position j.
 
     Args:
         score: the inner score.
@@ -44,37 +44,37 @@ class QuadraticPosition(PointwiseScore):
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The value "up_to_query_constant" if the inner score has a lift, otherwise None; the lift omits −c·i²."""
+        """The value "up_to_query_constant" if the inner score has a lift, because `lift` omits −c·i²; otherwise None."""
         return "up_to_query_constant" if self.score.lift_kind else None
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the inner lift with two additional columns, which add 2c·i·j − c·j² = −c(i − j)² + c·i²."""
+        """Return the inner score's `lift` with two more columns, which add 2c·i·j − c·j² = −c(i − j)² + c·i²."""
         left, right = self.score.lift(query, key, tile)
-        i = _centred(tile.query_positions(left), tile, left)
-        j = _centred(tile.key_positions(right), tile, right)[:, None]
+        i = _center_positions(tile.query_positions(left), tile, left)
+        j = _center_positions(tile.key_positions(right), tile, right)[:, None]
         c = expand_to_pairs(self.coefficient)
         one = namespace(left).ones_like(i)
         return concat_features(left, 2 * c * i, one), concat_features(right, j, -c * j * j)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the lifted width of the inner score plus 2."""
+        """Return the lifted width of the inner score plus 2, for the additional columns of `lift`."""
         return self.score.lifted_width(query_width, key_width) + 2
 
     def lift_description(self) -> str:
-        """Return the description of the inner lift, extended by the two additional columns."""
+        """Return the inner score's description of its lift, extended by the two additional columns."""
         return self._lift_description_with("two additional columns for 2c·i·j and −c·j²")
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
-        """Return −c·i² plus the query term of the inner score."""
-        i = _centred(tile.query_positions(query), tile, query)
-        own = (-expand_to_pairs(self.coefficient) * i * i)[..., 0]
+        """Return −c·i², with query position i relative to the middle key, plus the inner score's `query_term`."""
+        i = _center_positions(tile.query_positions(query), tile, query)
+        term = (-expand_to_pairs(self.coefficient) * i * i)[..., 0]
         inner = self.score.query_term(query, tile)
-        return own if inner is None else own + inner
+        return term if inner is None else term + inner
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:
-        """Return −c · (i − j)²."""
+        """Return −c · (i − j)² for each pair of a query at position i and a key at position j of a tile."""
         coefficient = expand_to_pairs(self.coefficient)
 
         def penalty(distance: Array) -> Array:
@@ -84,6 +84,6 @@ class QuadraticPosition(PointwiseScore):
         return tile.map_relative_positions(reference, penalty)
 
 
-def _centred(positions: Array, tile: Tile, reference: Array) -> Array:
+def _center_positions(positions: Array, tile: Tile, reference: Array) -> Array:
     # Relative to the middle key, because squares of large positions lose digits.
     return cast(positions - tile.k_total // 2, reference.dtype)

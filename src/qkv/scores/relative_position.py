@@ -24,7 +24,7 @@ __all__ = ["RelativePosition", "bucket"]
 
 @dataclass(frozen=True, eq=False)
 class RelativePosition(PointwiseScore):
-    """Another score plus a learned bias for the bucket of the relative position.
+    """Score that adds a learned bias for the bucket of the relative position j − i to an inner score.
 
     Args:
         score: the inner score.
@@ -56,13 +56,13 @@ class RelativePosition(PointwiseScore):
         require_number("RelativePosition", "max_distance", self.max_distance, lambda d: d > 1, "larger than 1")
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:
-        """Return table[bucket(j − i)]."""
+        """Return the bias table[bucket(j − i)] for each pair of a query at position i and a key at position j."""
         buckets = (self.table.shape[-1], self.bidirectional, self.max_distance)
         return tile.map_relative_positions(reference, lambda d: gather(self.table, bucket(d, *buckets)))
 
 
 def bucket(relative: Int[Array, "*axes"], buckets: int, bidirectional: bool, max_distance: int) -> Int[Array, "*axes"]:
-    """Return the bucket, as defined by T5, of each relative position j − i, an integer in [0, buckets)."""
+    """Return the bucket of each relative position j − i, numbered from 0 to buckets − 1 as in T5."""
     xp = namespace(relative)
     first = xp.zeros_like(relative)
     if bidirectional:

@@ -1,4 +1,4 @@
-"""Scaled dot product score, whose logits do not grow with the width.
+"""Scaled dot-product score: the inner product of query and key, divided by the square root of their width.
 
     logit(q, k) = <q, k> / sqrt(width)
 
@@ -21,10 +21,10 @@ __all__ = ["ScaledDot"]
 
 @dataclass(frozen=True, eq=False)
 class ScaledDot(InnerProductScore):
-    """Inner product of query and key, divided by the square root of their width.
+    """Inner product of query and key, divided by the square root of their width or times another scale.
 
-    Inputs of unit variance give logits of unit variance at every width. `Dot` is the score without the division, and
-    `Projected(ScaledDot(), …)` is this score with learned projections.
+    By default, inputs of unit variance give logits of unit variance at every width. `Dot` is the score without the
+    division, and `Projected(ScaledDot(), …)` is this score with learned projections.
 
     Args:
         scale: factor of the inner product in place of 1/sqrt(width), as in
@@ -54,7 +54,7 @@ class ScaledDot(InnerProductScore):
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
-        """Return the query times the scale, and the key."""
+        """Return the queries times the scale, and the keys unchanged."""
         # Scale before the product: in float16 the raw inner product can overflow.
         if self.scale is None:
             return query / math.sqrt(max(1, query.shape[-1])), key
@@ -63,5 +63,5 @@ class ScaledDot(InnerProductScore):
     def scaled_lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"], float]:
-        """Return query and key unchanged, and the scale."""
+        """Return queries and keys unchanged, and the scale."""
         return query, key, 1 / math.sqrt(max(1, query.shape[-1])) if self.scale is None else self.scale

@@ -1,4 +1,4 @@
-"""Separable gate: the inner product times a sigmoid gate of the query and a sigmoid gate of the key.
+"""Separable gate: the inner product of query and key, times a sigmoid gate of each of them.
 
     logit(q, k) = σ(<w_q, q> + b_q) · σ(<w_k, k> + b_k) · <q, k>
 
@@ -21,7 +21,7 @@ __all__ = ["SeparableGate"]
 
 @dataclass(frozen=True, eq=False)
 class SeparableGate(GateWeights, InnerProductScore):
-    """Inner product of the gated query and the gated key.
+    """Inner product of query and key, times a sigmoid gate of the query and a sigmoid gate of the key.
 
     Args:
         query_weight: w_q `(width,)`.
@@ -47,13 +47,13 @@ class SeparableGate(GateWeights, InnerProductScore):
     key_bias: Array | float = array_field(default=0.0)
 
     def lift_description(self) -> str:
-        """Return a description of the gates that `lift` applies."""
+        """Return a description of the gates that `lift` applies, for the printed plan."""
         return "query and key multiplied by their gates"
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return query and key, each scaled by its gate."""
+        """Return queries and keys, each vector multiplied by its sigmoid gate."""
         return _gated(query, self.query_weight, self.query_bias), _gated(key, self.key_weight, self.key_bias)
 
 

@@ -21,7 +21,7 @@ __all__ = ["Softcap"]
 
 @dataclass(frozen=True, eq=False)
 class Softcap(PointwiseScore):
-    """Another score with its logits limited to ±cap.
+    """Score that limits the logits of an inner score smoothly to the range from −cap to cap.
 
     Args:
         score: the inner score.
@@ -41,20 +41,20 @@ class Softcap(PointwiseScore):
     cap: Array | float = array_field(default=50.0)
 
     def validate(self) -> None:
-        """Check that the cap is positive."""
+        """Check that the cap is positive if it is a number; the elements of an array are not checked."""
         require_number("Softcap", "cap", self.cap, lambda c: c > 0, "a positive number")
 
     @property
     def tanh_cap(self) -> float | None:  # type: ignore[override]
-        """The cap if it is a number; None if it is an array."""
+        """The cap if it is a Python number, or None if it is an array."""
         return self.cap if isinstance(self.cap, (int, float)) else None
 
     def bound(self, left: Array, right: Array) -> Num[Array, ""]:
-        """Return the cap, or the largest cap of the batch."""
+        """Return an upper bound of |logit|: the cap, or the largest cap if it is an array."""
         return namespace(left).max(asarray_like(left, self.cap, left.dtype))
 
     def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return cap · tanh(logit / cap)."""
+        """Return cap · tanh(logit / cap) for each logit; logits of −inf are unchanged."""
         cap = expand_to_pairs(self.cap)
         # A logit of −inf, which excludes the pair, must not become −cap.
         excluded = logits == -math.inf

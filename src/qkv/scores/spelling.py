@@ -3,7 +3,7 @@
     logit(q, k) = (JaroWinkler(q, k) + Alignment(q, k)) / 2
     Alignment(q, k) = 1 − edits(q, k) / max(len q, len k)
 
-An edit inserts, deletes or changes a letter, or swaps two neighbours (optimal string alignment distance).
+An edit inserts, deletes or changes a letter, or swaps two neighbors (optimal string alignment distance).
 
 The Jaro–Winkler similarity alone ignores much of the order of shared letters: among many thousands of names, one in
 three random strings has a similarity of 0.8 to some name. The edit similarity alone does not penalize errors at the
@@ -22,7 +22,7 @@ __all__ = ["Spelling"]
 
 @dataclass(frozen=True, eq=False)
 class Spelling(TextScore):
-    """Mean of Jaro–Winkler similarity and edit similarity; the default score for text keys of a database.
+    """Mean of Jaro–Winkler similarity and edit similarity, the default score for text keys of a database.
 
     Shapes:
         query `(*batch, q)`, key `(*batch, k)`, arrays of strings -> logits `(*batch, q, k)` in [0, 1]

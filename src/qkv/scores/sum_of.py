@@ -1,4 +1,4 @@
-"""Sum of several scores of the same query and key.
+"""SumOf: the sum of several scores of the same query and key.
 
     logit(q, k) = Σ_s score_s(q, k)
 
@@ -19,7 +19,7 @@ __all__ = ["SumOf"]
 
 @dataclass(frozen=True, eq=False)
 class SumOf(Score):
-    """Sum of several scores, which all compare the same query and key.
+    """Sum of several scores, all of which compare the same query and key.
 
     Args:
         scores: a tuple of one or more scores.
@@ -41,12 +41,14 @@ class SumOf(Score):
     scores: tuple[Score, ...]
 
     def validate(self) -> None:
-        """Check that `scores` is a tuple of scores."""
+        """Check that `scores` is a tuple of one or more scores."""
         if not isinstance(self.scores, tuple) or not self.scores:
-            raise OptionError(f"scores must be a tuple of one or more scores, got {self.scores!r}.")
+            raise OptionError(
+                f"scores must be a tuple of one or more scores, got {self.scores!r}. Pass SumOf((score, …))."
+            )
         for score in self.scores:
             if not isinstance(score, Score):
-                raise OptionError(f"each element of scores must be a Score, got {score!r}.")
+                raise OptionError(f"each element of scores must be a score, such as Dot(), got {score!r}.")
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
@@ -56,7 +58,7 @@ class SumOf(Score):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether any of the scores is positional."""
+        """Whether any of the summed scores depends on positions."""
         return any(score.positional for score in self.scores)
 
     @property
@@ -66,50 +68,50 @@ class SumOf(Score):
 
     @property
     def default_normalizer(self) -> str:  # type: ignore[override]
-        """The default normalizer of the first score."""
+        """The default normalizer of the first of the summed scores."""
         return self.scores[0].default_normalizer
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if any of the scores cannot compare query and key of these widths."""
+        """Raise a `ShapeError` if any of the summed scores cannot compare query and key of these two widths."""
         for score in self.scores:
             score.check_widths(query_width, key_width)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the largest number of any score plus 1, because scores are computed one after another."""
+        """Return the largest number of elements per logit of any summed score, plus 1 for the sum."""
         return 1 + max(score.elements_per_logit(query_width, key_width) for score in self.scores)
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the sum of the operations of all scores."""
+        """Return the sum of the operations per logit of all scores, plus 1 addition for each score."""
         return sum(score.flop_per_logit(query_width, key_width) + 1 for score in self.scores)
 
     def logits(self, query: Array, key: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the sum of the logits of the scores."""
+        """Return the sum of the logits of all scores for a tile, `(*batch, q, k)`."""
         total = self.scores[0].logits(query, key, tile)
         for score in self.scores[1:]:
             total = total + score.logits(query, key, tile)
         return total
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> tuple[Centre, ...]:
-        """Return a tuple with the centre of each score."""
+        """Return a tuple with the result of `centre` of each summed score."""
         return tuple(score.centre(key) for score in self.scores)
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the concatenated lifts of the scores."""
-        lefts, rights = zip(*(score.lift(query, key, at) for score, at in self._with_centres(tile)), strict=True)
+        """Return the vectors of the `lift` of all summed scores, concatenated along the last axis."""
+        lefts, rights = zip(*(score.lift(query, key, at) for score, at in self._with_centers(tile)), strict=True)
         return concat_features(*lefts), concat_features(*rights)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the sum of the lifted widths of the scores."""
+        """Return the sum of the lifted widths of the summed scores."""
         return sum(score.lifted_width(query_width, key_width) for score in self.scores)
 
     def lift_description(self) -> str:
-        """Return the descriptions of the lifts of all scores."""
+        """Return a text that joins the descriptions of the lifts of all summed scores."""
         return "; ".join(["lifts concatenated", *filter(None, (score.lift_description() for score in self.scores))])
 
     def flatten(self) -> Score:
-        """Return an equal sum without nested sums, or the only score if the sum has one term."""
+        """Return an equal sum without nested sums, or the single score if only one remains."""
         scores: list[Score] = []
         for score in (score.flatten() for score in self.scores):
             scores += score.scores if isinstance(score, SumOf) else (score,)
@@ -119,14 +121,14 @@ class SumOf(Score):
         return self if unchanged else SumOf(tuple(scores))
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
-        """Return the sum of the query terms of the scores."""
+        """Return the sum of the query terms of the summed scores, or None if none has one."""
         total = None
-        for score, at in self._with_centres(tile):
+        for score, at in self._with_centers(tile):
             term = score.query_term(query, at)
             if term is not None:
                 total = term if total is None else total + term
         return total
 
-    def _with_centres(self, tile: Tile) -> list[tuple[Score, Tile]]:
-        centres = tile.centre if isinstance(tile.centre, tuple) else (None,) * len(self.scores)
-        return [(score, replace(tile, centre=each)) for score, each in zip(self.scores, centres, strict=True)]
+    def _with_centers(self, tile: Tile) -> list[tuple[Score, Tile]]:
+        centers = tile.centre if isinstance(tile.centre, tuple) else (None,) * len(self.scores)
+        return [(score, replace(tile, centre=each)) for score, each in zip(self.scores, centers, strict=True)]

@@ -1,4 +1,4 @@
-"""Base class of the text scores: similarities of strings from RapidFuzz.
+"""Base class of the text scores, which compute similarities of strings with RapidFuzz.
 
 Arrays of strings have no width axis. Source: https://rapidfuzz.github.io/RapidFuzz.
 """
@@ -19,7 +19,7 @@ __all__ = ["TextScore", "map_batch"]
 
 
 class TextScore(GeneralScore):
-    """Base class of similarities of strings in [0, 1], where 1 means equal.
+    """Base class of scores that are similarities of strings between 0 and 1; equal strings have similarity 1.
 
     The similarity to a missing value (None) is 0. The default normalizer is `Sum`. A subclass lists functions of
     RapidFuzz in `scorers`; the score is the mean of their results.
@@ -37,17 +37,17 @@ class TextScore(GeneralScore):
         require_packages("text scores need", "ask", "rapidfuzz")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 1, because only the logits are in memory."""
+        """Return 1, because `compare` computes no array of features for each pair."""
         return 1
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 500 operations for each function that compares two strings."""
+        """Return an estimate of 500 operations for each function in `scorers`."""
         return 500 * len(self.scorers)
 
     def compare(
         self, query: Shaped[Array, "*#batch q"], key: Shaped[Array, "*#batch k"]
     ) -> Float[np.ndarray, "*#batch q k"]:
-        """Return the mean similarity over the functions in `scorers`."""
+        """Return the similarity of each pair of strings: the mean of the results of the functions in `scorers`."""
         return map_batch(self._similarities, query, key)
 
     def _similarities(self, query: Shaped[np.ndarray, " q"], key: Shaped[np.ndarray, " k"]) -> Float[np.ndarray, "q k"]:

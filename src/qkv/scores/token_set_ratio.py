@@ -16,7 +16,7 @@ __all__ = ["TokenSetRatio"]
 
 @dataclass(frozen=True, eq=False)
 class TokenSetRatio(TextScore):
-    """Similarity of texts as sets of words.
+    """Similarity of texts by the words that they share, regardless of word order and repetition.
 
     Shapes:
         query `(*batch, q)`, key `(*batch, k)`, arrays of strings -> logits `(*batch, q, k)` in [0, 1]
