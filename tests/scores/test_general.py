@@ -27,10 +27,10 @@ class TestAdditive(ScoreContract):
     @pytest.mark.parametrize(
         ("score", "words"),
         [
-            (Additive(np.ones((6, 3)), np.ones((6, 5)), None, None), "vector of Additive must be given, got None"),
+            (Additive(np.ones((6, 3)), np.ones((6, 5)), None, None), "vector of Additive must be an array"),
             (
                 Additive(np.ones((6, 3)), np.ones((4, 5)), None, np.ones(6)),
-                "same number of hidden units, got .*'key_weight': 4",
+                "same number of hidden units, got .*4 in key_weight",
             ),
             (
                 Additive(np.ones((6, 3)), np.ones((6, 4)), None, np.ones(6)),

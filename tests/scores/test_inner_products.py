@@ -216,7 +216,7 @@ class TestSumOf(ScoreContract):
 
     @pytest.mark.parametrize("scores", [(), [Dot()], (Dot(), "dot")])
     def test_refuses_what_is_no_tuple_of_scores(self, scores):
-        with pytest.raises(OptionError, match=r"tuple of one or more scores, got|must be a Score, got"):
+        with pytest.raises(OptionError, match=r"tuple of one or more scores, got|must be a score, such as"):
             SumOf(scores)
 
 

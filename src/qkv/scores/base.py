@@ -216,13 +216,13 @@ class Score(Part, ABC):
         if kinds[0] != kinds[1]:
             raise KindError(
                 f"query and key must be of the same kind, got {kinds[0]} and {kinds[1]}. "
-                "Pass both as text or both as numbers."
+                "Give both as text or both as numbers."
             )
         if self.accepts not in ("any", kinds[0]):
             advice = (
                 "Choose a text score: Exact, Spelling, JaroWinkler, Levenshtein, TokenSetRatio."
                 if kinds[0] == "text"
-                else "Pass arrays of text, or choose a score for numbers, such as Dot or Gaussian."
+                else "Give arrays of text, or choose a score for numbers, such as Dot or Gaussian."
             )
             raise KindError(
                 f"query and key must be {self.accepts} for the score {type(self).__name__}, got {kinds[0]}. {advice}"

@@ -44,7 +44,7 @@ class QuadraticPosition(PointwiseScore):
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The value "up_to_query_constant" if the inner score has a lift, because `lift` omits −c·i²; otherwise None."""
+        """The value "up_to_query_constant", because `lift` omits −c·i², or None if the inner score has no lift."""
         return "up_to_query_constant" if self.score.lift_kind else None
 
     def lift(
