@@ -188,7 +188,7 @@ def test_the_trained_metric_is_saved_in_the_index(at, folder):
         (["search", "judged.csv", "x"], "got 0 columns of strings"),
         (["search", "notes", "x", "--encoder", "magic"], "got 'magic'"),
         (["search", "notes", "x", "--mix", "2"], "got 2.0"),
-        (["search", "notes", "--save", "papers"], "must be an index"),
+        (["search", "notes", "--save", "papers"], "must be a folder with a search index"),
         (["search", "kept", "x", "--stem"], "--stem must not be given for an existing index"),
         (["evaluate", "kept", "--passage", "9"], "--passage must not be given for an existing index"),
         (["fit", "search", "kept", "--encoder", "latent"], "--encoder must not be given for an existing index"),

@@ -124,7 +124,7 @@ def wrong(path, content, read, says):
 
 def test_unreadable_files_raise_errors_that_name_the_line(tmp_path, beir):
     wrong(tmp_path / "a.txt", b"\xff\xfe\x00", read_texts, "must be UTF-8 text")
-    wrong(tmp_path / "a.txt", b"", read_texts, "got an empty file")
+    wrong(tmp_path / "a.txt", b"", read_texts, "got an empty or blank file")
     wrong(tmp_path / "q", b"q1 0 d1\nq1 0\n\nq2 0 d2 high 5\n", read_judgements, "line 4 .* must be a judgement")
     wrong(tmp_path / "q", b"\n", read_judgements, "at least one judgement, got none")
     wrong(tmp_path / "run", b"q1 Q0 d1 1 high me\n", read_run, "line 1 .* must be a line of a TREC run")

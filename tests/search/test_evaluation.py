@@ -35,7 +35,7 @@ def test_a_judged_query_without_a_ranking_counts_zero_and_one_not_judged_does_no
 
 
 def test_an_unknown_measure_is_refused():
-    with pytest.raises(OptionError, match="names of measures in ir-measures, got 'magic'"):
+    with pytest.raises(OptionError, match="names that the package ir-measures knows, got 'magic'"):
         measure({"a": {"d": 1.0}}, {"a": {"d": 1}}, ["magic"])
 
 

@@ -160,18 +160,18 @@ def test_a_file_that_is_cut_off_or_gone_is_named_at_open(library, tmp_path):
     Index.from_texts(library).save(tmp_path / "i")
     keys = next((tmp_path / "i").glob("g-*/keys.npy"))
     keys.write_bytes(keys.read_bytes()[:-1])
-    with pytest.raises(DamagedStoreError, match=r"keys\.npy is .* bytes long instead of"):
+    with pytest.raises(DamagedStoreError, match=r"keys\.npy .* must have [\d,]+ bytes, got [\d,]+ bytes"):
         Index.open(tmp_path / "i")
     keys.unlink()
-    with pytest.raises(DamagedStoreError, match=r"keys\.npy is missing"):
+    with pytest.raises(DamagedStoreError, match=r"keys\.npy .* got no such file"):
         Index.open(tmp_path / "i")
 
 
 def test_a_folder_of_something_else_is_neither_opened_nor_overwritten(library, tmp_path):
     (tmp_path / "a.txt").write_text("mine")
-    with pytest.raises(DataError, match="must be a search index"):
+    with pytest.raises(DataError, match="must be a folder with a search index"):
         Index.open(tmp_path)
-    with pytest.raises(DataError, match="must be an index, an empty folder"):
+    with pytest.raises(DataError, match="must be a folder with a search index, an empty folder"):
         Index.from_texts(library).save(tmp_path)
     assert not is_index(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
@@ -211,7 +211,7 @@ def test_invalid_options_are_refused(library, options, says):
 
 def test_searching_requires_a_query_a_number_and_a_temperature(library):
     index = Index.from_texts(library)
-    for arguments, says in (((" ",), "empty"), (("x", 0), "top must be an integer of at least 1, got 0")):
+    for arguments, says in (((" ",), "at least one word"), (("x", 0), "top must be an integer of at least 1, got 0")):
         with pytest.raises(OptionError, match=says):
             index.search(*arguments)
     with pytest.raises(OptionError, match="temperature"):

@@ -1,6 +1,6 @@
-"""Hybrid search: a query attends to the passages of texts, by vectors and by BM25.
+"""Hybrid search, in which a query attends to the passages of texts by the similarity of vectors and by BM25.
 
-score(q, p) = m · z(latent(q) · latent(p)) + (1 − m) · z(BM25(q, p))        z: standardised over all passages
+score(q, p) = m · z(latent(q) · latent(p)) + (1 − m) · z(BM25(q, p))        z: standardized over all passages
 weights = softmax(score / T)                                                over all passages
 
 read_texts(source)        a folder, a file or a table of texts

@@ -1,4 +1,4 @@
-"""BM25 scores of passages for queries, both split into words."""
+"""Compute BM25 scores of passages for queries, both split into words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["BM25", "Vocabulary"]
 
 
 class BM25:
-    """Precomputed BM25 scores of every passage for every word, which queries add up.
+    """BM25 index, which stores the score of each passage for each word and adds up the scores of the words of a query.
 
         bm25(q, p) = Σ_w idf(w) tf(w, p) / (tf(w, p) + a (1 − b + b length(p) / mean length))
 
@@ -43,7 +43,7 @@ class BM25:
 
     @classmethod
     def fit(cls, texts: Sequence[Sequence[str]]) -> BM25:
-        """Compute the scores of texts that are split into words.
+        """Compute the BM25 index of passages, each a list of words.
 
         Raises:
             MissingPackageError: bm25s is not installed.
@@ -63,7 +63,10 @@ class BM25:
         return cls(scores[:, [numbers[word] for word in vocabulary]], vocabulary)
 
     def score(self, queries: Sequence[Sequence[str]]) -> np.ndarray:
-        """Return the scores `(queries, passages)` for queries split into words; unknown words contribute 0."""
+        """Return the BM25 scores `(queries, passages)` for queries split into words.
+
+        Words that occur in no passage contribute 0.
+        """
         found = np.zeros((len(queries), self.scores.shape[0]), np.float32)
         for at, words in enumerate(queries):
             numbers = [self._numbers[word] for word in words if word in self._numbers]
@@ -72,7 +75,10 @@ class BM25:
         return found
 
     def contributions(self, words: Sequence[str], passage: int) -> dict[str, float]:
-        """Return the contribution of each query word, including repetitions, to the score of one passage."""
+        """Return the contribution of each query word to the BM25 score of passage number `passage`.
+
+        Contributions of repeated words are added up, and words that do not occur in the passage are left out.
+        """
         known = [word for word in words if word in self._numbers]
         shares = self.scores[:, [self._numbers[word] for word in known]][[passage]].toarray()[0]
         found: dict[str, float] = {}

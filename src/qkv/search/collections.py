@@ -18,7 +18,7 @@ __all__ = ["Collection", "judged_collection", "read_collection", "read_documents
 
 @dataclass(frozen=True)
 class Collection:
-    """Test collection of documents, queries and relevance judgements.
+    """Documents, queries and relevance judgements with which the rankings of a search are evaluated.
 
     Attributes:
         name: name of the collection.
@@ -76,7 +76,7 @@ def read_collection(
     """
     folder = Path(source)
     if not folder.exists():
-        raise DataError(f"source must be an existing file or folder, got {str(source)!r}. Check the name.")
+        raise DataError(f"source must be an existing file or folder, got {str(source)!r}. Check the path.")
     documents = read_documents(source, column)
     if folder.is_dir():
         smart = _smart_files(folder)
@@ -95,13 +95,13 @@ def judged_collection(
     queries: str | PathLike[str] | None,
     relevant: str | PathLike[str] | None,
 ) -> Collection:
-    """Combine documents with queries and relevance judgements from files.
+    """Return a test collection of the given documents, with queries and relevance judgements read from files.
 
     Raises:
         DataError: a file is missing, or the files have no queries or documents in common.
     """
-    queries_file = _require_file(queries, "queries", "--queries", name)
-    judged = read_judgements(_require_file(relevant, "judgements", "--relevant", name))
+    queries_file = _require_file(queries, "queries", "queries", name)
+    judged = read_judgements(_require_file(relevant, "judgements", "relevant", name))
     given, notes = _queries(queries_file), []
     numbered = set(judged) <= {str(at) for at in range(1, len(given) + 1)}
     if numbered and not set(judged) <= {query.name for query in given}:
@@ -136,9 +136,12 @@ def judged_collection(
 
 def _require_file(path: str | PathLike[str] | None, kind: str, option: str, name: str) -> Path:
     if path is None:
-        raise DataError(f"{name!r} must contain a file of {kind}, got none. Name the file, like {option} FILE.")
+        raise DataError(
+            f"{name!r} must contain a file of {kind}, got none. Name the file: {option}='…' in Python, --{option} FILE "
+            "on the command line."
+        )
     if not Path(path).is_file():
-        raise DataError(f"{kind} must be in an existing file, got {str(path)!r}. Check the name.")
+        raise DataError(f"{kind} must be in an existing file, got {str(path)!r}. Check the path.")
     return Path(path)
 
 
@@ -152,10 +155,13 @@ def _named(folder: Path, names: Sequence[str]) -> Path | None:
 
 
 def _smart_files(folder: Path) -> tuple[Path, Path, Path] | None:
-    """Return the files of documents, queries and judgements in a folder of SMART files; None for other folders."""
+    """Return the files of documents, queries and judgements in a folder of SMART files.
+
+    Return None if the folder does not contain exactly one file of each kind.
+    """
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and "readme" not in path.name.lower()]
     texts = [path for path in files if is_smart(path)]
-    queries = [path for path in texts if _ends(path, "qry")]
+    queries = [path for path in texts if _has_ending(path, "qry")]
     documents = [path for path in texts if path not in queries and "all" in path.name.lower()]
     judged = [path for path in files if path not in texts and "rel" in path.name.lower()]
     if len(queries) == len(documents) == len(judged) == 1:
@@ -163,8 +169,8 @@ def _smart_files(folder: Path) -> tuple[Path, Path, Path] | None:
     return None
 
 
-def _ends(path: Path, ending: str) -> bool:
-    """Return whether a file name has an ending, which `.gz` may follow."""
+def _has_ending(path: Path, ending: str) -> bool:
+    """Return whether the name of a file ends with `ending` or `ending` + ".gz", regardless of case."""
     return path.name.lower().removesuffix(".gz").endswith(ending)
 
 
@@ -175,7 +181,7 @@ def _queries(path: Path) -> list[Document]:
 
     if is_smart(path):
         return read_smart(path)
-    if _ends(path, ".jsonl"):
+    if _has_ending(path, ".jsonl"):
         return _beir(path)
     return parse_lines(path, "query", "a number, a tab and the text", parse)
 

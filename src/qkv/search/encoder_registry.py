@@ -60,7 +60,7 @@ ENCODERS: dict[str, type[Encoder]] = {kind.name: kind for kind in (LatentEncoder
 
 
 def build_encoder(name: str, *, rank: int | None = None, stem: str | None = None) -> Encoder:
-    """Return the encoder with the given name; the command line accepts the same names.
+    """Return a new text encoder for a name, such as `"latent"`, or for the folder of a sentence model.
 
     Args:
         name: `latent` (log-entropy weights) or `latent-tfidf`; `tfidf`, `log-entropy` or `counts` for word counts
@@ -69,12 +69,13 @@ def build_encoder(name: str, *, rank: int | None = None, stem: str | None = None
         stem: see `Vocabulary`.
 
     Raises:
-        OptionError: the name is unknown, or a rank is given for an encoder without a latent space.
+        OptionError: the name is unknown, or `rank` is not None for an encoder without a latent space.
     """
     weighted: dict[str, str | None] = {"tfidf": "tfidf", "log-entropy": "log-entropy", "counts": None}
     if rank is not None and not name.startswith("latent"):
         raise OptionError(
-            f"rank must be None for the encoder {name!r}, got {rank}. Omit --rank, or use the encoder latent."
+            f"rank must be None for encoder={name!r}, got {rank}. Omit rank, or use encoder='latent' or "
+            "encoder='latent-tfidf'."
         )
     if name in ("latent", "latent-tfidf"):
         return LatentEncoder(rank, "log-entropy" if name == "latent" else "tfidf", stem)

@@ -1,4 +1,4 @@
-"""Evaluate rankings with `ir-measures` (nDCG, MAP, recall), and the gain from learned projections."""
+"""Evaluate rankings by nDCG, MAP and recall, and measure how much learned projections improve them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class RankingMeasures:
-    """Values of evaluation measures, such as nDCG@10, for the rankings of several queries.
+    """Values of evaluation measures such as nDCG@10, for each query and on average over queries.
 
     Attributes:
         means: mean of each measure over all judged queries.
@@ -38,7 +38,7 @@ class RankingMeasures:
 
 
 def measure(run: Run, relevant: Judgements, measures: Sequence[str] = MEASURES) -> RankingMeasures:
-    """Evaluate rankings against relevance judgements; a judged query without a ranking has the value 0.
+    """Evaluate rankings against relevance judgements. A judged query without a ranking gets 0 for every measure.
 
     Args:
         run: scores of the found documents, by query and document.
@@ -62,7 +62,8 @@ def measure(run: Run, relevant: Judgements, measures: Sequence[str] = MEASURES) 
             parsed[name] = ir_measures.parse_measure(name)
         except (NameError, ValueError, SyntaxError):
             raise OptionError(
-                f"measures must be names of measures in ir-measures, got {name!r}. Examples: nDCG@10, MAP, R@100."
+                f"measures must be names that the package ir-measures knows, got {name!r}. Examples are nDCG@10, MAP "
+                "and R@100."
             ) from None
     found = {query: [0.0] * len(parsed) for query in relevant}
     places = {str(each): at for at, each in enumerate(parsed.values())}
@@ -82,7 +83,7 @@ def rankings(
     top: int = 1000,
     progress: Progress | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Return the ranking of documents for each query, by query name; see `Index.rank`."""
+    """Return the weights of the documents that `Index.rank` finds, by query name and document name."""
     ranked = index.rank([query_text(query) for query in queries], top, mix=mix, progress=progress)
     return {query.name: found for query, found in zip(queries, ranked, strict=True)}
 
@@ -121,8 +122,8 @@ def learn(
 
     if not index.keys.dense:
         raise OptionError(
-            f"encoder must produce dense vectors for learned projections, got {index.encoder.name!r}. Use latent or "
-            "sentences."
+            f"encoder must produce dense vectors for learned projections, got {index.encoder.name!r}. Build the index "
+            "with encoder='latent' or encoder='sentences'."
         )
     numbers = dict(zip(index.table.column("name").to_pylist(), index.owners.tolist(), strict=True))
     positives = [
@@ -142,7 +143,7 @@ def learn(
 
 @dataclass(frozen=True)
 class Gain:
-    """Gain from learned projections, measured on several random halves of the queries.
+    """Improvement of evaluation measures by learned projections, measured on several random halves of the queries.
 
     Attributes:
         start, learned: means over the held-out halves without and with learned projections, by measure.
@@ -154,7 +155,7 @@ class Gain:
     gains: dict[str, list[float]]
 
     def gain(self, name: str) -> tuple[float, float]:
-        """Return the mean gain of a measure and its standard deviation over the halves."""
+        """Return the mean and the standard deviation over the halves of the gain in the measure called `name`."""
         values = np.array(self.gains[name])
         return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
@@ -170,7 +171,9 @@ def gains(
     progress: Progress | None = None,
     **options: Any,
 ) -> dict[float, Gain]:
-    """Measure the gain from learned projections, with random halves of the queries for learning and testing.
+    """Measure how much learned projections improve rankings, and return the `Gain` for each element of `mixes`.
+
+    The queries are split at random into one half for learning and one for testing, `repeats` times.
 
     Args:
         index: an index without learned projections.
@@ -187,7 +190,7 @@ def gains(
     """
     if len(collection.queries) < 4:
         raise DataError(
-            f"the collection must have at least 4 judged queries, got {len(collection.queries)}. Use 40 or more "
+            f"collection must have at least 4 judged queries, got {len(collection.queries)}. Use 40 or more "
             "for reliable results."
         )
     before = {
@@ -209,7 +212,7 @@ def gains(
 
 
 def _gain(pairs: np.ndarray, measures: Sequence[str]) -> Gain:
-    """Return the gain for values `(repeats, 2, measures)` before and after learning."""
+    """Return the `Gain` computed from `pairs`, the measures before and after learning, `(repeats, 2, measures)`."""
     start, learned = pairs.mean(axis=0).tolist()
     added = (pairs[:, 1] - pairs[:, 0]).T.tolist()
     return Gain(*(dict(zip(measures, part, strict=True)) for part in (start, learned, added)))

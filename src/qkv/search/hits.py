@@ -1,4 +1,4 @@
-"""Results of a search: passages, their attention weights, and the contributions of words."""
+"""Define the results of a search: passages with their attention weights, and the contributions of words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Contributions", "Hit", "merge_contributions"]
 
 @dataclass(frozen=True)
 class Contributions:
-    """Contribution of each pair of a query word and a passage word to the score.
+    """Contributions of all pairs of a query word and a passage word to the score of a passage.
 
         score = Σ_{v, w} pairs[v, w] + rest
 
@@ -43,7 +43,7 @@ class Contributions:
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage that matches the query.
+    """Passage that a search found, with its attention weight and score.
 
     Attributes:
         document: name of the document.
@@ -66,7 +66,7 @@ class Hit:
 
 
 def merge_contributions(parts: list[tuple[list[str], list[str], np.ndarray]], rest: float) -> Contributions:
-    """Add up the contributions of equal word pairs over several scores of one query and one passage.
+    """Add up the contributions of equal word pairs to several scores of the same query and passage.
 
     Example:
         >>> one = (["ring"], ["ring", "gold"], np.array([[2.0, 1.0]]))

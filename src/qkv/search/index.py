@@ -1,4 +1,4 @@
-"""Search index of passages, which are compared with queries by vectors and BM25."""
+"""Define the search index, which compares queries with passages by vectors and BM25."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MIN_DEVIATION = 1e-6
 
 
 class Index:
-    """Search index of passages, to which queries attend by vectors and BM25.
+    """Search index of the passages of texts, which queries are compared with by vectors and by BM25.
 
         score(q, p) = m z(q · W k_p) + (1 − m) z(bm25(q, p))
         weights     = softmax over passages(score / T)
@@ -96,7 +96,7 @@ class Index:
         mix: float = 0.5,
         progress: Progress | None = None,
     ) -> Index:
-        """Build an index of texts.
+        """Split texts into passages, and return a search index of the passages.
 
         Args:
             source: list of documents, SMART file, BEIR folder, or a source that `read_texts` accepts.
@@ -121,7 +121,7 @@ class Index:
         _check_mix(mix)
         documents = source if _are_documents(source) else read_documents(source, column)
         if not documents:
-            raise DataError("source must contain at least one document, got none.")
+            raise DataError("source must contain at least one document, got an empty list.")
         built = build_encoder(encoder, rank=rank, stem=stem) if isinstance(encoder, str) else encoder
         splitter = Vocabulary(stem)
         passages = passages_of(documents, words, overlap)
@@ -133,7 +133,7 @@ class Index:
                 progress("words", at, len(texts))
         if not any(split):
             raise DataError(
-                "texts must contain at least one word that is not a stop word such as 'the' or 'of', got none."
+                "source must contain at least one word that is not a stop word such as 'the' or 'of', got none."
             )
         table = pa.table(
             {
@@ -151,7 +151,7 @@ class Index:
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Index:
-        """Open a saved index; its vectors are memory-mapped.
+        """Open the index in a folder that `save` wrote, with dense vectors memory-mapped.
 
         Raises:
             DataError: the folder contains no index.
@@ -162,7 +162,7 @@ class Index:
         return cls(**read_index(Path(path)))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the index to a folder atomically; an existing index is replaced.
+        """Write the index to a folder atomically. An index that the folder already contains is replaced.
 
         Raises:
             DataError: the folder contains other files, or cannot be written.
@@ -179,7 +179,7 @@ class Index:
 
     @property
     def documents(self) -> int:
-        """Number of documents."""
+        """Number of documents whose passages are in the index."""
         return int(self.owners[-1]) + 1
 
     def search(
@@ -191,7 +191,7 @@ class Index:
         temperature: float = 1.0,
         contributions: bool = True,
     ) -> list[Hit]:
-        """Return the passages with the largest weights, in descending order.
+        """Return the passages with the largest attention weights for a query, in descending order of weight.
 
         The list is empty if no word of the query is known.
 
@@ -206,7 +206,7 @@ class Index:
             OptionError: the query is empty, or a number is out of range.
         """
         if not query.strip():
-            raise OptionError("query must contain at least one word, got an empty string.")
+            raise OptionError(f"query must contain at least one word, got {query!r}.")
         mix = self.mix if mix is None else _check_mix(mix)
         bound = _BoundQueries(self, [query], mix)
         rows, weights = (part[0].tolist() for part in self._top_passages(bound, top, temperature))
@@ -228,7 +228,7 @@ class Index:
         mix: float | None = None,
         progress: Progress | None = None,
     ) -> Iterator[dict[str, float]]:
-        """Yield the weights of documents, by name, for each query.
+        """Yield a dict for each query, with the weights of the documents it finds, by document name.
 
         The weight of a document is the weight of its best passage.
 
@@ -253,23 +253,23 @@ class Index:
             report(progress, "ranking", min(begin + together, len(queries)), len(queries))
 
     def with_metric(self, metric: np.ndarray | None) -> Index:
-        """Return an index of the same passages with another metric W; None for the identity matrix."""
+        """Return an index of the same passages with the metric W = `metric`, or the identity matrix if it is None."""
         return Index(self.table, self.encoder, self.keys, self.words, self.splitter, mix=self.mix, metric=metric)
 
     def with_encoder(self, encoder: Encoder, progress: Progress | None = None) -> Index:
-        """Return an index of the same passages with vectors of another encoder."""
+        """Return an index of the same passages with the vectors of another encoder, which is fitted to them."""
         keys = encoder.fit_encode(self.table.column("text").to_pylist(), progress)
         return Index(self.table, encoder, keys, self.words, self.splitter, mix=self.mix)
 
     def vectors(self, queries: Sequence[str]) -> np.ndarray | csr_array:
-        """Return the encoded queries, multiplied by the metric W if the index has one."""
+        """Return the encoded queries `(queries, width)`, multiplied by the metric W if the index has one."""
         encoded = self.encoder.encode(queries)
         return encoded if self.metric is None else encoded @ self.metric
 
     # -- implementation -----------------------------------------------------------------------------------------
 
     def _top_passages(self, bound: _BoundQueries, top: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows and the weights of the top passages for each query."""
+        """Return the rows and the weights of the `top` passages with the largest weights, each `(queries, top)`."""
         import qkv
         from qkv.readouts import TopWeights
         from qkv.scores import Biased, Dot
@@ -287,12 +287,20 @@ class Index:
         return observation.readouts[0].keys, observation.readouts[0].weights
 
     def _contributions(
-        self, query: str, own: WordContributions | None, row: int, text: str, bound: _BoundQueries
+        self, query: str, query_parts: WordContributions | None, row: int, text: str, bound: _BoundQueries
     ) -> Contributions:
-        """Return the contributions of word pairs to the score of a passage; `own` holds the words of the query."""
+        """Return the contributions of word pairs to the score of the passage in row `row` for a query.
+
+        Args:
+            query: text of the query.
+            query_parts: words of the query with the vectors that they contribute; None to leave the vectors out.
+            row: row of the passage.
+            text: text of the passage.
+            bound: the query, bound to this index.
+        """
         parts = []
-        if own is not None:
-            (left, first), (right, second) = own, self.encoder.word_contributions(text)
+        if query_parts is not None:
+            (left, first), (right, second) = query_parts, self.encoder.word_contributions(text)
             through = first if self.metric is None else first @ self.metric
             shares = through @ second.T
             shares = shares if isinstance(shares, np.ndarray) else shares.toarray()
@@ -301,11 +309,11 @@ class Index:
         if bound.bm25_scale[0] and shared:
             names = list(shared)
             parts.append((names, names, bound.bm25_scale[0] * np.diag(list(shared.values()))))
-        return merge_contributions(parts, -float(bound.centre[0]))
+        return merge_contributions(parts, -float(bound.center[0]))
 
 
 class _BoundQueries:
-    """Queries bound to an index, such that `score = query · key + bias − centre`.
+    """Batch of queries, prepared such that their scores are `query · key + bias − center` for the passages of an index.
 
     Attributes:
         vector_scale, bm25_scale: factors of inner products and BM25 scores for each query; 0 if all passages have the
@@ -319,7 +327,7 @@ class _BoundQueries:
         known = words.any(axis=1)
         mean, spread = row_statistics(words)
         self.bm25_scale = _divide(1 - mix, spread)
-        self.centre = self.bm25_scale * mean
+        self.center = self.bm25_scale * mean
         self.bias = (words * self.bm25_scale[:, None]).astype(np.float32)
         self.vector_scale = np.zeros(len(queries))
         self.query = np.zeros((len(queries), 1), np.float32)
@@ -329,7 +337,7 @@ class _BoundQueries:
             compared = vectors if dense else index.keys.inner_products(vectors)
             mean, spread = index.keys.score_statistics(vectors) if dense else row_statistics(compared)
             self.vector_scale = _divide(mix, spread)
-            self.centre = self.centre + self.vector_scale * mean
+            self.center = self.center + self.vector_scale * mean
             scaled = (compared * self.vector_scale[:, None]).astype(np.float32)
             if dense:
                 self.query, self.key = scaled, index.keys.rows
@@ -339,8 +347,8 @@ class _BoundQueries:
         self.found: np.ndarray = np.asarray(known)
 
     def score(self, row: int) -> float:
-        """Return the score of a passage for the first query."""
-        return float(self.query[0] @ self.key[row] + self.bias[0, row]) - float(self.centre[0])
+        """Return the score of the passage in row `row` for the first query."""
+        return float(self.query[0] @ self.key[row] + self.bias[0, row]) - float(self.center[0])
 
 
 def _divide(share: float, spread: np.ndarray) -> np.ndarray:
@@ -349,7 +357,7 @@ def _divide(share: float, spread: np.ndarray) -> np.ndarray:
 
 def _check_mix(mix: float) -> float:
     if not 0 <= mix <= 1:
-        raise OptionError(f"mix must be from 0 (BM25 alone) to 1 (vectors alone), got {mix}.")
+        raise OptionError(f"mix must be from 0 to 1, got {mix}. 0 uses BM25 alone, 1 vectors alone.")
     return mix
 
 

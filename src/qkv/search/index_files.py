@@ -1,4 +1,4 @@
-"""Read and write a search index, which is a folder of arrays and the file index.json that names this folder.
+"""Read and write a search index, which is stored as a subfolder of arrays and a file index.json that names it.
 
     index.json                format version, current folder, and the size of each file
     g-…/passages.arrow        texts          keys.npy, moments.npz | keys.npz   vectors
@@ -32,25 +32,26 @@ _LOCK = "writer.lock"
 
 
 def is_index(path: Path) -> bool:
-    """Return whether a folder contains a search index."""
+    """Return whether `path` is a folder with a search index."""
     return _read_settings(path) is not None
 
 
 def check_index_path(path: Path) -> None:
-    """Check that an index can be written to a path, before the index is built.
+    """Check that an index can be saved at `path`, so that an error is raised before the index is built.
 
     Raises:
-        DataError: the path exists and is not an index, or is not writable.
+        DataError: the path exists and is neither an index nor an empty folder, or is not writable.
     """
     if not is_index(path) and path.exists() and (not path.is_dir() or any(map(_is_foreign, path.iterdir()))):
         raise DataError(
-            f"path must be an index, an empty folder or a new folder, got {str(path)!r}. Choose another folder."
+            f"path must be a folder with a search index, an empty folder or a new folder, got {str(path)!r}. Choose "
+            "another folder."
         )
     check_creatable(path, "the index")
 
 
 def save_index(index: Index, path: Path) -> None:
-    """Write an index to a folder; see `Index.save`."""
+    """Write an index to a folder, as described in `Index.save`."""
     check_index_path(path)
     from filelock import FileLock, Timeout
 
@@ -59,10 +60,12 @@ def save_index(index: Index, path: Path) -> None:
         with FileLock(path / _LOCK, timeout=0):
             _replace(index, path)
     except Timeout:
-        raise StoreBusyError(f"another process is writing the index {str(path)!r}. Try again later.") from None
+        raise StoreBusyError(
+            f"the index {str(path)!r} must not be in use by another process that is saving it. Try again later."
+        ) from None
     except OSError as error:
         raise DataError(
-            f"the index {str(path)!r} cannot be written: {error.strerror}. Choose another folder."
+            f"path must be a writable folder, got {str(path)!r}: {error.strerror}. Choose another folder."
         ) from None
 
 
@@ -96,7 +99,12 @@ def _replace(index: Index, path: Path) -> None:
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """Read an index from a folder, and return the arguments of `Index`."""
+    """Read a saved index, and return a dict of the arguments with which `Index` creates it again.
+
+    Raises:
+        DataError: the folder contains no index, or one of another format.
+        DamagedStoreError: a file is missing or truncated.
+    """
     import pyarrow as pa
     from scipy.sparse import csc_array, load_npz
 
@@ -107,7 +115,8 @@ def read_index(path: Path) -> dict[str, Any]:
     settings = _read_settings(path)
     if settings is None:
         raise DataError(
-            f"path must be a search index, got {str(path)!r}. Create an index with: qkv search TEXTS --save {path}."
+            f"path must be a folder with a search index, got {str(path)!r}. Create an index with Index.save in Python, "
+            "or with qkv search TEXTS --save FOLDER on the command line."
         )
     if settings["format"] != _FORMAT or settings["encoder"] not in ENCODERS:
         raise DataError(
@@ -118,9 +127,10 @@ def read_index(path: Path) -> dict[str, Any]:
     for name, size in settings["files"].items():
         actual = (folder / name).stat().st_size if (folder / name).is_file() else None
         if actual != size:
-            problem = "missing" if actual is None else f"{actual:,} bytes long instead of {size:,}"
+            problem = "no such file" if actual is None else f"{actual:,} bytes"
             raise DamagedStoreError(
-                f"the index {str(path)!r} is damaged: {folder.name}/{name} is {problem}. Build the index again."
+                f"the file {folder.name}/{name} of the index {str(path)!r} must have {size:,} bytes, got {problem}. "
+                "The index is damaged; build it again."
             )
     encoder = ENCODERS[settings["encoder"]].from_state(settings["settings"], read_arrays(folder / "encoder.npz"))
     with pa.memory_map(str(folder / "passages.arrow")) as mapped:
@@ -176,7 +186,7 @@ def _write_parts(index: Index, folder: Path) -> None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Return whether a file was not left by an interrupted save."""
+    """Return False if a file is the lock of an index or a folder that a save created, otherwise True."""
     return path.name != _LOCK and not path.name.startswith("g-")
 
 

@@ -18,7 +18,7 @@ Judgements = dict[str, dict[str, int]]
 
 
 def read_judgements(path: Path) -> Judgements:
-    """Read relevance judgements in the format of TREC, BEIR or SMART.
+    """Read relevance judgements in the format of TREC, BEIR or SMART, and return grades by query and document name.
 
     Every pair in a SMART file gets the grade 1. The third column is ignored: in Cranfield, it is a scale from 1 (best)
     to 4, or -1 for the paper from which the query was taken.
@@ -44,7 +44,7 @@ def read_judgements(path: Path) -> Judgements:
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
-    """Read the scores of documents for each query from a TREC run.
+    """Read a TREC run, and return the scores of documents by query and document name.
 
     Raises:
         DataError: a line does not have the format of a TREC run, or the file contains no line.
@@ -53,7 +53,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
     def parse(line: str) -> tuple[str, str, float]:
         query, _, document, _, score, _ = line.split()
         if not re.fullmatch(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", score):
-            raise ValueError(f"score must be a number, got {score!r}")
+            raise ValueError(f"score must be a decimal number, got {score!r}")
         return query, document, float(score)
 
     found: dict[str, dict[str, float]] = {}

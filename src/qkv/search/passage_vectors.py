@@ -1,4 +1,4 @@
-"""Vectors of passages, and statistics of their inner products with queries."""
+"""Store the vectors of passages, and compute their inner products with queries and the statistics of these products."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK = 65536
 
 
 class PassageVectors:
-    """Vectors of all passages, dense or sparse.
+    """Vectors of all passages of a search index, as a dense or a sparse array.
 
     Args:
         rows: vectors `(passages, width)`.
@@ -38,7 +38,7 @@ class PassageVectors:
         return np.asarray(product if self.dense else product.toarray(), np.float32)
 
     def score_statistics(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean and standard deviation of each query's inner products with all passages.
+        """Return the mean and standard deviation of each query's inner products with all passages, each `(queries,)`.
 
         Both are computed from the mean μ and covariance Σ of the rows, as qᵀμ and √(qᵀΣq).
         """
@@ -48,7 +48,7 @@ class PassageVectors:
 
     @cached_property
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean `(width,)` and covariance `(width, width)` of dense rows."""
+        """Mean `(width,)` and covariance `(width, width)` of dense vectors over the passages."""
         width = self.rows.shape[1]
         total, products = np.zeros(width), np.zeros((width, width))
         for begin in range(0, len(self), _BLOCK):
@@ -60,5 +60,5 @@ class PassageVectors:
 
 
 def row_statistics(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and standard deviation of each row of scores."""
+    """Return two arrays `(rows,)`: the mean and the standard deviation of each row of `scores`."""
     return scores.mean(axis=1, dtype=np.float64), scores.std(axis=1, dtype=np.float64)

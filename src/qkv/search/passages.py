@@ -20,7 +20,7 @@ _WORD = re.compile(r"\S+")
 
 @dataclass(frozen=True)
 class Passage:
-    """Part of a document that a search ranks, given as a range of characters.
+    """Part of a document that a search ranks, stored as a range of characters.
 
     Attributes:
         document: index of the document.
@@ -41,7 +41,7 @@ class _Piece:
 
 
 def passages_of(documents: Sequence[Document], words: int, overlap: int = 0) -> list[Passage]:
-    """Split every document into passages; a document without words is one passage. See `split`."""
+    """Return the passages of all documents, split by `split`. A document without words is one passage."""
     return [
         Passage(number, start, end)
         for number, document in enumerate(documents)
@@ -50,7 +50,7 @@ def passages_of(documents: Sequence[Document], words: int, overlap: int = 0) -> 
 
 
 def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
-    """Return the character ranges of passages of at most `words` words.
+    """Split a text into passages of at most `words` words, and return their character ranges `(start, end)`.
 
     A passage ends at the end of a paragraph if it is then at least half full, otherwise at the end of a sentence.
     Sentences of more than `words` words are split between words. Every word is in at least one passage.
@@ -70,7 +70,7 @@ def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
     """
     if words < 0 or overlap < 0 or (words and 2 * overlap >= words):
         raise OptionError(
-            f"words must be at least 0, and overlap must be at least 0 and less than half of words, got "
+            f"words must be at least 0, and overlap at least 0 and less than half of words unless words is 0, got "
             f"words={words} and overlap={overlap}."
         )
     pieces = list(_pieces(text, words or len(text)))
@@ -101,7 +101,7 @@ def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
 
 
 def _pieces(text: str, words: int) -> Iterator[_Piece]:
-    """Yield the sentences of a text, with long sentences split into parts of `words` words."""
+    """Yield the sentences of a text, with sentences of more than `words` words split into parts of `words` words."""
     for block in _BLOCK.finditer(text):
         begin = block.start()
         ends = [match.end() for match in _END.finditer(text, block.start(), block.end())]

@@ -1,4 +1,4 @@
-"""Read documents and queries in the format of SMART (Cranfield, CISI, ADI, MED).
+"""Read documents and queries in the SMART format of the test collections Cranfield, CISI, ADI and MED.
 
 .I 12                        the record's number
 .T                           its title, on the lines below
@@ -30,7 +30,7 @@ def is_smart(path: Path) -> bool:
 
 
 def read_smart(path: Path) -> list[Document]:
-    """Read the records of a SMART file as documents; their names are record numbers without leading zeros.
+    """Read the records of a SMART file as documents, which are named by record number without leading zeros.
 
     Raises:
         DataError: the file cannot be read, or contains no record.
@@ -49,7 +49,9 @@ def read_smart(path: Path) -> list[Document]:
         elif field is not None:
             field.append(line)
     if not records:
-        raise DataError(f"{str(path)!r} must contain a SMART record, which begins with .I, got none.")
+        raise DataError(
+            f"the file {str(path)!r} must contain a SMART record, which begins with a line '.I NUMBER', got none."
+        )
 
     def read_field(record: dict[str, list[str]], name: str) -> str:
         return "\n".join(record.get(name, [])).strip()

@@ -26,7 +26,7 @@ _TITLE_NAMES = ("title", "name", "headline", "subject")
 
 @dataclass(frozen=True)
 class Document:
-    """Text with a unique name and an optional title.
+    """Text to search or to search for, with a unique name and an optional title.
 
     Attributes:
         name: unique name in rankings and judgements.
@@ -40,12 +40,12 @@ class Document:
 
     @property
     def whole(self) -> str:
-        """Title and text, separated by a newline."""
+        """Title and text, separated by a newline if neither is empty."""
         return "\n".join(part for part in (self.title, self.text) if part)
 
 
 def read_texts(source: object, column: str | None = None) -> list[Document]:
-    """Read the documents in a folder, a text file or a table.
+    """Read the documents in a folder, a text file, a list of texts or a table.
 
     Args:
         source: a folder, of which all .txt and .md files that are not hidden are read, including subfolders; a
@@ -65,11 +65,11 @@ def read_texts(source: object, column: str | None = None) -> list[Document]:
         if path.is_dir():
             return _folder(path)
         if not path.exists():
-            raise DataError(f"source must be an existing file or folder, got {str(source)!r}. Check the name.")
+            raise DataError(f"source must be an existing file or folder, got {str(source)!r}. Check the path.")
         if _is_text(path):
             text = read_file(path)
             if not text.strip():
-                raise DataError(f"{str(path)!r} must contain text, got an empty file.")
+                raise DataError(f"the file {str(path)!r} must contain text, got an empty or blank file.")
             return [Document(path.name, text)]
     elif isinstance(source, Sequence) and source and all(isinstance(text, str) for text in source):
         return [Document(str(number), text) for number, text in enumerate(source, 1)]
@@ -77,7 +77,7 @@ def read_texts(source: object, column: str | None = None) -> list[Document]:
 
 
 def read_file(path: Path) -> str:
-    """Return the text of a UTF-8 file, which may be compressed (.gz).
+    """Return the text of a UTF-8 file, decompressed by gzip if the name ends in `.gz`.
 
     Raises:
         DataError: the file cannot be read, or is not UTF-8.
@@ -86,15 +86,19 @@ def read_file(path: Path) -> str:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"{str(path)!r} must be UTF-8 text, got another encoding. Save the file as UTF-8.") from None
+        raise DataError(
+            f"the file {str(path)!r} must be UTF-8 text, got another encoding. Save the file as UTF-8."
+        ) from None
     except (EOFError, OSError) as error:
         why = getattr(error, "strerror", None) or error
-        raise DataError(f"{str(path)!r} cannot be read: {why}.") from None
+        raise DataError(
+            f"the file {str(path)!r} must be readable, but reading it failed: {why}. Check the path and the file."
+        ) from None
     return text.replace("\r\n", "\n")
 
 
 def parse_lines(path: Path, kind: str, remedy: str, parse: Callable[[str], T], header: Sequence[str] = ()) -> list[T]:
-    """Parse each non-blank line of a text file, and return the list of values.
+    """Parse each non-blank line of a text file, and return the list of the values that `parse` returns.
 
     Args:
         path: the file.
@@ -115,10 +119,10 @@ def parse_lines(path: Path, kind: str, remedy: str, parse: Callable[[str], T], h
             found.append(parse(line))
         except (AttributeError, LookupError, TypeError, ValueError):
             raise DataError(
-                f"line {number} of {str(path)!r} must be a {kind}, got {line[:60]!r}. The format is {remedy}."
+                f"line {number} of {str(path)!r} must be a {kind}, got {line[:60]!r}. Lines have the format: {remedy}."
             ) from None
     if not found:
-        raise DataError(f"{str(path)!r} must contain at least one {kind}, got none.")
+        raise DataError(f"the file {str(path)!r} must contain at least one {kind}, got none.")
     return found
 
 
@@ -137,7 +141,7 @@ def _folder(folder: Path) -> list[Document]:
     if not found:
         raise DataError(
             f"the folder {str(folder)!r} must contain a non-empty file that ends in {', '.join(_SUFFIXES)}, got none. "
-            "Choose another folder, or pass a table with --text."
+            "Choose another folder, or a table with a column of texts."
         )
     return found
 
@@ -180,5 +184,5 @@ def _text_column(table: pa.Table, where: str) -> str:
     names = ", ".join(table.column_names[:20])
     raise DataError(
         f"{where} must have a column named text, or exactly one column of strings, got {len(texts)} columns of strings "
-        f"among {names}. Name the column to search, like --text COLUMN."
+        f"among {names}. Name the column to search: column='…' in Python, --text COLUMN on the command line."
     )
