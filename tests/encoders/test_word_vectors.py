@@ -71,14 +71,14 @@ def test_the_first_vector_of_a_repeated_word_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("content", "name", "said"),
     [
-        (b"a 1 2\nb 3\n", "a.txt", "a.txt, line 2 must hold 2 numbers, got 1"),
-        (b"2 2\na 1 2\nb x 4\n", "a.txt", "a.txt, line 3 must consist of a word and 2 numbers, got 'b x 4'"),
+        (b"a 1 2\nb 3\n", "a.txt", "a.txt, line 2, must hold a word and a vector of width 2, got width 1"),
+        (b"2 2\na 1 2\nb x 4\n", "a.txt", "a.txt, line 3, must hold a word and a vector of width 2, got 'b x 4'"),
         (b"3 2\na 1 2\n", "a.txt", "a.txt must hold 3 words, as its first line states, got only 1"),
-        (b"a 1 nan\n", "a.txt", "line 1: the vector of 'a' must be finite"),
-        (b"a 1\n\xff\xfe 1\n", "a.txt", "line 2: the word must be valid UTF-8"),
+        (b"a 1 nan\n", "a.txt", "the vector of 'a' in a.txt, line 1, must be finite"),
+        (b"a 1\n\xff\xfe 1\n", "a.txt", "word in a.txt, line 2, must be valid UTF-8"),
         (b"", "a.txt", "got an empty line"),
-        (b"word\n", "a.txt", "line 1 must hold 1 numbers, got 0"),
-        (b"a b\n", "a.bin", "a.bin, byte 0"),
+        (b"word\n", "a.txt", "line 1, must hold a word and a vector of width 1, got width 0"),
+        (b"a b\n", "a.bin", "the first line of a.bin must be the number of words"),
         (
             b"2 2\na " + struct.pack("<2f", 1, 2),
             "a.bin",
@@ -92,10 +92,10 @@ def test_the_first_vector_of_a_repeated_word_is_kept(tmp_path):
         (
             b"1 1\na " + struct.pack("<f", float("inf")),
             "a.bin",
-            "byte 6: the vector of 'a' must be finite",
+            "the vector of 'a' in a.bin, byte 6, must be finite",
         ),
-        (b"1 1\n" + b"x" * 20_000, "a.bin", "byte 4: a word must have at most 10,000 bytes"),
-        (b"1 1\n\xff " + struct.pack("<f", 1), "a.bin", "byte 4: the word must be valid UTF-8"),
+        (b"1 1\n" + b"x" * 20_000, "a.bin", "word in a.bin, byte 4, must have at most 10,000 bytes"),
+        (b"1 1\n\xff " + struct.pack("<f", 1), "a.bin", "word in a.bin, byte 4, must be valid UTF-8"),
         (gzip.compress(b"a 1 2\n" * 999, mtime=0)[:30], "a.txt.gz", "must be a complete gzip file"),
         (b"a 1 2\n", "a.txt.gz", "must be a complete gzip file"),
     ],
@@ -118,7 +118,7 @@ def test_absent_files_and_unknown_formats_are_refused(tmp_path):
         WordVectors.load(tmp_path / "none.txt")
     with pytest.raises(OptionError, match="word2vec, glove, binary"):
         some().save(tmp_path / "a.txt", format="fasttext")
-    with pytest.raises(DataError, match="must not be empty or contain separators"):
+    with pytest.raises(DataError, match="must not be empty or contain a newline"):
         some().save(tmp_path / "a.bin", format="binary")
     assert list(tmp_path.iterdir()) == []
 
@@ -147,7 +147,7 @@ def test_a_text_is_the_weighted_mean_of_the_words_that_are_found():
 def test_a_single_string_and_other_objects_are_refused_as_texts():
     with pytest.raises(KindError, match="list of texts"):
         some().encode("the king")
-    with pytest.raises(KindError, match="texts must be strings"):
+    with pytest.raises(KindError, match="each text must be a string"):
         some().encode([3])
 
 

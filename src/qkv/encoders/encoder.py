@@ -1,4 +1,4 @@
-"""Interface of encoders, which map texts or table rows to vectors.
+"""Define the interface of encoders, which map texts or table rows to vectors.
 
 The fitted state of an encoder consists of settings, which are JSON values, and of arrays.
 """
@@ -48,7 +48,7 @@ class Encoder(ABC):
     @property
     @abstractmethod
     def width(self) -> int:
-        """Width of the vectors; known after fitting."""
+        """Number of elements of each vector, which is known after fitting."""
 
     @abstractmethod
     def fit_encode(self, inputs: Any, progress: Progress | None = None) -> Vectors:
@@ -59,12 +59,12 @@ class Encoder(ABC):
         """Return the vectors of texts or rows, without fitting."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments of the constructor as JSON values."""
+        """Return the arguments with which the constructor creates this encoder, as JSON values."""
         return {}
 
     @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the fitted state as arrays, which contain no Python objects.
+        """Return the fitted state as a dict of NumPy arrays that can be saved without pickle.
 
         An encoder whose state is stored elsewhere, such as a sentence model, returns arrays that identify the state.
         """
@@ -72,7 +72,7 @@ class Encoder(ABC):
     @classmethod
     @abstractmethod
     def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
-        """Restore an encoder from its `settings` and `arrays`.
+        """Restore an encoder from the results of its methods `settings` and `arrays`.
 
         Raises:
             DataError: the arrays were saved by a different encoder.
@@ -80,12 +80,15 @@ class Encoder(ABC):
 
     @classmethod
     def missing_resources(cls, settings: dict[str, Any]) -> str:
-        """Return a description of the required files or packages that are missing; "" if none are missing."""
+        """Return a description of the missing files or packages that an encoder with these settings needs.
+
+        Return "" if none are missing.
+        """
         return ""
 
 
 class TextEncoder(Encoder):
-    """Base class of text encoders, whose unit-length vectors are sums of the contributions of words.
+    """Base class of encoders that represent a text by a vector of unit length, the sum of contributions of its words.
 
     Attributes:
         dense: whether the vectors are dense arrays `(texts, width)`; otherwise they are sparse.
@@ -105,7 +108,9 @@ class TextEncoder(Encoder):
 
 
 def pack_words(words: Sequence[str]) -> np.ndarray:
-    """Serialize words as an array of bytes, which is smaller than an array of fixed-width strings.
+    """Serialize a list of words as an array of UTF-8 bytes, from which `unpack_words` restores the list.
+
+    The array is smaller than one of fixed-width strings.
 
     Example:
         >>> unpack_words(pack_words(["a", "große Straße"]))
@@ -116,7 +121,11 @@ def pack_words(words: Sequence[str]) -> np.ndarray:
 
 
 def read_arrays(file: str | PathLike[str] | IO[bytes]) -> dict[str, np.ndarray]:
-    """Read the arrays of a file that `numpy.savez` wrote; files with pickled objects are refused."""
+    """Read the arrays of a file that `numpy.savez` wrote.
+
+    Raises:
+        ValueError: the file contains pickled objects.
+    """
     with np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 

@@ -1,4 +1,4 @@
-"""Latent semantics: truncated singular value decomposition of a matrix of rows and columns.
+"""Compute latent semantics, a truncated singular value decomposition of a matrix of weighted counts.
 
     X ≈ U_k Σ_k V_kᵀ        row i of U_k Σ_k (or of U_k) represents row i of X in k dimensions
 
@@ -33,7 +33,7 @@ _MAX_FULL_CELLS = 2000 * 2000
 
 
 class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Truncated singular value decomposition of a weighted matrix, with projection of new rows.
+    """Truncated singular value decomposition of a weighted matrix, which projects rows into a space of few dimensions.
 
     Args:
         n_components: number of dimensions k, limited by the numbers of rows and columns of the matrix.
@@ -41,7 +41,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             matrices must be non-negative.
         center: subtract the mean of each column (principal component analysis). Sparse matrices stay sparse.
         solver: `"exact"`; `"randomized"`, faster and accurate if the singular values decay; or `"auto"`, which
-            is exact. Centred sparse matrices are always decomposed exactly.
+            is exact. Centered sparse matrices are always decomposed exactly.
         scale: divide by the singular values in `transform` (x V_k Σ_k⁻¹ instead of x V_k).
         random_state: seed of the randomized solver.
 
@@ -90,7 +90,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: object = None) -> Self:
-        """Decompose a matrix `(rows, columns)`, dense or sparse."""
+        """Fit the weighting, the mean and the singular value decomposition to a dense or sparse matrix `X`."""
         self._check_options()
         weighting = get_weighting(self.weighting)
         X = self._validate(X, reset=True)
@@ -102,7 +102,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return self
 
     def partial_fit(self, X: ArrayLike, y: object = None) -> Self:
-        """Update the decomposition with further rows; the earlier rows are not needed.
+        """Update the decomposition with further rows, without access to the rows that were fitted before.
 
         The result equals a fit to all rows if the earlier rows lie in the retained dimensions, and
         approximates it otherwise. The weighting of the first fit is used.
@@ -128,13 +128,14 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return self
 
     def transform(self, X: ArrayLike) -> Float[np.ndarray, "rows k"]:
-        """Project rows into the latent space; equal to `fold_in(X, scale=self.scale)`."""
+        """Project rows into the latent space by `fold_in(X, scale=self.scale)`."""
         return self.fold_in(X, scale=self.scale)
 
     def fold_in(self, X: ArrayLike, *, scale: bool = False) -> Float[np.ndarray, "rows k"]:
-        """Project new rows into the latent space: x V_k, or x V_k Σ_k⁻¹ with `scale`.
+        """Project rows x into the latent space, and return x V_k, or x V_k Σ_k⁻¹ if `scale` is True.
 
         With `scale`, the rows of the fitted matrix give the rows of U_k. Dimensions with singular value 0 give 0.
+        With `center`, x is the difference from the mean.
 
         Args:
             X: `(rows, columns)`, unweighted, in the units of the fitted matrix.
@@ -150,7 +151,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return np.asarray(folded)
 
     def inverse_transform(self, X: ArrayLike) -> Float[np.ndarray, "rows columns"]:
-        """Reconstruct weighted rows from their projections into the latent space."""
+        """Reconstruct weighted rows `(rows, columns)` from their projections into the latent space `(rows, k)`."""
         check_is_fitted(self, "components_")
         points = np.asarray(X, np.float64)
         if self.scale:
@@ -194,12 +195,12 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             _, values, right = svd(dense - self.mean_, full_matrices=False)
             return values[:k], right[:k]
         start = check_random_state(0).uniform(-1, 1, min(X.shape))
-        centred = self._centred(X) if self.center else X
-        _, values, right = svds(centred, k, v0=start, return_singular_vectors="vh")
+        centered = self._center(X) if self.center else X
+        _, values, right = svds(centered, k, v0=start, return_singular_vectors="vh")
         return values[::-1], right[::-1]
 
-    def _centred(self, X: sparse.csr_matrix) -> LinearOperator:
-        """Return X minus its mean as a linear operator, so that X stays sparse."""
+    def _center(self, X: sparse.csr_matrix) -> LinearOperator:
+        """Return the matrix X minus the mean of its rows as a linear operator, without computing a dense matrix."""
         mean = self.mean_
         return LinearOperator(
             X.shape,

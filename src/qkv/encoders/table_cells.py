@@ -20,7 +20,7 @@ Table: TypeAlias = Any
 
 
 def read_columns(source: Table, names: tuple[str, ...] | None) -> dict[str, pa.ChunkedArray]:
-    """Return the columns with the given names, in their order; all columns if `names` is None.
+    """Return the columns of a table by name: those in `names`, in the same order, or all if `names` is None.
 
     Raises:
         KindError: the source is not a table, data frame or dict.
@@ -43,8 +43,8 @@ def read_columns(source: Table, names: tuple[str, ...] | None) -> dict[str, pa.C
             )
     except (pa.ArrowException, ValueError) as error:
         raise DataError(
-            f"table must have columns of equal length, of types that pyarrow supports, got a {type(source).__name__} "
-            f"that pyarrow cannot read: {str(error).splitlines()[0]}."
+            f"table must have columns of equal length, of types that pyarrow supports, got a {type(source).__name__}, "
+            f"but reading it with pyarrow failed: {str(error).splitlines()[0]}."
         ) from None
     absent = [name for name in names or () if name not in table.column_names]
     if absent:
@@ -53,7 +53,7 @@ def read_columns(source: Table, names: tuple[str, ...] | None) -> dict[str, pa.C
 
 
 def read_cells(name: str, column: pa.ChunkedArray) -> tuple[Kind, np.ndarray]:
-    """Return the kind of a column, and its cells as an array.
+    """Return the kind of a column, such as `"number"`, and its cells as a NumPy array.
 
     Numbers and timestamps have dtype float64, with NaN for missing cells. Texts, categories and vectors have dtype
     object, with None for missing cells.
@@ -84,12 +84,12 @@ def read_cells(name: str, column: pa.ChunkedArray) -> tuple[Kind, np.ndarray]:
         return "category" if types.is_dictionary(column.type) else "text", cells
     raise DataError(
         f"column {name!r} must hold numbers, timestamps, booleans, texts, categories or vectors, got {type_}. "
-        "Exclude the column with the argument columns."
+        "Name only other columns in columns."
     )
 
 
 def is_missing(cells: np.ndarray) -> np.ndarray:
-    """Return a boolean array that is True for missing cells."""
+    """Return a boolean array that is True for missing cells, which are None or NaN in an array of `read_cells`."""
     if cells.dtype == object:
         return np.array([cell is None for cell in cells], bool)
     return np.asarray(np.isnan(cells))

@@ -1,4 +1,4 @@
-"""Encode the rows of a table as vectors, by concatenating the encodings of the columns.
+"""Encode the rows of a table as vectors, by concatenating the encodings of their cells.
 
 Each kind of column is scaled such that distances in different columns are comparable:
 
@@ -52,7 +52,7 @@ _DAYS_PER_YEAR = 365.2425
 
 @dataclass(frozen=True, eq=False)
 class FittedColumn:
-    """Fitted state of one column; the kind determines which attributes are used.
+    """Encoder of one column of a table, fitted to its cells. Its kind determines which attributes are used.
 
     Attributes:
         name: name of the column.
@@ -78,7 +78,7 @@ class FittedColumn:
 
     @property
     def width(self) -> int:
-        """Width of the encoded column."""
+        """Number of elements of an encoded cell, including the indicator of missing cells."""
         own = {
             "number": 1,
             "timestamp": 3,
@@ -89,7 +89,7 @@ class FittedColumn:
         return own + self.missing
 
     def encode(self, cells: Shaped[np.ndarray, " rows"]) -> Float[np.ndarray, "rows width"]:
-        """Return the encodings, in float32, of cells that `read_cells` returned."""
+        """Encode cells that `read_cells` returned, in float32."""
         absent = is_missing(cells)
         parts = _ENCODE[self.kind](self, cells)
         parts = np.where(absent[:, None], 0.0, parts)
@@ -132,8 +132,8 @@ class FittedColumn:
                 continue
             if len(cell) != self.length:
                 raise DataError(
-                    f"column {self.name!r} must hold vectors of {self.length} elements, as when fitted, got "
-                    f"{len(cell)} elements in row {row}."
+                    f"column {self.name!r} must hold vectors of {self.length} elements, to which the encoder was "
+                    f"fitted, got {len(cell)} elements in row {row}."
                 )
             parts[row] = cell
         return parts / self.scale
@@ -149,7 +149,7 @@ _ENCODE = {
 
 
 class TableVectors(Encoder):
-    """Encoder of table rows, whose columns hold numbers, timestamps, categories, texts or vectors.
+    """Encoder of the rows of tables with columns of numbers, timestamps, categories, texts and vectors.
 
     Args:
         columns: names of the columns; None for all.
@@ -182,7 +182,7 @@ class TableVectors(Encoder):
         self.fitted_columns: tuple[FittedColumn, ...] = ()
 
     def fit(self, table: Table) -> Self:
-        """Learn means, scales, categories and words from a table.
+        """Fit the encoder to a table, from which it learns means, scales, categories and words.
 
         Args:
             table: a pyarrow table, a pandas or polars data frame, or a dict of columns.
@@ -202,10 +202,10 @@ class TableVectors(Encoder):
         return self.fit(inputs).encode(inputs)
 
     def encode(self, inputs: Table) -> Float[np.ndarray, "rows width"]:
-        """Return the vectors of the rows of a table, in float32.
+        """Return the vectors of the rows of a table, `(rows, width)`, in float32.
 
         Raises:
-            DataError: a fitted column is missing, or has a different kind than when fitted.
+            DataError: a fitted column is missing, or has another kind than in the fitted table.
             OptionError: `fit` has not been called.
         """
         if not self.fitted:
@@ -218,7 +218,10 @@ class TableVectors(Encoder):
             if found != wanted:
                 # The kind of a column without any present cell is arbitrary.
                 if not is_missing(cells).all():
-                    raise DataError(f"column {column.name!r} must hold {wanted}s, as when fitted, got {found}s.")
+                    raise DataError(
+                        f"column {column.name!r} must hold {wanted}s, to which the encoder was fitted, got {found}s. "
+                        "Convert the column, or fit the encoder again."
+                    )
                 number = wanted in ("number", "timestamp")
                 cells = np.full(len(cells), np.nan) if number else np.full(len(cells), None, object)
             parts.append(column.encode(cells))
@@ -231,12 +234,12 @@ class TableVectors(Encoder):
 
     @property
     def width(self) -> int:
-        """Width of the vectors."""
+        """Number of elements of each vector, 0 before `fit`."""
         return sum(column.width for column in self.fitted_columns)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the dimensions of the vectors."""
+        """Name of each element of the vectors, such as `"age"`, `"city=Oslo"` or `"age missing"`."""
         names: list[str] = []
         for column in self.fitted_columns:
             own = column.width - column.missing
@@ -248,7 +251,7 @@ class TableVectors(Encoder):
         return tuple(names)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the fitted state as NumPy arrays, one of which holds JSON.
+        """Return the fitted state as a dict of NumPy arrays, one of which holds JSON as bytes.
 
         Raises:
             OptionError: `fit` has not been called.
@@ -275,7 +278,7 @@ class TableVectors(Encoder):
         content = json.loads(arrays["head"].tobytes())
         if content["format"] not in (_FORMAT, _FORMAT_1):
             raise DataError(
-                f"table vectors must have the format {_FORMAT!r} or {_FORMAT_1!r}, got {content['format']!r}. "
+                f"saved table vectors must have the format {_FORMAT!r} or {_FORMAT_1!r}, got {content['format']!r}. "
                 "Fit the encoder again."
             )
         options = {name: content.get(name, content.get(old)) for name, old in _OPTIONS.items()}
@@ -295,7 +298,7 @@ class TableVectors(Encoder):
         return f"table vectors of {', '.join(column.name for column in self.fitted_columns)}, {self.width} numbers"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted state to a single file of NumPy arrays and JSON.
+        """Write the fitted encoder to a file, which `load` reads.
 
         Raises:
             OptionError: `fit` has not been called.
@@ -316,7 +319,9 @@ class TableVectors(Encoder):
             return cls.from_state({}, read_arrays(io.BytesIO(Path(path).read_bytes())))
         except OSError as error:
             reason = error.strerror or error
-            raise DataError(f"path must be a readable file, got {name!r}: {reason}. Check the path.") from None
+            raise DataError(
+                f"path must be a readable file, got {name!r}, but reading it failed: {reason}. Check the path."
+            ) from None
         except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
             if isinstance(error, DataError):
                 raise

@@ -1,4 +1,4 @@
-"""Text encoders based on weighted word counts.
+"""Encode texts by their weighted word counts, optionally projected into a latent space.
 
 Vectors have unit length, so an inner product is a cosine. Each vector is a sum over the words of its text, so a cosine
 is a sum over pairs of words.
@@ -31,7 +31,7 @@ FEWEST_DIMENSIONS, MOST_DIMENSIONS = 30, 300
 
 
 class BagOfWordsEncoder(TextEncoder):
-    """Base class of text encoders based on weighted word counts."""
+    """Base class of text encoders that compute vectors from weighted word counts."""
 
     vocabulary: Vocabulary
 
@@ -44,23 +44,23 @@ class BagOfWordsEncoder(TextEncoder):
         self._terms: list[str] = []
 
     def word_contributions(self, text: str) -> WordContributions:
-        """Return the known words of a text, and the vector that each word contributes."""
+        """Return the words of a text that are in the vocabulary, and the vector that each word contributes."""
         rows: csr_array = self._weighting.apply(self.vocabulary.transform([text]))
         vectors = self._word_vectors(rows)
         return [self._terms[column] for column in rows.indices], vectors
 
     def settings(self) -> dict[str, Any]:
-        """Return the weighting and the stemmer."""
+        """Return the arguments `weighting` and `stem` of the constructor."""
         return {"weighting": self.weighting, "stem": self.vocabulary.stem}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the vocabulary and the weight of each word."""
+        """Return the vocabulary, and the global weight of each word unless `weighting` is None, as arrays."""
         arrays = {"known": pack_words(self._terms)}
         return arrays if self._weighting.words is None else arrays | {"weights": self._weighting.words}
 
     @classmethod
     def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
-        """Restore an encoder with its vocabulary and weights."""
+        """Restore a fitted encoder from the results of its methods `settings` and `arrays`."""
         encoder = cls(**settings)
         encoder._terms = unpack_words(arrays["known"])
         encoder.vocabulary = Vocabulary(encoder.vocabulary.stem, encoder._terms)
@@ -68,7 +68,7 @@ class BagOfWordsEncoder(TextEncoder):
         return encoder
 
     def encode(self, inputs: Sequence[str]) -> Vectors:
-        """Return the vectors of texts; a text without known words is encoded as zeros."""
+        """Return the vectors of texts, `(texts, width)`. A text without words of the vocabulary is encoded as zeros."""
         return self._unit_vectors(self.vocabulary.transform(inputs))
 
     @property
@@ -78,7 +78,7 @@ class BagOfWordsEncoder(TextEncoder):
 
     @property
     def width(self) -> int:
-        """Width of the vectors: the number of words in the vocabulary."""
+        """Number of elements of each vector: the number of words in the vocabulary."""
         return len(self._terms)
 
     def _learn(self, texts: Sequence[str | Sequence[str]]) -> csr_array:
@@ -89,18 +89,21 @@ class BagOfWordsEncoder(TextEncoder):
 
     @abstractmethod
     def _unit_vectors(self, counts: csr_array) -> Vectors:
-        """Return the vectors of texts from their word counts."""
+        """Return the vectors of texts, `(texts, width)`, computed from their word counts `(texts, words)`."""
 
     @abstractmethod
     def _word_vectors(self, row: csr_array) -> Vectors:
-        """Return one vector for each non-zero element of a row of word weights; the vectors sum to that of the text."""
+        """Return the vector that each word with a non-zero weight contributes to the vector of a text.
+
+        `row` holds the word weights of the text, `(1, words)`. The sum of the vectors is the vector of the text.
+        """
 
 
 class LatentEncoder(BagOfWordsEncoder):
-    """Text encoder that projects weighted word counts into a latent space, with vectors of unit length.
+    """Text encoder that projects weighted word counts into a latent space and normalizes them to unit length.
 
     Args:
-        rank: number of dimensions; None for half the number of texts, between 30 and 300.
+        rank: number of dimensions; None for the value of `default_rank`.
         weighting: `"log-entropy"`, `"tfidf"` or None.
         stem: stemmer, as in `Vocabulary`.
 
@@ -124,7 +127,7 @@ class LatentEncoder(BagOfWordsEncoder):
         self._components = np.zeros((0, 0), np.float32)
 
     def fit_encode(self, inputs: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
-        """Learn the vocabulary, the weights and the latent space, and return the vectors of the texts."""
+        """Learn the vocabulary, the word weights and the latent space from texts, and return the texts' vectors."""
         from qkv.encoders.latent_semantics import LatentSemantics
 
         counts = self._learn(inputs)
@@ -136,16 +139,16 @@ class LatentEncoder(BagOfWordsEncoder):
         return self._unit_vectors(counts)
 
     def settings(self) -> dict[str, Any]:
-        """Return the rank, the weighting and the stemmer."""
+        """Return the arguments `rank`, `weighting` and `stem` of the constructor."""
         return {"rank": self.rank, **super().settings()}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the vocabulary, the weights and the components V_kᵀ."""
+        """Return the vocabulary, the global weights of words and the components V_kᵀ `(width, words)` as arrays."""
         return {**super().arrays(), "components": self._components}
 
     @classmethod
     def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
-        """Restore an encoder with its vocabulary, weights and components."""
+        """Restore a fitted encoder from the results of its methods `settings` and `arrays`."""
         encoder = super().from_state(settings, arrays)
         encoder._components = arrays["components"]
         return encoder
@@ -173,7 +176,7 @@ class LatentEncoder(BagOfWordsEncoder):
 
 
 def default_rank(texts: int) -> int:
-    """Return the default rank of a latent space: half the number of texts, between 30 and 300.
+    """Return the default rank of a latent space for a number of texts: half of it, but at least 30 and at most 300.
 
     For fewer than 30 texts, the rank is the number of texts.
 

@@ -1,4 +1,4 @@
-"""Split texts into words, and count the words."""
+"""Split texts into words without stop words, and count the words of each text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Stemmer(Protocol):
 
 
 class Vocabulary:
-    """Vocabulary that splits texts into words and counts them.
+    """Vocabulary of known words, which splits texts into words and counts the known ones.
 
     Words consist of two or more letters or digits, in lower case; scikit-learn's English stop words are left out.
 
@@ -62,14 +62,17 @@ class Vocabulary:
         )
 
     def __call__(self, text: str | Sequence[str]) -> Sequence[str]:
-        """Split a text into words, lowercased and optionally stemmed; a list of words is returned unchanged."""
+        """Split a text into lowercased words without stop words, reduced to stems if `stem` is set.
+
+        A list of words is returned unchanged.
+        """
         if not isinstance(text, str):
             return text
         words = self._split(text)
         return words if self._stem is None else list(self._stem.stemWords(words))
 
     def fit_transform(self, texts: Sequence[str | Sequence[str]]) -> csr_array:
-        """Learn the vocabulary, and return the counts `(texts, words)`.
+        """Learn the vocabulary of texts, and return the word counts `(texts, words)`.
 
         Raises:
             DataError: the texts contain no words other than stop words.
@@ -78,21 +81,21 @@ class Vocabulary:
             return self._counter.fit_transform(texts).astype(np.float64).tocsr()
         except ValueError:
             raise DataError(
-                "texts must contain at least one word of two or more letters that is not a stop word such as 'the', "
-                "got none."
+                "texts must contain at least one word of two or more letters or digits that is not a stop word such as "
+                "'the', got none."
             ) from None
 
     def transform(self, texts: Sequence[str]) -> csr_array:
-        """Return the counts `(texts, words)`; unknown words are ignored."""
+        """Return the counts of the words of the vocabulary in texts, `(texts, words)`. Other words are ignored."""
         return self._counter.transform(texts).astype(np.float64).tocsr()
 
     @property
     def terms(self) -> list[str]:
-        """The words, in the order of the columns."""
+        """Words of the vocabulary, in the order of the columns of the word counts."""
         return [str(word) for word in self._counter.get_feature_names_out()]
 
     def find_words(self, text: str) -> list[tuple[int, int, str]]:
-        """Return the start, the end and the normalized form of each word of a text."""
+        """Return `(start, end, word)` for each word of a text: its range of characters and its normalized form."""
         words = []
         for match in re.finditer(r"\w\w+", text):
             for word in self(match[0]):

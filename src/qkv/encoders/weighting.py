@@ -1,4 +1,4 @@
-"""Weightings of word counts, each the product of a local weight per count and a global weight per word.
+"""Weight word counts by the product of a local weight, a function of the count, and a global weight of the word.
 
     None          the count tf
     "tfidf"       tf · (log((1 + n) / (1 + df)) + 1)
@@ -33,7 +33,7 @@ __all__ = ["WEIGHTINGS", "Weighting", "get_weighting"]
 
 @dataclass(frozen=True, eq=False)
 class Weighting:
-    """Base class of weightings, which itself leaves counts unchanged.
+    """Weighting that leaves word counts unchanged, and base class of the other weightings.
 
     Attributes:
         words: the global weight of each word after fitting; None if counts are not weighted.
@@ -42,12 +42,12 @@ class Weighting:
     words: np.ndarray | None = None
 
     def fit(self, counts: Counts) -> Self:
-        """Learn the global weights from counts `(documents, words)`."""
+        """Return a copy of this weighting with the global weights of the words in counts `(documents, words)`."""
         words = self.global_weights(counts)
         return self if words is None else replace(self, words=words)
 
     def apply(self, counts: Counts) -> Counts:
-        """Return the weighted counts, as a sparse array if the counts are sparse."""
+        """Return the counts multiplied by local and global weights, as a sparse array if the counts are sparse."""
         if self.words is None:
             return counts
         weighted = _map_cells(self.local_weights, counts)
@@ -57,11 +57,14 @@ class Weighting:
         return weighted
 
     def global_weights(self, counts: Counts) -> np.ndarray | None:
-        """Return the global weight of each word; None if counts are not weighted."""
+        """Return the global weight of each word, computed from counts `(documents, words)`.
+
+        Return None if the weighting leaves counts unchanged.
+        """
         return None
 
     def local_weights(self, counts: np.ndarray) -> np.ndarray:
-        """Return the local weight of each count, such as its logarithm."""
+        """Return the local weight of each count, such as log(1 + count)."""
         return counts
 
 
@@ -90,7 +93,7 @@ class _LogEntropy(Weighting):
 
 
 def _map_cells(function: Callable[[np.ndarray], np.ndarray], counts: Counts) -> Counts:
-    """Apply an elementwise function, which maps 0 to 0, to counts; sparse counts stay sparse."""
+    """Apply an elementwise function that maps 0 to 0 to a dense or sparse array of counts."""
     if isinstance(counts, np.ndarray):
         return function(counts)
     mapped = counts.copy()
@@ -106,7 +109,7 @@ WEIGHTINGS: dict[str | None, type[Weighting]] = {
 
 
 def get_weighting(name: str | None) -> Weighting:
-    """Return the unfitted weighting with the given name.
+    """Return the unfitted weighting called `name`: None, `"tfidf"` or `"log-entropy"`.
 
     Raises:
         OptionError: the name is unknown.

@@ -1,4 +1,4 @@
-"""Read and write files of word vectors.
+"""Read and write files of word vectors in the formats of word2vec and GloVe.
 
 Files are read one line or vector at a time, and errors state the line or the byte.
 """
@@ -31,7 +31,10 @@ _MAX_WIDTH = 10**6
 def read_word_vectors(
     path: Path, format: str | None, limit: int | None, progress: Progress | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the words of a file and their vectors; see `WordVectors.load`."""
+    """Read a file of word vectors, and return the words and their vectors, `(words, width)`.
+
+    The arguments are those of `WordVectors.load`.
+    """
     check_choice("format", format, (None, *FORMATS))
     check_integers(limit=limit)
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -41,11 +44,16 @@ def read_word_vectors(
         with gzip.open(path, "rb") if suffixes[-1:] == [".gz"] else path.open("rb") as stream:
             return _read(cast("IO[bytes]", stream), path.name, format, limit, progress)
     except FileNotFoundError:
-        raise DataError(f"path must be an existing file, got {str(path)!r}. Check the name.") from None
+        raise DataError(f"path must be an existing file, got {str(path)!r}. Check the path.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path.name} must be a complete gzip file, got: {error}. Download the file again.") from None
+        raise DataError(
+            f"{path.name} must be a complete gzip file, but reading it failed: {error}. Download the file again."
+        ) from None
     except OSError as error:
-        raise DataError(f"path must be a readable file, got {str(path)!r}: {error.strerror or error}.") from None
+        raise DataError(
+            f"path must be a readable file, got {str(path)!r}, but reading it failed: {error.strerror or error}. Check "
+            "the path and its permissions."
+        ) from None
 
 
 def _read(
@@ -53,14 +61,17 @@ def _read(
 ) -> tuple[tuple[str, ...], np.ndarray]:
     binary = format == "binary"
     first = stream.readline(64 if binary else -1)
-    sizes = _sizes(first) if format != "glove" else None
+    sizes = _parse_header(first) if format != "glove" else None
     if binary and sizes is None:
-        raise DataError(f"{name}, byte 0: the header must state the number and width of vectors, got {_quote(first)}.")
+        raise DataError(
+            f"the first line of {name} must be the number of words and the width of vectors, got {_quote(first)}. Pass "
+            "another format if the file is not binary."
+        )
     if not first.strip():
-        raise DataError(f"the first line of {name} must hold a word and numbers, got an empty line.")
+        raise DataError(f"the first line of {name} must hold a word and numbers, got an empty line. Check the file.")
     if format == "word2vec" and sizes is None:
         raise DataError(
-            f"{name}, line 1: the header must state the number and width of vectors, got {_quote(first)}. Pass "
+            f"the first line of {name} must be the number of words and the width of vectors, got {_quote(first)}. Pass "
             "format='glove' for a GloVe file."
         )
     stated, width = sizes or (None, None)
@@ -76,7 +87,10 @@ def _read(
     count = 0
     for count, (word, vector, where) in enumerate(islice(rows, expected), start=1):
         if not np.isfinite(vector).all():
-            raise DataError(f"{where}: the vector of {word!r} must be finite, got {vector[~np.isfinite(vector)][0]}.")
+            raise DataError(
+                f"the vector of {word!r} in {where}, must be finite, got {vector[~np.isfinite(vector)][0]}. Remove the "
+                "word from the file."
+            )
         if word not in words:  # of repeated words, the first vector is kept
             row = words[word] = len(words)
             if row == len(vectors):
@@ -96,7 +110,7 @@ def _read(
 def _text_rows(
     lines: Iterable[tuple[int, bytes]], name: str, width: int | None
 ) -> Iterator[tuple[str, np.ndarray, str]]:
-    """Yield the word, the vector and the location of each line; words may contain spaces."""
+    """Yield `(word, vector, location)` for each non-blank line of a text file, in which words may contain spaces."""
     for number, line in lines:
         if not line.strip():
             continue
@@ -104,62 +118,70 @@ def _text_rows(
         cells = line.rstrip(b"\r\n ").split(b" ")
         width = len(cells) - 1 if width is None else width
         if width < 1 or len(cells) < width + 1:
-            raise DataError(f"{where} must hold {max(width, 1)} numbers, got {len(cells) - 1}.")
+            raise DataError(
+                f"{where}, must hold a word and a vector of width {max(width, 1)}, got width {len(cells) - 1}."
+            )
         word = _decode(b" ".join(cells[:-width]), where)
         try:
             vector = np.array(cells[-width:]).astype(np.float32)
         except ValueError:
-            raise DataError(f"{where} must consist of a word and {width} numbers, got {_quote(line)}.") from None
+            raise DataError(f"{where}, must hold a word and a vector of width {width}, got {_quote(line)}.") from None
         yield word, vector, where
 
 
 def _binary_rows(
-    stream: IO[bytes], name: str, place: int, count: int, width: int
+    stream: IO[bytes], name: str, position: int, count: int, width: int
 ) -> Iterator[tuple[str, np.ndarray, str]]:
-    """Yield the word, the vector and the location of each of `count` entries, starting at byte `place`."""
+    """Yield `(word, vector, location)` for each of the `count` words of a binary file, starting at byte `position`."""
     for number in range(count):
-        word, place = _binary_word(stream, name, place, number, count)
+        word, position = _read_binary_word(stream, name, position, number, count)
         content = stream.read(4 * width)
         if len(content) < 4 * width:
             raise DataError(
-                f"{name} must hold {count:,} words, as its first line states, but ends at byte {place + len(content)}, "
-                f"within the vector of word {number + 1:,}. Download the file again."
+                f"{name} must hold {count:,} words, as its first line states, but ends at byte "
+                f"{position + len(content)}, within the vector of word {number + 1:,}. Download the file again."
             )
-        yield word, np.frombuffer(content, "<f4"), f"{name}, byte {place}"
-        place += 4 * width
+        yield word, np.frombuffer(content, "<f4"), f"{name}, byte {position}"
+        position += 4 * width
 
 
-def _binary_word(stream: IO[bytes], name: str, place: int, number: int, count: int) -> tuple[str, int]:
-    """Read a word up to the next space, skipping the newline that some writers put after a vector."""
-    start, letters = place, bytearray()
+def _read_binary_word(stream: IO[bytes], name: str, position: int, number: int, count: int) -> tuple[str, int]:
+    """Read a word up to the next space, and return it with the position of the byte after the space.
+
+    A newline before the word, which some programs write after each vector, is skipped.
+    """
+    start, letters = position, bytearray()
     while True:
         letter = stream.read(1)
-        place += 1
+        position += 1
         if letter == b" ":
             break
         if not letter:
             raise DataError(
                 f"{name} must hold {count:,} words, as its first line states, but ends after {number:,} words, at byte "
-                f"{place - 1}. Download the file again."
+                f"{position - 1}. Download the file again."
             )
         if letter != b"\n" or letters:
             letters += letter
         if len(letters) > _MAX_WORD_BYTES:
             raise DataError(
-                f"{name}, byte {start}: a word must have at most {_MAX_WORD_BYTES:,} bytes, got more. Check the format."
+                f"the word in {name}, byte {start}, must have at most {_MAX_WORD_BYTES:,} bytes, got more. Pass "
+                "another format if the file is not binary."
             )
-    return _decode(bytes(letters), f"{name}, byte {start}"), place
+    return _decode(bytes(letters), f"{name}, byte {start}"), position
 
 
 def _decode(word: bytes, where: str) -> str:
     try:
         return word.decode("utf-8")
     except UnicodeDecodeError:
-        raise DataError(f"{where}: the word must be valid UTF-8, got {word[:40]!r}.") from None
+        raise DataError(
+            f"the word in {where}, must be valid UTF-8, got {word[:40]!r}. Convert the file to UTF-8."
+        ) from None
 
 
-def _sizes(line: bytes) -> tuple[int, int] | None:
-    """Return the number of words and their width if the line states them, else None."""
+def _parse_header(line: bytes) -> tuple[int, int] | None:
+    """Return the number of words and the width of vectors if a line consists of both, otherwise None."""
     cells = line.split()
     if len(cells) != 2 or not all(cell.isdigit() for cell in cells):
         return None
@@ -173,11 +195,14 @@ def _quote(line: bytes) -> str:
 
 
 def write_word_vectors(path: Path, words: tuple[str, ...], vectors: np.ndarray, format: str) -> None:
-    """Write words and their vectors to a file; see `WordVectors.save`."""
+    """Write words and their vectors to a file, as described in `WordVectors.save`."""
     check_choice("format", format, FORMATS)
     for word in words:
         if not word or "\n" in word or (format == "binary" and " " in word):
-            raise DataError(f"words must not be empty or contain separators of the format, got {word!r}.")
+            raise DataError(
+                "words must not be empty or contain a newline, nor a space if format='binary', got "
+                f"{word!r}. Remove the word."
+            )
     rows = np.asarray(vectors, np.float32)
 
     def write(stream: IO[bytes]) -> None:

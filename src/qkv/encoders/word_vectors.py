@@ -1,4 +1,4 @@
-"""Word vectors in the formats of word2vec and GloVe, as text or binary, optionally compressed with gzip.
+"""Load word vectors of word2vec and GloVe, and encode texts as the means of the vectors of their words.
 
     word2vec text     "rows width", then a line for each word: the word and its numbers
     word2vec binary   "rows width", then for each word: its bytes, a space, float32 numbers, optionally a newline
@@ -38,7 +38,7 @@ _BATCH = 10_000
 
 @dataclass(frozen=True, eq=False)
 class WordVectors(Encoder):
-    """Word vectors, which encode a text as the mean of the vectors of its words.
+    """Text encoder that represents a text by the mean of the vectors of its words.
 
     A word is looked up as written, then in lower case, then capitalized. Unknown words are left out of the mean
     of a text; a text without known words is encoded as zeros, whose cosine with every vector is 0.
@@ -71,7 +71,8 @@ class WordVectors(Encoder):
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or len(self.vectors) != len(self.words):
             raise DataError(
-                f"vectors must have one row for each of the {len(self.words)} words, got shape {self.vectors.shape}."
+                f"vectors must have shape ({len(self.words)}, width), with one row for each word, got shape "
+                f"{self.vectors.shape}."
             )
         rows = dict(zip(self.words, range(len(self.words)), strict=True))
         if len(rows) < len(self.words):
@@ -87,7 +88,7 @@ class WordVectors(Encoder):
         limit: int | None = None,
         progress: Progress | None = None,
     ) -> WordVectors:
-        """Load word vectors from a file; of repeated words, the first vector is kept.
+        """Load word vectors from a file. If a word is repeated, its first vector is kept.
 
         Args:
             path: path of the file; `.bin` is the binary format of word2vec, other suffixes are text, and `.gz` may
@@ -103,7 +104,7 @@ class WordVectors(Encoder):
         return WordVectors(*read_word_vectors(Path(path), format, limit, progress))
 
     def save(self, path: str | os.PathLike[str], *, format: str = "word2vec") -> None:
-        """Write words and vectors to a file atomically; weights are not written.
+        """Write words and vectors, but not weights, to a file atomically.
 
         Args:
             path: path of the file; `.gz` compresses it.
@@ -117,17 +118,17 @@ class WordVectors(Encoder):
 
     @property
     def width(self) -> int:
-        """Width of the vectors."""
+        """Number of elements of each vector."""
         return int(self.vectors.shape[1])
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the words, their vectors and their weights."""
+        """Return the words, their vectors and, unless it is None, `weights` as a dict of arrays."""
         arrays = {"words": pack_words(self.words), "vectors": self.vectors}
         return arrays if self.weights is None else arrays | {"weights": self.weights}
 
     @classmethod
     def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
-        """Restore word vectors from their arrays."""
+        """Restore word vectors from the arrays that `arrays` returned."""
         return cls(tuple(unpack_words(arrays["words"])), arrays["vectors"], arrays.get("weights"))
 
     def __str__(self) -> str:
@@ -140,7 +141,7 @@ class WordVectors(Encoder):
         return self.row(word) is not None
 
     def __getitem__(self, word: str) -> np.ndarray:
-        """Return the vector of a word.
+        """Return the vector of a word, `(width,)`.
 
         Raises:
             KeyError: the word is unknown.
@@ -151,14 +152,17 @@ class WordVectors(Encoder):
         return np.asarray(self.vectors[row])
 
     def row(self, word: str) -> int | None:
-        """Return the row of a word as written, in lower case or capitalized; None if it is unknown."""
+        """Return the row of `vectors` for a word, or None if the word is unknown.
+
+        The word is looked up as written, then in lower case, then capitalized.
+        """
         for form in (word, word.lower(), word.capitalize()):
             if form in self._rows:
                 return self._rows[form]
         return None
 
     def similarity(self, word: str, other: str) -> float:
-        """Return the cosine similarity of two words.
+        """Return the cosine similarity of the vectors of two words, or 0 if one is a zero vector.
 
         Raises:
             KeyError: a word is unknown.
@@ -191,7 +195,7 @@ class WordVectors(Encoder):
         return [(self.words[row], float(cosines[row])) for row in best]
 
     def weighted_by(self, texts: Iterable[str]) -> WordVectors:
-        """Return word vectors whose weights are the inverse document frequencies of words in the given texts.
+        """Return a copy of these word vectors with the inverse document frequencies of the words in `texts` as weights.
 
             weight = log((1 + texts) / (1 + texts with the word)) + 1
 
@@ -204,7 +208,7 @@ class WordVectors(Encoder):
         return replace(self, weights=np.log((1.0 + count) / (1.0 + frequency)) + 1.0)
 
     def fit_encode(self, inputs: Sequence[str | None], progress: Progress | None = None) -> np.ndarray:
-        """Return the vectors of texts; word vectors need no fitting."""
+        """Return the vectors of texts by `encode`, because word vectors need no fitting."""
         return self.encode(inputs, progress=progress)
 
     def encode(
@@ -220,7 +224,7 @@ class WordVectors(Encoder):
             KindError: `inputs` is a single string, or an element is not a string.
         """
         if isinstance(inputs, str):
-            raise KindError(f"inputs must be a list of texts, got the string {inputs[:40]!r}.")
+            raise KindError(f"inputs must be a list of texts, got the string {inputs[:40]!r}. Pass it in a list.")
         encoded = np.zeros((len(inputs), self.width), np.float32)
         for index, text in enumerate(inputs):
             rows = self._known_rows(text)
@@ -232,7 +236,7 @@ class WordVectors(Encoder):
         return encoded
 
     def coverage(self, texts: Sequence[str]) -> float:
-        """Return the fraction of words in the texts that have a vector; 1 if there are no words.
+        """Return the fraction of the words of texts that have a vector, or 1 if the texts have no words.
 
         Example:
             >>> WordVectors(("a",), np.ones((1, 2))).coverage(["a b", "A c"])
@@ -253,5 +257,5 @@ def _check_text(text: object) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise KindError(f"texts must be strings or None, got {text!r} of type {type(text).__name__}.")
+        raise KindError(f"each text must be a string or None, got {text!r} of type {type(text).__name__}.")
     return text
