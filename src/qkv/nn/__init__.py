@@ -1,4 +1,4 @@
-"""PyTorch modules for attention, which hold parameters and options; `qkv.engine` computes the output."""
+"""PyTorch modules for attention. They hold parameters and options, and call `qkv.engine` to compute their output."""
 
 from qkv.core.extras import require_packages
 

@@ -28,7 +28,7 @@ Groups = tuple[int, int] | None
 
 
 def align_batch(part: T, batch_axes: int, groups: Groups, per_head: bool) -> T:
-    """Return a part whose arrays broadcast over the heads; the same object if nothing changes.
+    """Return `part` with its arrays reshaped to broadcast over the heads, or `part` itself if none needs it.
 
     Args:
         part: a part, or None.
@@ -46,7 +46,7 @@ def _align(value: object, axes: tuple[str, ...] | None, rule: tuple[int, Groups,
         names = kind.__match_args__  # the fields, without class variables
         before = [getattr(value, name) for name in names]
         field_axes = [kind.__dataclass_fields__[name].metadata.get("axes") for name in names]
-        after = [_align(x, own, rule) for x, own in zip(before, field_axes, strict=True)]
+        after = [_align(x, axes_of_x, rule) for x, axes_of_x in zip(before, field_axes, strict=True)]
         same = all([a is b for a, b in zip(after, before, strict=True)])  # noqa: C419 -- torch.compile
         return value if same else kind(*after)
     if isinstance(value, tuple):
@@ -58,20 +58,27 @@ def _align(value: object, axes: tuple[str, ...] | None, rule: tuple[int, Groups,
     return align_array(value, value.ndim - len(axes), *rule)
 
 
-def align_array(x: Any, own: int, batch_axes: int, groups: Groups, per_head: bool) -> Any:
-    """Return the array, reshaped so that its batch axes, the first `own` axes, broadcast over the heads.
+def align_array(x: Any, own_axes: int, batch_axes: int, groups: Groups, per_head: bool) -> Any:
+    """Return the array, reshaped so that its leading batch axes broadcast over the heads.
 
     An array whose batch axes fit neither batch nor heads is returned unchanged; the engine raises the error.
+
+    Args:
+        x: the array.
+        own_axes: number of leading batch axes of the array.
+        batch_axes: as in `align_batch`.
+        groups: as in `align_batch`.
+        per_head: as in `align_batch`.
     """
-    if own <= 0:
+    if own_axes <= 0:
         return x
     shape = tuple(x.shape)
-    lead, core = shape[:own], shape[own:]
-    if own == 1 and (per_head or batch_axes == 0):
+    lead, core = shape[:own_axes], shape[own_axes:]
+    if own_axes == 1 and (per_head or batch_axes == 0):
         lead = (1,) * batch_axes + lead
-    elif own == batch_axes:
+    elif own_axes == batch_axes:
         lead = (*lead, 1)
-    elif own != batch_axes + 1:
+    elif own_axes != batch_axes + 1:
         return x
     if groups is not None:
         lead = (*lead[:-1], 1, 1) if lead[-1] == 1 else (*lead[:-1], *groups)

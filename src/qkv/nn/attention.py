@@ -1,4 +1,4 @@
-"""Module for attention without projections, with any score, normalizer, mask and dropout."""
+"""PyTorch module for attention without projections, with any score, normalizer, mask and dropout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
 from qkv.nn.part_module import PartModule
 from qkv.nn.protocols import AttentionOutput, Cache
-from qkv.nn.scores.base import ScoreLike, build_score
+from qkv.nn.scores.base import LearnedScore, ScoreLike, build_score
 from qkv.normalizers import Normalizer
 from qkv.plan import Spec
 from qkv.readouts import Readout
@@ -30,7 +30,7 @@ __all__ = ["Attention", "CallOptions", "append_to_cache", "run_attention"]
 
 
 class CallOptions(TypedDict):
-    """Keyword arguments of `qkv.attend`."""
+    """Keyword arguments that attention modules pass to `qkv.attend` and `qkv.observe`."""
 
     score: Score
     normalizer: Normalizer | None
@@ -83,7 +83,9 @@ class Attention(torch.nn.Module):
     ) -> None:
         super().__init__()
         if spec is not None and not isinstance(spec, Spec):
-            raise KindError(f"spec must be a qkv.Spec, got a {type(spec).__name__}. Pass a score as score=….")
+            raise KindError(
+                f"spec must be a qkv.Spec, got a {type(spec).__name__}. Pass a score as the keyword argument score."
+            )
         if spec is not None:
             score = spec.score if score is None else score
             normalizer = spec.normalizer if normalizer is None else normalizer
@@ -91,10 +93,11 @@ class Attention(torch.nn.Module):
             dropout = dropout or spec.dropout
         portable = isinstance(score, type) and issubclass(score, scores.Score)
         if not (score is None or portable or isinstance(score, (scores.Score, torch.nn.Module))):
-            name = getattr(score, "__name__", "Additive")
+            got = f"the class {score.__name__}" if isinstance(score, type) else repr(score)
+            name = score.__name__ if isinstance(score, type) and issubclass(score, LearnedScore) else "Additive"
             raise KindError(
-                f"score must be an instance, because Attention does not know the widths of its inputs, got {name}. "
-                f"Give nn.{name}(query_width, key_width)."
+                f"score must be a score of qkv.scores, or an instance of a learned score of qkv.nn, got {got}. Pass an "
+                f"instance, such as scores.Dot() or nn.{name}(query_width, key_width)."
             )
         self.score = build_score(score, 1, 1, getattr(score, "heads", None))
         self.normalizer = PartModule(normalizer)
@@ -114,7 +117,7 @@ class Attention(torch.nn.Module):
         readouts: Sequence[Readout] = (),
         positions: Positions | None = None,
     ) -> Tensor | AttentionOutput:
-        """Return the attention output, or an `AttentionOutput` if readouts are given.
+        """Return the attention output, or an `AttentionOutput` if readouts are requested.
 
         Args:
             query: queries.
@@ -141,14 +144,14 @@ class Attention(torch.nn.Module):
         return run_attention(query, keys, values, readouts, options)
 
     def extra_repr(self) -> str:
-        """Return the dropout probability for `print`."""
+        """Return the dropout probability as text for `print`, or "" if it is 0."""
         return f"dropout={self.dropout}" if self.dropout else ""
 
 
 def append_to_cache(
     cache: Cache | None, key: Tensor, value: Tensor, mask: Mask | None, positions: Positions | None
 ) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor, Mask | None, Positions | None]:
-    """Append to the cache, if there is one; return all keys and values, and the mask and positions of the call."""
+    """Append keys and values to the cache, if any, and return all keys and values, the mask and the positions."""
     if cache is None:
         return key, value, mask, positions
     keys, values = cache.append(key, value)
@@ -162,7 +165,7 @@ def run_attention(
     readouts: Sequence[Readout],
     options: CallOptions,
 ) -> Tensor | AttentionOutput:
-    """Run the chunked kernel for the keys of a cache, else `observe` if readouts are given, else `attend`."""
+    """Compute attention with the chunked kernel if it supports the call, otherwise with `attend` or `observe`."""
     if isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor):
         if options["kernel"] is None:
             spec = Spec(

@@ -1,4 +1,4 @@
-"""Check the shapes of arguments of modules."""
+"""Check of the shapes of tensors that are passed to attention modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check_width"]
 
 
 def check_width(name: str, x: Tensor, width: int) -> Tensor:
-    """Return `x` if it has shape `(*batch, length, width)`.
+    """Check that `x` has shape `(*batch, length, width)`, and return it.
 
     Raises:
         ShapeError: if `x` has another shape.

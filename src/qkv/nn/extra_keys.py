@@ -1,4 +1,4 @@
-"""Append learned or zero keys to the keys of a call, and extend the mask so that all queries attend to them."""
+"""Append learned or zero keys to the keys of a call, and extend the mask so that all queries may attend to them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["ExtraKeysMask", "append_extra_keys"]
 
 @dataclass(frozen=True, eq=False)
 class ExtraKeysMask(Mask):
-    """Mask that applies an inner mask to the given keys and always allows the `extra` keys after them.
+    """Mask that applies an inner mask to all keys but the last `extra` ones, which it always allows.
 
-    The inner mask is evaluated without the extra keys: its arrays have the length of the given keys, and causal
-    alignment is relative to the given keys.
+    The inner mask is evaluated without the extra keys: its arrays have one element for each other key, and causal
+    alignment is relative to the other keys.
 
     Example:
         >>> import numpy as np
@@ -39,7 +39,7 @@ class ExtraKeysMask(Mask):
     extra: int
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` if the arrays of the inner mask do not fit the queries and the given keys."""
+        """Raise a `ShapeError` if the arrays of the inner mask do not fit `q` queries and `k` − `extra` keys."""
         self.mask.check(q, k - self.extra)
 
     def bind(
@@ -49,14 +49,14 @@ class ExtraKeysMask(Mask):
         dtype: DType = None,
         lengths: dict[str, int] | None = None,
     ) -> Self:
-        """Return the mask for a call, with the inner mask bound to the call without the extra keys."""
+        """Return the mask with its inner mask bound to the arrays of a call, without the extra keys."""
         lengths = dict(lengths or {})
         if "k" in lengths:
             lengths["k"] -= self.extra
         return dataclasses.replace(self, mask=self.mask.bind(reference, batch, dtype, lengths))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return which pairs of the tile are allowed, with True for every pair of an extra key."""
+        """Return a boolean array that is True for allowed pairs of the tile, among them all pairs of an extra key."""
         k = tile.k_total - self.extra
         inner = dataclasses.replace(tile, cols=(min(tile.cols[0], k), min(tile.cols[1], k)), k_total=k)
         extra = tile.cols[1] - tile.cols[0] - (inner.cols[1] - inner.cols[0])
@@ -79,7 +79,7 @@ def append_extra_keys(
     learned: Sequence[tuple[Tensor, Tensor]],
     zero: bool,
 ) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor, Mask | None]:
-    """Return keys, values and mask, extended by learned keys and values, and by a key and value of 0 if `zero`."""
+    """Return keys and values extended by learned keys and, if `zero`, a zero key, and the mask that allows them."""
     if not learned and not zero:
         return key, value, mask
     all_keys, all_values = concat_chunks(key), concat_chunks(value)

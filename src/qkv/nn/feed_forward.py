@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def init_linear(*linears: nn.Linear | None) -> None:
-    """Initialise weights uniformly as in Glorot and Bengio (2010) and biases with 0; None is skipped."""
+    """Initialize weights uniformly as in Glorot and Bengio (2010) and biases with 0; skip layers that are None."""
     for linear in linears:
         if linear is not None:
             nn.init.xavier_uniform_(linear.weight)
@@ -36,7 +36,7 @@ class FeedForward(nn.Module):
 
         output = W₂ dropout(f(W₁ x + b₁)) + b₂          gated: f(W₁ x + b₁) ⊙ (W_G x + b_G) in place of f
 
-    Weights are initialised uniformly as in Glorot and Bengio (2010), biases with 0.
+    Weights are initialized uniformly as in Glorot and Bengio (2010), biases with 0.
 
     Args:
         width: width of a token.
@@ -89,11 +89,11 @@ class FeedForward(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set all parameters to their initial values."""
+        """Initialize all parameters again, as in a new module."""
         init_linear(self.inward, self.gate, self.outward)
 
     def forward(self, x: Float[Tensor, "*batch n width"]) -> Float[Tensor, "*batch n width"]:
-        """Return the output for each token."""
+        """Return the output of the feed-forward network for each token, `(*batch, n, width)`."""
         f = ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
         hidden = f(self.inward(x))
         if self.gate is not None:

@@ -47,7 +47,7 @@ Baseline = Literal["moving", "exact"]
 
 
 class HardAttentionOutput(NamedTuple):
-    """Chosen keys, their values and their log probabilities, as returned by `HardAttention`.
+    """Values, indices and log probabilities of the chosen keys, as returned by `HardAttention`.
 
     Attributes:
         output: value of the chosen key, `(*batch, q, value_width)`; 0 where no key is allowed.
@@ -126,7 +126,7 @@ class HardAttention(torch.nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
     def reset_parameters(self) -> None:
-        """Reset the moving average of losses."""
+        """Reset the moving average of losses, the baseline of REINFORCE, to 0."""
         self.average.zero_()
         self.seen.zero_()
 
@@ -140,7 +140,7 @@ class HardAttention(torch.nn.Module):
         positions: Positions | None = None,
         seed: int | None = None,
     ) -> HardAttentionOutput:
-        """Return the value of one key per query.
+        """Return one key per query with its value and log probability: a sampled key, or the likeliest in evaluation.
 
         Args:
             query: queries.
@@ -173,7 +173,7 @@ class HardAttention(torch.nn.Module):
         losses: Float[Tensor, "*batch"],
         expected: Float[Tensor, "*batch"] | None = None,
     ) -> Float[Tensor, "*batch"]:
-        """Return the losses with the REINFORCE gradient; their mean is the objective to minimise.
+        """Return the losses with the REINFORCE gradient. Training minimizes their mean.
 
             L + (L − b) · (log p − detach(log p))          equal to L in value
 
@@ -190,8 +190,8 @@ class HardAttention(torch.nn.Module):
         shape = tuple(drawn.log_probability.shape)
         if tuple(losses.shape) != shape[: losses.ndim]:
             raise ShapeError(
-                f"losses must have the leading axes of drawn.keys, which has shape {shape}, got {tuple(losses.shape)}. "
-                "Give one loss per batch element, or one per sampled key."
+                f"losses must have leading axes of drawn.keys as their shape, such as {shape[:1]} or {shape}, got "
+                f"{tuple(losses.shape)}. Pass one loss per batch element, or one per sampled key."
             )
         log_probability = drawn.log_probability
         if losses.ndim < len(shape):
@@ -210,7 +210,7 @@ class HardAttention(torch.nn.Module):
         mask: Mask | None = None,
         positions: Positions | None = None,
     ) -> Float[Tensor, "*batch q"]:
-        """Return the expected loss Σ_j p_j L(v_j) with its exact gradient, from q · k evaluations of the loss.
+        """Return the expected loss Σ_j p_j L(v_j) of each query with its exact gradient, from all q · k losses.
 
         Args:
             query: as in `forward`.
@@ -228,7 +228,7 @@ class HardAttention(torch.nn.Module):
         return (weights * loss(candidates)).sum(-1)
 
     def extra_repr(self) -> str:
-        """Return the gradient estimator for `print`."""
+        """Return the sampled softmax, the gradient estimator and the baseline as text for `print`."""
         baseline = f", baseline={self.baseline!r}" if self.gradient == "reinforce" else ""
         return f"{self.draw}, gradient={self.gradient!r}{baseline}"
 
@@ -255,7 +255,7 @@ class HardAttention(torch.nn.Module):
         if self.baseline == "exact":
             if expected is None:
                 raise OptionError(
-                    'expected must be given with baseline="exact", got None. Pass the result of the method expected.'
+                    'expected must be a tensor with baseline="exact", got None. Pass expected=module.expected(…).'
                 )
             return expected.detach()
         if self.baseline is None:
@@ -271,7 +271,7 @@ class HardAttention(torch.nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _NoisyScore(PointwiseScore):
-    """Score score / T + g with the Gumbel noise g of `Sample` for the same seed; its argmax is the sampled key."""
+    """Score that divides an inner score by T and adds the Gumbel noise of `Sample` for the same seed."""
 
     score: Score
     inverse_temperature: float

@@ -1,4 +1,4 @@
-"""Split, group, rotate and merge the heads of multi-head attention, and return the projections of one head."""
+"""Functions that split, group, rotate and merge the heads of multi-head attention."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Head(NamedTuple):
-    """Projections W_Q, W_K, W_V and W_O of one head and their biases; None if the module lacks the projection.
+    """Projections W_Q, W_K, W_V and W_O of one head and their biases. Each is None if the module does not have it.
 
     The tensors are views: writing into a tensor changes the module.
 
@@ -58,7 +58,7 @@ class Head(NamedTuple):
 
 
 def head_rows(linear: torch.nn.Linear | None, head: int, heads: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return the rows of a projection's weight and bias that belong to one head."""
+    """Return the rows of a projection's weight and bias that belong to one head; each is None if it does not exist."""
     if linear is None:
         return None, None
     width = linear.weight.shape[0] // heads
@@ -69,12 +69,12 @@ def head_rows(linear: torch.nn.Linear | None, head: int, heads: int) -> tuple[Te
 def split_heads(
     x: Float[Tensor, "*batch length all_heads"], heads: int, head_width: int
 ) -> Float[Tensor, "*batch heads length head_width"]:
-    """Return a view of `(*batch, length, heads · head_width)` with the heads as a batch axis."""
+    """Return `x` with its last axis split into heads, a batch axis: `(*batch, heads, length, head_width)`."""
     return x.reshape(*x.shape[:-1], heads, head_width).transpose(-3, -2)
 
 
 def apply_norm(norm: torch.nn.Module | None, x: Tensor) -> Tensor:
-    """Apply a norm in the dtype of its weight, also under autocast, and cast the result to the dtype of `x`."""
+    """Return `norm(x)`, computed in the dtype of the norm's weight and cast to that of `x`; None means no norm."""
     if norm is None:
         return x
     weight = norm.weight
@@ -84,7 +84,7 @@ def apply_norm(norm: torch.nn.Module | None, x: Tensor) -> Tensor:
 
 
 def head_groups(heads: int, key_heads: int, expand: bool) -> Groups:
-    """Return (key_heads, group) if the heads become two axes, else None.
+    """Return (key_heads, group) if the heads are to be two axes of the call, or None if they are to be one.
 
     They become two axes if several heads, but not all, share a key and `expand` does not copy keys for each head.
     """
@@ -98,7 +98,7 @@ def group_heads(
     groups: Groups,
     expand_to: int | None,
 ) -> tuple[Tensor, Tensor | ChunkedTensor, Tensor | ChunkedTensor]:
-    """Make the heads of query, key and value broadcast, with two head axes or with keys copied for each head."""
+    """Return query, key and value with heads that broadcast: as two head axes, or with keys copied for each head."""
     if groups is not None:
         return (
             query.reshape(*query.shape[:-3], *groups, *query.shape[-2:]),
@@ -119,7 +119,7 @@ def apply_rotation(
     cache: Cache | None,
     positions: Positions | None,
 ) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys by their positions in the sequence."""
+    """Return queries and keys, rotated by their positions in the sequence."""
     q, k = query.shape[-2], key.shape[-2]
     if cache is not None:
         start = key_start = cache.start
@@ -136,12 +136,12 @@ def _position_ids(start: int | Tensor, length: int, x: Tensor) -> Tensor:
 
 
 def selects_heads(readouts: Sequence[Readout]) -> bool:
-    """Return whether a readout selects heads by index, which requires a single head axis."""
+    """Return True if any readout selects heads by index, which requires a single head axis."""
     return any([isinstance(readout, Heads) for readout in readouts])  # noqa: C419 -- torch.compile
 
 
 def merge_group_axes(readouts: Sequence[Result], axes: int, groups: Groups) -> tuple[Result, ...]:
-    """Flatten the two head axes of the readouts of a grouped call into one."""
+    """Return the readouts, with the two head axes of a call with grouped heads flattened into one."""
     if groups is None:
         return tuple(readouts)
     return tuple(unflatten(tuple(_merge_axes(x, axes) for x in flatten(r)), r) for r in readouts)
@@ -153,7 +153,7 @@ def _merge_axes(x: Array, axis: int) -> Array:
 
 
 def check_head_index(index: int, heads: int) -> int:
-    """Check the index of a head and return it as a non-negative integer.
+    """Check the index of a head, which may be negative, and return it as a non-negative integer.
 
     Raises:
         OptionError: if the index is out of range.
@@ -164,11 +164,11 @@ def check_head_index(index: int, heads: int) -> int:
 
 
 def check_kernel(kernel: str | None, talking_heads: bool) -> str | None:
-    """Return the name of the kernel to run, which is "dense" for talking heads.
+    """Check the requested kernel, and return it, or "dense" if the module has talking heads.
 
     Raises:
         OptionError: if another kernel is requested together with talking heads.
     """
     if talking_heads and kernel not in (None, "dense"):
-        raise OptionError(f'kernel must be None or "dense" with talking_heads, got {kernel!r}.')
+        raise OptionError(f'kernel must be None or "dense" with talking_heads=True, got {kernel!r}.')
     return "dense" if talking_heads else kernel

@@ -30,10 +30,10 @@ __all__ = ["LatentAttention"]
 
 
 class LatentAttention(nn.Module):
-    """Summarise an input of any length in a fixed number of latent vectors.
+    """Module that summarizes an input of any length in a fixed number of latent vectors.
 
     Args:
-        latents: number of latent vectors, initialised from a normal distribution with standard deviation 0.02.
+        latents: number of latent vectors, initialized from a normal distribution with standard deviation 0.02.
         width: width of a latent vector.
         heads: number of attention heads.
         input_width: width of the input; None means `width`.
@@ -101,14 +101,14 @@ class LatentAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the latents and the query projection; submodules initialise their own parameters."""
+        """Initialize the latents and the query projection. Submodules initialize their own parameters."""
         nn.init.normal_(self.latents, std=0.02)
         init_linear(self.query_map)
 
     def forward(
         self, x: Float[Tensor, "*batch n input_width"], *, mask: Mask | None = None
     ) -> Float[Tensor, "*batch latents width"]:
-        """Return the latents after they have attended to the input.
+        """Return the latent vectors, `(*batch, latents, width)`, after they have attended to the input.
 
         Args:
             x: the input.
@@ -123,7 +123,7 @@ class LatentAttention(nn.Module):
     def read(
         self, query: Float[Tensor, "*batch q query_width"], latents: Float[Tensor, "*batch latents width"]
     ) -> Float[Tensor, "*batch q width"]:
-        """Return the output of queries that attend to the latents.
+        """Return the output of attention from `query` to the latent vectors, `(*batch, q, width)`.
 
         Args:
             query: queries.

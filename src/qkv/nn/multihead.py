@@ -1,4 +1,4 @@
-"""Module for multi-head attention with projections and any score, normalizer and mask."""
+"""PyTorch module for multi-head attention with projections and any score, normalizer and mask."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MultiHeadAttention(torch.nn.Module):
 
         head_h = attend(query W_Q_h, key W_K_h, value W_V_h)          output = Σ_h head_h W_O_h
 
-    Projections are initialised uniformly as in Glorot and Bengio (2010), biases with 0.
+    Projections are initialized uniformly as in Glorot and Bengio (2010), biases with 0.
 
     Args:
         width: width of the query and of the output.
@@ -66,7 +66,7 @@ class MultiHeadAttention(torch.nn.Module):
         mask: as in `qkv.attend`.
         positions: rotation of queries and keys by their positions, such as `nn.positions.Rotary`; any
             `nn.Rotation`.
-        query_key_norm: "rms" or "layer" to normalise each head's query and key before the score
+        query_key_norm: "rms" or "layer" to normalize each head's query and key before the score
             (Dehghani et al. (2023), https://arxiv.org/abs/2302.05442, section 2).
         output_gate: whether the heads' outputs are multiplied elementwise by σ(W_G query) (Qiu et al. (2025),
             https://arxiv.org/abs/2505.06708).
@@ -76,7 +76,7 @@ class MultiHeadAttention(torch.nn.Module):
         talking_heads: whether learned matrices, initially the identity, mix the logits and the weights across
             heads. This requires the dense kernel.
         learned_key: whether a learned key and value, which every query may attend to, are appended. They are
-            initialised from a normal distribution with Glorot's variance.
+            initialized from a normal distribution with Glorot's variance.
         zero_key: whether a key and value of zeros are appended.
         maps: which projections of query and key exist: "both", "shared" (W_Q also projects the key), "query"
             (only W_Q), "key" (only W_K) or "none". An input without projection is split into heads directly.
@@ -178,7 +178,7 @@ class MultiHeadAttention(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set all parameters to their initial values."""
+        """Initialize all parameters again, as in a new module."""
         init_linear(self.query_map, self.key_map, self.value_map, self.output_map, self.gate_map)
         for module in (self.query_norm, self.key_norm):
             if isinstance(module, (torch.nn.RMSNorm, torch.nn.LayerNorm)):
@@ -206,7 +206,7 @@ class MultiHeadAttention(torch.nn.Module):
         readouts: Sequence[Readout] = (),
         positions: Positions | None = None,
     ) -> Tensor | AttentionOutput:
-        """Return the output, or an `AttentionOutput` if readouts are given.
+        """Return the attention output, or an `AttentionOutput` if readouts are requested.
 
         Args:
             query: query input.
@@ -256,7 +256,7 @@ class MultiHeadAttention(torch.nn.Module):
         return AttentionOutput(output, head_layout.merge_group_axes(result.readouts, axes, groups), result.plan)
 
     def queries(self, query: Float[Tensor, "*batch q width"]) -> Float[Tensor, "*batch heads q head_width"]:
-        """Return the projected and normalised queries, before any rotation by position."""
+        """Return the projected and, with `query_key_norm`, normalized queries, split into heads but not rotated."""
         query = check_width("query", query, self.width)
         projected = query if self.query_map is None else self.query_map(query)
         return head_layout.apply_norm(self.query_norm, head_layout.split_heads(projected, self.heads, self.head_width))
@@ -264,7 +264,7 @@ class MultiHeadAttention(torch.nn.Module):
     def key_value(
         self, key: Float[Tensor, "*batch k key_width"], value: Float[Tensor, "*batch k value_width"] | None = None
     ) -> KeyValue:
-        """Return projected keys and values, to be passed as the key of many calls.
+        """Return projected keys and values, which can be passed as `key` to many calls of the module.
 
         A decoder projects the output of its encoder once this way, instead of at every step.
         """
@@ -280,7 +280,7 @@ class MultiHeadAttention(torch.nn.Module):
         )
 
     def head(self, index: int) -> Head:
-        """Return W_Q, W_K, W_V and W_O of one head, as views.
+        """Return the projections of one head, W_Q, W_K, W_V and W_O with their biases, as views of the parameters.
 
         Raises:
             OptionError: if `index` is out of range.
@@ -297,7 +297,7 @@ class MultiHeadAttention(torch.nn.Module):
 
     @classmethod
     def from_torch(cls, module: torch.nn.MultiheadAttention) -> Self:
-        """Convert a `torch.nn.MultiheadAttention` and copy its parameters.
+        """Return a module with copies of the parameters of a `torch.nn.MultiheadAttention`.
 
         The layout is `(batch, length, width)` whatever `batch_first` is, and masks are `qkv.masks`, where True
         means may attend: `nn.torch_masks` translates PyTorch's masks, where True means may not. A query whose
@@ -309,7 +309,7 @@ class MultiHeadAttention(torch.nn.Module):
         return torch_interop.from_torch(module, cls)
 
     def to_torch(self) -> torch.nn.MultiheadAttention:
-        """Convert to a `torch.nn.MultiheadAttention` with copied parameters and `batch_first=True`.
+        """Return a `torch.nn.MultiheadAttention` with copies of the parameters and with `batch_first=True`.
 
         Raises:
             OptionError: if PyTorch's module does not support an option of this module; the message lists the options.
@@ -317,7 +317,7 @@ class MultiHeadAttention(torch.nn.Module):
         return torch_interop.to_torch(self)
 
     def extra_repr(self) -> str:
-        """Return widths and heads for `print`."""
+        """Return the width, the numbers of heads and the option `maps` as text for `print`."""
         text = f"width={self.width}, heads={self.heads}"
         if self.key_heads != self.heads:
             text += f", key_heads={self.key_heads}"

@@ -19,14 +19,14 @@ MAPS = ("both", "shared", "query", "key", "none")
 
 
 class FactoryKwargs(TypedDict):
-    """Device and dtype of new parameters, as PyTorch's modules take them."""
+    """Device and dtype of new parameters, the keyword arguments that PyTorch's modules take."""
 
     device: torch.device | str | None
     dtype: torch.dtype | None
 
 
 class Widths(NamedTuple):
-    """Widths of a `MultiHeadAttention` module, with the defaults filled in."""
+    """Widths and number of key heads of a `MultiHeadAttention` module, with the defaults filled in."""
 
     key_width: int
     value_width: int
@@ -47,7 +47,7 @@ def check_widths(
     value_map: bool,
     output_map: bool,
 ) -> Widths:
-    """Check the widths of `MultiHeadAttention` and fill in the defaults.
+    """Check the widths of `MultiHeadAttention`, and return them with the defaults filled in.
 
     Raises:
         OptionError: if the widths contradict each other, or require a projection that is switched off.
@@ -71,7 +71,7 @@ def check_widths(
     if head_width is None:
         if width % heads:
             raise OptionError(
-                f"width must be divisible by heads={heads}, got {width}. Change width, or give head_width."
+                f"width must be divisible by heads={heads}, got {width}. Change width or heads, or pass head_width."
             )
         head_width = width // heads
     head_value_width = head_width if head_value_width is None else head_value_width
@@ -98,7 +98,7 @@ def check_widths(
 
 
 def build_norm(kind: str | None, width: int, factory_kwargs: FactoryKwargs) -> torch.nn.Module | None:
-    """Build the normalization layer of queries or keys; None if `kind` is None.
+    """Return a normalization layer for the queries or keys of a head, or None if `kind` is None.
 
     Raises:
         OptionError: if `kind` is unknown.
@@ -113,22 +113,22 @@ def build_norm(kind: str | None, width: int, factory_kwargs: FactoryKwargs) -> t
 
 
 def check_softmax(normalizer: Normalizer | None, learned: bool) -> None:
-    """Check that the normalizer is a softmax if a temperature or sink is learned.
+    """Check that the normalizer is a `Softmax` or None if `learned` is True.
 
     Raises:
         OptionError: if a temperature or sink is learned and the normalizer is not a softmax.
     """
     if learned and not isinstance(normalizer, (Softmax, type(None))):
         raise OptionError(
-            f"normalizer must be Softmax if temperature or sink is True, got {normalizer}. Choose Softmax, or set "
-            "temperature and sink to False."
+            f"normalizer must be Softmax if temperature or sink is True, got {normalizer}. Pass normalizer=Softmax(), "
+            "or set temperature and sink to False."
         )
 
 
 def add_softmax_parameters(
     normalizer: Normalizer | None, log_temperature: Tensor | None, sink: Tensor | None
 ) -> Softmax:
-    """Return the softmax with a learned temperature and sink, each `(heads,)` or None."""
+    """Return the softmax with its temperature multiplied by the learned one and with the learned sink, if any."""
     softmax = Softmax() if normalizer is None else normalizer
     assert isinstance(softmax, Softmax)
     if log_temperature is not None:

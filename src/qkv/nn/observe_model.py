@@ -36,14 +36,14 @@ class ModelObservation:
 
     @property
     def readouts(self) -> dict[str, tuple[Any, ...]]:
-        """For each module name, the readouts of the last call of the module."""
+        """Mapping from the name of each called module to the readouts of its last call."""
         return {name: calls[-1] for name, calls in self.calls.items() if calls}
 
 
 def observe(
     model: nn.Module, readouts: Mapping[str, Sequence[Readout]], *args: object, **kwargs: object
 ) -> ModelObservation:
-    """Run `model(*args, **kwargs)` and compute readouts of selected attention modules.
+    """Run `model(*args, **kwargs)`, and return its output and readouts of selected attention modules.
 
     The output does not change: readouts see the weights before dropout.
 
@@ -69,7 +69,7 @@ def observe(
     calls: dict[str, list[tuple[object, ...]]] = {name: [] for name in selected}
     with contextlib.ExitStack() as stack:
         for name, (module, wanted) in selected.items():
-            before, after = _hooks(tuple(wanted), calls[name])
+            before, after = _make_hooks(tuple(wanted), calls[name])
             handles = (
                 module.register_forward_pre_hook(before, with_kwargs=True),
                 module.register_forward_hook(after, with_kwargs=True),
@@ -90,17 +90,19 @@ def _select_modules(
     for pattern, patterns_readouts in readouts.items():
         names = [name for name in modules if fnmatchcase(name, pattern)]
         if not names:
-            known = ", ".join(map(repr, modules)) or "none"
+            known = ", ".join(map(repr, modules))
+            advice = f"Choose from {known}." if modules else "The model has no attention modules of qkv.nn."
             raise OptionError(
-                f"keys of readouts must match attention modules of the model, got {pattern!r}. Choose from {known}."
+                "each key of readouts must match the name of an attention module of the model, got "
+                f"{pattern!r}. {advice}"
             )
         for name in names:
             selected.setdefault(name, (modules[name], []))[1].extend(patterns_readouts)
     return selected
 
 
-def _hooks(readouts: tuple[Readout, ...], calls: list[tuple[object, ...]]) -> tuple[PreHook, PostHook]:
-    """Return hooks that add the readouts to a call and remove their results from its output."""
+def _make_hooks(readouts: tuple[Readout, ...], calls: list[tuple[object, ...]]) -> tuple[PreHook, PostHook]:
+    """Return two hooks: the first adds `readouts` to a call, and the second moves their results to `calls`."""
 
     def before(
         module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]

@@ -1,4 +1,4 @@
-"""PyTorch module around a score, normalizer or mask, whose arrays are moved, saved and loaded with the model."""
+"""PyTorch module that holds the arrays of a score, normalizer or mask, to move, save and load them with a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ P = TypeVar("P", bound=Part | None)
 
 
 class PartModule(torch.nn.Module, Generic[P]):
-    """Module that holds the arrays of a score, normalizer or mask, and returns that part when called.
+    """Module that holds the arrays of a score, normalizer or mask, and returns that part when it is called.
 
     Arrays that are `torch.nn.Parameter`s become parameters of the module; other arrays become buffers.
 
@@ -44,30 +44,31 @@ class PartModule(torch.nn.Module, Generic[P]):
             self.part = part.replace_arrays([_Placeholder()] * self.arrays)  # type: ignore[list-item]
 
     def forward(self) -> P:
-        """Return the part with the current arrays of this module."""
+        """Return the part with the current arrays of this module, or None if there is no part."""
         if not self.arrays:
             return self.part
-        return cast(P, _fill(self.part, iter([getattr(self, f"array_{n}") for n in range(self.arrays)])))
+        return cast(P, _fill_placeholders(self.part, iter([getattr(self, f"array_{n}") for n in range(self.arrays)])))
 
     def reset_parameters(self) -> None:
-        """Do nothing, because the arrays were given by the caller and have no initialization of their own."""
+        """Do nothing, because the caller passed the arrays and no initial distribution of them is known."""
 
     def extra_repr(self) -> str:
-        """Return the part's description for `print`."""
+        """Return the part as text for `print`."""
         return str(self.forward())
 
 
 class _Placeholder:
-    """Marks the position of an array in the stored part."""
+    """Object that marks the position of an array in a part whose arrays `PartModule` stores separately."""
 
 
-def _fill(value: object, arrays: Iterator[Array]) -> object:
-    """Replace placeholders by arrays in the order of the fields. torch.compile traces this function."""
+def _fill_placeholders(value: object, arrays: Iterator[Array]) -> object:
+    """Return `value` with its placeholders replaced by arrays, in the order of the fields."""
+    # torch.compile traces this function, so it uses list comprehensions.
     if isinstance(value, _Placeholder):
         return next(arrays)
     if isinstance(value, Part):
         kind: Any = type(value)  # a dataclass
-        return kind(**{name: _fill(getattr(value, name), arrays) for name in kind.__match_args__})
+        return kind(**{name: _fill_placeholders(getattr(value, name), arrays) for name in kind.__match_args__})
     if isinstance(value, tuple):
-        return tuple([_fill(item, arrays) for item in value])
+        return tuple([_fill_placeholders(item, arrays) for item in value])
     return value

@@ -49,7 +49,7 @@ def sinusoidal_table(
 
 
 def position_ids(start: Int[Tensor, "*batch"], length: int) -> Int[Tensor, "*batch length"]:
-    """Return consecutive positions of `length` tokens, from the first position of each batch element.
+    """Return the positions start, start + 1, … of `length` tokens for each batch element, `(*batch, length)`.
 
     Example:
         >>> position_ids(torch.tensor([0, 5]), 3)
@@ -60,7 +60,7 @@ def position_ids(start: Int[Tensor, "*batch"], length: int) -> Int[Tensor, "*bat
 
 
 class Sinusoidal(nn.Module):
-    """Adds sinusoidal position vectors to tokens, without parameters and for any sequence length.
+    """Module that adds sinusoidal position vectors to tokens, without parameters and for any sequence length.
 
     Args:
         width: width of a token.
@@ -93,14 +93,14 @@ class Sinusoidal(nn.Module):
         self.register_buffer("table", sinusoidal_table(length, width, base=base).float(), persistent=False)
 
     def reset_parameters(self) -> None:
-        """Compute the table, for modules that were built on the meta device."""
+        """Compute the table again, as needed for a module that was built on the meta device."""
         values = _sines_and_cosines(torch.arange(self.table.shape[0], device=self.table.device), self.width, self.base)
         self.table.copy_(values)
 
     def forward(
         self, x: Float[Tensor, "*batch n width"], positions: int | Int[Tensor, "*#batch n"] = 0
     ) -> Float[Tensor, "*batch n width"]:
-        """Return x + table[positions].
+        """Return the tokens plus the sinusoidal vectors of their positions.
 
         Args:
             x: tokens.
@@ -114,7 +114,7 @@ class Sinusoidal(nn.Module):
         return x + _sines_and_cosines(_token_positions(x, positions), self.width, self.base).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """Return the options for `print`."""
+        """Return the width and the base as text for `print`."""
         return f"width={self.width}, base={self.base:g}"
 
 
@@ -123,7 +123,7 @@ _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Learned(nn.Module):
-    """Adds a learned vector for each position to the tokens.
+    """Module that adds a learned vector for each position to the tokens.
 
     Args:
         length: number of positions.
@@ -138,7 +138,7 @@ class Learned(nn.Module):
         ShapeError: in a call with more tokens than positions, or tokens of another width.
 
     Source: Gehring et al. (2017), Convolutional sequence to sequence learning, section 3.1,
-    https://arxiv.org/abs/1705.03122; initialised from a normal distribution with standard deviation 0.02 as in
+    https://arxiv.org/abs/1705.03122; initialized from a normal distribution with standard deviation 0.02 as in
     Devlin et al. (2019), BERT.
 
     Example:
@@ -162,26 +162,26 @@ class Learned(nn.Module):
     def forward(
         self, x: Float[Tensor, "*batch n width"], positions: int | Int[Tensor, "*#batch n"] = 0
     ) -> Float[Tensor, "*batch n width"]:
-        """Return x + table[positions]; `positions` as in `Sinusoidal`."""
+        """Return the tokens plus the learned vectors of their positions; `positions` is as in `Sinusoidal.forward`."""
         length, width = self.table.shape
         check_width("x", x, width)
         if isinstance(positions, int):
             stop = positions + x.shape[-2]
             if positions < 0 or stop > length:
                 raise ShapeError(
-                    f"positions must be from 0 to {length - 1}, got {positions} to {stop - 1}. Give a larger length, "
+                    f"positions must be from 0 to {length - 1}, got {positions} to {stop - 1}. Use a larger length, "
                     "or use Sinusoidal or Rotary, which have no limit."
                 )
             return x + self.table[positions:stop]
         return x + self.table[_token_positions(x, positions)]
 
     def extra_repr(self) -> str:
-        """Return the options for `print`."""
+        """Return the length and the width of the table as text for `print`."""
         return f"length={self.table.shape[0]}, width={self.table.shape[1]}"
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding: rotates pairs of elements of queries and keys by position-dependent angles.
+    """Rotary position embedding, which rotates pairs of elements of queries and keys by position-dependent angles.
 
         (a, b) -> (a cos φ − b sin φ, a sin φ + b cos φ)          φ_i(p) = p · theta^(−2i / rotated)
 
@@ -224,7 +224,7 @@ class Rotary(nn.Module):
         if rotated % 2 or rotated > width:
             raise OptionError(
                 f"rotated must be even and at most the width {width}, because elements are rotated in pairs, got "
-                f"{rotated}."
+                f"{rotated}. Pass rotated={min(rotated, width) // 2 * 2}."
             )
         if theta <= 0:
             raise OptionError(f"theta must be positive, got {theta}.")
@@ -237,7 +237,7 @@ class Rotary(nn.Module):
         positions: int | Tensor = 0,
         key_positions: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the rotated queries and keys.
+        """Return queries and keys, each rotated by its positions.
 
         Args:
             query: queries.
@@ -250,8 +250,8 @@ class Rotary(nn.Module):
             return self(query, positions), self(key, key_positions)
         if query.shape[-2] != key.shape[-2]:
             raise ShapeError(
-                f"key_positions must be given if queries and keys differ in number, got None for {query.shape[-2]} "
-                f"queries and {key.shape[-2]} keys."
+                f"key_positions must not be None if queries and keys differ in number, got {query.shape[-2]} queries "
+                f"and {key.shape[-2]} keys. Pass the position of the first key, such as key_positions=0."
             )
         check_width("key", key, self.width)
         angles = self.angles(query, positions)
@@ -260,11 +260,11 @@ class Rotary(nn.Module):
     def forward(
         self, x: Float[Tensor, "*batch n width"], positions: int | Tensor = 0
     ) -> Float[Tensor, "*batch n width"]:
-        """Return queries or keys, rotated by their positions; `positions` as in `rotate`."""
+        """Return queries or keys, rotated by their positions, with `positions` as in `rotate`."""
         return self._rotate(x, self.angles(x, positions))
 
     def angles(self, x: Float[Tensor, "*batch n width"], positions: int | Tensor = 0) -> Tensor:
-        """Return the angles φ, `(n, rotated/2)` or `(*batch, n, rotated/2)`, in float64 for precise large angles."""
+        """Return the rotation angles of the tokens of `x`, `(n, rotated/2)` or `(*batch, n, rotated/2)`, in float64."""
         check_width("x", x, self.width)
         positions = _token_positions(x, positions)
         rates = torch.arange(0, self.rotated, 2, device=x.device, dtype=torch.float64) / self.rotated
@@ -286,14 +286,14 @@ class Rotary(nn.Module):
         return rotated if rest.shape[-1] == 0 else torch.cat([rotated, rest], dim=-1)
 
     def extra_repr(self) -> str:
-        """Return the options for `print`."""
+        """Return the width, the wavelength option `theta` and the pairing of elements as text for `print`."""
         pairs = "2i and 2i + 1" if self.interleaved else "halves"
         part = "" if self.rotated == self.width else f", rotated={self.rotated}"
         return f"width={self.width}{part}, theta={self.theta:g}, pairs: {pairs}"
 
 
 def _sines_and_cosines(positions: Tensor, width: int, base: float) -> Tensor:
-    """Return alternating sines and cosines, `(*positions, width)` float64."""
+    """Return sines and cosines of position / base^(2i / width), alternating, `(*positions, width)` in float64."""
     check_integers(width=width)
     if base <= 0:
         raise OptionError(f"base must be positive, got {base}.")
@@ -303,7 +303,7 @@ def _sines_and_cosines(positions: Tensor, width: int, base: float) -> Tensor:
 
 
 def _token_positions(x: Tensor, positions: int | Tensor) -> Tensor:
-    """Return the positions of the tokens of `x` as integers `(n,)` or `(*batch, n)`."""
+    """Return the positions of the tokens of `x` as integers, `(n,)` or `(*batch, n)`."""
     n = x.shape[-2]
     if isinstance(positions, int):
         return torch.arange(positions, positions + n, device=x.device)
@@ -313,6 +313,6 @@ def _token_positions(x: Tensor, positions: int | Tensor) -> Tensor:
     if positions.ndim == 0 or positions.shape[-1] != n:
         raise ShapeError(
             f"positions must have shape ({n},) or (*batch, {n}) for {n} tokens, got {tuple(positions.shape)}. For one "
-            f"start per batch element, give position_ids(start, {n})."
+            f"start per batch element, pass position_ids(start, {n})."
         )
     return positions

@@ -19,11 +19,11 @@ __all__ = ["AttentionOutput", "Cache", "KeyValue", "Rotation"]
 
 
 class AttentionOutput(NamedTuple):
-    """Output, readouts and plan of an attention module that was called with readouts.
+    """Output, readouts and plan that an attention module returns if readouts are requested.
 
     Attributes:
         output: the output that the module returns without readouts.
-        readouts: one result per readout, in the given order; heads are the last batch axis.
+        readouts: one result per readout, in the order of the argument `readouts`; heads are the last batch axis.
         plan: the plan that was run.
     """
 
@@ -33,7 +33,7 @@ class AttentionOutput(NamedTuple):
 
 
 class KeyValue(NamedTuple):
-    """Projected keys and values, split into heads; see `MultiHeadAttention.key_value`.
+    """Projected keys and values, split into heads, as returned by `MultiHeadAttention.key_value`.
 
     Attributes:
         key: keys `(*batch, key_heads, k, head_width)`.
@@ -54,7 +54,7 @@ class Cache(Protocol):
 
     @property
     def start(self) -> int | Int[Tensor, "*batch"]:
-        """Position of the next key, which is the number of keys so far; `(*batch,)` if lengths differ."""
+        """Position of the next key, which is the number of keys so far, `(*batch,)` if the lengths differ."""
 
     def append(
         self, key: Float[Tensor, "*batch new head_width"], value: Float[Tensor, "*batch new head_value_width"]
@@ -67,7 +67,7 @@ class Cache(Protocol):
 
     @property
     def mask(self) -> Mask | None:
-        """Mask of the keys that `append` returned, with batch axes `(*batch,)`; None if all keys are allowed."""
+        """Mask of the keys that `append` returned, with batch axes `(*batch,)`, or None if all keys are allowed."""
 
 
 @runtime_checkable
@@ -81,7 +81,7 @@ class Rotation(Protocol):
         query_positions: Int[Tensor, "*#batch q"],
         key_positions: Int[Tensor, "*#batch k"],
     ) -> tuple[Tensor, Tensor]:
-        """Return the rotated queries and keys.
+        """Return the projected queries and keys, each rotated by its position.
 
         Args:
             query: projected queries.

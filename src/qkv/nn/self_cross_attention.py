@@ -1,4 +1,4 @@
-"""Multi-head attention restricted to one sequence (self-attention) or two (cross-attention)."""
+"""Multi-head attention within one sequence (self-attention) and from one sequence to another (cross-attention)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SelfAttention(MultiHeadAttention):
         value: Tensor | None = None,
         **options: Any,
     ) -> Tensor | AttentionOutput:
-        """Return the attention output for the sequence `query`; `options` are those of `MultiHeadAttention.forward`."""
+        """Return the attention output for the sequence `query`, with the options of `MultiHeadAttention.forward`."""
         if key is not None or value is not None:
             raise KindError(
                 "key and value must be None for SelfAttention, got a key or value. Use CrossAttention "
@@ -48,7 +48,7 @@ class SelfAttention(MultiHeadAttention):
 
 
 class CrossAttention(MultiHeadAttention):
-    """Multi-head attention of one sequence to another, called as `module(query, source)`.
+    """Multi-head attention from one sequence to another, called as `module(query, source)`.
 
     Args:
         width: width of the query and the output.
@@ -75,7 +75,7 @@ class CrossAttention(MultiHeadAttention):
         value: Tensor | None = None,
         **options: Any,
     ) -> Tensor | AttentionOutput:
-        """Return the attention output for `query` and `key`; `options` are those of `MultiHeadAttention.forward`."""
+        """Return the output of attention from `query` to `key`, with the options of `MultiHeadAttention.forward`."""
         if key is None:
             raise KindError("key must be given for CrossAttention, got None. Use SelfAttention for a single sequence.")
         return super().forward(query, key, value, **options)

@@ -19,7 +19,7 @@ __all__ = ["SqueezeExcitation"]
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales each channel by a gate computed from the means of all channels.
+    """Module that multiplies each channel by a gate computed from the means of all channels.
 
     Args:
         channels: number of channels.
@@ -35,7 +35,7 @@ class SqueezeExcitation(nn.Module):
         OptionError: if `channels` or `reduction` is below 1.
         ShapeError: in a call with another number of channels.
 
-    Source: see the module docstring; parameters are initialised as those of `torch.nn.Linear`.
+    Source: see the module docstring; parameters are initialized as those of `torch.nn.Linear`.
 
     Example:
         >>> block = SqueezeExcitation(32, reduction=8)
@@ -64,16 +64,16 @@ class SqueezeExcitation(nn.Module):
         self.outward = nn.Linear(hidden, channels, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "batch channels *positions"]) -> Float[Tensor, "batch channels *positions"]:
-        """Return each channel multiplied by its gate."""
+        """Return `x` with each channel multiplied by its gate."""
         gates = self.gates(x)
         return x * gates[(..., *(None,) * (x.ndim - 2))]
 
     def gates(self, x: Float[Tensor, "batch channels *positions"]) -> Float[Tensor, "batch channels"]:
-        """Return the gate of each channel, between 0 and 1."""
+        """Return the gate of each channel, a number between 0 and 1, `(batch, channels)`."""
         return self.logits(x).sigmoid()
 
     def logits(self, x: Float[Tensor, "batch channels *positions"]) -> Float[Tensor, "batch channels"]:
-        """Return the logit of each channel, whose sigmoid is the gate."""
+        """Return the logit of each channel's gate, `(batch, channels)`."""
         if x.ndim < 3 or x.shape[1] != self.channels:
             raise ShapeError(
                 f"x must have shape (batch, {self.channels}, *positions) with at least one position axis, got "

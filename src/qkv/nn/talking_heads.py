@@ -25,7 +25,7 @@ __all__ = ["MixedLogits", "MixedWeights"]
 
 @dataclass(frozen=True, eq=False)
 class MixedLogits(PointwiseScore):
-    """Score that mixes the logits of an inner score across heads, the last batch axis.
+    """Score that mixes the logits of an inner score across heads, which are the last batch axis.
 
     Args:
         score: the inner score.
@@ -42,14 +42,14 @@ class MixedLogits(PointwiseScore):
     mix: Tensor | None = array_field("heads", "other_heads", default=None)
 
     def transform(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
-        """Return L · logits; pairs that the inner score excludes contribute nothing and stay excluded."""
+        """Return the logits mixed by L across heads. Logits of −inf contribute nothing and stay −inf."""
         return _mix_heads(self.mix, logits, excluded(logits), -torch.inf)
 
 
 @delegates("normalizer", "stochastic")
 @dataclass(frozen=True, eq=False)
 class MixedWeights(Normalizer):
-    """Normalizer that mixes the weights of an inner normalizer across heads, the last batch axis.
+    """Normalizer that mixes the weights of an inner normalizer across heads, which are the last batch axis.
 
     Args:
         normalizer: the inner normalizer.
@@ -62,7 +62,7 @@ class MixedWeights(Normalizer):
     sums_to_one = False
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return W · weights; a pair that is excluded for a head has weight 0 in that head."""
+        """Return the weights mixed by W across heads. A pair with logit −inf in a head has weight 0 in that head."""
         return _mix_heads(self.mix, self.normalizer.weights(logits, tile), excluded(logits), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Convert modules and masks of `torch.nn` to modules and masks of this library, and modules back.
+"""Functions that convert modules and masks of `torch.nn` to those of this library, and modules back.
 
 The two libraries differ in four ways:
 
@@ -44,7 +44,7 @@ S = TypeVar("S", "Encoder", "Decoder")
 
 
 class TorchMasks(TypedDict):
-    """Mask and bias as keyword arguments of a call: `module(query, **torch_masks(…))`."""
+    """Mask and bias that `torch_masks` returns, keyword arguments of a call: `module(query, **torch_masks(…))`."""
 
     mask: Mask | None
     bias: Tensor | None
@@ -111,7 +111,7 @@ def _is_boolean(name: str, mask: Tensor) -> bool:
 
 
 def from_torch(module: nn.MultiheadAttention, cls: type[A]) -> A:
-    """Build a module of class `cls` with a copy of the parameters of PyTorch's module."""
+    """Return a new module of class `cls` with copies of the parameters of a `torch.nn.MultiheadAttention`."""
     require_module(module, nn.MultiheadAttention)
     weight = module.out_proj.weight
     ours = cls(
@@ -144,7 +144,7 @@ def from_torch(module: nn.MultiheadAttention, cls: type[A]) -> A:
 
 
 def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
-    """Build PyTorch's module with a copy of the parameters of this library's module.
+    """Return a new `torch.nn.MultiheadAttention` with copies of the parameters of a `MultiHeadAttention`.
 
     Raises:
         OptionError: if PyTorch's module does not support an option of this library's module.
@@ -181,7 +181,7 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     if bias != (output_map.bias is not None):
         raise OptionError(
             f"output_bias must equal bias={bias}, because torch.nn.MultiheadAttention has biases on all projections or "
-            f"on none, got {not bias}."
+            f"on none, got {not bias}. Build the module with output_bias={bias}."
         )
     theirs = nn.MultiheadAttention(
         ours.width,
@@ -219,7 +219,7 @@ def convert_layer(
     attentions: dict[str, str],
     **options: Any,
 ) -> L:
-    """Build a layer of class `cls` with a copy of the parameters of PyTorch's layer.
+    """Return a new layer of class `cls` with copies of the parameters of a Transformer layer of `torch.nn`.
 
     Args:
         cls: class of the new layer.
@@ -258,7 +258,7 @@ def convert_layer(
 
 
 def copy_stack(ours: S, layers: list[L], theirs: nn.TransformerEncoder | nn.TransformerDecoder) -> S:
-    """Set the layers of an encoder or decoder to converted layers and copy the final norm."""
+    """Replace the layers of `ours`, copy the final norm of `theirs` into it, and return it."""
     ours.layers = nn.ModuleList(layers)
     ours.final_norm = None
     if theirs.norm is not None:
@@ -269,7 +269,7 @@ def copy_stack(ours: S, layers: list[L], theirs: nn.TransformerEncoder | nn.Tran
 
 
 def require_module(module: object, kind: type[nn.Module]) -> None:
-    """Check that the argument of `from_torch` is an instance of PyTorch's class `kind`.
+    """Check that the argument of `from_torch` is an instance of the PyTorch class `kind`.
 
     Raises:
         KindError: if the argument is of another class.

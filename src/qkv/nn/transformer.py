@@ -1,4 +1,4 @@
-"""Transformer encoder, decoder and encoder-decoder model.
+"""Transformer encoder, decoder, and encoder-decoder model.
 
     memory = encoder(source)          output = decoder(target, memory)
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Stack(nn.Module):
-    """Base class of encoder and decoder: a sequence of layers and an optional final norm."""
+    """Base class of `Encoder` and `Decoder`: a sequence of layers and an optional final norm."""
 
     layer: ClassVar[type[EncoderLayer] | type[DecoderLayer]]
 
@@ -54,12 +54,12 @@ class _Stack(nn.Module):
         self.final_norm = nn.LayerNorm(width, options.get("epsilon", 1e-5), **norm_options) if final_norm else None
 
     def caches(self, **options: Any) -> list[KeyValueCache]:
-        """Return one empty cache per layer; `options` are those of `KeyValueCache`."""
+        """Return a list of one empty `KeyValueCache` per layer, each built with `options`."""
         return [KeyValueCache(**options) for _ in self.layers]
 
 
 class Encoder(_Stack):
-    """Stack of encoder layers. With a causal mask and caches it is a decoder-only language model.
+    """Stack of encoder layers, which with a causal mask and caches serves as a decoder-only model.
 
     Args:
         layers: number of layers.
@@ -96,12 +96,12 @@ class Encoder(_Stack):
             cache: one cache per layer.
         """
         for n, layer in enumerate(self.layers):
-            x = layer(x, mask=mask, cache=_nth(cache, n, len(self.layers)))
+            x = layer(x, mask=mask, cache=_item_of_layer("cache", cache, n, len(self.layers)))
         return x if self.final_norm is None else self.final_norm(x)
 
     @classmethod
     def from_torch(cls, encoder: nn.TransformerEncoder) -> Encoder:
-        """Convert a `torch.nn.TransformerEncoder` and copy its parameters; see `EncoderLayer.from_torch`.
+        """Return an encoder with copies of the parameters of a `torch.nn.TransformerEncoder`.
 
         Raises:
             KindError: if `encoder` is of another class.
@@ -111,7 +111,7 @@ class Encoder(_Stack):
 
 
 class Decoder(_Stack):
-    """Stack of decoder layers.
+    """Stack of decoder layers, which attend to the target tokens and to the output of an encoder.
 
     Args:
         layers: number of layers.
@@ -157,8 +157,9 @@ class Decoder(_Stack):
         count = len(self.layers)
         projected = None if isinstance(memory, Tensor) else memory
         for n, layer in enumerate(self.layers):
-            source = memory if projected is None else _nth(projected, n, count)
-            x = layer(x, source, mask=mask, memory_mask=memory_mask, cache=_nth(cache, n, count))
+            source = memory if projected is None else _item_of_layer("memory", projected, n, count)
+            layer_cache = _item_of_layer("cache", cache, n, count)
+            x = layer(x, source, mask=mask, memory_mask=memory_mask, cache=layer_cache)
         return x if self.final_norm is None else self.final_norm(x)
 
     def project_memory(self, memory: Float[Tensor, "*batch m memory_width"]) -> list[KeyValue]:
@@ -168,7 +169,7 @@ class Decoder(_Stack):
 
     @classmethod
     def from_torch(cls, decoder: nn.TransformerDecoder, causal: bool = False) -> Decoder:
-        """Convert a `torch.nn.TransformerDecoder` and copy its parameters; see `DecoderLayer.from_torch`.
+        """Return a decoder with copies of the parameters of a `torch.nn.TransformerDecoder`.
 
         Raises:
             KindError: if `decoder` is of another class.
@@ -178,7 +179,7 @@ class Decoder(_Stack):
 
 
 class Transformer(nn.Module):
-    """Encoder-decoder Transformer.
+    """Encoder-decoder Transformer: the decoder attends to the output of the encoder.
 
     Args:
         width: width of a token.
@@ -228,7 +229,7 @@ class Transformer(nn.Module):
         target_mask: Mask | None = None,
         memory_mask: Mask | None = None,
     ) -> Float[Tensor, "*batch n width"]:
-        """Return the decoder output for the target tokens.
+        """Return the output of the decoder for the target tokens, `(*batch, n, width)`.
 
         Args:
             source: input tokens of the encoder.
@@ -246,7 +247,7 @@ class Transformer(nn.Module):
 
     @classmethod
     def from_torch(cls, model: nn.Transformer, causal: bool = False) -> Transformer:
-        """Convert a `torch.nn.Transformer` and copy its parameters; see `DecoderLayer.from_torch`.
+        """Return a model with copies of the parameters of a `torch.nn.Transformer`.
 
         Raises:
             KindError: if `model` is of another class.
@@ -258,9 +259,13 @@ class Transformer(nn.Module):
         return ours.train(model.training)
 
 
-def _nth(items: Sequence[T] | None, n: int, count: int) -> T | None:
+def _item_of_layer(name: str, items: Sequence[T] | None, n: int, count: int) -> T | None:
     if items is None:
         return None
     if len(items) != count:
-        raise ShapeError(f"cache and memory must have one item for each of the {count} layers, got {len(items)}.")
+        method = {"cache": "caches", "memory": "project_memory"}[name]
+        raise ShapeError(
+            f"{name} must have one item for each of the {count} layers, got {len(items)} items. "
+            f"Pass the result of {method}."
+        )
     return items[n]

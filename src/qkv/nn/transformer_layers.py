@@ -1,4 +1,4 @@
-"""Layers of a Transformer: attention, then a feed-forward network, each with a residual connection.
+"""Encoder and decoder layers of a Transformer, whose sublayers have residual connections.
 
 post-norm    x = norm(x + sublayer(x))          Vaswani et al. (2017), https://arxiv.org/abs/1706.03762
 pre-norm     x = x + sublayer(norm(x))          Xiong et al. (2020), https://arxiv.org/abs/2002.04745: trains
@@ -28,7 +28,7 @@ Norm = Literal["pre", "post"]
 
 
 class _Layer(nn.Module):
-    """Base class of encoder and decoder layers: self-attention, feed-forward network and residual connections."""
+    """Base class of encoder and decoder layers, with self-attention, feed-forward network and residual connections."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class _Layer(nn.Module):
         return self._residual(x, self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache))
 
     def extra_repr(self) -> str:
-        """Return the placement of the norms for `print`."""
+        """Return the option `norm` as text for `print`."""
         return f"norm={self.norm!r}"
 
 
 class EncoderLayer(_Layer):
-    """Self-attention followed by a feed-forward network.
+    """Transformer encoder layer: self-attention followed by a feed-forward network.
 
     With `mask=masks.Causal()` and a cache this is the layer of a decoder-only language model.
 
@@ -111,7 +111,7 @@ class EncoderLayer(_Layer):
     def forward(
         self, x: Float[Tensor, "*batch n width"], *, mask: Mask | None = None, cache: Cache | None = None
     ) -> Float[Tensor, "*batch n width"]:
-        """Return the output of this layer.
+        """Return the tokens after self-attention and the feed-forward network, `(*batch, n, width)`.
 
         Args:
             x: tokens.
@@ -123,7 +123,7 @@ class EncoderLayer(_Layer):
 
     @classmethod
     def from_torch(cls, layer: nn.TransformerEncoderLayer) -> EncoderLayer:
-        """Convert a `torch.nn.TransformerEncoderLayer` and copy its parameters; see `MultiHeadAttention.from_torch`.
+        """Return a layer with copies of the parameters of a `torch.nn.TransformerEncoderLayer`.
 
         Raises:
             KindError: if `layer` is of another class.
@@ -132,7 +132,7 @@ class EncoderLayer(_Layer):
 
 
 class DecoderLayer(_Layer):
-    """Causal self-attention, cross-attention to another sequence, then a feed-forward network.
+    """Transformer decoder layer: self-attention, cross-attention to another sequence and a feed-forward network.
 
     Args:
         width: width of a token.
@@ -207,7 +207,7 @@ class DecoderLayer(_Layer):
         memory_mask: Mask | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "*batch n width"]:
-        """Return the output of this layer.
+        """Return the tokens after self-attention, cross-attention and feed-forward network, `(*batch, n, width)`.
 
         Args:
             x: tokens.
@@ -223,7 +223,7 @@ class DecoderLayer(_Layer):
 
     @classmethod
     def from_torch(cls, layer: nn.TransformerDecoderLayer, causal: bool = False) -> DecoderLayer:
-        """Convert a `torch.nn.TransformerDecoderLayer` and copy its parameters; see `MultiHeadAttention.from_torch`.
+        """Return a layer with copies of the parameters of a `torch.nn.TransformerDecoderLayer`.
 
         Args:
             layer: PyTorch's layer, which applies a causal mask only if the call passes such a mask.

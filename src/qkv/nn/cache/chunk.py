@@ -14,7 +14,7 @@ __all__ = ["Chunk", "next_chunk_size", "quantize_int8"]
 
 @dataclass
 class Chunk:
-    """Preallocated keys and values of the positions from `start` to `stop`.
+    """Preallocated rows of keys and values for the positions from `start` to `stop` − 1.
 
     Attributes:
         start: position of the first row.
@@ -29,28 +29,28 @@ class Chunk:
 
     @classmethod
     def empty(cls, start: int, size: int, key: Tensor, value: Tensor, int8: bool) -> Chunk:
-        """Allocate a chunk of `size` rows with the batch axes, widths and dtypes of `key` and `value`."""
+        """Allocate a chunk of `size` rows for keys and values with the axes, widths and dtype of `key` and `value`."""
         # Filled with zeros, because in a batch of uneven lengths unwritten rows are multiplied by weights of 0.
         rows = _encode(key[..., :0, :], value[..., :0, :], int8)
         return cls(start, {name: x.new_zeros((*x.shape[:-2], size, x.shape[-1])) for name, x in rows.items()})
 
     @property
     def size(self) -> int:
-        """Number of allocated rows."""
+        """Number of rows that are allocated for each batch element."""
         return self.tensors["key"].shape[-2]
 
     @property
     def stop(self) -> int:
-        """Position after the last allocated row."""
+        """Position of the last allocated row plus 1."""
         return self.start + self.size
 
     @property
     def nbytes(self) -> int:
-        """Number of allocated bytes."""
+        """Number of bytes that are allocated for all tensors of the chunk."""
         return sum(x.nbytes for x in self.tensors.values())
 
     def rows(self) -> dict[str, Tensor]:
-        """Return the filled rows of each tensor, as views."""
+        """Return the filled rows of each tensor of the chunk, as views, by the name of the tensor."""
         return {name: x[..., : self.filled, :] for name, x in self.tensors.items()}
 
     def write(
@@ -70,7 +70,7 @@ class Chunk:
         key: Float[Tensor, "*batch new width"],
         value: Float[Tensor, "*batch new value_width"],
     ) -> None:
-        """Write row `row[i]` of batch element `element[i]` to `position[i]`, for each i."""
+        """Write row `row[i]` of batch element `element[i]` of key and value to position `position[i]`, for each i."""
         for name, x in _encode(key, value, "key_scale" in self.tensors).items():
             # (batch, *more, rows, width) as (batch, rows, *more, width), so that both indexed axes come first.
             self.tensors[name].movedim(-2, 1)[element, position - self.start] = x.movedim(-2, 1)[element, row]
@@ -78,12 +78,12 @@ class Chunk:
             self.filled = max(self.filled, int(position.max()) - self.start + 1)
 
     def take(self, index: Int[Tensor, " new_batch"]) -> None:
-        """Replace the batch by its elements at `index`, in that order."""
+        """Replace the batch by its elements at the indices `index`, in the order of `index`."""
         for name, x in self.tensors.items():
             self.tensors[name] = x.index_select(0, index)
 
     def copy(self) -> Chunk:
-        """Return a copy that shares no memory."""
+        """Return a copy of the chunk that shares no memory with it."""
         return Chunk(self.start, {name: x.clone() for name, x in self.tensors.items()}, self.filled)
 
 
@@ -98,7 +98,7 @@ def _encode(key: Tensor, value: Tensor, int8: bool) -> dict[str, Tensor]:
 def quantize_int8(
     x: Float[Tensor, "*batch rows width"],
 ) -> tuple[Int[Tensor, "*batch rows width"], Float[Tensor, "*batch rows 1"]]:
-    """Quantize each row to int8 with one scale.
+    """Return each row quantized to int8, and the scale of each row.
 
         scale = max |x| / 127        |x − scale · round(x / scale)| ≤ scale / 2
 
@@ -118,7 +118,7 @@ def quantize_int8(
 
 
 def next_chunk_size(total: int, chunk: int) -> int:
-    """Return the number of rows of the next chunk: `total`/16, rounded to a multiple of 16, and at least `chunk`.
+    """Return the rows of the next chunk: `total`/16, rounded down to a multiple of 16, but at least `chunk`.
 
     Chunks in proportion to the cache bound both the unused capacity and the number of chunks.
 

@@ -23,7 +23,7 @@ __all__ = ["KeyValueCache"]
 
 
 class KeyValueCache:
-    """Key-value cache: `module(x, cache=cache)` appends the keys of `x` and attends to all cached keys.
+    """Key-value cache: `module(x, cache=cache)` appends the keys and values of `x` and attends to all cached keys.
 
     The cache grows by chunks, and existing rows are never copied: a call attends to the chunks one by one
     (`kernels/chunked/kernel.py`). Unused capacity is at most max(one chunk, 1/16 of the cache). One cache serves one
@@ -79,7 +79,7 @@ class KeyValueCache:
 
     @property
     def start(self) -> int | Int[Tensor, " batch"]:
-        """Position of the next key, which is the number of keys so far; `(batch,)` for uneven lengths."""
+        """Position of the next key, which is the number of keys so far, `(batch,)` if the lengths are uneven."""
         return self._total
 
     @property
@@ -89,7 +89,7 @@ class KeyValueCache:
 
     @property
     def mask(self) -> Mask | None:
-        """Mask of the keys that `append` returned, for padding and window; None if all keys are allowed."""
+        """Mask of padding and window for the keys that `append` returned, or None if all keys are allowed."""
         real = Lengths(self._total - self._first) if isinstance(self._total, Tensor) else None
         return and_masks(real, None if self.window is None else Window(self.window - 1, 0))
 
@@ -143,16 +143,16 @@ class KeyValueCache:
     # -- called by users of the cache -------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of tokens so far, including dropped tokens; the maximum of uneven lengths."""
+        """Return the number of tokens appended so far, including dropped ones, or the largest of uneven lengths."""
         return self._total if isinstance(self._total, int) else int(self._total.max())
 
     @property
     def nbytes(self) -> int:
-        """Number of allocated bytes."""
+        """Number of bytes that are allocated for all chunks."""
         return sum(chunk.nbytes for chunk in self.chunks)
 
     def set_lengths(self, lengths: Int[Tensor, " batch"]) -> Self:
-        """Set the lengths of the next sequences: tokens of batch element b after the first `lengths[b]` are padding.
+        """Declare that, in the next call, tokens of batch element b after the first `lengths[b]` are padding.
 
         Later tokens of a batch element continue after its last token that is not padding, without a gap in the
         positions.
@@ -164,12 +164,14 @@ class KeyValueCache:
         if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
             raise KindError(f"lengths must be a tensor of integers with shape (batch,), got {_describe(lengths)}.")
         if lengths.ndim != 1:
-            raise ShapeError(f"lengths must have shape (batch,), got {tuple(lengths.shape)}.")
+            raise ShapeError(
+                f"lengths must have shape (batch,), one element per batch element, got {tuple(lengths.shape)}."
+            )
         self._new_lengths = lengths.long()
         return self
 
     def reorder(self, index: Int[Tensor, " new_batch"]) -> Self:
-        """Replace batch element b by a copy of element `index[b]`, as beam search does.
+        """Replace each batch element b by a copy of batch element `index[b]`, as beam search does.
 
         Args:
             index: indices of elements of the first axis; the batch may grow or shrink.
@@ -192,7 +194,7 @@ class KeyValueCache:
         return self
 
     def copy(self) -> KeyValueCache:
-        """Return a copy that shares no memory."""
+        """Return a copy of the cache that shares no memory with it."""
         other = KeyValueCache(chunk=self.chunk, window=self.window, int8=self.int8, memory=self.memory)
         other.__dict__.update(self.__dict__)
         other.chunks, other._finite = [chunk.copy() for chunk in self.chunks], list(self._finite)
@@ -205,7 +207,7 @@ class KeyValueCache:
             ShapeError: if the cache is empty.
         """
         if not self.chunks:
-            raise ShapeError("the cache must not be empty. Append keys and values first.")
+            raise ShapeError("the cache must not be empty, got 0 tokens. Append keys and values first.")
         return self._chunked()
 
     def save(self, path: str | Path) -> None:
@@ -249,8 +251,7 @@ class KeyValueCache:
                 cache.chunks.append(Chunk(start, rows, rows["key"].shape[-2]))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"{path} must be a complete key-value cache, got missing or invalid data ({error!r}). "
-                "Save the cache again."
+                f"{path} must be a complete key-value cache, but reading failed: {error!r}. Save the cache again."
             ) from None
         return cache
 
@@ -274,8 +275,8 @@ class KeyValueCache:
         )
         return key, value
 
-    def _chunk_at(self, position: int, key: Tensor, value: Tensor, rows: int) -> Chunk:
-        """Return the chunk that holds a position, or a new one for at least `rows` rows (fewer with a window)."""
+    def _find_or_add_chunk(self, position: int, key: Tensor, value: Tensor, rows: int) -> Chunk:
+        """Return the chunk that holds `position`, or add one, for at least `rows` rows if there is no window."""
         for chunk in self.chunks:
             if chunk.start <= position < chunk.stop:
                 return chunk
@@ -290,7 +291,7 @@ class KeyValueCache:
             if self.nbytes + new_bytes > self.memory:
                 raise RefusedError(
                     f"memory must be at least {memory_text(self.nbytes + new_bytes)} to add a chunk of {size} tokens, "
-                    f"got {memory_text(self.memory)}. Increase memory, or choose window=… or int8=True."
+                    f"got {memory_text(self.memory)}. Increase memory, or set window or int8=True."
                 )
         self.chunks.append(Chunk.empty(position, size, key, value, self.int8))
         return self.chunks[-1]
@@ -298,7 +299,7 @@ class KeyValueCache:
     def _write(self, position: int, key: Tensor, value: Tensor) -> None:
         done, n = 0, key.shape[-2]
         while done < n:
-            chunk = self._chunk_at(position + done, key, value, n - done)
+            chunk = self._find_or_add_chunk(position + done, key, value, n - done)
             rows = slice(done, done + min(n - done, chunk.stop - position - done))
             chunk.write(position + done, key[..., rows, :], value[..., rows, :])
             done = rows.stop
@@ -315,7 +316,7 @@ class KeyValueCache:
             return
         stop, position = int(positions.max()) + 1, int(positions.min())
         while position < stop:
-            chunk = self._chunk_at(position, key, value, stop - position)
+            chunk = self._find_or_add_chunk(position, key, value, stop - position)
             inside = (positions >= chunk.start) & (positions < chunk.stop)
             chunk.scatter(element[inside], positions[inside], row[inside], key, value)
             position = chunk.stop
@@ -338,12 +339,13 @@ class KeyValueCache:
                 old = self.chunks[0].tensors[name]
                 if (*x.shape[:-2], x.shape[-1]) != (*old.shape[:-2], old.shape[-1]):
                     raise ShapeError(
-                        f"{name} must have the shape of the cache {tuple(old.shape)} except for the length, got "
-                        f"{tuple(x.shape)}. Use reorder to change the batch."
+                        f"{name} must have batch axes {tuple(old.shape[:-2])} and width {old.shape[-1]}, like the "
+                        f"cache, got shape {tuple(x.shape)}. Use reorder to change the batch."
                     )
                 if x.dtype != self._dtype:
                     raise KindError(
-                        f"{name} must have the dtype of the cache, {self._dtype}, got {x.dtype}. Convert {name}."
+                        f"{name} must have the dtype of the cache, {self._dtype}, got {x.dtype}. "
+                        f"Convert it with {name}.to({self._dtype})."
                     )
 
 

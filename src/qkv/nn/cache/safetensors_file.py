@@ -1,4 +1,4 @@
-"""Save and load a key-value cache as a safetensors file, written atomically."""
+"""Functions that write a key-value cache to a safetensors file atomically, and read it back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KIND = "qkv key-value cache 1"
 
 
 class CacheFacts(TypedDict, total=False):
-    """Options and state of a cache, stored as JSON in the file's metadata.
+    """Options and state of a key-value cache, stored as JSON in the metadata of its file.
 
     `clean` states for keys and for values whether all elements are finite. `starts` is the first position of each
     chunk. `total` is the number of tokens; it is absent if lengths are uneven, which are stored as a tensor instead.
@@ -35,7 +35,7 @@ class CacheFacts(TypedDict, total=False):
 
 
 def write_cache(path: Path, tensors: dict[str, Tensor], facts: CacheFacts) -> None:
-    """Write the tensors and the metadata of a cache to a safetensors file atomically.
+    """Write the tensors, options and state of a key-value cache to a safetensors file atomically.
 
     Raises:
         MissingPackageError: if safetensors is not installed.
@@ -47,7 +47,7 @@ def write_cache(path: Path, tensors: dict[str, Tensor], facts: CacheFacts) -> No
 
 
 def read_cache(path: Path, device: str) -> tuple[dict[str, Tensor], CacheFacts]:
-    """Read the tensors and the metadata of a cache from a file that `write_cache` wrote.
+    """Return the tensors, and the options and state, of a key-value cache from a file that `write_cache` wrote.
 
     Raises:
         DataError: if the file does not exist, is damaged, or is not a cache.
@@ -68,7 +68,8 @@ def read_cache(path: Path, device: str) -> tuple[dict[str, Tensor], CacheFacts]:
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{path} must be a key-value cache written by KeyValueCache.save, but reading failed: {error}."
+            f"{path} must be a key-value cache written by KeyValueCache.save, but reading failed: {error}. "
+            "Check the path, or save the cache again."
         ) from None
 
 

@@ -26,7 +26,7 @@ ScoreLike = Union[scores.Score, type[scores.Score], "LearnedScore", Callable[...
 
 
 class Initial(NamedTuple):
-    """Shape and initial values of a parameter.
+    """Declaration of a parameter: its shape, its initial values, and whether it is learned.
 
     Attributes:
         shape: shape for one head.
@@ -91,7 +91,7 @@ class LearnedScore(torch.nn.Module):
         self.build(**options)
 
     def fields(self, *args: Any, **options: Any) -> dict[str, object]:
-        """Return the fields of the score by name, from the options of this class.
+        """Return the fields of the score by name, computed from the options of this class.
 
         An `Initial` declares a parameter; tensors and other values are constants.
         """
@@ -102,7 +102,7 @@ class LearnedScore(torch.nn.Module):
         self.declare(**self.fields(**options))
 
     def declare(self, **fields: object) -> None:
-        """Register the fields as parameters, buffers or attributes, and initialise the parameters.
+        """Register fields of the score as parameters, buffers or attributes, and initialize the parameters.
 
         A parameter has shape `(heads, *shape)`, or `shape` if `heads` is None. Tensors become buffers.
         """
@@ -120,7 +120,7 @@ class LearnedScore(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the parameters to their initial values."""
+        """Set the parameters to initial values, drawn anew if they are random."""
         with torch.no_grad():
             for name, initial in self.initial.items():
                 if initial is not None:
@@ -135,17 +135,17 @@ class LearnedScore(torch.nn.Module):
         return values
 
     def forward(self) -> scores.Score:
-        """Return the score with the current parameters."""
+        """Return the score of `qkv.scores` with the current parameters of this module."""
         return type(self).core(**self.current_fields())
 
     def extra_repr(self) -> str:
-        """Return widths and heads for `print`."""
+        """Return the widths and the number of heads as text for `print`."""
         text = f"query_width={self.query_width}, key_width={self.key_width}"
         return text if self.heads is None else f"{text}, heads={self.heads}"
 
 
 class WrapperScore(LearnedScore):
-    """Base class of learned scores that modify an inner score.
+    """Base class of learned scores that modify the logits of an inner score.
 
     Args:
         query_width: width of the queries.
@@ -162,12 +162,12 @@ class WrapperScore(LearnedScore):
         super().build(**options)
 
     def reset_parameters(self) -> None:
-        """Set the parameters of this module and of the inner score to their initial values."""
+        """Set the parameters of this module and of the inner score to initial values."""
         self.score.reset_parameters()
         super().reset_parameters()
 
     def forward(self) -> scores.Score:
-        """Return the score with the inner score and the current parameters."""
+        """Return the score of `qkv.scores` with the inner score and the current parameters of this module."""
         return type(self).core(self.score(), **self.current_fields())
 
 
@@ -179,7 +179,7 @@ def build_score(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> LearnedScore | PartModule[scores.Score]:
-    """Build a module that returns the score when called.
+    """Return a module that holds `score`, built if necessary, and returns the score when it is called.
 
     Raises:
         KindError: if `score` is neither a score nor a callable that builds one.
@@ -200,11 +200,11 @@ def build_score(
     if not isinstance(built, (LearnedScore, PartModule)):
         raise KindError(
             "score must be a score of qkv.scores, such as ScaledDot(), or of qkv.nn, such as nn.Additive, "
-            f"got a {type(built).__name__}."
+            f"got {type(built).__name__}."
         )
     if isinstance(built, LearnedScore) and built.heads not in (None, heads):
         raise OptionError(
-            f"score must have parameters for {heads} heads, got {built.heads} heads. Give the class, such as "
-            "score=nn.Additive, or a score built with that many heads."
+            f"score must be built with heads={heads}, got a score for {built.heads} heads. Pass the class, such as "
+            f"score=nn.Additive, or a score built with heads={heads}."
         )
     return built

@@ -1,4 +1,4 @@
-"""Scores of `qkv.scores` with learned parameters.
+"""Modules that hold the learned parameters of scores of `qkv.scores`.
 
 Each class declares the fields of its score, and for each parameter the shape, the initial values, and whether the
 logarithm is stored. All classes take the arguments of `LearnedScore`; their `Args` list further keyword arguments.
@@ -39,13 +39,13 @@ __all__ = [
 
 
 def glorot_(x: Tensor, hidden: int) -> Tensor:
-    """Initialise weights `(*heads, hidden, width)` uniformly as in Glorot and Bengio (2010)."""
+    """Initialize weights `(*heads, hidden, width)` in place, uniformly as in Glorot and Bengio (2010)."""
     bound = math.sqrt(6 / (x.shape[-1] + hidden))
     return uniform_(x, -bound, bound)
 
 
 def positive(name: str, number: float | None, default: float) -> Initial:
-    """Declare a positive parameter, stored as its logarithm, with initial value `number`, or `default` if None.
+    """Declare a positive parameter, stored as its logarithm, that starts at `number`, or `default` if None.
 
     Raises:
         OptionError: if the number is not positive.
@@ -59,9 +59,9 @@ def positive(name: str, number: float | None, default: float) -> Initial:
 class Additive(LearnedScore):
     """`scores.Additive` with learned W₁, W₂, b and v: logit(q, k) = vᵀ tanh(W₁ q + W₂ k + b).
 
-    W₁ and W₂ are initialised uniformly as in Glorot and Bengio (2010),
+    W₁ and W₂ are initialized uniformly as in Glorot and Bengio (2010),
     https://proceedings.mlr.press/v9/glorot10a.html, b with 0, and v uniformly with variance 1/hidden, so that initial
-    logits have variance at most 1. Bahdanau et al. (2015), https://arxiv.org/abs/1409.0473, initialise v with 0, which
+    logits have variance at most 1. Bahdanau et al. (2015), https://arxiv.org/abs/1409.0473, initialize v with 0, which
     leaves W₁ and W₂ without a gradient in the first step.
 
     Args:
@@ -78,7 +78,7 @@ class Additive(LearnedScore):
     core = scores.Additive
 
     def fields(self, *, hidden: int | None = None, bias: bool = True) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the fields of `scores.Additive`: W₁, W₂, v and b as learned parameters; b is None without bias."""
         self.hidden = hidden = max(self.query_width, self.key_width) if hidden is None else hidden
         bound = math.sqrt(3 / hidden)
         return {
@@ -92,7 +92,7 @@ class Additive(LearnedScore):
 class Bilinear(LearnedScore):
     """`scores.Bilinear` with a learned W, or U and V: logit(q, k) = qᵀ W k or qᵀ U Vᵀ k.
 
-    This is the "general" score of Luong et al. (2015). Parameters are initialised from a normal distribution whose
+    This is the "general" score of Luong et al. (2015). Parameters are initialized from a normal distribution whose
     standard deviation gives the logits of unit-variance inputs variance 1, as in `ScaledDot` (Vaswani et al. (2017),
     https://arxiv.org/abs/1706.03762, footnote 4).
 
@@ -107,7 +107,7 @@ class Bilinear(LearnedScore):
     core = scores.Bilinear
 
     def fields(self, *, rank: int | None = None) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the fields of `scores.Bilinear`: W, or its factors U and V, as learned parameters."""
         q, k = self.query_width, self.key_width
         self.rank = rank
         if rank is None:
@@ -133,11 +133,11 @@ class Gated(LearnedScore):
     core = scores.Gated
 
     def fields(self) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the fields of `scores.Gated`: the gate's weights w_q and w_k and bias b as learned parameters."""
         return {
             "query_weight": Initial((self.query_width,), zeros_),
             "key_weight": Initial((self.key_width,), zeros_),
-            "bias": Initial((), partial(constant_, val=_gate_bias(self.query_width**-0.5))),
+            "bias": Initial((), partial(constant_, val=_bias_of_gate(self.query_width**-0.5))),
         }
 
 
@@ -156,8 +156,8 @@ class SeparableGate(LearnedScore):
     core = scores.SeparableGate
 
     def fields(self) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
-        bias = Initial((), partial(constant_, val=_gate_bias(self.query_width**-0.25)))
+        """Return the fields of `scores.SeparableGate`: weights and biases of both gates as learned parameters."""
+        bias = Initial((), partial(constant_, val=_bias_of_gate(self.query_width**-0.25)))
         return {
             "query_weight": Initial((self.query_width,), zeros_),
             "key_weight": Initial((self.key_width,), zeros_),
@@ -166,9 +166,9 @@ class SeparableGate(LearnedScore):
         }
 
 
-def _gate_bias(gate: float) -> float:
-    """Return the bias whose sigmoid is min(`gate`, 0.9), where the sigmoid still has a gradient."""
-    gate = min(gate, 0.9)
+def _bias_of_gate(gate: float) -> float:
+    """Return the bias whose sigmoid is `gate`, or 0.9 if `gate` is larger."""
+    gate = min(gate, 0.9)  # closer to 1 the sigmoid has almost no gradient
     return math.log(gate / (1 - gate))
 
 
@@ -190,7 +190,7 @@ class Cosine(LearnedScore):
     core = scores.Cosine
 
     def fields(self, *, temperature: float | None = None) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the field of `scores.Cosine`: a positive learned temperature."""
         return {"temperature": positive("temperature", temperature, self.query_width**-0.5)}
 
 
@@ -198,7 +198,7 @@ class _DistanceScore(LearnedScore):
     default_bandwidth: ClassVar[staticmethod[[int], float]]
 
     def fields(self, *, bandwidth: float | None = None) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the field of a distance kernel: a positive learned bandwidth."""
         return {"bandwidth": positive("bandwidth", bandwidth, type(self).default_bandwidth(self.query_width))}
 
 
@@ -221,7 +221,7 @@ class Gaussian(_DistanceScore):
 
 
 class Laplace(_DistanceScore):
-    """`scores.Laplace` with a learned bandwidth, as in `Gaussian`.
+    """`scores.Laplace` with a learned bandwidth h: logit(q, k) = −‖q − k‖ / h.
 
     The initial h is 1, because distances of unit-variance vectors have a standard deviation of about 1 at every width.
 
@@ -239,7 +239,7 @@ class _CompactDistanceScore(_DistanceScore):
 
 
 class Epanechnikov(_CompactDistanceScore):
-    """`scores.Epanechnikov` with a learned bandwidth, as in `Gaussian`.
+    """`scores.Epanechnikov` with a learned bandwidth h: logit(q, k) = log(1 − ‖q − k‖² / h²), or −inf beyond h.
 
     The initial h is 2 √(2 width), twice the typical distance of unit-variance vectors, because a kernel that is 0
     beyond h only gets gradients from keys within h.
@@ -253,7 +253,9 @@ class Epanechnikov(_CompactDistanceScore):
 
 
 class Triangular(_CompactDistanceScore):
-    """`scores.Triangular` with a learned bandwidth, initialised as in `Epanechnikov`.
+    """`scores.Triangular` with a learned bandwidth h: logit(q, k) = log(1 − ‖q − k‖ / h), or −inf beyond h.
+
+    The initial h is that of `Epanechnikov`.
 
     Example:
         >>> Triangular(2)().bandwidth.item()
@@ -297,7 +299,7 @@ class Custom(LearnedScore):
                 parameter.copy_(start)
 
     def forward(self) -> scores.Score:
-        """Return the score with the current parameters."""
+        """Return the `scores.Custom` with the function and the current parameters."""
         return scores.Custom(self.function, (*self.parameters_given,), self.elements)
 
 
@@ -317,7 +319,7 @@ class SumOf(LearnedScore):
     """
 
     def build(self, *, score: tuple[ScoreLike, ...]) -> None:
-        """Build the inner scores."""
+        """Create a module for each of the summed scores."""
         if not isinstance(score, (tuple, list)) or not score:
             raise OptionError(f"score must be a non-empty tuple of scores, got {score!r}.")
         self.score = torch.nn.ModuleList(
@@ -325,11 +327,11 @@ class SumOf(LearnedScore):
         )
 
     def reset_parameters(self) -> None:
-        """Set the parameters of each score to their initial values."""
+        """Set the parameters of each summed score to initial values."""
         for one in self.score:
             assert isinstance(one, (LearnedScore, PartModule))
             one.reset_parameters()
 
     def forward(self) -> scores.Score:
-        """Return the sum of the scores with their current parameters."""
+        """Return the `scores.SumOf` of the summed scores with their current parameters."""
         return scores.SumOf(tuple([one() for one in self.score]))

@@ -1,4 +1,4 @@
-"""Scores of `qkv.scores` that modify another score, with learned parameters.
+"""Modules that hold the learned parameters of scores of `qkv.scores` that modify another score.
 
 All classes take the arguments of `WrapperScore`; their `Args` list further keyword arguments.
 """
@@ -38,14 +38,14 @@ class Softcap(WrapperScore):
     core = scores.Softcap
 
     def fields(self, *, cap: float = 50.0) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the field of `scores.Softcap`: a positive learned cap."""
         return {"cap": positive("cap", cap, 50.0)}
 
 
 class Biased(WrapperScore):
     """`scores.Biased` with a learned bias for each pair or each key, for sequences of a fixed length.
 
-    The bias is initialised from a normal distribution with standard deviation 0.02, truncated at ±0.04, as in the code
+    The bias is initialized from a normal distribution with standard deviation 0.02, truncated at ±0.04, as in the code
     of Liu et al. (2021), Swin transformer, https://arxiv.org/abs/2103.14030.
 
     Args:
@@ -60,13 +60,13 @@ class Biased(WrapperScore):
     bias: Tensor
 
     def fields(self, *, k: int, q: int | None = None) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the field of `scores.Biased`: a learned bias per key or, if `q` is not None, per pair."""
         self.per_key = q is None
         shape = (k,) if q is None else (q, k)
         return {"bias": Initial(shape, partial(trunc_normal_, std=0.02, a=-0.04, b=0.04))}
 
     def forward(self) -> scores.Score:
-        """Return the score with the current bias."""
+        """Return the `scores.Biased` with the inner score and the current bias."""
         if self.per_key:
             return scores.Biased(self.score(), per_key=self.bias)
         return scores.Biased(self.score(), self.bias)
@@ -89,7 +89,7 @@ class ALiBi(WrapperScore):
     core = scores.ALiBi
 
     def fields(self, *, learned: bool = True) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the field of `scores.ALiBi`: a positive slope, which is trained if `learned` is True."""
         return {"slope": Initial((), _fill_log_slopes, learned, log=True)}
 
 
@@ -107,7 +107,7 @@ class QuadraticPosition(WrapperScore):
     core = scores.QuadraticPosition
 
     def fields(self) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the field of `scores.QuadraticPosition`: a positive learned coefficient."""
         return {"coefficient": Initial((), _fill_log_coefficients, log=True)}
 
 
@@ -126,9 +126,9 @@ def _fill_log_coefficients(x: Tensor) -> None:
 
 
 class RelativePosition(WrapperScore):
-    """`scores.RelativePosition` with a learned table of buckets per head: score(q_i, k_j) + table[bucket(j − i)].
+    """`scores.RelativePosition` with a learned bias per bucket and head: score(q_i, k_j) + table[bucket(j − i)].
 
-    The table is initialised from a normal distribution with variance 1/query_width, as in the published code of T5
+    The table is initialized from a normal distribution with variance 1/query_width, as in the published code of T5
     (Raffel et al. (2020), https://arxiv.org/abs/1910.10683), which uses the width of the model.
 
     Args:
@@ -144,7 +144,7 @@ class RelativePosition(WrapperScore):
     core = scores.RelativePosition
 
     def fields(self, *, buckets: int = 32, bidirectional: bool = True, max_distance: int = 128) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the fields of `scores.RelativePosition`: a learned table and the two options of the buckets."""
         table = Initial((buckets,), partial(normal_, std=self.query_width**-0.5))
         return {"table": table, "bidirectional": bidirectional, "max_distance": max_distance}
 
@@ -169,7 +169,7 @@ class ClassTable(WrapperScore):
     def fields(
         self, *, query_classes: Tensor, key_classes: Tensor | None = None, classes: tuple[int, int] | None = None
     ) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the fields of `scores.ClassTable`: a learned table, and the classes of queries and keys."""
         key_classes = query_classes if key_classes is None else key_classes
         if classes is None:
             classes = (int(query_classes.max()) + 1, int(key_classes.max()) + 1)
@@ -179,7 +179,7 @@ class ClassTable(WrapperScore):
 class Projected(WrapperScore):
     """`scores.Projected` with learned projections to a common width: logit(q, k) = score(W_Q q, W_K k).
 
-    Projections are initialised uniformly as in Glorot and Bengio (2010), https://proceedings.mlr.press/v9/glorot10a.html.
+    Projections are initialized uniformly as in Glorot and Bengio (2010), https://proceedings.mlr.press/v9/glorot10a.html.
 
     Args:
         hidden: width of both projections' outputs; None means the smaller of query_width and key_width.
@@ -201,7 +201,7 @@ class Projected(WrapperScore):
         self.declare(**self.fields(**options))
 
     def fields(self) -> dict[str, object]:
-        """Return the fields of the score, with parameters declared by `Initial`."""
+        """Return the fields of `scores.Projected`: the weights of both projections as learned parameters."""
         fill = partial(glorot_, hidden=self.hidden)
         return {
             "query_weight": Initial((self.hidden, self.query_width), fill),
