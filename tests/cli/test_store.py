@@ -95,7 +95,7 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
     for arguments in (("store", "verify", people), ("ask", people, "Jon")):
         code, out, err = qkv(*arguments)
         assert (code, out) == (2, "")
-        assert f"{victim.name}: bytes changed (24 rows)" in err
+        assert f"{victim.name}: the checksum does not match (24 rows)" in err
     assert qkv("store", "versions", people)[0] == 0
 
 

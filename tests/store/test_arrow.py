@@ -53,9 +53,9 @@ def test_one_changed_bit_is_found_at_opening_and_by_verify_and_the_file_is_named
     victim = rows_files(path)[1]
     size = victim.stat().st_size
     flip(victim, {"begin": 0, "middle": size // 2, "end": size - 1}[place])
-    with pytest.raises(DamagedStoreError, match=f"{victim.name}: bytes changed \\(10 rows\\)"):
+    with pytest.raises(DamagedStoreError, match=f"{victim.name}: the checksum does not match \\(10 rows\\)"):
         stores.open(path)
-    assert [(d.file, d.problem, d.rows) for d in store.verify()] == [(victim.name, "bytes changed", 10)]
+    assert [(d.file, d.problem, d.rows) for d in store.verify()] == [(victim.name, "the checksum does not match", 10)]
 
 
 def test_the_rest_of_a_damaged_store_stays_readable(path: Path) -> None:

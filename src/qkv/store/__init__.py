@@ -1,4 +1,4 @@
-"""Versioned tables on disk: rows are appended, deleted, and read in blocks; a version never changes.
+"""Stores, which are versioned tables on disk whose rows are appended, deleted, and read in blocks.
 
     create(path, schema)        create a store         open(path)        open an existing one
     store.append(table)         append rows, and return when they are saved on disk

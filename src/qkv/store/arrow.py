@@ -1,4 +1,4 @@
-"""The store backend of Arrow IPC files, which are memory-mapped and need no package besides pyarrow.
+"""The class `ArrowStore`, a store in a folder of Arrow IPC files that are memory-mapped.
 
     STORE/versions/0000000003.json   the files of version 3; written atomically, and synced
     STORE/rows/….arrow               rows, and indices of deleted rows; never changed
@@ -40,7 +40,7 @@ _SMALL = row_files.BYTES // 2
 
 
 class ArrowStore(Store):
-    """A store in a folder of Arrow IPC files.
+    """A store in a folder of Arrow IPC files, which are memory-mapped.
 
     Args:
         path: the folder, created by `create`.
@@ -66,7 +66,7 @@ class ArrowStore(Store):
 
     @classmethod
     def create(cls, path: Path, schema: pa.Schema, metadata: Metadata) -> ArrowStore:
-        """Create a store without rows; see `qkv.store.create`."""
+        """Create a store without rows in a folder; see `qkv.store.create`."""
         for folder in (path / "versions", path / "rows"):
             folder.mkdir(parents=True)
         text = base64.b64encode(schema.serialize().to_pybytes()).decode()
@@ -78,14 +78,14 @@ class ArrowStore(Store):
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the memory-mapped blocks of this version; see `Store.blocks`."""
+        """Yield the memory-mapped blocks of the open version; see `Store.blocks`."""
         for row_file in self._manifest.row_files:
             if block := self._blocks.get(row_file.name):
                 table = block.table if columns is None else block.table.select(list(columns))
                 yield Block(block.name, table, block.present)
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Verify the checksums of all files of this version, and return the damaged files."""
+        """Verify the checksums of all files of the open version, and return a `Damage` for each damaged file."""
         damages, intact = [], []
         files = self._manifest.row_files
         for row_file in track(files, "verifying", progress):
@@ -101,7 +101,10 @@ class ArrowStore(Store):
     # -- writing ----------------------------------------------------------------------------------------
 
     def delete_chosen(self, choose: BlockSelector) -> int:
-        """Delete rows by writing, for each changed block, a file with the indices of all its deleted rows."""
+        """Delete the rows that a function of all blocks selects, and return their number.
+
+        For each changed block, a file with the indices of all its deleted rows is written.
+        """
         with self._writing():
             remaining, deleted = [], 0
             blocks = list(self.blocks())
@@ -139,7 +142,7 @@ class ArrowStore(Store):
                     raise
 
     def _load(self, manifest: Manifest) -> None:
-        """Memory-map the files of a version, except those that are already mapped."""
+        """Open the version of a manifest and memory-map its files, except those that are already mapped."""
         import pyarrow as pa
 
         modified = row_files.modified_files(self._rows, row_files.with_deleted(manifest.row_files))
@@ -227,7 +230,7 @@ class ArrowStore(Store):
 
 
 def _present_after(block: Block, chosen: Bool[np.ndarray, " rows"] | None) -> Bool[np.ndarray, " rows"] | None:
-    """Return a mask of the rows of a block that remain after a deletion, or None if no row is deleted."""
+    """Return a boolean array that is False for the deleted rows of a block, or None if `chosen` deletes no row."""
     if chosen is None:
         return None
     before = np.ones(block.table.num_rows, bool) if block.present is None else block.present

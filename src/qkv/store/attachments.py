@@ -1,4 +1,4 @@
-"""Attached files, which belong to all versions of a store and are written before the first version.
+"""Attached files of a store, which belong to all its versions and are written before the first version.
 
 STORE/attached/encoder.npz       the size and checksum of the file are in the metadata of every version
 """
@@ -21,7 +21,7 @@ FOLDER = "attached"
 
 
 def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
-    """Write attached files into the folder of a store, before the store is created.
+    """Write attached files into the folder of a new store, and return their entries for the metadata of the store.
 
     Args:
         path: the store's folder.
@@ -40,7 +40,7 @@ def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
 
 
 def attached_damages(path: Path, metadata: Metadata, read: bool = False) -> list[Damage]:
-    """Return the damaged attached files.
+    """Check the attached files of a store, and return a `Damage` for each damaged file.
 
     Args:
         path: the store's folder.
@@ -59,7 +59,7 @@ def attached_damages(path: Path, metadata: Metadata, read: bool = False) -> list
 
 
 def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
-    """Return the bytes of an attached file, after verifying its checksum.
+    """Return the contents of an attached file of a store as bytes, after verifying the checksum.
 
     Args:
         path: the store's folder.
@@ -70,13 +70,17 @@ def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
         DataError: No such file is attached.
         DamagedStoreError: The file is damaged.
     """
-    file = next((file for file in _files(metadata) if file.name == name), None)
+    files = _files(metadata)
+    file = next((file for file in files if file.name == name), None)
     if file is None:
-        raise DataError(f"the store {path.name!r} must have an attached file {name!r}, got none of this name.")
+        there = ", ".join(file.name for file in files) or "none"
+        raise DataError(
+            f"name must be an attached file of the store {path.name!r}, got {name!r}. The attached files are: {there}."
+        )
     target = path / FOLDER / name
     data = target.read_bytes() if target.is_file() else b""
     if len(data) != file.size or checksum(data) != file.check:
-        problem = row_files.find_problem(path / FOLDER, file, read=True) or "bytes changed"
+        problem = row_files.find_problem(path / FOLDER, file, read=True) or "the checksum does not match"
         raise DamagedStoreError(f"{path.name!r} is damaged: {FOLDER}/{name}: {problem}. Restore this file from a copy.")
     return data
 

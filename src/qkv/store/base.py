@@ -1,4 +1,4 @@
-"""The abstract base class of stores, which are versioned tables on disk."""
+"""The class `Store`, which is the abstract base class of versioned tables on disk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ None selects no rows. The function may select rows that are already deleted.
 
 @dataclass(frozen=True)
 class Version:
-    """One committed state of a store.
+    """The description of a version of a store, which is a committed state of its rows.
 
     Attributes:
         number: the number, 1 for the empty store that `create` makes, increased by 1 with each commit.
@@ -61,11 +61,11 @@ class Version:
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged file of a store.
+    """The description of a damaged file of a store.
 
     Attributes:
         file: the name of the file within the store.
-        problem: the kind of damage, such as `missing`, `cut off at 10 of 20 bytes`, `bytes changed`.
+        problem: the kind of damage, such as `missing`, `cut off at 10 of 20 bytes`, `the checksum does not match`.
         rows: number of rows of the open version that cannot be read because of the damage.
     """
 
@@ -79,7 +79,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a store: consecutive rows that are read together.
+    """A block of a store, which consists of consecutive rows that are read together.
 
     Attributes:
         name: the name of the file or fragment.
@@ -95,7 +95,7 @@ class Block:
         return int(self.table.num_rows if self.present is None else self.present.sum())
 
     def rows(self, start: int, stop: int) -> pa.Table:
-        """Return the rows from `start` to `stop`, exclusive; deleted rows are not counted."""
+        """Return a table of the rows from `start` to `stop`, exclusive. Deleted rows are not counted."""
         if self.present is None:
             return self.table.slice(start, stop - start)
         import pyarrow as pa
@@ -108,7 +108,7 @@ class Block:
         return span.filter(pa.array(self.present[first : first + span.num_rows]))
 
     def present_rows(self) -> pa.Table:
-        """Return the table without deleted rows; the table is not copied if no row is deleted."""
+        """Return the table of the block without deleted rows. The table is not copied if no row is deleted."""
         if self.present is None:
             return self.table
         import pyarrow as pa
@@ -152,7 +152,7 @@ class Store(ABC):
 
     @abstractmethod
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the rows of this version, block by block, in the order in which they were appended.
+        """Yield the rows of the open version as blocks, in the order in which they were appended.
 
         Args:
             columns: the columns to read; None: all.
@@ -162,7 +162,7 @@ class Store(ABC):
         """
 
     def append(self, table: pa.Table | Iterable[pa.Table]) -> int:
-        """Append rows, and return when they are saved on disk.
+        """Append rows, save them on disk as a new version, and return the number of the version.
 
         Args:
             table: a pyarrow table with the columns of the store, in any order; or an iterable of such tables,
@@ -185,7 +185,7 @@ class Store(ABC):
         return self.version
 
     def delete(self, predicate: RowPredicate) -> int:
-        """Delete rows from the newest version; older versions keep them.
+        """Delete the rows for which a function returns True, and return their number. Older versions keep the rows.
 
         Args:
             predicate: a function of a pyarrow table that returns True for the rows to delete.
@@ -197,10 +197,10 @@ class Store(ABC):
 
     @abstractmethod
     def delete_chosen(self, choose: BlockSelector) -> int:
-        """Delete rows from the newest version that a function selects from all blocks at once; see `delete`."""
+        """Delete the rows that a function of all blocks selects, and return their number; see `delete`."""
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
-        """Merge small blocks and blocks with deleted rows into full blocks.
+        """Merge small blocks and blocks with deleted rows into full blocks, and remove old versions if `keep` is given.
 
         Args:
             keep: number of newest versions that remain readable; the files of older versions are removed. None: all
@@ -211,14 +211,14 @@ class Store(ABC):
             The number of bytes freed on the disk.
         """
         if keep is not None and keep < 1:
-            raise OptionError(f"keep must be at least 1 or None, got {keep}. The newest version cannot be removed.")
+            raise OptionError(f"keep must be None or at least 1, got {keep}. The newest version cannot be removed.")
         with self._writing():
             self._compact(progress)
             self.clear_cache()
             return self._remove_unneeded(keep)
 
     def versions(self) -> list[Version]:
-        """Return every readable version, oldest first."""
+        """Return a list of all versions of the store that can be read, oldest first."""
         versions = []
         for number in self._numbers():
             try:
@@ -228,30 +228,36 @@ class Store(ABC):
         return versions
 
     def at(self, version: int) -> Self:
-        """Return the store at an older version, which can be read but not written."""
+        """Return the store opened at a given version, which can be read but not written."""
         return type(self)(self.path, version, "skip" if self._skip else "refuse")
 
     @abstractmethod
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Verify the checksums of all files of this version, and return the damaged files."""
+        """Verify all files of the open version, and return a `Damage` for each damaged file."""
 
     def refresh(self) -> bool:
-        """Open the newest version, unless this store was opened by `at`; return whether the version changed."""
+        """Open the newest version, and return whether the open version changed.
+
+        A store that was opened at a fixed version keeps it.
+        """
         if self._pinned or self._latest() == self.version:
             return False
         self._load_newest()
         return True
 
     def __len__(self) -> int:
-        """Return the number of rows of this version."""
+        """Return the number of rows of the open version, without deleted rows."""
         return sum(self.block_lengths())
 
     def snapshot(self) -> Self:
-        """Return a copy of this store, which keeps its version when this store changes."""
+        """Return a copy of this store that stays at the open version when this store changes."""
         return copy.copy(self)
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table of the rows with the given indices, in ascending order; deleted rows are not counted."""
+        """Return a table of the rows whose indices are in `rows`, which must be in ascending order.
+
+        The indices do not count deleted rows.
+        """
         import pyarrow as pa
 
         tables, first = [], 0
@@ -270,37 +276,37 @@ class Store(ABC):
         return pa.concat_tables(tables or [self.empty(columns)])
 
     def empty(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table with the given columns and no rows."""
+        """Return a pyarrow table without rows that has the given columns, or all columns if `columns` is None."""
         import pyarrow as pa
 
         names = self.schema.names if columns is None else columns
         return pa.schema([self.schema.field(name) for name in names]).empty_table()
 
     def block_lengths(self) -> list[int]:
-        """Return the number of rows of each block."""
+        """Return the number of rows of each block of the open version, without deleted rows."""
         return [len(block) for block in self.blocks()]
 
     def size_of(self, columns: Sequence[str]) -> int:
-        """Return the total size of the given columns in bytes, including deleted rows."""
+        """Return the total size in bytes of the columns that `columns` names, including deleted rows."""
         return sum(block.table.nbytes for block in self.blocks(columns))
 
     def to_table(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return all rows as one pyarrow table; blocks without deleted rows are not copied."""
+        """Return all rows of the open version as one pyarrow table. Blocks without deleted rows are not copied."""
         import pyarrow as pa
 
         return pa.concat_tables([block.present_rows() for block in self.blocks(columns)] or [self.empty(columns)])
 
     def clear_cache(self) -> None:
-        """Remove the cache folder."""
+        """Remove the cache folder, which holds results about the rows that can be computed again."""
         shutil.rmtree(self.cache_folder, ignore_errors=True)
 
     def fit_all(self, tables: pa.Table | Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Yield the table, or each table of an iterable, converted by `fit`."""
+        """Yield a table, or each table of an iterable, converted to the schema of the store by `fit`."""
         for table in tables if isinstance(tables, Iterable) and not hasattr(tables, "schema") else (tables,):
             yield self.fit(table)
 
     def fit(self, table: pa.Table, schema: pa.Schema | None = None) -> pa.Table:
-        """Return a table with the columns of this store, in the order and types of its schema.
+        """Return a table with its columns in the order and of the types of the store's schema.
 
         Args:
             table: a pyarrow table.
@@ -318,14 +324,14 @@ class Store(ABC):
             unknown = ", ".join(sorted(given - expected)) or "none"
             raise DataError(
                 f"rows for {self.path.name!r} must have the columns {', '.join(schema.names)}; "
-                f"missing: {lacking}; unknown: {unknown}. Give each column once."
+                f"missing: {lacking}; unknown: {unknown}. Pass each column of the store once."
             )
         try:
             return table.select(schema.names).cast(schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             first = str(error).strip().split("\n")[0].rstrip(". ")
             raise DataError(
-                f"rows must fit the column types of {self.path.name!r}: {first}. "
+                f"rows must fit the column types of {self.path.name!r}, but their conversion failed: {first}. "
                 f"Convert the columns to {', '.join(f'{f.name} {f.type}' for f in schema)}."
             ) from None
 
@@ -336,27 +342,27 @@ class Store(ABC):
 
     @abstractmethod
     def _numbers(self) -> list[int]:
-        """Return the numbers of the versions whose manifests exist, ascending."""
+        """Return the numbers of all versions that have a manifest, in ascending order."""
 
     @abstractmethod
     def _describe(self, number: int) -> Version:
-        """Return the description of a version, or raise a `DamagedStoreError`."""
+        """Return the description of a version, or raise a `DamagedStoreError` if its manifest is damaged."""
 
     @abstractmethod
     def _load_newest(self) -> None:
-        """Open the newest version that can be read."""
+        """Open the newest version of the store."""
 
     @abstractmethod
     def _append(self, tables: Iterator[pa.Table]) -> None:
-        """Write tables with the schema of the store, and commit them if they have rows."""
+        """Write tables that have the schema of the store, and commit them as one version if they have rows."""
 
     @abstractmethod
     def _compact(self, progress: Progress | None) -> None:
-        """Merge small files and files with deleted rows, and commit the change, if there is one."""
+        """Merge small files and files with deleted rows, and commit a new version if any file changed."""
 
     @abstractmethod
     def _remove_unneeded(self, keep: int | None) -> int:
-        """Remove old versions and files that belong to no version; return the number of bytes freed."""
+        """Remove all but the `keep` newest versions, and the files of no version. Return the number of bytes freed."""
 
     def _latest(self) -> int:
         return max(self._numbers(), default=0)
@@ -367,7 +373,7 @@ class Store(ABC):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Hold the writer lock with the newest version open; remove uncommitted files after an exception."""
+        """Hold the writer lock with the newest version open, and remove uncommitted files if an exception is raised."""
         if self._pinned:
             raise OptionError(
                 f"only the newest version of {self.path.name!r} can be written, got version {self.version}. "
@@ -385,7 +391,7 @@ class Store(ABC):
                 raise
 
     def _report(self, damages: list[Damage]) -> None:
-        """Raise if there are damages, unless the store skips damaged files."""
+        """Raise a `DamagedStoreError` if files are damaged and the store does not skip damaged files."""
         if damages and not self._skip:
             more = f"; and {len(damages) - 5} more" if len(damages) > 5 else ""
             raise DamagedStoreError(

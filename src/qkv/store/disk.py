@@ -1,4 +1,4 @@
-"""Checksums, and atomic writing of files that are synced to disk."""
+"""Functions that compute checksums, and that write files atomically and sync them to disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def checksum(data: Bytes) -> int:
-    """Return the CRC-32 checksum of a buffer, computed in chunks.
+    """Return the CRC-32 checksum of a buffer of bytes.
 
     Example:
         >>> checksum(b"123456789") == 0xCBF43926
@@ -45,7 +45,7 @@ def checksum(data: Bytes) -> int:
 
 @contextmanager
 def translate_disk_full(name: str) -> Iterator[None]:
-    """Raise `StoreFullError` for operating system errors of a full disk, a quota or a file size limit."""
+    """Raise a `StoreFullError` in place of an `OSError` for a full disk, a quota or a file size limit."""
     try:
         yield
     except OSError as error:
@@ -58,7 +58,7 @@ def translate_disk_full(name: str) -> Iterator[None]:
 
 
 def write_synced(path: Path, data: Bytes) -> None:
-    """Write a file atomically and sync its contents to disk; its name is synced by `sync_folder`.
+    """Write a file atomically and sync its contents to disk. The name of the file is synced by `sync_folder`.
 
     Raises:
         StoreFullError: The disk is full, or the file exceeds the allowed size. No file remains.

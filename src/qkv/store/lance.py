@@ -1,4 +1,4 @@
-"""The store backend of Lance datasets, which other programs can read with Lance.
+"""The class `LanceStore`, a store in the folder of a Lance dataset, which other programs can read with Lance.
 
 Lance commits a version by writing files of rows and then linking a manifest into place. Lance syncs neither, so a
 power loss can leave an empty newest manifest, with which Lance cannot open the dataset. This module syncs the files of
@@ -57,7 +57,7 @@ _OPERATIONS = {"Overwrite": "create", "Append": "append", "Delete": "delete", "R
 
 
 def import_lance() -> Any:
-    """Import pylance, and return the module `lance`.
+    """Import the package pylance, and return its module `lance`.
 
     Raises:
         MissingPackageError: pylance is not installed.
@@ -69,7 +69,7 @@ def import_lance() -> Any:
     except ImportError:
         raise MissingPackageError(
             "a Lance store needs pylance, which is not installed. "
-            'Run: pip install "qkv[lance]", or choose the backend "arrow".'
+            'Run: pip install "qkv[lance]", or create the store with backend="arrow".'
         ) from None
     return lance
 
@@ -80,7 +80,7 @@ def is_lance(path: Path) -> bool:
 
 
 class LanceStore(Store):
-    """A store in the folder of a Lance dataset.
+    """A store in the folder of a Lance dataset, which other programs can read with Lance.
 
     Args:
         path: the folder.
@@ -103,7 +103,7 @@ class LanceStore(Store):
 
     @classmethod
     def create(cls, path: Path, schema: pa.Schema, metadata: Metadata) -> LanceStore:
-        """Create a store without rows; see `qkv.store.create`."""
+        """Create a store without rows in a folder; see `qkv.store.create`."""
         lance = import_lance()
         encoded = {_METADATA: json.dumps(metadata, ensure_ascii=False).encode()}
         with translate_errors(path):
@@ -117,7 +117,7 @@ class LanceStore(Store):
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the fragments of this version as blocks; see `Store.blocks`."""
+        """Yield the fragments of the open version as blocks; see `Store.blocks`."""
         names = None if columns is None else list(columns)
         for fragment in self._fragments():
             with translate_errors(self.path):
@@ -125,17 +125,17 @@ class LanceStore(Store):
             yield Block(fragment_name(fragment), table)
 
     def block_lengths(self) -> list[int]:
-        """Return the number of rows of each fragment."""
+        """Return the number of rows of each fragment of the open version, without deleted rows."""
         return [fragment.count_rows() for fragment in self._fragments()]
 
     def size_of(self, columns: Sequence[str]) -> int:
-        """Return the approximate total size of the given columns in bytes."""
+        """Return the approximate total size in bytes of the columns that `columns` names."""
         fields = [self.schema.field(name).type for name in columns]
         widths = [cell_bytes(type_) for type_ in fields]
         return len(self) * sum(widths)
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table of the rows with the given indices; see `Store.take`."""
+        """Return a table of the rows whose indices are in `rows`; see `Store.take`."""
         names = list(self.schema.names if columns is None else columns)
         if not len(rows):
             return self.empty(names)
@@ -145,7 +145,7 @@ class LanceStore(Store):
             return self._dataset.take(rows.tolist(), columns=names).cast(self.empty(names).schema)
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Decode all rows of this version, and return the damaged files."""
+        """Decode all rows of the open version, and return a `Damage` for each damaged file of the store."""
         fragments, damages = self._dataset.get_fragments(), []
         for fragment in track(fragments, "verifying", progress):
             damage = self._damage(fragment)
@@ -161,7 +161,7 @@ class LanceStore(Store):
     # -- writing ----------------------------------------------------------------------------------------
 
     def delete_chosen(self, choose: BlockSelector) -> int:
-        """Delete rows that a function selects from all fragments at once."""
+        """Delete the rows that a function of all fragments selects, and return their number."""
         with self._writing():
             fragments = list(self._fragments())
             remaining, removed, deleted = [], [], 0
@@ -241,7 +241,7 @@ class LanceStore(Store):
         self._load(self._newest())
 
     def _newest(self) -> lance.LanceDataset:
-        """Return the newest version that can be read, and rename the manifests of newer versions."""
+        """Return the dataset at the newest version that can be read, and rename the manifests of newer versions."""
         numbers = self._numbers()
         for back, number in enumerate(reversed(numbers)):
             try:
@@ -268,7 +268,7 @@ class LanceStore(Store):
                     f"version must exist in {self.path.name!r}, got {version}. The newest versions are {there}."
                 ) from None
             raise DamagedStoreError(
-                f"{self.path.name!r}: the manifest of version {version} is damaged ({first_line(error)}). "
+                f"the manifest of version {version} of {self.path.name!r} is damaged: {first_line(error)}. "
                 f"Open version {version - 1}, or restore the manifest from a copy."
             ) from None
 
@@ -299,7 +299,7 @@ class LanceStore(Store):
         self.schema = dataset.schema.remove_metadata()
 
     def _damage(self, fragment: LanceFragment) -> Damage | None:
-        """Return the damage of a fragment if a file is missing or has a wrong size, else None."""
+        """Return the damage of a fragment if one of its files is missing or has the wrong size, otherwise None."""
         for each in fragment.metadata.files:
             path = self.path / "data" / each.path
             try:

@@ -1,4 +1,4 @@
-"""Names, sizes and syncing of the files of a Lance dataset, and translation of the errors of Lance."""
+"""Functions that name, measure and sync the files of a Lance dataset, and translate the errors of Lance."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sync_all(folder: Path, known: set[Path]) -> None:
 
 @contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
-    """Raise `StoreFullError` or `DamagedStoreError` for the corresponding errors of Lance."""
+    """Raise a `StoreFullError` or `DamagedStoreError` in place of errors of Lance for a full disk or a missing file."""
     import pyarrow as pa
 
     try:
@@ -60,24 +60,24 @@ def translate_errors(path: Path) -> Iterator[None]:
             ) from None
         if "not found" in str(error).lower():
             raise DamagedStoreError(
-                f"{path.name!r}: {first_line(error)}. "
-                "If the store was compacted, refresh it; otherwise restore it from a copy."
+                f"{path.name!r} cannot be read: {first_line(error)}. "
+                "If the store was compacted, call refresh(); otherwise restore it from a copy."
             ) from None
         raise
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of the message of an error."""
+    """Return the first line of the message of an error, shortened to 200 characters."""
     return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(". ")
 
 
 def file_name(fragment: LanceFragment) -> str:
-    """Return the name of the first file of a fragment."""
+    """Return the name of the first file of a fragment of a Lance dataset."""
     return str(fragment.metadata.files[0].path)
 
 
 def fragment_name(fragment: LanceFragment) -> str:
-    """Return a unique name of a fragment and the set of its deleted rows."""
+    """Return a name that is unique to a fragment of a Lance dataset and its set of deleted rows."""
     deleted = fragment.metadata.to_json().get("deletion_file") or {}
     return f"{file_name(fragment)}-{deleted.get('id', 0)}"
 

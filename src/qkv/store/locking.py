@@ -15,7 +15,7 @@ WAIT_SECONDS = 10.0
 
 @contextmanager
 def writer_lock(path: Path) -> Iterator[None]:
-    """Hold the writer lock of a store.
+    """Hold the writer lock of a store for the duration of a `with` block.
 
     Raises:
         StoreBusyError: Another process has held the lock for ten seconds.

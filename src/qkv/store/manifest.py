@@ -23,7 +23,7 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file that holds rows, or the indices of deleted rows.
+    """The entry of a manifest for a file that holds rows or the indices of deleted rows.
 
     Attributes:
         name: the name of the file.
@@ -43,13 +43,13 @@ class RowFile:
 
     @property
     def present_rows(self) -> int:
-        """Number of rows that are not deleted."""
+        """The number of rows in the file that are not deleted."""
         return self.rows - (self.deleted.rows if self.deleted else 0)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files and metadata of one version."""
+    """The manifest of one version of a store, with the files and the metadata of the version."""
 
     number: int
     operation: str
@@ -60,21 +60,21 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Number of rows that are not deleted."""
+        """The number of rows in this version that are not deleted."""
         return sum(file.present_rows for file in self.row_files)
 
     @property
     def version(self) -> Version:
-        """The description of this version, as returned by `Store.versions`."""
+        """The description of this version, as `Store.versions` returns it."""
         return Version(self.number, self.operation, self.rows, datetime.fromisoformat(self.written))
 
     def files(self) -> set[str]:
-        """Return the names of all files of this version."""
+        """Return the names of all files of rows and of deleted rows that belong to this version."""
         named = {file.name for file in self.row_files}
         return named | {file.deleted.name for file in self.row_files if file.deleted}
 
     def next(self, operation: str, row_files: tuple[RowFile, ...]) -> Manifest:
-        """Return the manifest of the next version."""
+        """Return the manifest of the next version, which an operation makes from this version."""
         return replace(self, number=self.number + 1, operation=operation, written=_now(), row_files=row_files)
 
     @classmethod
@@ -83,7 +83,7 @@ class Manifest:
         return cls(1, "create", _now(), schema, metadata, ())
 
     def write(self, folder: Path) -> None:
-        """Write the manifest to a folder, which commits the version."""
+        """Commit this version by writing the manifest to a folder."""
         body = {"format": FORMAT, **asdict(self)}
         body["pieces"] = body.pop("row_files")  # the name in format 1
         text = json.dumps(body, ensure_ascii=False, indent=0, sort_keys=True)
@@ -98,12 +98,12 @@ class Manifest:
 
 
 def manifest_path(folder: Path, number: int) -> Path:
-    """Return the path of the manifest of a version."""
+    """Return the path of the manifest of a version in the folder `folder`."""
     return folder / f"{number:010d}{_SUFFIX}"
 
 
 def numbers(folder: Path) -> list[int]:
-    """Return the numbers of the versions whose manifests exist, ascending."""
+    """Return the numbers of all versions that have a manifest in a folder, in ascending order."""
     return sorted(
         int(path.name.removesuffix(_SUFFIX))
         for path in folder.iterdir()
@@ -112,7 +112,7 @@ def numbers(folder: Path) -> list[int]:
 
 
 def latest(folder: Path) -> int:
-    """Return the number of the newest version.
+    """Return the number of the newest version that has a manifest in a folder.
 
     Raises:
         DataError: There is no manifest.
@@ -120,13 +120,14 @@ def latest(folder: Path) -> int:
     found = numbers(folder)
     if not found:
         raise DataError(
-            f"path must be a store, got {folder.parent.name!r} without versions. Create a store with `create`."
+            f"path must be a store with at least one version, got {folder.parent.name!r} without versions. "
+            "Create a store with Database.create."
         )
     return found[-1]
 
 
 def read_manifest(folder: Path, number: int) -> Manifest:
-    """Return the manifest of a version.
+    """Return the manifest of a version from a folder, after verifying its checksum.
 
     Raises:
         DataError: The version does not exist, or was written by a newer version of qkv.
@@ -137,7 +138,7 @@ def read_manifest(folder: Path, number: int) -> Manifest:
         whole = json.loads(path.read_bytes())
         text = whole["manifest"]
         if checksum(text.encode()) != whole["check"]:
-            raise ValueError("bytes changed")
+            raise ValueError("the checksum does not match")
     except FileNotFoundError:
         there = ", ".join(map(str, numbers(folder)[-5:])) or "none"
         raise DataError(
@@ -145,7 +146,7 @@ def read_manifest(folder: Path, number: int) -> Manifest:
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedStoreError(
-            f"{folder.parent.name!r}: the manifest of version {number} is damaged ({error}). "
+            f"the manifest of version {number} of {folder.parent.name!r} is damaged: {error}. "
             f"Open version {number - 1}, or restore {folder.name}/{path.name} from a copy."
         ) from None
     body = json.loads(text)

@@ -1,4 +1,4 @@
-"""Creation, opening and removal of stores."""
+"""Creation, opening and removal of stores on disk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def create(
     backend: str = "arrow",
     attached: Mapping[str, bytes] | None = None,
 ) -> Store:
-    """Create a store without rows.
+    """Create a store without rows in a folder, and return it.
 
     Args:
         path: a folder that does not exist or is empty.
@@ -73,7 +73,7 @@ def create(
 
 
 def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
-    """Raise if a store cannot be created at a path; nothing is written.
+    """Raise an error if a store cannot be created at a path. Nothing is written.
 
     Raises:
         DataError: The path is not empty.
@@ -92,7 +92,7 @@ def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
 
 
 def remove(path: str | PathLike[str]) -> None:
-    """Remove all versions of a store, and its folder if it holds nothing else."""
+    """Remove the files of all versions of a store, and its folder if the folder is then empty."""
     folder = Path(path)
     for part in ("versions", "rows", "notes", "_versions", "_transactions", "_deletions", "data", FOLDER):
         shutil.rmtree(folder / part, ignore_errors=True)
@@ -102,7 +102,7 @@ def remove(path: str | PathLike[str]) -> None:
 
 
 def open(path: str | PathLike[str], *, version: int | None = None, damaged: str = "refuse") -> Store:
-    """Open a store.
+    """Open the store in a folder, at the newest version or at an older one.
 
     Args:
         path: the folder of the store.

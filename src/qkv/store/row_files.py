@@ -1,4 +1,4 @@
-"""Writing, memory-mapping and verification of the files of an Arrow store."""
+"""Functions that write, memory-map and verify the files of an `ArrowStore`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VERIFIED = "verified.json"
 
 
 def split_table(table: pa.Table) -> Iterator[pa.Table]:
-    """Split a table into parts of about `BYTES` bytes, with at least one row each."""
+    """Yield parts of a table of about 32 MiB each, with at least one row in each part."""
     if not table.num_rows:
         return
     parts = min(table.num_rows, -(-table.nbytes // BYTES)) or 1
@@ -49,7 +49,7 @@ def split_table(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def write_rows(folder: Path, tables: Iterable[pa.Table]) -> tuple[RowFile, ...]:
-    """Write each table to a file, and sync the folder to disk."""
+    """Write each table to a file, sync the folder to disk, and return the manifest entries of the files."""
     files = tuple(_write_file(folder, table) for table in tables)
     sync_folder(folder)
     return files
@@ -66,21 +66,21 @@ def _write_file(folder: Path, table: pa.Table) -> RowFile:
 
 
 def write_file(path: Path, rows: int, data: bytes | pa.Buffer) -> RowFile:
-    """Write a file, sync it, and return its entry in the manifest."""
+    """Write a file, sync it to disk, and return its entry in the manifest."""
     write_synced(path, data)
     state = path.stat()
     return RowFile(path.name, rows, state.st_size, checksum(data), state.st_mtime_ns)
 
 
 def load(folder: Path, file: RowFile) -> pa.Table:
-    """Return the table in a file, as a memory-mapped pyarrow table."""
+    """Return the table in an Arrow IPC file as a memory-mapped pyarrow table."""
     import pyarrow as pa
 
     return pa.ipc.open_file(pa.memory_map(str(folder / file.name))).read_all()
 
 
 def load_present(folder: Path, file: RowFile) -> Bool[np.ndarray, " rows"] | None:
-    """Return a mask that is False for deleted rows, or None if no row is deleted."""
+    """Return a boolean array that is False for the deleted rows of a file, or None if no row is deleted."""
     if file.deleted is None:
         return None
     present = np.ones(file.rows, bool)
@@ -89,7 +89,7 @@ def load_present(folder: Path, file: RowFile) -> Bool[np.ndarray, " rows"] | Non
 
 
 def find_problem(folder: Path, file: RowFile, read: bool) -> str | None:
-    """Return the kind of damage of a file in words, or None if the file is intact.
+    """Return a text that describes the damage of a file, or None if the file is intact.
 
     Args:
         folder: the folder of the file.
@@ -108,12 +108,12 @@ def find_problem(folder: Path, file: RowFile, read: bool) -> str | None:
     if read and size:
         with pa.memory_map(str(path)) as mapped:
             if checksum(mapped.read_buffer()) != file.check:
-                return "bytes changed"
+                return "the checksum does not match"
     return None
 
 
 def find_damages(folder: Path, row_file: RowFile, read: Callable[[str], bool]) -> list[Damage]:
-    """Return the damages of a file of rows and of its file of deleted rows.
+    """Check a file of rows and the file of its deleted rows, and return a `Damage` for each damaged file.
 
     Args:
         folder: the folder of the files.
@@ -129,7 +129,7 @@ def find_damages(folder: Path, row_file: RowFile, read: Callable[[str], bool]) -
 
 
 def with_deleted(files: Iterable[RowFile]) -> list[RowFile]:
-    """Return files of rows together with the files of their deleted rows."""
+    """Return a list of files of rows, each followed by the file of its deleted rows if there is one."""
     return [file for rows in files for file in (rows, rows.deleted) if file is not None]
 
 
@@ -155,6 +155,6 @@ def modified_files(folder: Path, files: Iterable[RowFile]) -> set[str]:
 
 
 def save_verified(folder: Path, files: Iterable[RowFile]) -> None:
-    """Save the modification times of verified files, so that a copied store is read completely only once."""
+    """Save the modification times of verified files, so that their checksums are not verified at the next opening."""
     times = {file.name: (folder / file.name).stat().st_mtime_ns for file in files}
     write_synced(folder / VERIFIED, json.dumps(times).encode())
