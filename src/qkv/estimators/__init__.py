@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn that predict by attention over the rows of a table, with a learned metric."""
+"""Estimators with the interface of scikit-learn that predict or rank by attention with learned parameters."""
 
 from qkv.core.extras import lazy_attributes
 

@@ -1,4 +1,4 @@
-"""Choose bandwidths from a grid by the leave-one-out error of rows that were not used for training.
+"""Choice of bandwidths from a grid, by the leave-one-out error of rows that were not used for training.
 
     error(h) = mean over rows i of  error(y_i, t(x_i) + Σ_{j≠i} w_ij(h) (y_j − t(x_j)))
 
@@ -32,7 +32,7 @@ _MIN_ROWS = 128
 
 @dataclass(frozen=True)
 class BandwidthSearch:
-    """Bandwidths that `search_bandwidth` chose, and their errors on out-of-bag rows.
+    """The bandwidths that `search_bandwidth` chose, with their errors on out-of-bag rows.
 
     Attributes:
         bandwidth: chosen bandwidths `(members, bandwidths)`.
@@ -58,7 +58,7 @@ def search_bandwidth(
     factors: Sequence[float],
     classification: bool,
 ) -> BandwidthSearch:
-    """Return the multiple of each bandwidth with the smallest leave-one-out error.
+    """Return each bandwidth multiplied by the factor of smallest leave-one-out error, with the errors.
 
     Args:
         keys: keys of all rows.

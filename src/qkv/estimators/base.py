@@ -1,4 +1,4 @@
-"""Base class of the attention estimators, which reads tables, trains the metric and stores rows."""
+"""The class `AttentionEstimator`, which is the base class of the attention regressor and classifier."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _FORMER_NAMES = {
 
 @dataclass(eq=False, repr=False)
 class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """Base class of `AttentionRegressor` and `AttentionClassifier`, whose fields are their common options."""
+    """Base class of `AttentionRegressor` and `AttentionClassifier`. Its fields are the options of both."""
 
     metric: str = "network"
     _: KW_ONLY
@@ -71,7 +71,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     # -- fit --------------------------------------------------------------------------------------------
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Train the metric on rows and their values, and store the rows.
+        """Train the metric on rows and their values, and store the rows for prediction.
 
         Args:
             X: `(rows, columns)`: an array of numbers, or a frame of pandas, polars or pyarrow with numbers,
@@ -148,7 +148,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.validation_loss_ = found.loss.numpy().astype(np.float64)
 
     def _add_rows(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Store further rows; the metric and the bandwidths do not change."""
+        """Store further rows for prediction, without changing the metric or the bandwidths."""
         columns, y = self._read_table(X, y, reset=False)
         features, values = encode_columns(self.features_, columns), self._encode_targets(y)
         metric = self._build_metric(values.shape[1])
@@ -195,15 +195,15 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def _fit_targets(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-        """Learn the encoding of y and return the encoded values, `(rows, outputs)` float32."""
+        """Learn the encoding of `y`, and return the encoded values as a float32 array `(rows, outputs)`."""
 
     @abstractmethod
     def _encode_targets(self, y: np.ndarray) -> np.ndarray:
-        """Return y as standardised values or class indicators, `(rows, outputs)` float32."""
+        """Return `y` as a float32 array `(rows, outputs)` of standardized values or class indicators."""
 
     @abstractmethod
     def _check_y(self, y: ArrayLike) -> np.ndarray:
-        """Validate y and return it as an array."""
+        """Validate `y` and return it as an array."""
 
     def _read_columns(self, X: ArrayLike, reset: bool) -> list[np.ndarray]:
         if is_frame(X):

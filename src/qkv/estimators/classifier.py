@@ -1,4 +1,4 @@
-"""Classification by attention over the rows of a table: soft nearest neighbours with a learned metric."""
+"""The class `AttentionClassifier`, a soft nearest-neighbor classifier with a learned metric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["AttentionClassifier"]
 
 
 class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[misc]
-    """Soft nearest-neighbour classification with a learned metric.
+    """Soft nearest-neighbor classifier with a learned metric.
 
         p_c(x) = Σ_i w_i(x) [y_i = c]        w_i(x) = softmax_i(−‖k(x) − k(x_i)‖² / 2h²)
 
@@ -69,7 +69,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
     _declared_classes: np.ndarray | None
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Train the metric on rows and their classes, and store the rows.
+        """Train the metric on rows and their classes, and store the rows for prediction.
 
         Args:
             X: as in `AttentionRegressor.fit`.
@@ -87,7 +87,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         return super().fit(X, y, sample_weight)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """Store further rows; the metric and the bandwidth are learned in the first call and then fixed.
+        """Store further rows for prediction. The first call also learns the metric and the bandwidth.
 
         Args:
             X: rows, as in `fit`.
@@ -111,17 +111,17 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         return np.asarray(self.classes_[probabilities.argmax(axis=1)])
 
     def predict_proba(self, X: ArrayLike) -> Float[np.ndarray, "queries classes"]:
-        """Return the probability of each class, computed exactly over all fitted rows."""
+        """Return the probability of each class for each query, computed from all fitted rows."""
         votes = np.clip(self._predict(X), 0.0, None)
         return np.asarray(votes / votes.sum(axis=1, keepdims=True))
 
     def predict_log_proba(self, X: ArrayLike) -> Float[np.ndarray, "queries classes"]:
-        """Return the logarithm of `predict_proba`; −inf for a class with probability 0."""
+        """Return the logarithm of the probability of each class for each query, which is −inf for probability 0."""
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.predict_proba(X)))
 
     def explain_rows(self, X: ArrayLike, top: int = 10) -> RowExplanation:
-        """Return the fitted rows with the largest weights in each prediction, in descending order.
+        """Return for each query the fitted rows with the largest weights in its prediction, by descending weight.
 
         Args:
             X: queries.
@@ -150,6 +150,6 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         if unknown.any():
             raise DataError(
                 f"y must hold only the classes {self.classes_.tolist()}, got {y[unknown].tolist()[0]!r}. "
-                "Name all classes in the first call, like partial_fit(X, y, classes=…)."
+                "Pass all classes in the first call: partial_fit(X, y, classes=…)."
             )
         return np.eye(len(self.classes_), dtype=np.float32)[index]

@@ -1,4 +1,4 @@
-"""Encode the columns of a table as features: numbers are standardised, categories become integer codes.
+"""Encoding of the columns of a table as features: standardized numbers, and integer codes of categories.
 
     number          z = (x − median) / spread, then z / √(1 + (z/3)²), which keeps outliers within ±3
     category        index among the most frequent levels of the fitted column; a missing cell is a level
@@ -46,7 +46,7 @@ _MISSING = "\0missing"
 
 
 class Encoding(TypedDict):
-    """Fitted encoding of the columns of a table, which is stored with an estimator.
+    """The fitted encoding of the columns of a table, which is stored with an estimator.
 
     Attributes:
         numbers: indices of the numeric columns.
@@ -70,7 +70,7 @@ class Encoding(TypedDict):
 
 @dataclass(frozen=True)
 class Features:
-    """Encoded rows of a table.
+    """The features of the rows of a table, which consist of numbers and of integer codes of categories.
 
     Attributes:
         numbers: numeric features without missing values.
@@ -92,7 +92,7 @@ def is_frame(X: object) -> bool:
 
 
 def read_columns(X: Any) -> list[np.ndarray]:
-    """Return one array per column, with dtype float64 for numbers and timestamps, and object for other cells.
+    """Return the columns of a table as arrays, float64 for numbers and timestamps and object for strings.
 
     Args:
         X: a two-dimensional array, or a frame of pandas, polars or pyarrow.
@@ -111,7 +111,7 @@ def read_columns(X: Any) -> list[np.ndarray]:
 
 
 def fit_encoding(columns: Sequence[np.ndarray], repeats: bool = False) -> Encoding:
-    """Fit the encoding of columns, as `read_columns` returns them.
+    """Return an encoding fitted to columns, which are arrays in the form that `read_columns` returns.
 
     Args:
         columns: one array per column.
@@ -151,7 +151,7 @@ def fit_encoding(columns: Sequence[np.ndarray], repeats: bool = False) -> Encodi
 
 
 def encode_columns(encoding: Encoding, columns: Sequence[np.ndarray]) -> Features:
-    """Encode columns, as `read_columns` returns them, as features."""
+    """Return the features of columns, which are arrays in the form that `read_columns` returns."""
     rows = len(columns[0])
     numbers = np.empty((rows, len(encoding["numbers"])), np.float32)
     scales = zip(encoding["numbers"], encoding["middles"], encoding["spreads"], strict=True)
@@ -173,7 +173,7 @@ def encode_columns(encoding: Encoding, columns: Sequence[np.ndarray]) -> Feature
 
 
 def decode_columns(encoding: Encoding, features: Features) -> list[np.ndarray]:
-    """Reconstruct columns from their features, to float32 precision; rare levels become None."""
+    """Return columns that are reconstructed from their features in float32 precision. Rare levels become None."""
     count = len(encoding["numbers"]) + len(encoding["categories"])
     columns: list[np.ndarray] = [np.zeros(0)] * count
     for feature, index in enumerate(encoding["numbers"]):
@@ -221,7 +221,7 @@ def _as_numbers(column: np.ndarray, name: object) -> np.ndarray:
 
 
 def _infer_dtype(column: np.ndarray, name: object) -> np.ndarray:
-    """Convert objects to numbers or timestamps if no present cell has another type, otherwise to strings."""
+    """Return a column of objects as numbers or timestamps if all present cells are of that type, else as strings."""
     present = [cell for cell in column.astype(object) if not _is_missing(cell)]
     for cell in present:
         if not isinstance(cell, str | Number | np.bool_ | date):
@@ -249,21 +249,24 @@ def _as_text(column: np.ndarray) -> np.ndarray:
 def _require_numbers(column: np.ndarray, index: int) -> np.ndarray:
     if column.dtype == object:
         raise DataError(
-            f"column {index} must hold numbers, as when the estimator was fitted, got text. Pass numbers, or fit "
-            "the estimator again."
+            f"column {index} must hold numbers, to which the estimator was fitted, got text. "
+            "Pass numbers, or fit the estimator again."
         )
     return column
 
 
 def _most_frequent(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the most frequent values, sorted, and their counts."""
+    """Return the most frequent values of a column, at most 64, in ascending order, and their counts."""
     known, counts = np.unique(cells, return_counts=True)
     common = np.sort(np.argsort(-counts, kind="stable")[:MAX_LEVELS])
     return known[common], counts[common]
 
 
 def _repeated_values(present: np.ndarray) -> np.ndarray:
-    """Return the repeated values, sorted, if they make up most of the column, otherwise an empty array."""
+    """Return the values that occur in at least 32 rows, if most rows have such a value, otherwise an empty array.
+
+    The values are in ascending order.
+    """
     values, counts = _most_frequent(present)
     repeated = counts >= _MIN_REPEATS
     return values[repeated] if 2 * counts[repeated].sum() > len(present) else values[:0]

@@ -30,7 +30,7 @@ _EXPLAINED_WEIGHTS = 2**23
 
 
 class RowExplanation(NamedTuple):
-    """Fitted rows with the largest weights in each prediction, in descending order of weight.
+    """The fitted rows with the largest weights in each prediction, in descending order of weight.
 
     Attributes:
         rows: indices of fitted rows, `(queries, top)`.
@@ -46,7 +46,7 @@ class RowExplanation(NamedTuple):
 
 @dataclass(frozen=True)
 class FittedRows:
-    """Keys and values of a fitted estimator, as tensors.
+    """The fitted rows of an estimator as tensors of keys and values, from which predictions are computed.
 
     Attributes:
         metric: the metric, which computes the keys of queries.
@@ -76,9 +76,9 @@ class FittedRows:
     def expected_squared_errors(
         self, features: Features, rows: Int[Tensor, "members n"], squared_errors: Float[Tensor, "members n outputs"]
     ) -> Float[np.ndarray, "queries outputs"]:
-        """Return the expected squared error of each prediction, from the squared errors of out-of-bag rows.
+        """Return the expected squared error of each prediction, estimated from the errors of out-of-bag rows.
 
-        This is the mean of these errors with the attention weights of the query.
+        The expected squared error is the mean of the squared errors with the attention weights of the query.
         """
         keys = self.keys[torch.arange(len(rows))[:, None], rows]
         weights = None if self.sample_weight is None else self.sample_weight[rows]
@@ -89,7 +89,10 @@ class FittedRows:
         return torch.cat(parts).numpy()
 
     def explain(self, features: Features, top: int, output: int) -> RowExplanation:
-        """Return the rows with the largest weights in the predictions of one output."""
+        """Return the fitted rows with the largest weights in the prediction of one output for each query.
+
+        For classification, the values are the contributions to all classes.
+        """
         group = min(output, self.bandwidth.shape[1] - 1)
         top = min(top, self.keys.shape[1])
         # Classes share their weights, so all outputs are explained at once.

@@ -1,4 +1,4 @@
-"""Distance metrics between rows of a table, computed as the distance of keys, which are functions of the features.
+"""Distance metrics between rows of a table, defined as distances between keys that are computed from the features.
 
     none        k(x) = u                                      u: the numbers and the one-hot encoded codes
     diagonal    k(x) = a ∘ u
@@ -38,7 +38,7 @@ Parameters = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Metric:
-    """Function that maps the features of rows to keys and trends, with parameters passed to every call.
+    """Function that maps the features of rows to keys and trends, with parameters that are passed to every call.
 
     Attributes:
         kind: one of `METRICS`.
@@ -64,28 +64,31 @@ class Metric:
 
     @property
     def has_network(self) -> bool:
-        """Whether keys or trend come from a neural network."""
+        """Whether the keys or the trend are computed by a neural network."""
         return self.kind == "network" or self.trend == "network"
 
     @property
     def encoded_width(self) -> int:
-        """Width of u, which consists of the numbers and the one-hot encoded codes."""
+        """The number of encoded features of a row, which are its numbers and its one-hot encoded codes."""
         return self.numbers + sum(self.sizes)
 
     @property
     def input_width(self) -> int:
-        """Width of e, the input of the network."""
+        """The number of inputs of the network, which are the encoded features and periodic features of the numbers.
+
+        Without a network, it is the number of encoded features.
+        """
         return self.encoded_width + self.numbers * _PERIODIC_WIDTH if self.has_network else self.encoded_width
 
     @property
     def key_width(self) -> int:
-        """Width of a key."""
+        """The number of elements of a key."""
         return self.width if self.kind in ("low_rank", "network") else self.encoded_width
 
     def initial_parameters(self, members: int, generator: torch.Generator) -> Parameters:
-        """Return random initial parameters.
+        """Return random initial parameters by name, for all members of an ensemble.
 
-        Initial distances are those of the standardised features, and the initial trend is near 0.
+        Initial distances are those of the standardized features, and the initial trend is near 0.
         """
 
         def draw(*shape: int, std: float) -> Tensor:
@@ -121,12 +124,12 @@ class Metric:
 
     @property
     def bandwidths(self) -> int:
-        """Number of bandwidths per member: one per output, or a single bandwidth for classification."""
+        """The number of bandwidths per ensemble member: one per output, or a single bandwidth for classification."""
         return 1 if self.classification else self.outputs
 
     @staticmethod
     def decays(name: str) -> bool:
-        """Return whether weight decay applies to a parameter: to matrices, not to biases, scales and bandwidths."""
+        """Return whether weight decay applies to the parameter of this name. It applies to matrices only."""
         return name[0].isupper()
 
     def __call__(
@@ -136,7 +139,7 @@ class Metric:
         codes: Int[Tensor, "#members rows categories"],
         dropout_mask: Float[Tensor, " layers #members rows hidden"] | None = None,
     ) -> tuple[Float[Tensor, "members rows key_width"], Float[Tensor, "members rows outputs"] | None]:
-        """Return the keys and the trends of rows; the trends are None if the metric has no trend.
+        """Return the keys and the trends of rows. The trends are None if the metric has no trend.
 
         Args:
             parameters: parameters as `initial_parameters` returns them.
@@ -176,7 +179,10 @@ class Metric:
 
 
 def _one_hot(codes: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """One-hot encode the codes; the last code of each feature, for unknown categories, is all 0."""
+    """Return a list with the one-hot encoding of the codes as one tensor, or an empty list if there are no codes.
+
+    The last code of each feature, which stands for unknown categories, is encoded as zeros.
+    """
     if not sizes:
         return []
     starts = torch.tensor([sum(sizes[:n]) for n in range(len(sizes))])

@@ -1,4 +1,4 @@
-"""Metric learning by leave-one-out: each row of a minibatch is predicted from the other rows.
+"""Learning of metrics by leave-one-out, in which each row of a minibatch is predicted from other rows.
 
     loss = mean over rows i of the batch of  error(y_i, t(x_i) + Σ_{j≠i} w_ij (y_j − t(x_j)))
 
@@ -45,11 +45,11 @@ _MIN_PROBABILITY = 1e-6
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options of `train_metric`.
+    """Options of `train_metric`, such as the maximum number of steps and the learning rate.
 
     Attributes:
         members: number of ensemble members.
-        steps: maximum number of optimiser steps.
+        steps: maximum number of optimizer steps.
         batch: rows that are predicted in one training step.
         candidates: rows from which a batch is predicted.
         rate: learning rate.
@@ -70,7 +70,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class TrainedMetric:
-    """Parameters of a trained metric, with the held-out rows and their losses.
+    """The parameters of a trained metric, with the held-out rows and the validation loss of each member.
 
     Attributes:
         parameters: parameters by name, members first.
@@ -94,12 +94,12 @@ def train_metric(
     seed: int,
     progress: TrainingProgress | None = None,
 ) -> TrainedMetric:
-    """Train a metric, and return the parameters with the smallest loss on the held-out rows.
+    """Train a metric, and return its parameters with the smallest loss on the held-out rows.
 
     Args:
         metric: the metric to train.
         features: features of the rows.
-        values: float32 values, standardised, or 0 and 1 for classes.
+        values: float32 values, standardized, or 0 and 1 for classes.
         sample_weight: weights of the rows, with mean 1; None means equal weights.
         options: training options.
         seed: seed of all random numbers.
@@ -121,14 +121,14 @@ def row_losses(
     target: Float[Tensor, "members rows outputs"],
     classification: bool,
 ) -> Float[Tensor, "members rows"]:
-    """Return the squared error of each row, or the log loss of its class."""
+    """Return the loss of each row, which is its squared error, averaged over outputs, or the log loss of its class."""
     if classification:
         return -torch.log((predicted * target).sum(dim=-1).clamp_min(_MIN_PROBABILITY))
     return (predicted - target).square().mean(dim=-1)
 
 
 def as_tensors(features: Features) -> tuple[Tensor, Tensor]:
-    """Return features as tensors: numbers `(1, rows, columns)` and codes `(1, rows, categories)`."""
+    """Return features as a tensor of numbers `(1, rows, columns)` and a tensor of codes `(1, rows, categories)`."""
     return torch.from_numpy(features.numbers)[None], torch.from_numpy(features.codes)[None]
 
 
@@ -139,7 +139,7 @@ def embed_rows(
     numbers: Float[Tensor, "#members rows numbers"],
     codes: Int[Tensor, "#members rows categories"],
 ) -> Embedded:
-    """Return keys and trends of all rows, computed block by block."""
+    """Return the keys and the trends of rows, which are computed from their features block by block."""
     blocks = zip(*(torch.split(each, _EMBEDDING_BLOCK, dim=1) for each in (numbers, codes)), strict=True)
     keys, trends = zip(*(metric(parameters, *block) for block in blocks), strict=True)
     return torch.cat(keys, dim=1), None if trends[0] is None else torch.cat(trends, dim=1)
@@ -174,7 +174,10 @@ class _TrainingRows:
 def _split_rows(
     rows: int, members: int, seed: int
 ) -> tuple[Int[Tensor, "members training"], Int[Tensor, "members held_out"]]:
-    """Return each member's training rows and held-out rows; no row is held out by two members."""
+    """Return the indices of the training rows and of the held-out rows of each ensemble member.
+
+    No row is held out by two members.
+    """
     order = np.random.default_rng(seed).permutation(rows)
     count = min(rows // max(members, 8), _MAX_HELD_OUT)
     held_out = np.stack([order[member * count : (member + 1) * count] for member in range(members)])
@@ -244,7 +247,10 @@ class _Trainer:
         return torch.gather(self.training, 1, torch.stack(order))
 
     def _batch_loss(self, order: Tensor, number: int) -> Tensor:
-        """Return the loss of one batch, summed over members; the rows of the batch are the first candidates."""
+        """Return the loss of the batch with the index `number`, summed over the ensemble members.
+
+        The first candidates are the rows of the batch.
+        """
         count, start = order.shape[1], number * self.batch
         if self.candidates == count:
             index = torch.roll(order, -start, dims=1)
@@ -273,7 +279,10 @@ class _Trainer:
         return losses.mean(dim=1).sum()
 
     def _dropout_mask(self, rows: int) -> Tensor | None:
-        """Sample one dropout mask for all members, because sampling takes longer than multiplying."""
+        """Return random dropout factors of the hidden units that all members share, or None if nothing is dropped.
+
+        They are shared because sampling takes longer than multiplying. None means no dropout or no network.
+        """
         rate = self.options.dropout
         if rate == 0 or not self.metric.has_network:
             return None
@@ -286,7 +295,7 @@ class _Trainer:
 
     @torch.no_grad()
     def _keep_best(self) -> bool:
-        """Keep the mean parameters of the members whose validation loss improved; return whether any did."""
+        """Store the mean parameters of the members whose validation loss improved, and return whether any improved."""
         losses = self._validation_losses(self.mean)
         better = losses < self.best_losses
         self.best_losses = torch.where(better, losses, self.best_losses)
@@ -308,5 +317,5 @@ class _Trainer:
 
 
 def _learning_rate_factor(step: int, steps: int) -> float:
-    """Return the schedule's factor: linear warm-up over 20 steps times cosine decay."""
+    """Return the factor of the learning rate at a step: linear warm-up over 20 steps times cosine decay."""
     return min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))

@@ -1,4 +1,4 @@
-"""Nadaraya–Watson estimates, computed by `qkv.attend`, for training and for prediction.
+"""Nadaraya–Watson estimates, which training and prediction compute by `qkv.attend`.
 
     estimate(x) = t(x) + Σ_i w_i(x) (v_i − t(x_i))        w_i(x) ∝ s_i exp(−‖k(x) − k(x_i)‖² / 2h²)
 
@@ -59,7 +59,7 @@ def weighted_mean_with_trend(
     sample_weight: Float[Tensor, "#members k 1"] | None,
     mask: Mask | None = None,
 ) -> Float[Tensor, "members q outputs"]:
-    """Return the weighted mean with a trend, t(x) + Σ_i w_i (v_i − t(x_i)); see `weighted_mean`."""
+    """Return the weighted mean with a trend, t(x) + Σ_i w_i (v_i − t(x_i)), for each query; see `weighted_mean`."""
     (query_key, query_trend), (row_key, row_trend) = query, key
     if query_trend is None or row_trend is None:
         return weighted_mean(query_key, row_key, value, bandwidth, sample_weight, mask)

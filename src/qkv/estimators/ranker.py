@@ -1,10 +1,10 @@
-"""Ranking by attention, with projections W_Q and W_K learned from relevant documents.
+"""The class `AttentionRanker`, which ranks documents by attention with projections learned from relevant documents.
 
     a(q, d) = softmax_d( (W_Q q · W_K d) / T )                      over the whole collection
     loss    = mean_q mean_{d relevant to q} −log a(q, d)  +  λ/n (‖W_Q − 1‖² + ‖W_K − 1‖²)
 
 n is the number of relevant pairs, so the penalty has less effect if there are more pairs. Training starts from the
-identity matrices W_Q = W_K = 1, which rank documents by their inner products with the query. The loss is minimised by
+identity matrices W_Q = W_K = 1, which rank documents by their inner products with the query. The loss is minimized by
 L-BFGS over all queries; the softmax over the collection is computed tile by tile, in memory linear in queries and
 documents.
 
@@ -34,7 +34,7 @@ _LOSSES = ("each", "mass")
 
 
 class Ranking(NamedTuple):
-    """Documents with the largest attention weights, in descending order.
+    """The documents with the largest attention weights for each query, in descending order of weight.
 
     Attributes:
         documents: indices of fitted documents `(queries, top)`; −1 if there are fewer than `top`.
@@ -46,7 +46,7 @@ class Ranking(NamedTuple):
 
 
 class AttentionRanker(BaseEstimator):  # type: ignore[misc]
-    """Ranks documents by attention, with projections learned from queries and their relevant documents.
+    """Ranker of documents by attention, with projections learned from queries and their relevant documents.
 
     Args:
         temperature: temperature T of the softmax.
@@ -102,7 +102,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         document_ids: ArrayLike | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Learn the projections of queries and documents.
+        """Learn projections of queries and documents from the relevant documents of each query.
 
         Args:
             queries: queries `(queries, width)`.
@@ -142,7 +142,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         return self
 
     def rank(self, queries: ArrayLike, top: int = 10, documents: ArrayLike | None = None) -> Ranking:
-        """Return the documents with the largest weights for each query.
+        """Return the documents with the largest attention weights for each query.
 
         Args:
             queries: queries `(queries, width)`.
@@ -168,7 +168,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
 
     @property
     def metric_(self) -> Float[np.ndarray, "width width"]:
-        """Matrix W_Qᵀ W_K; queries multiplied by this matrix can be compared with unprojected documents."""
+        """The matrix W_Qᵀ W_K. Queries multiplied by it can be compared with documents that are not projected."""
         check_is_fitted(self, "query_weight_")
         return np.asarray(self.query_weight_.T @ self.key_weight_)
 
@@ -215,7 +215,8 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         optimizer.step(closure)  # type: ignore[no-untyped-call]
         if not np.isfinite(losses[-1]):
             raise DataError(
-                f"loss must be finite, got {losses[-1]}. Scale queries and documents, or raise the temperature."
+                f"the training loss must be finite, got {losses[-1]}. Scale queries and documents down, or raise the "
+                "temperature."
             )
         return weights[0].detach().numpy(), weights[1].detach().numpy(), losses
 
@@ -226,7 +227,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         weights: list[Tensor],
         pairs: _RelevantPairs[Tensor],
     ) -> Tensor:
-        """Return the mean of −log attention over queries and their relevant documents."""
+        """Return the mean over queries of −log of the attention on their relevant documents."""
         import torch
 
         import qkv
@@ -281,7 +282,7 @@ def _relevant_pairs(
     numbers = np.array([number for each in relevant for number in each], np.int64)
     owner = np.repeat(np.arange(queries), [len(each) for each in relevant])  # the query of each number
     if not len(numbers):
-        raise DataError("relevant must name at least one document, got only empty lists.")
+        raise DataError("relevant must name at least one document, got only empty lists. List some documents.")
     starts, ends = (np.searchsorted(document_ids[order], numbers, side=side) for side in ("left", "right"))
     if (starts == ends).any():
         unknown = np.argmax(starts == ends)

@@ -1,4 +1,4 @@
-"""Regression by attention over the rows of a table: Nadaraya–Watson with a learned metric."""
+"""The class `AttentionRegressor`, which is Nadaraya–Watson regression with a learned metric."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
     Every fitted row contributes to every prediction. The keys k and the trend t are learned so that rows predict
     each other well; the trend shifts a row's value by the difference between the query's position and its own.
     Without a trend this is the Nadaraya–Watson estimate. An ensemble is trained at once, each member with its own
-    held-out rows for early stopping; a prediction is the mean over the members. Numbers are standardised; strings,
+    held-out rows for early stopping; a prediction is the mean over the members. Numbers are standardized; strings,
     categories and missing cells are encoded.
 
     Args:
-        metric: "none" (standardised columns; only the bandwidth is chosen, by leave-one-out), "diagonal" (one
+        metric: "none" (standardized columns; only the bandwidth is chosen, by leave-one-out), "diagonal" (one
             factor per column), "linear", "low_rank" (`width` directions) or "network".
         trend: "none", "linear", "network", or "auto": "network" if the metric is "network", otherwise "none".
         width: width of a key, for "low_rank" and "network".
@@ -53,7 +53,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
 
     Attributes:
         keys_: keys of the fitted rows, `(members, rows, width)`.
-        residuals_: standardised values minus the trend, `(members or 1, rows, outputs)`.
+        residuals_: standardized values minus the trend, `(members or 1, rows, outputs)`.
         parameters_: parameters of the metric by name, members first.
         features_: encoding of the columns.
         out_of_bag_rows_: rows that each member was not trained on, `(members, n)`.
@@ -83,14 +83,14 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
     trend: str = "auto"
 
     def predict(self, X: ArrayLike) -> Float[np.ndarray, " queries *outputs"]:
-        """Return the prediction for each query, computed exactly over all fitted rows.
+        """Return the prediction for each query, computed from all fitted rows.
 
         Predictions have shape `(queries,)`, or `(queries, outputs)` if y had several outputs.
         """
         return self._like_y(self._predict(X) * self.y_scale_ + self.y_mean_)
 
     def predict_std(self, X: ArrayLike) -> Float[np.ndarray, " queries *outputs"]:
-        """Return the expected error of each prediction, as one standard deviation in the unit of y.
+        """Return the expected error of each prediction, as a standard deviation in the unit of `y`.
 
             std(x)² = Σ_i w_i(x) e_i²
 
@@ -109,7 +109,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         return self._like_y(np.sqrt(np.maximum(squares, 0.0)) * self.y_scale_)
 
     def explain_rows(self, X: ArrayLike, top: int = 10, output: int = 0) -> RowExplanation:
-        """Return the fitted rows with the largest weights in each prediction, in descending order.
+        """Return for each query the fitted rows with the largest weights in its prediction, by descending weight.
 
         Args:
             X: queries.
@@ -131,7 +131,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         return explanation._replace(values=explanation.values * self.y_scale_[output] + self.y_mean_[output])
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Store further rows; the metric, trend and bandwidth are learned in the first call and then fixed.
+        """Store further rows for prediction. The first call also learns the metric, trend and bandwidth.
 
         Predictions are exactly those of the learned metric over all rows so far.
 
@@ -170,7 +170,10 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
     def _encode_targets(self, y: np.ndarray) -> np.ndarray:
         table = y.reshape(len(y), -1)
         if table.shape[1] != len(self.y_mean_):
-            raise OptionError(f"y must have {len(self.y_mean_)} outputs, as when fitted, got {table.shape[1]}.")
+            raise OptionError(
+                f"y must have {len(self.y_mean_)} outputs like the y of the first call, got {table.shape[1]}. Pass one "
+                "column for each output."
+            )
         return np.asarray((table - self.y_mean_) / self.y_scale_, np.float32)
 
     def _like_y(self, table: np.ndarray) -> np.ndarray:
