@@ -111,7 +111,12 @@ MISFITS = [
     (POINTS, "x", "abc", "the query for the key 'x' must be a finite number, got 'abc'"),
     (POINTS, "x", "inf", "must be a finite number"),
     (POINTS, "x", dt.date(2020, 1, 1), "must be a finite number"),
-    (POINTS, "x,y", "1", r"must have 2 parts \(x, y\), got 1 in '1'\. Give one value per key column, such as 2,2"),
+    (
+        POINTS,
+        "x,y",
+        "1",
+        r"must have 2 parts, one for each of x, y, got 1 in '1'\. Pass one value per key column, such as 2,2",
+    ),
     (POINTS, "x,y", (1, 2, 3), "got 3 in"),
     (POINTS, "x,y", {"x": 1}, "must have the key column 'y'"),
     (POINTS, "x,y", 7, "got 1 in 7"),

@@ -116,7 +116,7 @@ BAD_FILES = {
     "noise.arrow": (b"\x00\x01\x02" * 400, "cannot be read as Arrow"),
     "noise.json": (b"{]" * 50, "cannot be read as json"),
     "noise.csv.gz": (b"not gzip at all", "cannot be read as csv"),
-    "empty.csv": (b"", "empty.csv. is empty. Give a file with rows"),
+    "empty.csv": (b"", "empty.csv., which is empty. Pass another file"),
     "header.csv": (b"name,income\n", "must have at least one row"),
 }
 
@@ -150,7 +150,7 @@ BAD_OBJECTS = {
     "ragged vectors": ({"name": [[1.0], [1.0, 2.0]], "income": [1, 2]}, "lists of 1 to 2 numbers"),
     "nothing filled": (
         {"name": ["a", None], "income": [None, 1]},
-        "the dict must have at least one row with a value in all of",
+        "the dict must have at least one row with a value in each of",
     ),
     "no rows": ({"name": [], "income": []}, "must have at least one row"),
 }

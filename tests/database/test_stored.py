@@ -439,7 +439,7 @@ def test_an_append_that_fails_leaves_the_store_unchanged(tmp_path):
         ({"key": "nmae"}, "Did you mean 'name'"),
         ({"value": "salary"}, "column must be one of .* got 'salary'"),
         ({"score": "cosin"}, "score must be one of .* got 'cosin'"),
-        ({"score": scores.Exact()}, "must be names"),
+        ({"score": scores.Exact()}, "score must be a name"),
         ({"backend": "paper"}, "backend must be one of arrow, lance, got 'paper'"),
         ({"memory": "much"}, "memory must be a positive amount, got 'much'"),
         ({"source": "nowhere.csv"}, "must be an existing file"),
@@ -465,7 +465,7 @@ def test_a_table_without_key_or_a_bare_store_asks_for_the_names(tmp_path):
     with pytest.raises(DataError, match="Name the key and value columns"):
         Database.open(PEOPLE)
     store.create(tmp_path / "bare", pa.schema({"a": pa.string()}))
-    with pytest.raises(DataError, match="key must be given for the store"):
+    with pytest.raises(DataError, match="key must be the name of a column of the store"):
         Database.open(tmp_path / "bare")
 
 

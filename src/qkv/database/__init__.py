@@ -1,4 +1,4 @@
-"""Databases: tables with key and value columns that answer queries, in memory or on disk."""
+"""Databases, which are tables in memory or on disk that answer queries by attention over their rows."""
 
 from qkv.core.extras import require_packages
 

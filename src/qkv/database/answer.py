@@ -1,4 +1,4 @@
-"""The result of `ask`: values, spreads, effective numbers of rows, the rows with the largest weights, and the plan."""
+"""The class `Answer`, which is the result of `Database.ask`, and the classes of its parts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OneOrList: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Evidence:
-    """A row of the table that has non-zero weight in an answer.
+    """A row of a table that has non-zero weight in an answer, with its weight and its cells.
 
     Attributes:
         weight: the weight of the row.
@@ -52,7 +52,7 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """The result for one query, with rows given by their indices. `Answer` documents the attributes."""
+    """The answer to one query, with row indices in place of rows. `Answer` documents the attributes."""
 
     query: object
     found: bool
@@ -67,13 +67,13 @@ class Entry:
 
 
 def _entry_field(name: str, doc: str) -> property:
-    """Return a property of `Answer` that reads a field of its single entry, or of all entries as a list."""
+    """Return a property of `Answer` that reads a field of its single entry, or a list with the field of each entry."""
     return property(lambda answer: answer._one_or_list([getattr(entry, name) for entry in answer.entries]), doc=doc)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Answer:
-    """The answers to one or more queries.
+    """The answers of a database to one or more queries, with the rows that support them and the execution plan.
 
     For a single query each property is one value; for several queries it is a list with one value per query.
     Indexing and iteration return the answer to each query. A query without a matching key has `found` False, the
@@ -117,7 +117,7 @@ class Answer:
 
     @property
     def rows(self) -> OneOrList:
-        """The rows with the largest weights as `Evidence`, in descending order of weight."""
+        """For each query, the rows with the largest weights as `Evidence`, in descending order of weight."""
         return self._one_or_list(list(self._evidence_by_entry))
 
     def __len__(self) -> int:
@@ -133,7 +133,7 @@ class Answer:
     # -- other forms ------------------------------------------------------------------------------------
 
     def to_arrow(self) -> pa.Table:
-        """Return a pyarrow table with one row per query.
+        """Return the answers as a pyarrow table with one row per query.
 
         Its columns are query, value, probability (for votes), spread, support, found and reason.
         """
@@ -160,7 +160,7 @@ class Answer:
         return pa.table(columns)
 
     def to_frame(self, library: str | None = None) -> Any:
-        """Return the table of `to_arrow` as a pandas or polars data frame.
+        """Return the answers as a pandas or polars data frame with one row per query.
 
         Args:
             library: "pandas" or "polars"; None selects pandas, or polars if pandas is not installed.
@@ -201,7 +201,7 @@ class Answer:
         return "\n".join(lines)
 
     def headline(self, entry: Entry) -> str:
-        """Return one line of text with the query, value, spread and effective number of rows of an entry."""
+        """Return an entry as one line of text, with its value or with the reason for "no match"."""
         query = _query_text(entry.query)
         if not entry.found:
             return f"{query} → no match: {entry.reason}"

@@ -35,7 +35,7 @@ __all__ = ["Database"]
 
 
 class Database(Queryable):
-    """A table in memory with one or more key columns and a value column that answers queries.
+    """A table in memory that answers queries. It has one or more key columns and a value column.
 
     Example:
         >>> table = {"name": ["John Doe", "Jane Roe"], "major": ["psychology", "physics"]}
@@ -70,7 +70,7 @@ class Database(Queryable):
         memory: int | str = "512 MiB",
         progress: Progress | None = None,
     ) -> StoredDatabase:
-        """Create a database on disk. `Database.open` restores the settings given here.
+        """Create a database on disk and save its settings, which `Database.open` restores.
 
         Args:
             path: a folder that does not exist or is empty.
@@ -173,7 +173,7 @@ class Database(Queryable):
             return open_database(source, key, value, fold=fold, memory=memory, damaged=damaged)
         if key is None or value is None:
             raise DataError(
-                f"{'key' if key is None else 'value'} must be given for {describe(source)}. "
+                f"{'key' if key is None else 'value'} must be the name of a column of {describe(source)}, got None. "
                 "Name the key and value columns; only stores save these names."
             )
         names = tuple(key.split(",")) if isinstance(key, str) else tuple(key)
@@ -190,7 +190,7 @@ class Database(Queryable):
         tables: Mapping[str, object] | None = None,
         fold: bool = True,
     ) -> Database:
-        """Open the result of a SQL query, which DuckDB runs without downloading extensions.
+        """Run a SQL query with DuckDB, and open its result as a database in memory. No DuckDB extension is downloaded.
 
         Args:
             query: a SELECT statement, which may read files and `tables`.
@@ -217,7 +217,7 @@ class Database(Queryable):
         return self._in_memory
 
     def swap(self) -> Database:
-        """Return a database over the same table with key and value exchanged. No data is copied.
+        """Return a database over the same table with the key and value columns exchanged. The table is not copied.
 
         Raises:
             DataError: There is more than one key column.

@@ -1,4 +1,4 @@
-"""The abstract base class of databases in memory and on disk."""
+"""The class `Queryable`, which is the abstract base class of databases in memory and on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Queryable"]
 
 
 class Queryable(ABC):
-    """Base class of databases: tables with key columns and a value column that answer queries.
+    """Base class of databases, which are tables with key columns and a value column that answer queries.
 
     `Database` holds a table in memory, and `StoredDatabase` a store on disk.
 
@@ -54,7 +54,7 @@ class Queryable(ABC):
         seed: int | None = None,
         progress: Progress | None = None,
     ) -> Answer:
-        """Answer one or more queries.
+        """Answer one or more queries by attention over the rows of the table.
 
         Args:
             queries: one query, or a list or data frame of several. A query is one value for a single key column,
@@ -96,7 +96,7 @@ class Queryable(ABC):
 
     @abstractmethod
     def swap(self) -> Queryable:
-        """Return a database over the same table with key and value exchanged. No data is copied.
+        """Return a database over the same table with the key and value columns exchanged. The table is not copied.
 
         Raises:
             DataError: There is more than one key column.
@@ -104,16 +104,21 @@ class Queryable(ABC):
 
     @property
     def table(self) -> pa.Table | StoredRows:
-        """The rows, as a pyarrow table or as an object that reads rows from the store when it is sliced."""
+        """The rows of the database, as a pyarrow table or as an object that reads slices of rows from the store."""
         return self._executor().table
 
     @property
     def left_out(self) -> dict[str, int]:
-        """The number of missing cells of each column that has any. Rows with a missing cell are excluded."""
+        """The number of missing cells of each key or value column that has any.
+
+        Rows with a missing cell are excluded.
+        """
         return self._executor().left_out
 
     def column(self, name: str) -> Column:
-        """Return a key column or the value column as arrays; of a sample of rows if the table exceeds the memory limit.
+        """Return the key or value column `name` as NumPy arrays, or a sample of its rows if the table is large.
+
+        If the table exceeds the memory limit, the arrays hold a sample of its rows.
 
         Raises:
             DataError: The column is neither a key column nor the value column.
@@ -121,13 +126,13 @@ class Queryable(ABC):
         return self._executor().column(name)
 
     def __len__(self) -> int:
-        """Return the number of rows that have both key and value."""
+        """Return the number of rows that have a value in every key column and in the value column."""
         return self._executor().complete_rows
 
     def _single_key(self) -> str:
         if len(self.key) > 1:
             raise DataError(
-                f"swap requires a single key column, got {len(self.key)} ({', '.join(self.key)}). "
+                f"swap requires a single key column, got {len(self.key)}: {', '.join(self.key)}. "
                 "Open the table with one of these columns as the key."
             )
         return self.key[0]

@@ -1,1 +1,1 @@
-"""Execution of queries over a table in memory, or block by block over a store."""
+"""Executors, which answer queries over a table in memory or block by block over a store."""

@@ -1,4 +1,4 @@
-"""Accumulators of weights and values over the tiles of a store, for normalizers that need no complete row of logits.
+"""Accumulators, which sum weights and weighted values tile by tile over the rows of a store.
 
 Softmax keeps, for each query, with m the largest logit so far and d = l − m,
 
@@ -34,7 +34,7 @@ Finalized = tuple[Summary, list[Aggregate], Float[np.ndarray, " q"] | None]
 def accumulator_for(
     normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int
 ) -> Accumulator | None:
-    """Return the accumulator for a normalizer, or None if the normalizer cannot be accumulated tile by tile.
+    """Return an accumulator for a normalizer, or None if its weights cannot be summed tile by tile.
 
     Args:
         normalizer: the normalizer.
@@ -50,7 +50,7 @@ def accumulator_for(
 
 
 class Accumulator(ABC):
-    """Base class of accumulators: running sums of weights and values for a group of queries.
+    """Base class of accumulators, which keep running sums of weights and weighted values for a group of queries.
 
     Attributes:
         top_rows: the rows with the largest weights so far.
@@ -64,7 +64,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def accumulate(self, logits: Float[np.ndarray, "q rows"], first: int, values: Num[np.ndarray, "rows ..."]) -> None:
-        """Accumulate the logits and values of a tile.
+        """Add the weights and the weighted values of the rows of a tile to the running sums.
 
         Args:
             logits: the logits, −inf for excluded rows; overwritten.
@@ -74,15 +74,18 @@ class Accumulator(ABC):
 
     @abstractmethod
     def _partial(self) -> ExponentialSums | WeightedSums:
-        """Return the accumulated sums in the form that `normalizer.finalize` expects."""
+        """Return the running sums as the partial result that the `finalize` method of the normalizer takes."""
 
     def weights(self, logits: Float[np.ndarray, "q rows"], summary: Summary) -> Float[np.ndarray, "q rows"]:
-        """Return the weights of rows from their logits and the summary of each query."""
+        """Return the weights of rows, `(q, rows)`, computed from their logits and the summary of each query."""
         tile = Tile.whole(*logits.shape)
         return np.asarray(self.normalizer.tile_weights(self.normalizer.prepare(logits), summary, tile))
 
     def finalize(self) -> Finalized:
-        """Return the summary for `weights`, the aggregates, and exp(entropy) of the weights."""
+        """Return the summary, the aggregate and the effective number of rows of each query.
+
+        The effective number of rows is exp(entropy) of the weights, or None if the weights do not sum to 1.
+        """
         scale, summary = self.normalizer.finalize(self._partial(), Tile.whole(self.queries, 0), 0.0)
         scale = np.asarray(scale)
         support = None
@@ -93,7 +96,7 @@ class Accumulator(ABC):
 
 
 class SoftmaxAccumulator(Accumulator):
-    """Accumulator for softmax: sums of exponentials relative to the running maximum."""
+    """Accumulator for softmax that sums exponentials relative to the running maximum of the logits."""
 
     def __init__(self, normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int) -> None:
         super().__init__(normalizer, queries, values, evidence)
@@ -141,7 +144,7 @@ class SoftmaxAccumulator(Accumulator):
 
 
 class LinearAccumulator(Accumulator):
-    """Accumulator for linear normalizers: sums of the unnormalized weights."""
+    """Accumulator that sums the unnormalized weights of a linear normalizer, such as `Sum` or `Mean`."""
 
     def accumulate(self, logits: Float[np.ndarray, "q rows"], first: int, values: Num[np.ndarray, "rows ..."]) -> None:
         assert isinstance(self.normalizer, LinearNormalizer)

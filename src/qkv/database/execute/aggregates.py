@@ -1,4 +1,4 @@
-"""Aggregation of values: averages of numbers, timestamps and vectors, and votes of texts and categories.
+"""Aggregation of the values of rows: weighted averages of numbers, timestamps and vectors, and votes of other values.
 
 For weights w with total W:
 
@@ -43,7 +43,7 @@ _NO_ROW = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The aggregated value of one query.
+    """The weighted average or the vote over the values of a table for one query, with its spread.
 
     Attributes:
         value: the average, or the label with the largest total weight.
@@ -57,7 +57,7 @@ class Aggregate:
 
 
 class Aggregator(ABC):
-    """Base class of aggregators, which turn the weights of a query into an average or vote over a value column."""
+    """Base class of aggregators, which compute the weighted average or the vote of a value column for each query."""
 
     votes = False
     """Whether `aggregate` needs the weights in addition to the averaged matrix."""
@@ -67,29 +67,29 @@ class Aggregator(ABC):
 
     @abstractmethod
     def matrix(self) -> Float[np.ndarray, "rows n"]:
-        """Return the matrix of values that the engine averages over the rows.
+        """Return the values as a matrix `(rows, n)`, whose rows the engine sums with the weights of each query.
 
         Its last column is 1, so that the last column of the output is the total weight.
         """
 
     @abstractmethod
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
-        """Return the values of complete rows that the bandwidth search predicts, or the reason why it cannot."""
+        """Return the targets of the bandwidth search, `(complete, n)`, or a text that says why there are none."""
 
     @abstractmethod
     def aggregate(
         self, output: Float[np.ndarray, "q n"], weights: Float[np.ndarray, "q rows"] | None
     ) -> list[Aggregate]:
-        """Return the aggregate of each query from the averaged matrix and, for votes, the weights."""
+        """Return the aggregate of each query, from the weighted sums of `matrix` and, for votes, the weights."""
 
 
 def aggregator_for(column: Column) -> Aggregator:
-    """Return the aggregator for the kind of a column."""
+    """Return an aggregator for a column: averages of numbers, timestamps and vectors, votes of other cells."""
     return _Averages(column) if column.kind in ("vector", "number", "timestamp") else _Votes(column)
 
 
 class _Averages(Aggregator):
-    """Averages of numbers, timestamps and vectors.
+    """Aggregator that computes weighted averages of a column of numbers, timestamps or vectors.
 
     Args:
         column: the values.
@@ -104,11 +104,14 @@ class _Averages(Aggregator):
         self.center = center
 
     def matrix(self) -> Float[np.ndarray, "rows n"]:
-        """Return the columns v, v − center, |v − center|² and 1, of shape `(rows, 2 width + 2)`."""
+        """Return a matrix with the columns v, v − center, |v − center|² and 1, where v are the cells of each row.
+
+        Its shape is `(rows, 2 width + 2)`.
+        """
         return _moments(_filled(self.column, self.center), self.center)
 
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
-        """Return the cells, reduced to the 16 dimensions of largest variance if vectors are wider."""
+        """Return the cells of the complete rows as a matrix of at most 16 columns, which have the largest variances."""
         cells = _as_matrix(self.column.cells[complete])
         widest = np.argsort(-cells.var(axis=0), kind="stable")[:_MOST_TARGETS]
         return np.asarray(cells[:, np.sort(widest)])
@@ -130,7 +133,7 @@ class _Averages(Aggregator):
 
 
 class _Votes(Aggregator):
-    """Votes of texts, categories and booleans: each row votes for its value with its weight."""
+    """Aggregator of texts, categories and booleans, in which each row votes for its value with its weight."""
 
     votes = True
 
@@ -140,11 +143,14 @@ class _Votes(Aggregator):
         self.codes = _label_codes(column, self.labels)
 
     def matrix(self) -> Float[np.ndarray, "rows n"]:
-        """Return a column of ones."""
+        """Return a column of ones, so that the weighted sum of each query is its total weight."""
         return np.ones((len(self.codes), 1))
 
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
-        """Return one-hot columns of the 15 most common values; rows with other values are zero."""
+        """Return one-hot columns of the 15 most common values, or a text if more than half of the values are distinct.
+
+        Rows with other values are zero.
+        """
         codes, counts = np.unique(self.codes[complete], return_counts=True)
         if len(codes) > 0.5 * complete.sum():
             return "the values are nearly all different"
@@ -162,7 +168,7 @@ class _Votes(Aggregator):
 
 
 def _label_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, " rows"]:
-    """Return the integer code of each cell, and add new labels to `labels`."""
+    """Return the integer code of the label in each cell of a column, and add new labels to `labels`."""
     # Original texts, not folded ones: λ and Λ are the same key, but different values.
     cells = column.cells.astype(bool) if column.original is None else column.original
     return np.array([labels.setdefault(cell, len(labels)) for cell in cells.tolist()], dtype=np.int64)
@@ -173,14 +179,14 @@ def _as_matrix(cells: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows 
 
 
 def _filled(column: Column, center: float | Float[np.ndarray, " width"]) -> Float[np.ndarray, "rows width"]:
-    """Return the cells as a matrix, with `center` in place of missing ones."""
+    """Return the cells of a column as a matrix, with `center` in place of missing cells."""
     return np.where(column.missing[:, None], center, _as_matrix(column.cells))
 
 
 def _moments(
     cells: Float[np.ndarray, "rows width"], center: float | Float[np.ndarray, " width"]
 ) -> Float[np.ndarray, "rows n"]:
-    """Return the columns v, v − center, |v − center|² and 1."""
+    """Return a matrix with the columns v, v − center, |v − center|² and 1, where v are the cells of each row."""
     # The value itself is a column too: where one row has all the weight, the answer is exactly that cell.
     deviation = cells - center
     square = np.square(deviation)
@@ -192,7 +198,11 @@ def _moments(
 def _spreads(
     deviation: Float[np.ndarray, "q width"], square: Float[np.ndarray, " q"], total: Float[np.ndarray, " q"]
 ) -> list[float | None]:
-    """Return sqrt(Σ w d² / W − |Σ w d / W|²), or None where W ≤ 0 or the variance is negative."""
+    """Return the spread of the values of each query, or None where the spread is undefined.
+
+    For weights w, their sum W and deviations d, the spread is sqrt(Σ w d² / W − |Σ w d / W|²). It is undefined if W ≤
+    0 or the variance is negative.
+    """
     spreads: list[float | None] = []
     for first, second, weight in zip(deviation, square, total, strict=True):
         if not weight > 0:
@@ -212,7 +222,7 @@ def _spreads(
 
 
 class StreamedAggregator(ABC):
-    """Base class of aggregators over a store, which keep running weighted sums of the values.
+    """Base class of aggregators over a store, which keep running weighted sums of the values for each query.
 
     Args:
         like: some rows of the column, which give its kind, origin and width.
@@ -230,7 +240,9 @@ class StreamedAggregator(ABC):
     def read(
         self, table: pa.Table, complete: bool
     ) -> tuple[Num[np.ndarray, "rows ..."], Bool[np.ndarray, " rows"] | None]:
-        """Return the values of a tile in the form of `add`, and a mask of missing values or None if there are none.
+        """Return the values of a tile, and a boolean array that marks missing values (None if there are none).
+
+        The values are in the form that `add` takes.
 
         Args:
             table: the rows of the tile.
@@ -249,15 +261,21 @@ class StreamedAggregator(ABC):
         values: Num[np.ndarray, "rows ..."],
         total: Float[np.ndarray, "q 1"],
     ) -> None:
-        """Add the weighted sum of the values of some rows; `total` is the sum of the weights."""
+        """Add the weighted sums of the values of rows to the running sums of each query.
+
+        `total` is the sum of the weights of the rows for each query.
+        """
 
     @abstractmethod
     def aggregates(self, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]) -> list[Aggregate]:
-        """Return the aggregate of each query from the sums times `scale`; `total` is the scaled sum of weights."""
+        """Return the aggregate of each query, computed from its running sums multiplied by `scale`.
+
+        `total` is the sum of all weights of each query, multiplied by `scale`.
+        """
 
 
 def streamed_aggregator_for(like: Column, folded: bool, mean: list[float], queries: int) -> StreamedAggregator:
-    """Return the streamed aggregator for the kind of a column.
+    """Return an aggregator over a store: averages of numbers, timestamps and vectors, vote counts of other cells.
 
     Args:
         like: some rows of the column.
@@ -271,7 +289,10 @@ def streamed_aggregator_for(like: Column, folded: bool, mean: list[float], queri
 
 
 class StreamedAverages(StreamedAggregator):
-    """Weighted sums of numbers, timestamps and vectors: Σ w v, Σ w (v − center), Σ w (v − center)²."""
+    """Aggregator that averages the numbers, timestamps or vectors of a store by running weighted sums.
+
+    For weights w and values v, the sums are Σ w v, Σ w (v − center), Σ w |v − center|² and Σ w.
+    """
 
     def __init__(self, like: Column, folded: bool, mean: list[float], queries: int) -> None:
         super().__init__(like, folded)
@@ -285,7 +306,11 @@ class StreamedAverages(StreamedAggregator):
     def read(
         self, table: pa.Table, complete: bool
     ) -> tuple[Num[np.ndarray, "rows ..."], Bool[np.ndarray, " rows"] | None]:
-        """Return a 1-D array of floats as stored where possible, otherwise a float64 matrix."""
+        """Return the values of a tile, and a boolean array that marks missing values (None if there are none).
+
+        A complete column of floats in one chunk is returned as a 1-D array of its stored dtype, other columns as a
+        float64 matrix.
+        """
         column = table.column(self.like.name)
         if complete and self.like.kind == "number" and column.num_chunks == 1:
             (chunk,) = arrow_columns.decoded_chunks(column)
@@ -323,7 +348,10 @@ class StreamedAverages(StreamedAggregator):
         self.sums[:, 3] += total[:, 0]
 
     def _recenter(self) -> None:
-        """Move the center to the running mean, so that float32 sums of squares stay accurate for small spreads."""
+        """Set `center` to the running mean and convert the sums accordingly.
+
+        Sums of squares in float32 then stay accurate for small spreads.
+        """
         first, second, total = self.sums[0, 1:]
         if not total > 0:
             return
@@ -345,7 +373,10 @@ class StreamedAverages(StreamedAggregator):
 
 
 class VoteCounts(StreamedAggregator):
-    """Running weight of each label of texts, categories and booleans, and the first row with that label."""
+    """Aggregator that sums the weights of each label in a column of texts, categories or booleans of a store.
+
+    It also keeps the first row of non-zero weight with each label, by which ties are resolved.
+    """
 
     def __init__(self, like: Column, folded: bool, queries: int) -> None:
         super().__init__(like, folded)

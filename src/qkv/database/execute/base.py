@@ -1,4 +1,4 @@
-"""Base class of executors in memory and over a store, and conversion of their results to answers."""
+"""Base class of executors, which answer queries over a table, and conversion of their results to answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NO_MATCHING_ROW = "no row satisfies the predicate"
 
 @dataclass(frozen=True, eq=False)
 class AskOptions:
-    """The arguments of `Database.ask` other than the queries."""
+    """The arguments of `Database.ask` except the queries."""
 
     score: Score | str | None = None
     normalizer: Normalizer | str | None = None
@@ -76,10 +76,10 @@ class Executor(ABC):
         self._filter: tuple[str, np.ndarray] | None = None
 
     def _set_counts(self, missing: dict[str, int], complete_rows: int) -> None:
-        """Set `left_out` and `complete_rows`; raise if no row is complete."""
+        """Set `left_out` and `complete_rows`, and raise a `DataError` if no row is complete."""
         if not complete_rows:
             raise DataError(
-                f"{self.name} must have at least one row with a value in all of {', '.join(missing)}, got none. "
+                f"{self.name} must have at least one row with a value in each of {', '.join(missing)}, got none. "
                 "Choose other columns, or fill in missing cells."
             )
         self.left_out = {name: count for name, count in missing.items() if count}
@@ -88,21 +88,24 @@ class Executor(ABC):
     @property
     @abstractmethod
     def columns(self) -> tuple[Column, ...]:
-        """The key columns and the value column, of all rows or of a sample."""
+        """The key columns and the value column as arrays, of all rows or of a sample of the rows."""
 
     @property
     @abstractmethod
     def chooser(self) -> ComparisonChooser:
-        """The object that chooses the comparison."""
+        """The `ComparisonChooser`, which chooses the score, the normalizer and the threshold for the key columns."""
 
     @abstractmethod
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
     ) -> tuple[list[Entry], Plan | StreamedPlan, int | None]:
-        """Return the entries, the plan, and the number of rows that satisfy the predicate (None: all)."""
+        """Return the entries that answer the queries, the plan, and the number of rows that satisfy the predicate.
+
+        The number may be None if no row is excluded.
+        """
 
     def ask(self, queries: object, options: AskOptions) -> Answer:
-        """Answer queries; see `Database.ask`."""
+        """Choose a comparison and answer queries by it; see `Database.ask` for the arguments."""
         parsed = queries if isinstance(queries, Queries) else Queries.parse(queries, self.query_columns, self.fold)
         # The last comparison is cached, as streams of queries repeat the same options.
         choice = (options.score, options.threshold)
@@ -117,7 +120,7 @@ class Executor(ABC):
         return Answer(tuple(entries), parsed.single, self.table, self.key, self.value, comparison.measure, plan, notes)
 
     def column(self, name: str) -> Column:
-        """Return a key column or the value column, of all rows or of a sample.
+        """Return the key or value column `name` as NumPy arrays, of all rows or of a sample of the rows.
 
         Raises:
             DataError: The column is neither a key column nor the value column.
@@ -125,10 +128,13 @@ class Executor(ABC):
         for column in self.columns:
             if column.name == name:
                 return column
-        raise DataError(f"column must be the key or the value of {self.name}, got {name!r}.")
+        raise DataError(
+            f"name must be one of {', '.join((*self.key, self.value))}, the key and value columns of {self.name}, "
+            f"got {name!r}."
+        )
 
     def _filtered(self, where: str) -> Bool[np.ndarray, " rows"]:
-        """Return which rows satisfy a predicate; the last result is cached."""
+        """Return a boolean array that is True for the rows that satisfy a SQL predicate. The last array is cached."""
         if self._filter is None or self._filter[0] != where:
             rows = self.table
             matches = rows.match(where) if isinstance(rows, StoredRows) else duckdb_reader.matching_rows(rows, where)
@@ -145,7 +151,7 @@ class Executor(ABC):
 
 @dataclass(frozen=True, eq=False)
 class QueryResults:
-    """Rows, weights and aggregates for a group of queries.
+    """The rows with the largest weights, their weights, and the aggregated value of each query of a group.
 
     Attributes:
         rows: `(q, n)` indices of the rows with the largest weights, in descending order; −1 in unused places.
@@ -171,7 +177,7 @@ def build_entries(
     no_row_reason: str = "",
     table_rows: Int[np.ndarray, " n"] | None = None,
 ) -> list[Entry]:
-    """Return one entry per query, with its value and evidence or with the reason for "no match".
+    """Return an `Entry` for each query, with its value and evidence or with the reason for "no match".
 
     Args:
         queries: the parsed queries.
@@ -217,7 +223,7 @@ def _no_match_reasons(
     normalizer: Normalizer,
     no_row_reason: str,
 ) -> list[str]:
-    """Return the reason for "no match" of each query, or "" if the query has a match."""
+    """Return for each query the reason why it has no match, or an empty string if it has a match."""
     without_weight = (results.nearest < 0) | (results.weights[:, 0] == 0)
     # The mean of all rows ignores the query, so every query has a match.
     mismatches: list[str | None] = [None] * len(results.nearest)

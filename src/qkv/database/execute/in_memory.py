@@ -1,4 +1,4 @@
-"""Execution over a table in memory: attention over all rows, for one chunk of queries at a time."""
+"""Execution of queries over a table in memory, by attention over all rows for one chunk of queries at a time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class InMemoryExecutor(Executor):
             raise DataError(f"value must be one column name, got {value!r}. Open the table once for each value column.")
         require_columns(table, (*self.key, value), name)
         if not table.num_rows:
-            raise DataError(f"{name} must have at least one row, got none.")
+            raise DataError(f"{name} must have at least one row, got none. Open a table with rows.")
         self.table = table.select([name for name in table.column_names if name not in hidden]) if hidden else table
         self.query_columns = tuple(Column.from_table(table, column, fold) for column in self.key)
         self.aggregator = aggregator_for(Column.from_table(table, value, fold))
@@ -79,18 +79,18 @@ class InMemoryExecutor(Executor):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The key columns and the value column."""
+        """The key columns and the value column of all rows, as arrays."""
         return (*self.query_columns, self.aggregator.column)
 
     @cached_property
     def chooser(self) -> ComparisonChooser:
-        """The object that chooses the comparison, from all complete rows."""
+        """The `ComparisonChooser`, which chooses the comparison from all rows with key and value."""
         return ComparisonChooser(self.query_columns, self.complete, lambda: self.aggregator.targets(self.complete))
 
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
     ) -> tuple[list[Entry], Plan, int | None]:
-        """Compute attention over all rows; see `Executor.run`."""
+        """Answer queries by attention over all rows in memory; see `Executor.run`."""
         present, matching = self.complete, None
         if options.where is not None:
             present = present & self._filtered(options.where)
@@ -107,7 +107,7 @@ def attend_to_rows(
     present: Bool[np.ndarray, " rows"],
     options: AskOptions,
 ) -> tuple[list[Entry], Plan]:
-    """Compute attention for chunks of queries; return the entries and the plan of the first chunk.
+    """Compute attention over all rows for chunks of queries, and return the entries and the first chunk's plan.
 
     Args:
         queries: the parsed queries.
@@ -190,4 +190,6 @@ class _Call:
             )
         except (KindError, ShapeError) as error:
             # The score is the user's choice, and does not fit the cells of the key.
-            raise QueryError(f"score must support the key, got {self.comparison.score}: {error}") from None
+            raise QueryError(
+                f"score must support the key columns, got {self.comparison.score}, but the comparison failed: {error}"
+            ) from None

@@ -1,4 +1,4 @@
-"""The rows of a store as a table that is read on demand."""
+"""Reading of the rows of a store on demand, by row index or tile by tile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBERS_PER_TILE = 5 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class RowTile:
-    """Consecutive rows of a block, which are compared and accumulated together.
+    """A tile, which consists of consecutive rows of a block that are compared and accumulated together.
 
     Attributes:
         number: the index of the first row of the tile in the store.
@@ -45,7 +45,7 @@ class RowTile:
 
 
 class StoredRows:
-    """One version of a store, with the methods of a pyarrow table that `Answer` calls.
+    """The rows of one version of a store, with the methods of a pyarrow table that `Answer` calls.
 
     Row indices skip deleted rows. Later changes of the store are not visible.
 
@@ -63,20 +63,20 @@ class StoredRows:
         self._sizes: dict[tuple[str, ...], int] = {}
 
     def slice(self, start: int, length: int = 1) -> pa.Table:
-        """Return a table of consecutive rows."""
+        """Return a pyarrow table of `length` consecutive rows from row `start`."""
         return self.store.take(np.arange(start, start + length), self.column_names)
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table of the rows with the given indices, which must be in ascending order."""
+        """Return a pyarrow table of the rows whose indices are in `rows`, which must be in ascending order."""
         return self.store.take(rows, columns)
 
     def tile_rows(self, columns: Sequence[str]) -> int:
-        """Return the maximum number of rows of a tile, which is smaller for columns of wide vectors."""
+        """Return the maximum number of rows in a tile of the given columns, which is smaller for wide vectors."""
         width = sum(_width(self.store.schema.field(name).type) for name in columns)
         return max(1, min(TILE, _NUMBERS_PER_TILE // width))
 
     def tiles(self, columns: Sequence[str]) -> Iterator[RowTile]:
-        """Yield tiles of at most `tile_rows` rows; each tile is part of one block."""
+        """Yield the rows as tiles of at most `tile_rows(columns)` rows, each of which is part of one block."""
         first, rows = 0, self.tile_rows(columns)
         for block in self.store.blocks(columns):
             count = len(block)
@@ -86,7 +86,7 @@ class StoredRows:
             first += count
 
     def size_of(self, columns: Sequence[str]) -> int:
-        """Return the total size of the given columns in bytes."""
+        """Return the total size in bytes of the columns that `columns` names."""
         names = tuple(columns)
         if names not in self._sizes:
             self._sizes[names] = self.store.size_of(columns)
@@ -106,7 +106,7 @@ class StoredRows:
 def match_blocks(
     blocks: Sequence[Block], schema: pa.Schema, predicate: str, deleted: bool = False
 ) -> list[Bool[np.ndarray, " _"]]:
-    """Return a boolean array for each block, True for each row that satisfies a SQL predicate.
+    """Return one boolean array per block that is True for the rows that satisfy a SQL predicate.
 
     Aggregates in the predicate refer to the rows of all blocks.
 
@@ -130,7 +130,7 @@ def match_blocks(
 
 
 def _width(type_: pa.DataType) -> int:
-    """Return the approximate number of elements of a cell; a text counts as 24."""
+    """Return the approximate number of elements in a cell of an Arrow type, which is 24 for a text."""
     from pyarrow import types
 
     if types.is_fixed_size_list(type_):

@@ -1,4 +1,4 @@
-"""Choice of the comparison for a store, from a sample of its rows and statistics of all rows."""
+"""Choice of the comparison of queries and keys for a store, from a sample of its rows and statistics of all rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SampledChooser"]
 
 
 class SampledChooser(ComparisonChooser):
-    """Selects the comparison for a store, from a sample of its rows and statistics of all rows.
+    """A `ComparisonChooser` for stores that uses a sample of the rows and statistics of all rows.
 
     Chosen bandwidths and distances are saved with the statistics.
 
@@ -34,7 +34,7 @@ class SampledChooser(ComparisonChooser):
         self.statistics = statistics
 
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
-        """Return the saved bandwidth, or choose a bandwidth from the sample and save it."""
+        """Return the bandwidth saved with the statistics. If there is none, choose one from the sample and save it."""
         if self.statistics.bandwidth is None:
             chosen = choose_bandwidth(points, self.targets(), progress, self.statistics.complete)
             self.statistics.bandwidth = chosen
@@ -42,13 +42,16 @@ class SampledChooser(ComparisonChooser):
         return self.statistics.bandwidth
 
     def rule_of_thumb(self, points: Float[np.ndarray, "rows width"]) -> Bandwidth:
-        """Return the bandwidth by Scott's rule for the number of all rows."""
+        """Return the bandwidth by Scott's rule for the number of complete rows of the store."""
         return scott(self.statistics.complete, points.shape[1], "the key has columns of several kinds")
 
     def mean_and_deviation(
         self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]
     ) -> tuple[Float[np.ndarray, " width"], Float[np.ndarray, " width"]]:
-        """Return the mean and standard deviation of the columns over all rows."""
+        """Return the mean and the standard deviation of each selected column over all complete rows of the store.
+
+        Timestamps are in days.
+        """
         columns = [self.columns[index] for index in indices]
         found = [self.statistics.columns[column.name] for column in columns]
         unit = np.array([c.units_per_day if c.kind == "timestamp" else 1.0 for c in columns])
@@ -57,11 +60,11 @@ class SampledChooser(ComparisonChooser):
         return mean / unit, deviation / unit
 
     def most_repeats(self, column: Column) -> int:
-        """Return the number of rows that have the most common key."""
+        """Return the number of complete rows of the store that hold the most common text of a key column."""
         return self.statistics.columns[column.name].repeats
 
     def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
-        """Return the 99th percentile of nearest-neighbor distances of all rows, estimated from the sample."""
+        """Return the 99th percentile of the distance of a key to its nearest other key, estimated from the sample."""
         saved = self.statistics.nearest_quantiles
         if unit not in saved:
             # Among all rows, neighbors are nearer than in the sample by a factor of step^(1 / width).

@@ -47,7 +47,7 @@ _Rows = TypeVar("_Rows")
 
 
 class Logits(ABC, Generic[_Rows]):
-    """Base class for computing the logits of tiles for a group of queries.
+    """Base class of objects that compute the logits of the rows of a tile for a group of queries.
 
     Attributes:
         description: the computation in a few words, for the printed plan.
@@ -59,14 +59,14 @@ class Logits(ABC, Generic[_Rows]):
 
     @abstractmethod
     def load(self, tile: RowTile) -> _Rows | None:
-        """Load the rows of a tile for `compute`, or return None if this class does not support them."""
+        """Return the rows of a tile in the form that `compute` takes, or None if the class does not support them."""
 
     @abstractmethod
     def compute(self, rows: _Rows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
-        """Return the logits of the loaded rows from `start` to `stop`, exclusive."""
+        """Return the logits `(q, n)` of the rows of a loaded tile from `start` to `stop`, exclusive."""
 
     def missing(self, rows: _Rows) -> Bool[np.ndarray, " rows"] | None:
-        """Return a mask of the rows with a missing cell, or None if there are none."""
+        """Return a boolean array that is True for the rows with a missing cell, or None if no cell is missing."""
         return None
 
 
@@ -75,7 +75,7 @@ CellRows = tuple[BoundCall, Shaped[np.ndarray, " rows"] | None]
 
 @dataclass(eq=False)
 class CellLogits(Logits[CellRows]):
-    """Logits of any comparison, computed in float64.
+    """Logits of the rows of a tile by the score of any comparison, computed in float64.
 
     Attributes:
         comparison: the comparison.
@@ -91,33 +91,33 @@ class CellLogits(Logits[CellRows]):
     description: str = "cells in float64, as in memory"
 
     def load(self, tile: RowTile) -> CellRows | None:
-        """Return the bound call over the rows of a tile, and a mask of the rows with a missing cell."""
+        """Return a bound call over a tile, and a boolean array that marks rows with missing cells, or None."""
         columns = [Column.from_table(tile.table, column.name, self.folded, column) for column in self.columns]
         key = self.comparison.query_array([column.cells for column in columns])
         missing = np.logical_or.reduce([column.missing for column in columns])
         return self.bind(key), missing if missing.any() else None
 
     def bind(self, key: Shaped[np.ndarray, "rows ..."]) -> BoundCall:
-        """Return the bound call of the queries and a key array."""
+        """Return a bound call of the queries and a key array, from which logits are computed."""
         value = np.zeros((len(key), 1))
         return bind_call(self.query, key, value, score=self.comparison.score, normalizer=Identity())
 
     def compute(self, rows: CellRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
-        """Return the logits of the loaded rows by the score of the comparison."""
+        """Return the logits of the rows of a loaded tile, computed by the score of the comparison."""
         call = rows[0]
         with ignore_numpy_warnings():
             logits = call.logits((0, call.tile.q_total), (start, stop))
         return np.array(logits)  # a copy, as a broadcast array is read-only
 
     def missing(self, rows: CellRows) -> Bool[np.ndarray, " rows"] | None:
-        """Return a mask of the rows with a missing cell, or None if there are none."""
+        """Return a boolean array that is True for the rows with a missing cell, or None if no cell is missing."""
         return rows[1]
 
 
 def fast_logits(
     comparison: Comparison, columns: Sequence[Column], query: Shaped[np.ndarray, "q ..."], norms: VectorNorms
 ) -> VectorLogits | NumberLogits | None:
-    """Return `VectorLogits` or `NumberLogits` for a comparison, or None if neither supports it."""
+    """Return a `VectorLogits` or a `NumberLogits` for a comparison, or None if neither supports it."""
     score = comparison.score
     own = [columns[index] for index in comparison.columns]
     if len(own) == 1 and own[0].kind == "vector" and arrow_columns.float_dtype(own[0].type) is not None:
@@ -137,7 +137,7 @@ VectorRows = tuple[Float[np.ndarray, "rows width"], Float[np.ndarray, " rows"] |
 
 
 class VectorLogits(Logits[VectorRows]):
-    """Logits of a column of vectors, from one matrix product of keys and queries.
+    """Logits of a column of vectors, computed by one matrix product of the keys and the queries.
 
     The logit is a ⟨q, k⟩ for an inner product, a ⟨q, k⟩ / ‖k‖ for a cosine and a ⟨q, k⟩ − b (‖k‖² + ‖q‖²) for a
     Gaussian.
@@ -166,7 +166,10 @@ class VectorLogits(Logits[VectorRows]):
         self._workspace, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)
 
     def load(self, tile: RowTile) -> VectorRows | None:
-        """Return the memory-mapped matrix of vectors, their norms, and the largest norm."""
+        """Return the vectors of a tile as a matrix, their norms and the largest norm, or None if it is not supported.
+
+        The norms are None for an inner product. Tiles with nulls or with norms that overflow are not supported.
+        """
         chunks = tile.table.column(self.column).chunks
         if len(chunks) != 1 or chunks[0].null_count:
             return None
@@ -211,7 +214,7 @@ class VectorLogits(Logits[VectorRows]):
 
 
 class VectorNorms:
-    """Squared norms or inverse norms of vectors, cached in one file per block.
+    """Cache of the squared or inverse norms of vectors, with one file per block and column.
 
     A norm is NaN if the dtype cannot represent it; the inverse norm of a zero vector is 0.
     """
@@ -220,7 +223,7 @@ class VectorNorms:
         self._loaded: dict[tuple[str, str, str], tuple[np.ndarray, float]] = {}
 
     def load(self, tile: RowTile, column: str, kind: str) -> tuple[Float[np.ndarray, " rows"], float]:
-        """Return the norms of the rows of a tile, and the largest norm of the block or inf if a norm is NaN."""
+        """Return the norms of the vectors of a tile, and the largest norm of its block, or inf if a norm is NaN."""
         block = tile.block
         name = (block.name, column, kind)
         if name not in self._loaded:
@@ -233,7 +236,7 @@ class VectorNorms:
         return norms[tile.start : tile.start + tile.table.num_rows], largest
 
     def _of_block(self, block: Block, column: str, kind: str, cache: Path) -> Float[np.ndarray, " rows"]:
-        """Load the norms of a block from the cache, or compute and save them."""
+        """Return the norms of the vectors of a block from the cache, or compute and save them."""
         name = hashlib.sha256(f"{block.name} {column}".encode()).hexdigest()[:24]
         path = cache / f"{kind}-{name}.npy"
         try:
@@ -268,7 +271,7 @@ def _norms(matrix: Float[np.ndarray, "rows width"], kind: str) -> Float[np.ndarr
 
 
 class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
-    """Gaussian logits of columns of numbers, −Σ_j ((k_j − q_j) / (scale_j h √2))²."""
+    """Logits of a Gaussian with bandwidth h over columns of numbers, −Σ_j ((k_j − q_j) / (scale_j h √2))²."""
 
     arrays_per_query: int = 3
     description: str = "differences, column by column"
@@ -286,7 +289,10 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
         self.float32_suffices = rounding < _TOLERANCE / 10
 
     def load(self, tile: RowTile) -> list[Num[np.ndarray, " rows"]] | None:
-        """Return the key columns of a tile, in float64 where float32 is not accurate; None if not supported."""
+        """Return the key columns of a tile as arrays of floats, or None if a column has several chunks or a null.
+
+        An array is float64 unless the column is stored as float32 and float32 is accurate enough.
+        """
         columns = []
         for name, float32_suffices in zip(self.names, self.float32_suffices, strict=True):
             column = tile.table.column(name)
@@ -299,7 +305,7 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
         return columns
 
     def compute(self, rows: list[Num[np.ndarray, " rows"]], start: int, stop: int) -> Float[np.ndarray, "q n"]:
-        """Return the logits of the loaded rows, computed in chunks that fit the processor cache."""
+        """Return the logits of the rows of a loaded tile, computed in chunks that fit the processor cache."""
         dtype = np.result_type(*{cells.dtype for cells in rows})
         logits = np.empty((len(self.query), stop - start), dtype)
         squared = -np.square(self.factor).astype(dtype)

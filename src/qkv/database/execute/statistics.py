@@ -1,4 +1,4 @@
-"""Statistics of all rows of a store, computed in one pass and saved in its cache folder.
+"""Statistics of all rows of a store, which are computed in one pass and saved in the cache folder of the store.
 
 The statistics are counts of missing cells, means and standard deviations, the earliest timestamp, the number of
 occurrences of the most common text, and the indices of evenly spaced rows from which bandwidths are chosen.
@@ -39,7 +39,7 @@ _MOST_HASHES = 2**22
 
 @dataclass
 class ColumnStatistics:
-    """Statistics of one column.
+    """Statistics of one column of a store, such as the number of missing cells, the mean and the deviation.
 
     Attributes:
         missing: number of missing cells.
@@ -60,7 +60,7 @@ class ColumnStatistics:
 
 @dataclass
 class TableStatistics:
-    """Statistics of the rows of one version of a store, for its key columns and value column.
+    """Statistics of the key columns and the value column of one version of a store.
 
     Attributes:
         rows: number of rows.
@@ -68,7 +68,7 @@ class TableStatistics:
         columns: statistics by column name.
         sample: indices of evenly spaced complete rows.
         incomplete_tiles: indices of the tiles with an incomplete row.
-        bandwidth: the bandwidth of standardised points, or None until it is chosen.
+        bandwidth: the bandwidth of standardized points, or None until it is chosen.
         nearest_quantiles: 99th percentiles of nearest-neighbor distances, by unit.
         tile: number of rows of a tile.
         path: the file in which the statistics are saved.
@@ -86,11 +86,11 @@ class TableStatistics:
 
     @property
     def examples(self) -> Int[np.ndarray, " _"]:
-        """The indices of a few hundred evenly spaced rows of the sample."""
+        """A few hundred evenly spaced elements of `sample`, or all of them if there are fewer."""
         return self.sample[:: max(1, len(self.sample) // _EXAMPLES)]
 
     def save(self) -> None:
-        """Save the statistics in the cache folder; a failure is ignored, as they can be computed again."""
+        """Save the statistics in the cache folder. Errors are ignored, because the statistics can be computed again."""
         if self.path is None:
             return
         record = {
@@ -113,7 +113,7 @@ class TableStatistics:
 def load_statistics(
     rows: StoredRows, key: Sequence[str], value: str, folded: bool, progress: Progress | None = None
 ) -> TableStatistics:
-    """Load the saved statistics, or compute them in one pass over the rows and save them."""
+    """Return the saved statistics of a store, or compute them in one pass over its rows and save them."""
     options = json.dumps([list(key), value, folded]).encode()
     name = f"{rows.store.version:010d}-{hashlib.sha256(options).hexdigest()[:16]}.npz"
     path = rows.store.cache_folder / name
@@ -186,7 +186,7 @@ class _Pass:
         return TableStatistics(self.rows.num_rows, complete, self.statistics, sample, incomplete, tile=self.tile)
 
     def _add_tile(self, table: pa.Table) -> Bool[np.ndarray, " rows"]:
-        """Add the rows of a tile to the statistics, and return a mask of its complete rows."""
+        """Add the rows of a tile to the statistics, and return a boolean array that is True for its complete rows."""
         columns, missing = {}, [np.zeros(table.num_rows, bool)]
         for name in self.names:
             if name != self.value and (width := _complete_vector_width(table.column(name))):
@@ -212,7 +212,7 @@ class _Pass:
         return present
 
     def _sample(self, complete: int, bits: list[Shaped[np.ndarray, " _"]]) -> Int[np.ndarray, " sample"]:
-        """Return the indices of the rows that `leave_one_out` would select from all rows."""
+        """Return the indices of every n-th complete row, which are the rows that `leave_one_out` would use."""
         step, sample, rank, first = thinning_step(complete), [np.zeros(0, np.int64)], 0, 0
         counts = [
             min(self.tile, count - start)
@@ -228,7 +228,10 @@ class _Pass:
 
 
 def _complete_vector_width(column: pa.ChunkedArray) -> int:
-    """Return the width of the vectors of a column, or 0 if an element may be missing or not finite."""
+    """Return the width of a column of float vectors, or 0 if an element may be missing or not finite.
+
+    Return 0 for columns of other types and for columns of several chunks, too.
+    """
     if column.num_chunks != 1 or arrow_columns.float_dtype(column.type) is None or column.chunks[0].null_count:
         return 0
     matrix = arrow_columns.vector_matrix(column.chunks[0])
@@ -237,7 +240,7 @@ def _complete_vector_width(column: pa.ChunkedArray) -> int:
 
 
 class _RunningVariance:
-    """Running mean and sum of squared deviations of rows that are added in parts.
+    """Running mean and sum of squared deviations of the columns of a matrix, to which rows are added in parts.
 
     Source: Chan, Golub, LeVeque (1983), Algorithms for computing the sample variance.
     """
@@ -259,7 +262,7 @@ class _RunningVariance:
 
 
 class _TextCounts:
-    """Running counts of texts by their hashes, in 16 bytes for each distinct text."""
+    """Running count of the rows with each distinct text, stored by hash in 16 bytes per text."""
 
     def __init__(self) -> None:
         self.pending: list[Int[np.ndarray, " _"]] = []

@@ -1,4 +1,4 @@
-"""The plan of queries that are executed block by block over a store; `print(plan)` shows it."""
+"""The class `StreamedPlan`, which describes how queries are executed block by block over a store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["StreamedPlan"]
 
 @dataclass(frozen=True)
 class StreamedPlan:
-    """The execution plan of queries that read a store block by block.
+    """The plan of queries that are executed block by block over a store. `print(plan)` shows it.
 
     Attributes:
         name, version: the name and the open version of the store.

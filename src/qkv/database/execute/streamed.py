@@ -1,4 +1,4 @@
-"""Execution over a store that exceeds the memory limit: blocks are read and accumulated one after another.
+"""Execution of queries over a store that exceeds the memory limit, block by block.
 
     choose     the comparison, from statistics of all rows and a sample of evenly spaced ones
     pass       tile by tile: logits, then sums (Softmax, Sum, Mean …) or top rows (TopK, Hard, Sparsemax …)
@@ -96,12 +96,12 @@ class StreamedExecutor(Executor):
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """The key columns and the value column of the sample."""
+        """The key columns and the value column of a sample of the rows, as arrays."""
         return self.read_columns(self.table.take(self.statistics.sample))
 
     @cached_property
     def chooser(self) -> SampledChooser:
-        """The object that chooses the comparison, from the sample and the statistics."""
+        """The `ComparisonChooser`, which chooses the comparison from a sample of rows and statistics of all rows."""
         numeric = any(column.kind in ("number", "timestamp", "boolean") for column in self.query_columns)
         columns = self.columns[:-1] if numeric else self.query_columns
         return SampledChooser(columns, self.statistics, self._targets)
@@ -109,7 +109,7 @@ class StreamedExecutor(Executor):
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
     ) -> tuple[list[Entry], StreamedPlan, int | None]:
-        """Read all rows in one or two passes for each group of queries; see `Executor.run`."""
+        """Answer queries in one or two passes over the rows for each group of queries; see `Executor.run`."""
         self._check(comparison, normalizer, queries)
         present = self._present(options)
         call = _Call(self, comparison, normalizer, present, options.top, queries)
@@ -125,7 +125,7 @@ class StreamedExecutor(Executor):
         return tuple(Column.from_table(table, name, self.fold, self._empty_column(name)) for name in names)
 
     def _empty_column(self, name: str) -> Column:
-        """Return a column without rows, with the origin of timestamps and the width of vectors."""
+        """Return the column `name` without rows, with the timestamp origin and vector width of the store."""
         statistics = self.statistics.columns[name]
         empty = Column.from_table(self.table.store.empty([name]), name, self.fold)
         return replace(empty, cells=np.zeros((0, statistics.width)), origin=statistics.origin)
@@ -135,21 +135,23 @@ class StreamedExecutor(Executor):
         return aggregator_for(value).targets(np.ones(len(value.cells), bool))
 
     def _check(self, comparison: Comparison, normalizer: Normalizer, queries: Queries) -> None:
-        """Raise if the engine does not support the comparison or the normalizer."""
+        """Raise an error if the normalizer samples, or if the engine does not support the score for the key columns."""
         if normalizer.stochastic:
             raise RefusedError(
                 f"normalizer must not sample for {self.name}, which exceeds the memory limit, got {normalizer}. "
-                "Choose another normalizer, or open the store with more memory."
+                "Choose another normalizer, or open the store with more memory, such as memory='2 GiB'."
             )
         query = comparison.query_array(queries.slice(0, 1).cells)
         values = np.ones((len(comparison.key), 1))
         try:
             explain(query, comparison.key, values, score=comparison.score, normalizer=normalizer)
         except (KindError, ShapeError) as error:
-            raise QueryError(f"score must support the key, got {comparison.score}: {error}") from None
+            raise QueryError(
+                f"score must support the key columns, got {comparison.score}, but the comparison failed: {error}"
+            ) from None
 
     def _present(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
-        """Return a mask of the included rows, or None if all rows are included."""
+        """Return a boolean array that is True for the rows selected by predicate and mask, or None without both."""
         present = None if options.where is None else self._filtered(options.where)
         mask = options.mask
         if mask is None:
@@ -157,7 +159,8 @@ class StreamedExecutor(Executor):
         if not isinstance(mask, KeysMask) or np.ndim(np.asarray(mask.array)) != 1:
             raise OptionError(
                 f"mask must be masks.Keys with one boolean per row for {self.name}, which exceeds the memory limit, "
-                f"got {mask}. Use masks.Keys, select rows with where, or open the store with more memory."
+                f"got {mask}. Use masks.Keys, select rows with where, or open the store with more memory, such as "
+                "memory='2 GiB'."
             )
         mask.check(1, self.table.num_rows)
         array = np.broadcast_to(np.asarray(mask.array), self.table.num_rows)
@@ -165,7 +168,7 @@ class StreamedExecutor(Executor):
 
 
 class _Call:
-    """The passes over the rows for one call of `ask`, in groups of queries."""
+    """The execution of one call of `ask`, with one or two passes over the rows for each group of queries."""
 
     def __init__(
         self,
@@ -192,13 +195,13 @@ class _Call:
 
     @property
     def queries_at_once(self) -> int:
-        """Number of queries that are answered in the same pass."""
+        """The maximum number of queries that are answered in one pass over the rows."""
         if self.accumulates and self.many_labels:
             return max(1, min(_QUERIES, _MOST_VOTES // self.statistics.complete))
         return _QUERIES
 
     def answer(self, queries: Queries, progress: Progress | None) -> list[Entry]:
-        """Return the entries of a group of queries, from one or two passes over the rows."""
+        """Return an `Entry` for each query of a group, from one or two passes over the rows."""
         query = self.comparison.query_array(queries.cells)
         count = len(queries)
         accumulator = accumulator_for(self.normalizer, count, self._values(count), self.top + _SPARE_ROWS)
@@ -221,7 +224,7 @@ class _Call:
         return build_entries(queries, query, comparison, results, self.normalizer, self._no_row_reason(), top_rows)
 
     def plan(self, queries: int) -> StreamedPlan:
-        """Return the plan for a number of queries."""
+        """Return the `StreamedPlan` for a number of queries."""
         fields = [self.rows.store.schema.field(name) for name in self.names]
         return StreamedPlan(
             name=self.executor.name,
@@ -242,7 +245,7 @@ class _Call:
         )
 
     def _memory(self, q: int) -> int:
-        """Estimate the memory use of a pass for q queries, in bytes."""
+        """Return an estimate of the memory that a pass for `q` queries uses, in bytes."""
         tile = min(self.rows.tile_rows(self.names), self.rows.num_rows)
         texts = sum(column.original is not None for column in self.executor.examples)
         width = sum(max(1, column.width) for column in self.statistics.columns.values()) + 24 * texts
@@ -275,7 +278,10 @@ class _Call:
         progress: Progress | None,
         aggregator: StreamedAggregator | None,
     ) -> None:
-        """Call `consume` with the logits of successive rows, and with their values if an aggregator is given."""
+        """Call `consume` with the logits of consecutive rows and, if there is an aggregator, with their values.
+
+        Rows are skipped if all of them are excluded.
+        """
         cell_logits, fast = self._logits(query)
         values = aggregator if aggregator is not None else self._values(1)
         for number, tile in enumerate(self.rows.tiles(self.names)):
@@ -305,14 +311,14 @@ class _Call:
     def _excluded(
         self, first: int, count: int, *missing: Bool[np.ndarray, " rows"] | None
     ) -> Bool[np.ndarray, " rows"] | None:
-        """Return a mask of the excluded rows of a tile, or None if no row is excluded."""
+        """Return a boolean array that is True for the excluded rows of a tile, or None if no row is excluded."""
         masks = [mask for mask in missing if mask is not None]
         if self.present is not None:
             masks.append(~self.present[first : first + count])
         return np.logical_or.reduce(masks) if masks else None
 
     def _over(self, rows: Int[np.ndarray, " n"]) -> tuple[Comparison, tuple[Column, ...]]:
-        """Return the comparison with the keys of the given rows, and the columns of these rows."""
+        """Return a comparison restricted to the given rows, and the key and value columns of these rows."""
         columns = self.executor.read_columns(self.rows.take(rows, self.names))
         return self.comparison.with_rows(columns[:-1]), columns
 
@@ -327,7 +333,7 @@ class _Call:
     def _answer_from_top_rows(
         self, queries: Queries, query: Shaped[np.ndarray, "q ..."], progress: Progress | None
     ) -> list[Entry]:
-        """Find the rows that can have non-zero weight, and compute attention over them in memory."""
+        """Find the rows that can have non-zero weight, and return entries from attention over these rows in memory."""
         top_k = self.normalizer.top_k
         top_rows = TopRows(len(query), (top_k or _SUPPORT) + _SPARE_ROWS)
         self._pass(query, lambda logits, first, _: top_rows.update(logits, first), progress, None)
@@ -345,12 +351,13 @@ class _Call:
     def _support(
         self, query: Shaped[np.ndarray, "q ..."], top_rows: TopRows, progress: Progress | None
     ) -> Int[np.ndarray, " n"]:
-        """Return the rows whose logit is at least the threshold bound of some query."""
+        """Return the indices of all rows that can have non-zero weight for some query."""
         bound = self.normalizer.threshold_bound(top_rows.rank)
         if bound is None:
             raise RefusedError(
-                f"normalizer must not need all logits of a query for {self.executor.name}, which exceeds the memory "
-                f"limit, got {self.normalizer}. Choose another normalizer, or open the store with more memory."
+                f"normalizer must be computable block by block for {self.executor.name}, which exceeds the memory "
+                f"limit, got {self.normalizer}, which needs all logits of a query at once. Choose another normalizer, "
+                "or open the store with more memory, such as memory='2 GiB'."
             )
         threshold = np.asarray(bound) - _TOLERANCE * (1 + np.abs(np.asarray(bound)))
         if (top_rows.rank[:, -1:] < threshold).all():
@@ -368,7 +375,7 @@ class _Call:
 def _heaviest(
     weights: Float[np.ndarray, "q rows"], top: int
 ) -> tuple[Int[np.ndarray, "q n"], Float[np.ndarray, "q n"]]:
-    """Return the column indices of the largest weights, −1 where a weight is 0, and these weights."""
+    """Return for each query the column indices of its largest weights, −1 for a weight of 0, and these weights."""
     if not weights.shape[1]:
         return np.full((len(weights), 1), -1), np.zeros((len(weights), 1))
     rank = np.where(weights == 0, -np.inf, weights)

@@ -1,4 +1,4 @@
-"""The top rows of each query, updated tile by tile."""
+"""The class `TopRows`, which collects the rows of highest rank for each query tile by tile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIRST = 2**12
 
 
 class TopRows:
-    """The rows of highest rank for each query, in descending order; ties go to the row that was added first.
+    """The rows of highest rank for each query, in descending order of rank. Ties go to the row that was added first.
 
     Attributes:
         rank: `(q, n)`; −inf in unused places.
@@ -34,7 +34,7 @@ class TopRows:
     def update(
         self, rank: Float[np.ndarray, "q rows"], first: int, largest: Float[np.ndarray, " q"] | None = None
     ) -> None:
-        """Merge further rows into the top rows.
+        """Add rows with their ranks, and keep the rows of highest rank for each query.
 
         Args:
             rank: the ranks of the rows, −inf for excluded rows; NaN ranks highest, so that it shows in the answer.
@@ -67,6 +67,6 @@ class TopRows:
         self.rank[query], self.row[query] = both[order], row[order]
 
     def union(self) -> Int[np.ndarray, " rows"]:
-        """Return the indices of the top rows of all queries, ascending."""
+        """Return the indices of the rows that are among the top rows of any query, in ascending order."""
         rows = np.unique(self.row)
         return rows[rows >= 0]

@@ -1,4 +1,4 @@
-"""Conversion of Arrow columns to NumPy arrays, from their buffers.
+"""Conversion of Arrow columns to NumPy arrays, which are read directly from the Arrow buffers.
 
 The `to_numpy` method of pyarrow imports pandas if it is installed, and `pyarrow.compute` is slow to import. Both
 imports together take longer than a query over a small table.
@@ -37,14 +37,14 @@ _SECONDS_PER_DAY = 86_400
 
 
 def decoded_chunks(column: pa.ChunkedArray) -> list[pa.Array]:
-    """Return the chunks of a column, with dictionaries decoded."""
+    """Return the chunks of an Arrow column, with dictionary-encoded chunks decoded."""
     import pyarrow as pa
 
     return [chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk for chunk in column.chunks]
 
 
 def null_mask(chunk: pa.Array) -> Bool[np.ndarray, " rows"]:
-    """Return a boolean array that is True where a cell is null."""
+    """Return a boolean array that is True for the null cells of an Arrow array."""
     valid = chunk.buffers()[0]
     if valid is None or not chunk.null_count:
         return np.full(len(chunk), chunk.null_count == len(chunk) > 0)
@@ -52,7 +52,7 @@ def null_mask(chunk: pa.Array) -> Bool[np.ndarray, " rows"]:
 
 
 def stored_numbers(chunk: pa.Array) -> Num[np.ndarray, " rows"]:
-    """Return the cells of a fixed-width array as numbers: timestamps in their own unit, booleans as 0 and 1.
+    """Return the cells of a fixed-width Arrow array as numbers: timestamps as stored integers, booleans as 0 and 1.
 
     The number of a null cell is undefined.
     """
@@ -71,7 +71,10 @@ def stored_numbers(chunk: pa.Array) -> Num[np.ndarray, " rows"]:
 
 
 def float_dtype(type_: pa.DataType) -> np.dtype[np.floating] | None:
-    """Return the dtype of fixed-size vectors of float32 or float64, or None for any other type."""
+    """Return the NumPy dtype of the elements of fixed-size lists of floats, or None for any other Arrow type.
+
+    Floats are float32 or float64.
+    """
     import pyarrow as pa
 
     if not pa.types.is_fixed_size_list(type_):
@@ -82,21 +85,21 @@ def float_dtype(type_: pa.DataType) -> np.dtype[np.floating] | None:
 
 
 def vector_matrix(chunk: pa.Array) -> Num[np.ndarray, "rows width"] | None:
-    """Return fixed-size vectors as a matrix without a copy, or None if an element is null."""
+    """Return an Arrow array of fixed-size lists as a matrix, or None if an element is null. Floats are not copied."""
     width = chunk.type.list_size
     values = chunk.values.slice(chunk.offset * width, len(chunk) * width)
     return None if values.null_count else stored_numbers(values).reshape(len(chunk), width)
 
 
 def row_numbers(count: int) -> pa.Array:
-    """Return the Arrow array 0, 1, …, count − 1."""
+    """Return an Arrow array of the integers from 0 to `count` − 1."""
     import pyarrow as pa
 
     return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(np.arange(count))])
 
 
 def with_microseconds(table: pa.Table) -> pa.Table:
-    """Truncate nanosecond timestamps to microseconds, the finest unit of Python's datetime."""
+    """Return a table with nanosecond timestamps truncated to microseconds, the finest unit of Python's datetime."""
     import pyarrow as pa
 
     for index, field in enumerate(table.schema):
@@ -107,7 +110,7 @@ def with_microseconds(table: pa.Table) -> pa.Table:
 
 
 def units_per_day(type_: pa.DataType) -> float:
-    """Return the number of units of a date, time, timestamp or duration type in one day."""
+    """Return the length of one day in the units of an Arrow date, time, timestamp or duration type."""
     import pyarrow as pa
 
     if pa.types.is_date32(type_):
@@ -116,7 +119,9 @@ def units_per_day(type_: pa.DataType) -> float:
 
 
 def to_units(value: Any, type_: pa.DataType) -> int:
-    """Convert a date, time, timestamp or duration, or its ISO text, to the units of an Arrow type.
+    """Convert a date, time, timestamp or duration, or a text of one, to an integer in the units of an Arrow type.
+
+    A text is in ISO format, except that durations are numbers of days.
 
     Raises:
         ValueError: The text is not a date, time or duration.
@@ -134,7 +139,7 @@ def to_units(value: Any, type_: pa.DataType) -> int:
         return _whole_units(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit)
     timestamp = dt.datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
     if not isinstance(timestamp, dt.date):
-        raise TypeError(f"the value must be a date or timestamp, got {value!r}.")
+        raise TypeError(f"value must be a date or timestamp, got {value!r}. Pass a datetime or an ISO text.")
     if not isinstance(timestamp, dt.datetime):
         timestamp = dt.datetime.combine(timestamp, dt.time())
     if timestamp.tzinfo is not None:
@@ -145,7 +150,7 @@ def to_units(value: Any, type_: pa.DataType) -> int:
 
 
 def from_units(number: int, type_: pa.DataType) -> Temporal:
-    """Convert a number of units of an Arrow type to a date, time, timestamp or duration."""
+    """Convert an integer in the units of an Arrow type to a Python date, time, datetime or timedelta."""
     import pyarrow as pa
 
     # Python's timestamps and durations have microseconds.

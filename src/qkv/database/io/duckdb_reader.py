@@ -1,4 +1,4 @@
-"""Reading of files, SQL queries and SQL predicates with DuckDB, without its extensions.
+"""Functions that read files and run SQL queries and predicates with DuckDB. No DuckDB extension is downloaded.
 
 Reading needs the file system and filtering does not, so `matching_rows` uses a connection that cannot open files
 and whose settings are locked.
@@ -38,7 +38,7 @@ _PRESENT = "__qkv_present"
 def _connection(
     settings: dict[str, str], error_class: type[QkvError], failure: str, remedy: str
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection, and raise errors of DuckDB as `error_class` with the failure, its cause and a remedy."""
+    """Yield a DuckDB connection, and raise its errors as `error_class` with the texts `failure` and `remedy`."""
     import duckdb
 
     connection = duckdb.connect(config=settings)
@@ -51,7 +51,7 @@ def _connection(
 
 
 def _first_sentence(error: Exception) -> str:
-    """Return the first line of a DuckDB message without the error class: `Referenced column "x" not found …`."""
+    """Return the first line of the message of a DuckDB error, without the name of the error class."""
     first = str(error).strip().split("\n")[0]
     head, colon, rest = first.partition("Error: ")
     return (rest if colon and len(head) < 40 else first).rstrip(".!: ")
@@ -80,7 +80,7 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = ()) -> pa.Table:
 
 
 def read_parts(path: str, kind: str) -> Iterator[pa.Table]:
-    """Yield the rows of a delimited, JSON or Parquet file in tables of up to 131,072 rows.
+    """Yield the rows of a delimited, JSON or Parquet file as pyarrow tables of at most 131,072 rows.
 
     Raises:
         DataError: As in `read_file`.
@@ -113,7 +113,7 @@ def _reading(path: str, kind: str) -> Iterator[Callable[..., duckdb.DuckDBPyRela
 
 
 def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
-    """Return the result of a SELECT statement, which may read files and `tables`, as a pyarrow table.
+    """Run one SELECT statement, which may read files and `tables`, and return its result as a pyarrow table.
 
     Raises:
         QueryError: The query does not parse, is not one SELECT statement, or fails.
@@ -128,7 +128,7 @@ def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
         # Statements such as COPY and CREATE would write, so only SELECT is accepted.
         if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
             raise QueryError(
-                f"the SQL query must be one SELECT statement, got {query!r}. Select the rows of the table."
+                f"query must be one SELECT statement, got {query!r}. Pass the SELECT statement that returns the rows."
             )
         return connection.sql(query).to_arrow_table()
 

@@ -11,7 +11,9 @@ __all__ = ["format_spread", "format_value", "number"]
 
 
 def number(value: float, spread: float | None = None) -> str:
-    """Format a number with two digits of its spread and at most six digits in all.
+    """Return a number as text, rounded to six significant digits or to two significant digits of its spread.
+
+    Integers without a spread are not rounded.
 
     Thousands are separated by commas from 10,000 on.
 
@@ -36,7 +38,7 @@ def number(value: float, spread: float | None = None) -> str:
 
 
 def format_value(value: object, spread: object = None) -> str:
-    """Format a value or cell as one short line of text.
+    """Return a value as one line of text, with numbers and times rounded according to their spread.
 
     Example:
         >>> format_value("psychology"), format_value(None), format_value([0.5, 0.25])
@@ -58,7 +60,7 @@ def format_value(value: object, spread: object = None) -> str:
 
 
 def format_spread(spread: float | dt.timedelta | None) -> str:
-    """Format a spread with a leading plus-minus sign, or return an empty string for None.
+    """Return a spread as text with a leading plus-minus sign, or an empty string if the spread is None.
 
     Example:
         >>> format_spread(1234.5), format_spread(0.0), format_spread(dt.timedelta(days=40, hours=3))

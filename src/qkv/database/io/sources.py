@@ -1,4 +1,4 @@
-"""Readers that turn files and objects into pyarrow tables.
+"""Functions that read files and objects, such as data frames and dicts, as pyarrow tables.
 
 The format of a file is its suffix (`.csv`, `.tsv`, `.txt`, `.jsonl`, `.ndjson`, `.json`, `.parquet`, `.arrow`,
 `.feather`, each also with `.gz`). An object may be a mapping of columns, a list of records, or any object that
@@ -53,14 +53,14 @@ def read(source: object, required: tuple[str, ...] = ()) -> pa.Table:
         except Exception as error:  # pyarrow, pandas and polars each raise their own kinds
             raise DataError(
                 f"the {type(source).__name__} cannot be read as a table: {_first_line(error)}. "
-                "Give columns of equal length, each of one type."
+                "Pass columns of equal length, each with cells of one type."
             ) from None
     _refuse_repeated_names(table)
     return table
 
 
 def read_parts(source: object) -> Iterator[pa.Table]:
-    """Yield the rows of a source as tables; files are read in parts of up to 131,072 rows."""
+    """Yield the rows of a source as pyarrow tables. A CSV, JSON or Parquet file is read in parts of 131,072 rows."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         kind = _suffix(path)
@@ -79,7 +79,7 @@ def iterate_tables(source: object) -> Iterator[pa.Table]:
 
 
 def report_rows(tables: Iterable[pa.Table], progress: Progress | None) -> Iterator[pa.Table]:
-    """Yield the tables, and call `progress("writing rows", rows, 0)` with the number of rows so far."""
+    """Yield the tables, and call `progress("writing rows", rows, 0)` with the number of rows after each table."""
     rows = 0
     for table in tables:
         yield table
@@ -88,14 +88,14 @@ def report_rows(tables: Iterable[pa.Table], progress: Progress | None) -> Iterat
 
 
 def describe(source: object) -> str:
-    """Return the name of a source for messages: the name of the file, or the type of the object."""
+    """Return a name of a source for messages, such as "people.csv" for a file or "the dict" for a dict."""
     if isinstance(source, (str, os.PathLike)):
         return Path(source).name
     return f"the {type(source).__name__}"
 
 
 def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
-    """Raise a `DataError` that suggests the nearest column if one of `names` is not in the table."""
+    """Raise a `DataError` if one of `names` is not a column of a table. The error suggests the most similar column."""
     for name in names:
         if name not in table.column_names:
             columns = ", ".join(table.column_names[:20]) + (", …" if table.num_columns > 20 else "")
@@ -105,7 +105,7 @@ def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
 
 
 def suggest_name(name: str, choices: Iterable[str]) -> str:
-    """Return ` Did you mean 'income'?`, or an empty string if no choice is similar."""
+    """Return a sentence that suggests the choice most similar to a name, or an empty string if none is similar."""
     lowered = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
     return f" Did you mean {lowered[near[0]]!r}?" if near else ""
@@ -117,7 +117,7 @@ def _read_path(path: Path, required: tuple[str, ...]) -> pa.Table:
 
 
 def _suffix(path: Path) -> str:
-    """Return the suffix without `.gz`, after checking that the file can be read.
+    """Return the suffix of a file name without `.gz`, after checking that the file can be read.
 
     Raises:
         DataError: The file does not exist, is empty, is unreadable or has an unknown suffix.
@@ -132,18 +132,21 @@ def _suffix(path: Path) -> str:
     kind = (suffixes[:-1] if gzipped else suffixes)[-1:]
     if not kind or kind[0] not in _SUFFIXES:
         raise DataError(
-            f"the file name must end in one of {', '.join(_SUFFIXES)} (each also with .gz), got {path.name!r}. "
-            "Rename the file with the suffix of its format, or convert it."
+            f"the name of a source file must end in one of {', '.join(_SUFFIXES)}, optionally followed by .gz, "
+            f"got {path.name!r}. Rename the file to the suffix of its format, or convert it."
         )
     if not os.access(path, os.R_OK):
-        raise DataError(f"{str(path)!r} cannot be read by this user. Change the permissions of the file.")
+        raise DataError(f"source must be a readable file, got {str(path)!r}. Change the permissions of the file.")
     if not path.stat().st_size:
-        raise DataError(f"{str(path)!r} is empty. Give a file with rows.")
+        raise DataError(f"source must be a file with rows, got {str(path)!r}, which is empty. Pass another file.")
     return kind[0]
 
 
 def _read_arrow(path: Path) -> pa.Table:
-    """Read an Arrow IPC file, an IPC stream or a Feather file; uncompressed files are memory-mapped."""
+    """Read an Arrow IPC file, an IPC stream or a Feather file, any of which may be gzipped, as a pyarrow table.
+
+    Uncompressed IPC files and streams are memory-mapped.
+    """
     import pyarrow as pa
     from pyarrow import feather
 
@@ -159,7 +162,7 @@ def _read_arrow(path: Path) -> pa.Table:
             return _ipc_table(mapped)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise DataError(
-            f"{path.name!r} cannot be read as Arrow: {_first_line(error)}. Write the file with pyarrow.feather."
+            f"{path.name!r} cannot be read as Arrow: {_first_line(error)}. Write the file again with pyarrow.feather."
         ) from None
 
 
@@ -191,12 +194,12 @@ def _read_object(source: Any) -> pa.Table:
         return pa.Table.from_pylist([dict(row) for row in source])
     raise DataError(
         "source must be a path, a pandas or polars frame, a pyarrow table, a dict of columns or a list of records, "
-        f"got a {type(source).__name__}. Convert it to one of these."
+        f"got a {type(source).__name__}. Convert the source to one of these types."
     )
 
 
 def _column(values: Any) -> pa.Array | pa.ChunkedArray:
-    """Return a column from a list or an array; a matrix becomes a column of vectors."""
+    """Return a list or an array as an Arrow array. A matrix becomes an Arrow array with one vector per row."""
     import pyarrow as pa
 
     if isinstance(values, np.ndarray) and values.ndim == 2:
@@ -204,10 +207,11 @@ def _column(values: Any) -> pa.Array | pa.ChunkedArray:
         return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise DataError(
-            f"a column must have 1 axis (values) or 2 axes (vectors), got {values.ndim} axes. Reshape the array."
+            "each column must be an array with 1 axis for single values or 2 axes for vectors, "
+            f"got {values.ndim} axes. Reshape the array."
         )
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise DataError(f"a column must be a list or an array, got {values!r}. Put the value in a list.")
+        raise DataError(f"each column must be a list or an array, got {values!r}. Put the value in a list.")
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
     if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):

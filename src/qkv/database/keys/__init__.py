@@ -1,1 +1,1 @@
-"""Key columns as arrays, parsed queries, and comparisons of queries with keys."""
+"""Modules that read key columns, parse queries, and choose how queries are compared with keys."""

@@ -40,7 +40,7 @@ _MOST_ROWS = 50_000
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A bandwidth in the units of the points, and how it was chosen.
+    """A bandwidth in the units of the points, with the method by which it was chosen and its error.
 
     Attributes:
         value: the bandwidth.
@@ -65,10 +65,10 @@ def choose_bandwidth(
     progress: Progress | None = None,
     total: int | None = None,
 ) -> Bandwidth:
-    """Choose a bandwidth by leave-one-out errors, or by Scott's rule if there are no values to predict.
+    """Return the bandwidth of smallest leave-one-out error, or that of Scott's rule if there are no values to predict.
 
     Args:
-        points: standardised points.
+        points: standardized points.
         targets: the values to predict, or the reason why there are none.
         progress: as in `leave_one_out`.
         total: as in `leave_one_out`.
@@ -79,7 +79,7 @@ def choose_bandwidth(
 
 
 def scott(rows: int, width: int, reason: str) -> Bandwidth:
-    """Return the bandwidth by Scott's rule for standardised points, `rows^(-1/(width + 4))`.
+    """Return the bandwidth by Scott's rule for standardized points, `rows^(-1/(width + 4))`.
 
     Example:
         >>> round(scott(1000, 2, "the values are all different").value, 3)
@@ -94,13 +94,13 @@ def leave_one_out(
     progress: Progress | None = None,
     total: int | None = None,
 ) -> Bandwidth:
-    """Return the bandwidth of smallest leave-one-out error, among bandwidths that differ by factors of √2.
+    """Return the bandwidth with the smallest leave-one-out error among bandwidths that differ by factors of √2.
 
     If there are more than 50,000 rows, every n-th row is used, and the chosen bandwidth is multiplied by
     n^(-1/(width + 4)) as in Scott's rule; `Bandwidth.method` then says so. The result is deterministic.
 
     Args:
-        points: standardised points.
+        points: standardized points.
         values: the values to predict; a category is given as one-hot columns.
         progress: called as `progress("choosing a bandwidth", done, total)`.
         total: the number of rows of the table if the points are every n-th row by `thinning_step`; None if they
@@ -142,7 +142,7 @@ def leave_one_out(
 
 
 def thinning_step(rows: int) -> int:
-    """Return the step n such that every n-th row makes at most 50,000 rows.
+    """Return the smallest step n for which every n-th row is a sample of at most 50,000 rows.
 
     Example:
         >>> thinning_step(50_000), thinning_step(50_001)
@@ -165,7 +165,10 @@ class _Ladder:
         self.block_values = [[np.ascontiguousarray(group[rows]) for group in groups] for rows in blocks.rows]
 
     def errors(self, widest: float, number: int, progress: Progress | None) -> tuple[list[tuple[float, float]], float]:
-        """Return pairs of bandwidth and error, widest first, and the share of rows without neighbors at the last."""
+        """Return pairs of bandwidth and error, widest first, and the share of rows without neighbors.
+
+        The share is that at the narrowest bandwidth.
+        """
         cut = _LARGEST_EXPONENT * 2.0 * widest**2
         count = len(self.blocks.rows)
         pairs = [(a, b) for a in range(count) for b in range(a, count) if self.squared_gaps[a, b] < cut]

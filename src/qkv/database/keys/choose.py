@@ -1,16 +1,16 @@
-"""Choice of the comparison of queries and keys: the defaults of `ask`, and the effect of a given score.
+"""Choice of the score, the normalizer and the threshold by which a database compares queries with keys.
 
     key                    score                     normalizer                    no match where
     one text               Spelling                  top 10, softmax of s/0.02     similarity < 0.8
     one category, boolean  Exact                     Sum                           nothing is equal
     one vector             Cosine                    top 10, softmax of s/0.05     cosine < 0.5
-    numbers, timestamps    Gaussian, standardised    Softmax                       too far away
+    numbers, timestamps    Gaussian, standardized    Softmax                       too far away
     of several kinds       ByColumn of the above     Softmax                       one part has no match
 
 Numbers are too far away beyond the larger of three bandwidths (at most one standard deviation) and the 99th
 percentile of the distances between a key and its nearest other key. If a text occurs in more than ten
 rows, "top 10" grows to that number, so that all equal keys are included. A score given as an object compares
-unstandardised numbers (timestamps in days). A kernel given by name without a bandwidth compares standardised
+unstandardized numbers (timestamps in days). A kernel given by name without a bandwidth compares standardized
 columns with a chosen bandwidth.
 """
 
@@ -56,7 +56,7 @@ _AS_WIDE_AS_GAUSSIAN = {"laplace": 0.7398, "boxcar": 1.7401, "epanechnikov": 2.2
 
 
 class ComparisonChooser:
-    """Selects the score, the normalizer and the threshold by which queries are compared with key columns.
+    """Chooser of the score, the normalizer and the threshold by which queries are compared with key columns.
 
     Args:
         columns: the key columns, in the order in which the key was named.
@@ -75,7 +75,7 @@ class ComparisonChooser:
         self._bandwidth: Bandwidth | None = None
 
     def choose(self, score: Score | str | None, threshold: float | None, progress: Progress | None) -> Comparison:
-        """Return the comparison with the given score, or the default comparison if the score is None.
+        """Return a comparison by the score `score`, or the default comparison if `score` is None.
 
         Raises:
             OptionError: The name of the score is unknown, or the score does not support the kinds of the key columns.
@@ -88,16 +88,21 @@ class ComparisonChooser:
             return self._by_score(score, every, threshold)
         if self._one("text", "category", "vector") or (self._one("boolean") and named is None):
             if named is not None:
+                key = self.columns[0]
+                remedy = "spelling, jaro-winkler, levenshtein, token-set-ratio or exact"
+                if key.kind == "vector":
+                    remedy = f"cosine, or append a bandwidth as in {score}:0.5"
                 raise OptionError(
-                    f"score must compare {self.columns[0].kind}s for the key {self.columns[0].name!r}, got {score!r}, "
-                    "which compares numbers. Choose spelling, jaro-winkler, levenshtein, token-set-ratio or exact."
+                    f"score must compare cells of kind {key.kind} for the key {key.name!r}, got {score!r}, "
+                    f"which compares numbers. Choose {remedy}."
                 )
             return self._single_column(0, threshold)
         if all(_is_numeric(column) for column in self.columns):
             return self._numeric(every, named, threshold, partial(self.bandwidth, progress=progress))
         if named is not None:
             raise OptionError(
-                f"score must be None or scores.ByColumn for a key of several kinds, got {score!r}. Omit score."
+                f"score must be None or a scores.ByColumn if the key columns are of several kinds, got {score!r}. "
+                "Omit score to compare each column by the default of its kind."
             )
         return self._mixed(threshold)
 
@@ -185,7 +190,7 @@ class ComparisonChooser:
         )
         unit_name = _unit_name(columns) if alone else " standard deviations"
         notes = (
-            f"compared by {type(score).__name__} of standardised columns, bandwidth {width:.3g} ({own})",
+            f"compared by {type(score).__name__} of standardized columns, bandwidth {width:.3g} ({own})",
             f"bandwidth {_method_text(chosen)}",
             f"no match beyond a distance of {limit:.3g}{unit_name}",
         )
@@ -216,34 +221,34 @@ class ComparisonChooser:
     # -- statistics of the rows, which `SampledChooser` overrides ----------------------------------------
 
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
-        """Return the bandwidth for standardised points, which is chosen at the first call."""
+        """Return the bandwidth for standardized points. It is chosen in the first call and cached."""
         if self._bandwidth is None:
             self._bandwidth = choose_bandwidth(points[self.complete], self.targets(), progress)
         return self._bandwidth
 
     def rule_of_thumb(self, points: Float[np.ndarray, "rows width"]) -> Bandwidth:
-        """Return the bandwidth by Scott's rule, for the numbers of a key of several kinds."""
+        """Return the bandwidth by Scott's rule for the numbers in a key of several kinds of columns."""
         return scott(int(self.complete.sum()), points.shape[1], "the key has columns of several kinds")
 
     def mean_and_deviation(
         self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]
     ) -> tuple[Float[np.ndarray, " width"], Float[np.ndarray, " width"]]:
-        """Return the mean and standard deviation of each column of a matrix, over complete rows."""
+        """Return the mean and the standard deviation of each column of a matrix over its complete rows."""
         complete = stacked[self.complete]
         if not len(complete):
             return np.zeros(len(indices)), np.ones(len(indices))
         return complete.mean(axis=0), complete.std(axis=0)
 
     def most_repeats(self, column: Column) -> int:
-        """Return the number of rows that have the most common key."""
+        """Return the number of complete rows that hold the most common cell of a key column."""
         return max(Counter(column.cells[self.complete].tolist()).values(), default=0)
 
     def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
-        """Return the 99th percentile of the distances between each key and its nearest other key.
+        """Return the 99th percentile of the distances from each key to its nearest other key.
 
         Args:
             key: the keys as points.
-            unit: "own", or "standard" for standardised columns.
+            unit: "own", or "standard" for standardized columns.
         """
         distances = nearest_distances(key[self.complete])
         distances = distances[np.isfinite(distances)]

@@ -1,4 +1,4 @@
-"""Columns of a table as NumPy arrays, with the kind of the cells.
+"""The class `Column`, which holds a column of a table as NumPy arrays with the kind of its cells.
 
     text        strings
     category    strings from a fixed set (Arrow dictionaries, pandas and polars categoricals, SQL enums)
@@ -35,7 +35,7 @@ Kind = Literal["text", "category", "number", "boolean", "timestamp", "vector"]
 
 
 def fold(text: str) -> str:
-    """Normalize a text for comparison: NFKC, case folded, white space collapsed.
+    """Return a text normalized for comparison: in Unicode NFKC, case folded, and with white space collapsed.
 
     Example:
         >>> fold("  Ｊohn   DOE ")
@@ -45,7 +45,7 @@ def fold(text: str) -> str:
 
 
 def key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the key columns, given as one name, several names, or one text with commas.
+    """Return the names of the key columns as a tuple, from one name, several names, or a text of names with commas.
 
     Raises:
         DataError: A name is not a string, or occurs twice.
@@ -61,7 +61,7 @@ def key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ..
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """One column of a pyarrow table as NumPy arrays.
+    """One column of a pyarrow table as NumPy arrays, with the kind of its cells.
 
     Attributes:
         name: the column's name in the table.
@@ -84,7 +84,7 @@ class Column:
 
     @staticmethod
     def from_table(table: pa.Table, name: str, folded: bool = True, like: Column | None = None) -> Column:
-        """Return a column of a table as NumPy arrays.
+        """Return the column `name` of a pyarrow table as NumPy arrays.
 
         Args:
             table: a pyarrow table.
@@ -104,16 +104,19 @@ class Column:
         return _read_numbers(chunked, name, kind, None if like is None else like.origin)
 
     def timestamp(self, number: float) -> Temporal:
-        """Convert a number of units after the origin to the nearest date, time or duration."""
+        """Convert a number of time units after `origin` to the nearest date, time, datetime or timedelta.
+
+        The unit is that of the column.
+        """
         return arrow_columns.from_units(round(number) + self.origin, self.type)
 
     def duration(self, number: float) -> dt.timedelta:
-        """Convert a number of units to a timedelta."""
+        """Convert a number of the column's time units to a timedelta."""
         return dt.timedelta(days=number / self.units_per_day)
 
     @property
     def units_per_day(self) -> float:
-        """Number of the column's own time units in one day."""
+        """The number of the column's time units in one day."""
         return arrow_columns.units_per_day(self.type)
 
 
@@ -191,7 +194,7 @@ def _read_vectors(chunked: pa.ChunkedArray, name: str, width: int | None) -> Col
 
 
 def _nullable_matrix(chunk: pa.Array) -> Float[np.ndarray, "rows width"]:
-    """Return fixed-size vectors as a matrix with NaN in place of nulls."""
+    """Return an Arrow array of fixed-size lists as a float64 matrix, with NaN in place of nulls."""
     width = chunk.type.list_size
     # `values` keeps the slots of null rows, which `flatten` would drop.
     values = chunk.values.slice(chunk.offset * width, len(chunk) * width)

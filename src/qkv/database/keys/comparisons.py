@@ -1,4 +1,4 @@
-"""Comparisons of queries with keys, which define the key array, the score and when a query has no match.
+"""Comparisons of queries with keys, each of which defines a key array, a score and when a query has no match.
 
 The module `choose` selects the comparison of a database.
 """
@@ -58,14 +58,14 @@ class Comparison:
         return own[0] if own[0].dtype == object or own[0].ndim == 2 else np.stack(own, axis=1)
 
     def with_rows(self, columns: Sequence[Column]) -> Self:
-        """Return the same comparison with the keys of other rows."""
+        """Return a copy of this comparison whose keys are taken from `columns`, the key columns of other rows."""
         own = tuple(columns[index] for index in self.columns)
         return replace(self, key=self.query_array([column.cells for column in columns]), key_columns=own)
 
     def nearness(
         self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]
     ) -> Num[np.ndarray, "q n"] | None:
-        """Return the similarity or distance of queries and rows, or None if `measure` is empty."""
+        """Return the similarity or distance of each query to its rows in `rows`, or None if `measure` is empty."""
         return None
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
@@ -74,7 +74,7 @@ class Comparison:
 
     @property
     def no_weight_reason(self) -> str:
-        """The reason for "no match" when all weights are zero."""
+        """The text that an answer gives as the reason for "no match" when all weights are zero."""
         return "no key equals the query" if isinstance(self.score, Exact) else "all weights are zero"
 
     def _compared(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> list[Shaped[np.ndarray, "q ..."]]:
@@ -83,7 +83,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class ScoreComparison(Comparison):
-    """Comparison by a score alone: a query has no match only if all weights are zero.
+    """Comparison by a score without a threshold, so that a query has no match only if all weights are zero.
 
     Attributes:
         structured: whether the key is a structured array with a field per column.
@@ -92,7 +92,10 @@ class ScoreComparison(Comparison):
     structured: bool = False
 
     def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q ..."]:
-        """Return the cells side by side, or as fields of a structured array; timestamps in days."""
+        """Return the parsed cells of queries as one array, with a column or a field for each key column.
+
+        Timestamps are in days.
+        """
         if not self.structured:
             return super().query_array(cells)
         names = [column.name for column in self.key_columns]
@@ -101,7 +104,7 @@ class ScoreComparison(Comparison):
 
 @dataclass(frozen=True, eq=False)
 class SimilarityComparison(Comparison):
-    """Comparison by a score that is a similarity of at most 1: spelling of texts, cosine of vectors.
+    """Comparison by a similarity of at most 1, such as the spelling of texts or the cosine of vectors.
 
     Attributes:
         threshold: the least similarity of a match.
@@ -113,11 +116,14 @@ class SimilarityComparison(Comparison):
     measure: ClassVar[str] = "similarity"
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
-        """Return the scores of each query with the given rows."""
+        """Return the similarity `(q, n)` of each query to the n rows listed for it in `rows`."""
         return np.asarray(self.score(query[:, None], self.key[rows]))[:, 0, :]
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
-        """Return the reason for queries whose similarity is below the threshold, unless a prefix is accepted."""
+        """Return for each query the reason why its nearest row is not similar enough to match, or None if it matches.
+
+        If `accept_prefixes` is set, a query that is a prefix of its nearest key matches.
+        """
         labels = self.key_columns[0].original
         best = self.nearness(query, nearest[:, None])[:, 0]
         reasons: list[str | None] = []
@@ -134,11 +140,11 @@ class SimilarityComparison(Comparison):
 
 @dataclass(frozen=True, eq=False)
 class DistanceComparison(Comparison):
-    """Comparison by the distance of points: numbers, timestamps and booleans, or one column of vectors.
+    """Comparison by distance, for columns of numbers, timestamps and booleans or for one column of vectors.
 
     Attributes:
-        offset, scale: each column is standardised as `(cells - offset) / scale` before the score.
-        unit: the factor from standardised to displayed distances.
+        offset, scale: each column is standardized as `(cells - offset) / scale` before the score.
+        unit: the factor from standardized to displayed distances.
         unit_name: the unit of displayed distances, such as " days".
         max_distance: the largest displayed distance of a match.
     """
@@ -151,16 +157,19 @@ class DistanceComparison(Comparison):
     measure: ClassVar[str] = "distance"
 
     def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q width"]:
-        """Return the columns side by side, standardised like the key."""
+        """Return the parsed cells of queries as a matrix with one column per key column, standardized like the keys."""
         return np.asarray((super().query_array(cells) - self.offset) / self.scale)
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
-        """Return Euclidean distances, computed from differences so that equal points have distance 0."""
+        """Return the Euclidean distance `(q, n)` of each query to the n rows listed for it in `rows`.
+
+        It is computed from differences, so that equal points have distance 0.
+        """
         squares = np.square(query[:, None, :] - self.key[rows])
         return np.asarray(np.sqrt(squares.sum(axis=-1)) * self.unit)
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
-        """Return the reason for queries whose nearest key is farther than the largest distance of a match."""
+        """Return for each query the reason why its nearest row is too far away to match, or None if it matches."""
         limit = f"no match beyond a distance of {self.max_distance:.3g}"
         reasons: list[str | None] = []
         for row, distance in zip(nearest, self.nearness(query, nearest[:, None])[:, 0], strict=True):
@@ -180,21 +189,21 @@ class DistanceComparison(Comparison):
 
 @dataclass(frozen=True, eq=False)
 class MixedComparison(Comparison):
-    """Comparison of key columns of several kinds, each of which is compared separately and must match."""
+    """Comparison of key columns of several kinds in parts. A query has a match if every part matches."""
 
     parts: tuple[tuple[str, Comparison], ...]
 
     def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, " q"]:
-        """Return a structured array with a field for each part."""
+        """Return the parsed cells of queries as a structured array with one field for each part."""
         return structured({name: part.query_array(cells) for name, part in self.parts})
 
     def with_rows(self, columns: Sequence[Column]) -> Self:
-        """Return the same comparison with the keys of other rows, in all parts."""
+        """Return a copy of this comparison and its parts, with keys taken from the key columns of other rows."""
         parts = tuple((name, part.with_rows(columns)) for name, part in self.parts)
         return replace(super().with_rows(columns), parts=parts)
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
-        """Return the reason of the first part that does not match."""
+        """Return for each query the reason of the first part that does not match, or None if all parts match."""
         reasons: list[str | None] = [None] * len(nearest)
         for name, part in self.parts:
             for index, reason in enumerate(part.mismatches(query[name], nearest)):
@@ -204,7 +213,7 @@ class MixedComparison(Comparison):
 
 
 def structured(fields: dict[str, Shaped[np.ndarray, "rows ..."]]) -> Shaped[np.ndarray, " rows"]:
-    """Return one structured array from columns of equal length; a matrix becomes a field of vectors."""
+    """Return a structured array with one field for each of the arrays `fields`. A matrix becomes a field of vectors."""
     dtype = [(name, cells.dtype, cells.shape[1:]) for name, cells in fields.items()]
     rows = np.empty(len(next(iter(fields.values()))), dtype=dtype)
     for name, cells in fields.items():
@@ -213,5 +222,5 @@ def structured(fields: dict[str, Shaped[np.ndarray, "rows ..."]]) -> Shaped[np.n
 
 
 def in_days(column: Column, cells: Shaped[np.ndarray, "rows ..."]) -> Shaped[np.ndarray, "rows ..."]:
-    """Convert timestamps to days from the column's origin; return other cells unchanged."""
+    """Return the cells of a column, with timestamps converted to days after the column's origin."""
     return cells / column.units_per_day if column.kind == "timestamp" else cells

@@ -1,4 +1,4 @@
-"""Division of points into blocks of neighbors, so that pairs of distant blocks can be skipped.
+"""Division of points into blocks of neighbors, by which computations skip pairs of distant blocks.
 
 A k-d tree is cut into leaves of equal size. Each leaf is a small box, and the gap between two boxes is a lower
 bound of every distance between their points.
@@ -17,7 +17,7 @@ __all__ = ["PointBlocks", "nearest_distances", "split_into_blocks", "squared_dis
 
 @dataclass(frozen=True)
 class PointBlocks:
-    """Points divided into blocks.
+    """A set of points that is divided into blocks of nearby points, with the bounding box of each block.
 
     Attributes:
         points: all points.
@@ -31,12 +31,12 @@ class PointBlocks:
     high: Float[np.ndarray, "blocks width"]
 
     def squared_gaps(self, a: int) -> Float[np.ndarray, " blocks"]:
-        """Return the squared distance between the bounding box of block a and the box of each block."""
+        """Return the squared distance from the bounding box of block `a` to the bounding box of each block."""
         gaps = np.maximum(np.maximum(self.low[a] - self.high, self.low - self.high[a]), 0.0)
         return np.asarray(np.square(gaps).sum(axis=-1))
 
     def centered(self, a: int, b: int) -> tuple[Float[np.ndarray, "m width"], Float[np.ndarray, "n width"]]:
-        """Return the points of two blocks in float32, relative to their common center.
+        """Return the points of blocks `a` and `b` in float32, relative to the midpoint of the means of the two blocks.
 
         The coordinates of near pairs are then small, and their differences accurate in float32.
         """
@@ -46,7 +46,7 @@ class PointBlocks:
 
 
 def split_into_blocks(points: Float[np.ndarray, "rows width"], size: int = 512) -> PointBlocks:
-    """Split points into blocks of `size` rows; the last block may be smaller.
+    """Divide points into blocks of `size` nearby points. The last block may be smaller.
 
     Example:
         >>> blocks = split_into_blocks(np.arange(10.0)[:, None], size=5)
@@ -77,7 +77,10 @@ def squared_distances(
     out: Float[np.ndarray, "m n"],
     scratch: Float[np.ndarray, "m n"],
 ) -> Float[np.ndarray, "m n"]:
-    """Write all squared distances of two sets of points into `out`; `scratch` is overwritten."""
+    """Write the squared distances of all pairs from two sets of points into `out`, and return `out`.
+
+    `scratch` is overwritten.
+    """
     if first.shape[1] > 4:
         # One matrix product is cheaper than many passes; its cancellation affects distant pairs only.
         np.matmul(first, second.T, out=out)
@@ -96,7 +99,7 @@ def squared_distances(
 
 
 def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 50_000) -> Float[np.ndarray, " sample"]:
-    """Return the distance of each point to its nearest other point.
+    """Return the distance from each point, or from each point of a sample, to its nearest other point.
 
     Args:
         points: the points.

@@ -1,4 +1,4 @@
-"""Construction of scores and normalizers from text: `jaro-winkler`, `gaussian:0.1`, `topk:10:0.02`.
+"""Construction of scores and normalizers from texts such as `jaro-winkler`, `gaussian:0.1` and `topk:10:0.02`.
 
 The text is the class name in lower case with hyphens; numbers after colons are the fields in order. Every class
 exported by `qkv.scores` or `qkv.normalizers` is available if its required fields are numbers.
@@ -28,24 +28,24 @@ __all__ = ["ParsedScore", "normalizer_names", "parse_normalizer", "parse_score",
 
 @dataclass(frozen=True)
 class ParsedScore:
-    """The class of a score, and the numbers that were given after its name."""
+    """A score that was parsed from a text, as its class and the numbers after its name."""
 
     kind: type[Score]
     numbers: tuple[float, ...]
 
     @property
     def needs_bandwidth(self) -> bool:
-        """Whether the first field of the score is a bandwidth that was not given."""
+        """Whether the first field of the score is a bandwidth and the text contained no numbers."""
         first = next(iter(dataclasses.fields(self.kind)), None)  # type: ignore[arg-type]
         return first is not None and first.name == "bandwidth" and not self.numbers
 
     def build(self, *numbers: float) -> Score:
-        """Return the score with the numbers given after its name, or with `numbers` if there were none."""
+        """Construct the score with the numbers of the text or, if the text contained none, with `numbers`."""
         return _build(self.kind, self.numbers or numbers)
 
 
 def score_names() -> list[str]:
-    """Return the score names that `parse_score` accepts.
+    """Return the names of all scores that `parse_score` accepts, sorted.
 
     Example:
         >>> "jaro-winkler" in score_names(), "additive" in score_names()
@@ -55,12 +55,12 @@ def score_names() -> list[str]:
 
 
 def normalizer_names() -> list[str]:
-    """Return the normalizer names that `parse_normalizer` accepts."""
+    """Return the names of all normalizers that `parse_normalizer` accepts, sorted."""
     return sorted(_normalizers())
 
 
 def parse_score(text: str) -> ParsedScore:
-    """Parse the name of a score and the numbers after it.
+    """Parse a text that consists of the name of a score and numbers after colons, such as `gaussian:0.5`.
 
     Raises:
         OptionError: The name of the score is unknown, or its numbers are invalid.
@@ -76,7 +76,7 @@ def parse_score(text: str) -> ParsedScore:
 
 
 def parse_normalizer(text: str) -> Normalizer:
-    """Construct a normalizer from its name and numbers.
+    """Return the normalizer for a text that consists of its name and numbers after colons.
 
     For example, `topk:10:0.02` is the top 10 with a softmax of temperature 0.02.
 
@@ -92,7 +92,10 @@ def parse_normalizer(text: str) -> Normalizer:
     if kind is not TopK:
         return _build(kind, _numbers(text, rest))
     if not rest:
-        raise OptionError("the normalizer 'topk' must have a number of keys, got none. Write topk:10 or topk:10:0.02.")
+        raise OptionError(
+            "the name 'topk' must be followed by the number of keys that get weight, got only 'topk'. "
+            "Write topk:10, or topk:10:0.02 for a softmax of temperature 0.02."
+        )
     count = _numbers(text, rest[:1])[0]
     inner = ":".join(rest[1:])
     if not inner:
@@ -111,7 +114,7 @@ def _normalizers() -> dict[str, type[Normalizer]]:
 
 
 def _classes(module: ModuleType, base: type) -> dict[str, type]:
-    """Return the exported classes whose required fields are numbers, by their names with hyphens."""
+    """Return the exported subclasses of `base` whose required fields are numbers, by names such as `jaro-winkler`."""
     exported = {name: getattr(module, name) for name in module.__all__}
     return {
         _in_words(name): kind
@@ -147,8 +150,8 @@ def _find(name: str, kinds: dict[str, type[_Part]], module: ModuleType, part: st
         return plain[wanted]
     if wanted in {other.lower() for other in module.__all__}:
         raise OptionError(
-            f"{part} must have only numbers as parameters to be given by name, got {name!r}. "
-            "Construct the object in Python instead."
+            f"{part} must be a class whose required parameters are numbers, or an object, got {name!r}. "
+            f"Construct the {part} in Python and pass the object."
         )
     raise OptionError(f"{part} must be one of {', '.join(sorted(kinds))}, got {name!r}.{suggest_name(name, kinds)}")
 
@@ -165,9 +168,13 @@ def _numbers(text: str, parts: list[str]) -> tuple[float, ...]:
 def _build(kind: type[_Part], numbers: tuple[float, ...], **parts: Normalizer) -> _Part:
     fields = [field.name for field in dataclasses.fields(kind) if _is_number(field)]  # type: ignore[arg-type]
     if len(numbers) > len(fields):
-        most = f"{len(fields)} number{'s' * (len(fields) != 1)}" + (f" ({', '.join(fields)})" if fields else "")
-        raise OptionError(f"{_in_words(kind.__name__)!r} must have at most {most}, got {len(numbers)}.")
+        most = f"{len(fields)} number{'s' * (len(fields) != 1)}" + (f" for {', '.join(fields)}" if fields else "")
+        raise OptionError(f"{_in_words(kind.__name__)!r} must be followed by at most {most}, got {len(numbers)}.")
     try:
         return kind(**dict(zip(fields, numbers, strict=False)), **parts)
     except TypeError as error:
-        raise OptionError(f"{_in_words(kind.__name__)!r} cannot be constructed: {error}.") from None
+        name, values = _in_words(kind.__name__), ", ".join(map(str, numbers)) or "none"
+        raise OptionError(
+            f"the numbers after the name {name!r} must fit its parameters, got {values}, but constructing it failed: "
+            f"{error}. Write, for example, {name}:1."
+        ) from None

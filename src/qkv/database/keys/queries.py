@@ -1,4 +1,4 @@
-"""Parsing of queries, given as a text, number, tuple, record, list or data frame, to one array per key column.
+"""Parsing of queries, such as texts, numbers, tuples, records and data frames, into one array per key column.
 
 With one key column, a query is one value. With several key columns, it is a tuple in the order of the columns, a
 record with their names, or a text with commas. A list holds several queries. A missing query (None, NaN, "") has no
@@ -54,14 +54,14 @@ class Queries:
         return len(self.originals)
 
     def slice(self, start: int, stop: int) -> Queries:
-        """Return the queries from `start` to `stop`, exclusive."""
+        """Return the queries with the indices from `start` to `stop`, exclusive."""
         cells = tuple(column[start:stop] for column in self.cells)
         missing_cells = tuple(column[start:stop] for column in self.missing_cells)
         return Queries(self.originals[start:stop], cells, self.missing[start:stop], False, missing_cells)
 
     @staticmethod
     def parse(queries: object, columns: Sequence[Column], folded: bool = True) -> Queries:
-        """Parse queries for the given key columns.
+        """Parse one query or several queries into one array of cells per key column.
 
         Raises:
             QueryError: A query does not fit the kind of its key column, or has a wrong number of parts.
@@ -79,7 +79,7 @@ class Queries:
 
 
 def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[object], bool]:
-    """Return the list of queries, and whether one query was given rather than a list.
+    """Return the queries as a list, and whether `queries` is a single query rather than a list of queries.
 
     Example:
         >>> split_queries("Li", ["name"]), split_queries(["Li", "Hu"], ["name"])
@@ -128,7 +128,9 @@ def _parts(query: object, columns: Sequence[Column]) -> tuple[object, ...]:
     if isinstance(query, Mapping):
         absent = [name for name in names if name not in query]
         if absent:
-            raise QueryError(f"the query must have the key column {absent[0]!r}, got {dict(query)!r}.")
+            raise QueryError(
+                f"the query must have the key column {absent[0]!r}, got {dict(query)!r}. Add the column to the record."
+            )
         return tuple(query[name] for name in names)
     if len(columns) == 1:
         return (query,)
@@ -139,8 +141,8 @@ def _parts(query: object, columns: Sequence[Column]) -> tuple[object, ...]:
     if not isinstance(parts, (Sequence, np.ndarray)) or len(parts) != len(columns):
         count = len(parts) if isinstance(parts, (Sequence, np.ndarray)) else 1
         raise QueryError(
-            f"the query must have {len(columns)} parts ({', '.join(names)}), got {count} in {query!r}. "
-            f"Give one value per key column, such as {','.join(_example(c) for c in columns)}."
+            f"the query must have {len(columns)} parts, one for each of {', '.join(names)}, got {count} in {query!r}. "
+            f"Pass one value per key column, such as {','.join(_example(c) for c in columns)}."
         )
     return tuple(parts)
 
@@ -209,7 +211,7 @@ def _kind_error(value: object, column: Column) -> QueryError:
 
 
 def _example(column: Column) -> str:
-    """Return a cell of the column as a user would type it."""
+    """Return a cell of a column as a user would type it, to show in an error message."""
     present = np.flatnonzero(~column.missing)
     if not len(present):
         return {"text": "a word", "category": "a word", "boolean": "true"}.get(column.kind, "1.5")

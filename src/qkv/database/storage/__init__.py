@@ -1,1 +1,1 @@
-"""Databases on disk: creation, opening, writing, and encoding of keys as vectors."""
+"""Databases on disk, with functions that create, open and write them and that encode their keys as vectors."""

@@ -1,4 +1,4 @@
-"""Creation and opening of databases on disk, whose settings are saved in the metadata of the store."""
+"""Creation and opening of databases on disk, with settings that are saved in the metadata of the store."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def create_database(
     memory: int | str,
     progress: Progress | None,
 ) -> StoredDatabase:
-    """Create a database on disk; see `Database.create`."""
+    """Create a database on disk; see `Database.create` for the arguments."""
     import pyarrow as pa
 
     _check_name(score, parse_score)
@@ -62,7 +62,7 @@ def create_database(
     pending = [table for table in (next(tables, None),) if table is not None]
     if not pending:
         raise DataError(
-            "source must yield at least one table, got an empty iterator. For an empty database, give a pyarrow schema."
+            "source must yield at least one table, got an empty iterator. For an empty database, pass a pyarrow schema."
         )
     schema = pending[0].schema.remove_metadata()
     keys = key_names(key, schema.names)
@@ -121,7 +121,7 @@ def open_database(
     memory: int | str,
     damaged: str,
 ) -> StoredDatabase:
-    """Open a database on disk; see `Database.open`."""
+    """Open a database on disk; see `Database.open` for the arguments."""
     store = stores.open(path, damaged=damaged)
     saved = store.metadata.get(SETTINGS, {})
     record = saved.get("encoder")
@@ -130,8 +130,8 @@ def open_database(
     value = saved.get("value") if value is None else value
     if key is None or value is None:
         raise DataError(
-            f"{'key' if key is None else 'value'} must be given for the store {Path(path).name!r}, which has no "
-            f"saved key and value. Choose from the columns {', '.join(store.schema.names)}."
+            f"{'key' if key is None else 'value'} must be the name of a column of the store {Path(path).name!r}, which "
+            f"has no saved key and value, got None. Choose from the columns {', '.join(store.schema.names)}."
         )
     same_key = list(key_names(key, store.schema.names)) == saved.get("key")
     defaults = {name: saved.get(name) if same_key else None for name in ("score", "normalizer", "threshold")}
@@ -141,9 +141,10 @@ def open_database(
 
 def _check_name(name: object, parse: Callable[[str], object]) -> None:
     if name is not None and not isinstance(name, str):
+        argument = "score" if parse is parse_score else "normalizer"
         raise OptionError(
-            f"score and normalizer of a store must be names, such as 'gaussian:0.1', got {name}. "
-            "Use a name, or pass the object to ask instead."
+            f"{argument} must be a name that can be saved, such as 'gaussian:0.1', got {name}. "
+            "Pass a name here, or pass the object to ask."
         )
     if name is not None:
         parse(name)
@@ -152,9 +153,11 @@ def _check_name(name: object, parse: Callable[[str], object]) -> None:
 def _distance_defaults(
     encoding: Encoding, table: pa.Table, value: str, fold: bool, progress: Progress | None
 ) -> tuple[str | None, float | None]:
-    """Return the default score and largest distance for vectors of a table encoder.
+    """Return the default score and the default largest distance of a match for the vectors of a table encoder.
 
-    The vectors are compared by distance, like standardised numbers. Their direction has little meaning: a row with
+    Return None for both if the table has no complete row.
+
+    The vectors are compared by distance, like standardized numbers. Their direction has little meaning: a row with
     the mean in all columns is the zero vector.
     """
     if not table.num_rows:
@@ -172,7 +175,9 @@ def _distance_defaults(
 
 
 def _cosine_threshold(encoding: Encoding, table: pa.Table) -> float | None:
-    """Return the largest cosine to expect between a query and the keys of a table if none is related to it.
+    """Return the cosine that unrelated keys of a table are not expected to exceed, as the default threshold of a match.
+
+    Return None if fewer than two keys have a non-zero vector.
 
     The median and the median absolute deviation of cosines are estimated from random pairs of keys, most of which
     are unrelated. The largest of n normal variables is about √(2 log n) deviations above the mean.

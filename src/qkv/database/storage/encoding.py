@@ -40,7 +40,7 @@ _UNKNOWN = "the query has a zero or non-finite vector, for example because no wo
 
 @dataclass(frozen=True, eq=False)
 class EncodedQueries:
-    """Queries encoded as vectors.
+    """Queries encoded as vectors, with a flag for each query whose vector is zero or not finite.
 
     Attributes:
         queries: the queries, with their vectors in place of the cells.
@@ -53,7 +53,7 @@ class EncodedQueries:
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """The encoder of a store's key columns, loaded on first use.
+    """The encoder of the key columns of a store, which is loaded when it is first used.
 
     Attributes:
         columns: the key columns that are encoded.
@@ -74,7 +74,7 @@ class Encoding:
     def learn(
         cls, encoder: Encoder, columns: Sequence[str], table: pa.Table, progress: Progress | None = None
     ) -> Encoding:
-        """Return the encoding by an encoder, which is fitted to the rows of a table unless it is already fitted.
+        """Return the encoding of key columns by an encoder, which is first fitted to the rows of a table if necessary.
 
         Raises:
             OptionError: The encoder does not support these columns, or there are no rows to fit it to.
@@ -85,14 +85,14 @@ class Encoding:
             if not table.num_rows:
                 raise OptionError(
                     f"source must have rows to fit the encoder {encoder.name!r} to, got none. "
-                    "Give the first rows, or a fitted encoder."
+                    "Pass a source with rows, or a fitted encoder."
                 )
             encoder.fit_encode(_inputs(encoder, columns, table, _has_key(encoder, columns, table)), progress)
         return cls(tuple(columns), encoder.name, encoder.settings(), encoder.width, str(encoder), lambda: encoder)
 
     @classmethod
     def load(cls, store: Store, record: Mapping[str, Any], use: bool = True) -> Encoding:
-        """Return the encoding saved with a store.
+        """Return the encoding that is saved with a store.
 
         Args:
             store: the store.
@@ -124,13 +124,13 @@ class Encoding:
         )
 
     def record(self) -> dict[str, object]:
-        """Return the encoding as JSON values for the metadata of a store."""
+        """Return the encoding as a dict of JSON values, which is saved in the metadata of a store."""
         record = {"columns": list(self.columns), "name": self.name, "settings": self.settings}
         return {**record, "width": self.width, "said": self.description}
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The encoder, which is loaded at the first access.
+        """The encoder of the key columns, which is loaded at the first access.
 
         Raises:
             DamagedStoreError: The file of the encoder is damaged.
@@ -140,11 +140,11 @@ class Encoding:
 
     @property
     def vector(self) -> str:
-        """The name of the column of vectors."""
+        """The name of the column that holds the vectors of the keys."""
         return f"vector of {', '.join(self.columns)}"
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
-        """Return the schema of the rows with the column of vectors added.
+        """Return the schema `rows` with the column of vectors appended.
 
         Raises:
             DataError: A column of that name exists.
@@ -161,7 +161,7 @@ class Encoding:
     def encode_tables(
         self, tables: Iterator[pa.Table], progress: Progress | None = None, done: int = 0
     ) -> Iterator[pa.Table]:
-        """Yield the tables with a column of vectors added.
+        """Yield each table with a column appended that holds the vectors of its keys.
 
         Args:
             tables: tables with the key columns.
@@ -180,7 +180,7 @@ class Encoding:
             yield table.append_column(field, pa.chunked_array(parts, field.type))
 
     def encode_queries(self, queries: object, columns: Sequence[Column]) -> EncodedQueries:
-        """Encode queries as vectors.
+        """Parse queries and encode them as vectors.
 
         Args:
             queries: as in `Database.ask`.
@@ -207,7 +207,7 @@ class Encoding:
         return EncodedQueries(Queries(parsed.originals, (vectors,), missing | unknown, parsed.single), unknown)
 
     def describe(self, answer: Answer, encoded: EncodedQueries, key: tuple[str, ...]) -> Answer:
-        """Return an answer with the names of the key columns, and with the encoder in its notes and plan."""
+        """Return a copy of an answer that names the key columns and mentions the encoder in its notes and its plan."""
         entries = [
             Entry(entry.query, False, reason=_UNKNOWN) if unknown else entry
             for entry, unknown in zip(answer.entries, encoded.unknown, strict=True)
@@ -222,7 +222,10 @@ class Encoding:
         return replace(answer, entries=tuple(entries), keys=key, plan=plan, notes=notes)
 
     def _vectors(self, table: pa.Table) -> pa.Array:
-        """Return the vectors of the rows of a table, null for rows without a key."""
+        """Return the vectors of the keys of a table as an Arrow array, with null for rows without a valid vector.
+
+        A row without a key or with a non-finite vector is null.
+        """
         import pyarrow as pa
 
         has_key = _has_key(self.encoder, self.columns, table)
@@ -238,7 +241,7 @@ class Encoding:
         return pa.Array.from_buffers(type_, len(has_key), [bits], int((~has_key).sum()), children=[flat])
 
     def _encode_texts(self, texts: list[str]) -> Float[np.ndarray, "texts width"]:
-        """Return the vectors of texts, and encode each distinct text once."""
+        """Return the vectors of texts as a matrix `(texts, width)`. Each distinct text is encoded once."""
         places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         if not places:
             return np.zeros((0, self.width), np.float32)
@@ -247,14 +250,14 @@ class Encoding:
     def _checked(self, vectors: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "n width"]:
         if vectors.shape[1] != self.width:
             raise DataError(
-                f"the encoder must return vectors of {self.width} elements like those of the store, "
+                f"the encoder must return vectors of {self.width} elements, as the store holds, "
                 f"got {vectors.shape[1]} elements. Restore the original encoder, or create the store again."
             )
         return np.asarray(vectors, np.float32)
 
 
 def _check(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> None:
-    """Raise if an encoder does not support the key columns."""
+    """Raise an `OptionError` if an encoder does not support the key columns."""
     kinds = {name: Column.from_table(table.slice(0, 0), name).kind for name in columns}
     if encoder.input_kind == "texts":
         if len(columns) > 1:
@@ -271,12 +274,15 @@ def _check(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> None:
     if fitted and set(fitted) != set(columns):
         raise OptionError(
             f"key must be the columns to which the encoder was fitted, {', '.join(fitted)}, got {', '.join(columns)}. "
-            "Fit the encoder to the key columns, or give an unfitted encoder."
+            "Fit the encoder to the key columns, or pass an unfitted encoder."
         )
 
 
 def _has_key(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> Bool[np.ndarray, " rows"]:
-    """Return a mask of the rows with a key: a text that is not blank, or a value in some key column."""
+    """Return a boolean array that is True for the rows of a table that have a key to encode.
+
+    A key is a text that is not blank, or a value in at least one key column.
+    """
     if encoder.input_kind == "texts":
         cells = table.column(columns[0]).to_pylist()
         return np.array([cell is not None and bool(cell.strip()) for cell in cells], bool)
@@ -284,7 +290,7 @@ def _has_key(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> Bool[
 
 
 def _inputs(encoder: Encoder, columns: Sequence[str], table: pa.Table, selected: Bool[np.ndarray, " rows"]) -> Any:
-    """Return the encoder's inputs for the selected rows: a list of texts, or a table."""
+    """Return the keys of the selected rows in the form that the encoder takes: a list of texts or a pyarrow table."""
     if encoder.input_kind == "texts":
         cells = table.column(columns[0]).to_pylist()
         return [cell for cell, here in zip(cells, selected, strict=True) if here]
@@ -294,7 +300,7 @@ def _inputs(encoder: Encoder, columns: Sequence[str], table: pa.Table, selected:
 
 
 def _to_arrow(column: Column, cells: Shaped[np.ndarray, "q ..."], missing: Bool[np.ndarray, " q"]) -> pa.Array:
-    """Return parsed cells of queries as an Arrow array of the column's kind."""
+    """Return the parsed cells of queries for a key column as an Arrow array of the column's kind."""
     import pyarrow as pa
 
     if column.kind in ("number", "boolean"):

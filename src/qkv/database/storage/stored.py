@@ -1,4 +1,4 @@
-"""The class `StoredDatabase`, a database on disk whose rows are appended and deleted in versions.
+"""The class `StoredDatabase`, a database on disk that makes a new version for each append and each delete.
 
 If the rows fit the memory limit, attention is computed in memory. Otherwise they are read block by block, with the
 same answers. The plan of an answer says which.
@@ -112,7 +112,7 @@ class StoredDatabase(Queryable):
         return self.encoding.describe(executor.ask(encoded.queries, options), encoded, self.key)
 
     def swap(self) -> StoredDatabase:
-        """Return a database over the same store with key and value exchanged.
+        """Return a database over the same store with the key and value columns exchanged.
 
         The new key is compared without an encoder.
 
@@ -125,11 +125,13 @@ class StoredDatabase(Queryable):
 
     @property
     def streams(self) -> bool:
-        """Whether `ask` reads block by block, because the rows exceed the memory limit."""
+        """Whether `ask` reads the store block by block, because its rows exceed the memory limit."""
         return self._exceeds_memory(self._compares_vectors(self.score))
 
     def column(self, name: str) -> Column:
-        """Return a key column or the value column as arrays; of a sample of rows if the table exceeds the memory limit.
+        """Return the key or value column `name` as NumPy arrays, or a sample of its rows if the table is large.
+
+        If the table exceeds the memory limit, the arrays hold a sample of its rows.
 
         Raises:
             DataError: The column is neither a key column nor the value column.
@@ -151,7 +153,7 @@ class StoredDatabase(Queryable):
     # -- writing ----------------------------------------------------------------------------------------
 
     def append(self, source: object, progress: Progress | None = None) -> int:
-        """Append rows, and return when they are saved on disk.
+        """Append rows, save them on disk as a new version, and return the number of the version.
 
         Args:
             source: anything that `Database.open` takes, with the columns of the store; or an iterator of such
@@ -171,7 +173,7 @@ class StoredDatabase(Queryable):
     def prepare(
         self, tables: Iterator[pa.Table], progress: Progress | None = None, done: int = 0
     ) -> Iterator[pa.Table]:
-        """Yield tables as they are stored, with a column of vectors if the store has an encoder.
+        """Yield tables in the form in which they are stored, with a column of vectors if the store has an encoder.
 
         Args:
             tables: tables with the visible columns.
@@ -184,7 +186,7 @@ class StoredDatabase(Queryable):
         return self.encoding.encode_tables((self.store.fit(table, schema) for table in tables), progress, done)
 
     def delete(self, where: str) -> int:
-        """Delete the rows that satisfy a SQL predicate; older versions keep them.
+        """Delete the rows that satisfy a SQL predicate, and return their number. Older versions keep the rows.
 
         Args:
             where: as in `ask`; the whole table is `data`: `"income > (select avg(income) from data)"`.
@@ -205,7 +207,7 @@ class StoredDatabase(Queryable):
         return self.store.delete_chosen(choose)
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
-        """Merge small blocks and blocks with deleted rows into full blocks.
+        """Merge small blocks and blocks with deleted rows into full blocks, and remove old versions if `keep` is given.
 
         Args:
             keep: number of newest versions that remain readable; None: all.
@@ -224,11 +226,11 @@ class StoredDatabase(Queryable):
         return self.store.version
 
     def versions(self) -> list[Version]:
-        """Return every readable version, oldest first."""
+        """Return a list of all versions of the store that can be read, oldest first."""
         return self.store.versions()
 
     def at(self, version: int) -> Self:
-        """Return the database at an older version, which can be read but not written."""
+        """Return the database opened at a given version, which can be read but not written."""
         return type(self)(
             self.store.at(version),
             self.key,
@@ -242,18 +244,18 @@ class StoredDatabase(Queryable):
         )
 
     def refresh(self) -> bool:
-        """Open the newest version, which another process may have written; return whether the version changed."""
+        """Open the newest version, which another process may have written, and return whether the version changed."""
         return self.store.refresh()
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Verify the checksums of all files of this version, and return the damaged files."""
+        """Verify all files of the open version, and return a `Damage` for each damaged file."""
         return self.store.verify(progress)
 
     # -- private ----------------------------------------------------------------------------------------
 
     @property
     def _visible(self) -> list[str]:
-        """The names of the columns other than the vectors of the encoder."""
+        """The names of all columns of the store except the column of vectors that the encoder added."""
         hidden = None if self.encoding is None else self.encoding.vector
         return [name for name in self.store.schema.names if name != hidden]
 
@@ -261,7 +263,7 @@ class StoredDatabase(Queryable):
         return Column.from_table(self.store.empty([name]), name)
 
     def _compares_vectors(self, score: Score | str | None) -> bool:
-        """Return whether the score compares the vectors of the encoder rather than the key columns."""
+        """Return whether a score compares the vectors of the encoder rather than the key columns."""
         if self.encoding is None or self.key != self.encoding.columns:
             return False
         kind = parse_score(score).kind if isinstance(score, str) else score
@@ -275,7 +277,7 @@ class StoredDatabase(Queryable):
         return self._examples[1]
 
     def _executor(self, vectors: bool | None = None, progress: Progress | None = None) -> Executor:
-        """Return the executor of the open version, over the vectors of the encoder or over the key columns."""
+        """Return the executor of the open version, which compares the vectors of the encoder or the key columns."""
         if vectors is None:
             vectors = self._compares_vectors(self.score)
         if vectors not in self._executors or self._executors[vectors][0] != self.version:
@@ -298,15 +300,15 @@ class StoredDatabase(Queryable):
         return self._executors[vectors][1]
 
     def _compared(self, vectors: bool) -> tuple[str, ...]:
-        """Return the names of the columns that are compared."""
+        """Return the name of the column of vectors if `vectors` is True, otherwise the names of the key columns."""
         return (self.encoding.vector,) if vectors and self.encoding is not None else self.key
 
     def _exceeds_memory(self, vectors: bool) -> bool:
-        """Estimate whether the compared columns and the value exceed the memory limit."""
+        """Return whether the compared columns and the value column are estimated to exceed the memory limit."""
         row_bytes = 0
         for name in dict.fromkeys((*self._compared(vectors), self.value)):
             width = getattr(self.store.schema.field(name).type, "list_size", 1)
             text = self._empty_column(name).kind in ("text", "category")
-            # Numbers as read, standardised and projected; Python texts as read and folded.
+            # Numbers as read, standardized and projected; Python texts as read and folded.
             row_bytes += 200 if text else 4 * 8 * max(1, width)
         return len(self.store) * row_bytes > self.memory
