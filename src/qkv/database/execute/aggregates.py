@@ -104,10 +104,7 @@ class _Averages(Aggregator):
         self.center = center
 
     def matrix(self) -> Float[np.ndarray, "rows n"]:
-        """Return a matrix with the columns v, v − center, |v − center|² and 1, where v are the cells of each row.
-
-        Its shape is `(rows, 2 width + 2)`.
-        """
+        """Return a matrix with the columns v, v − center, |v − center|² and 1, where v are the cells of each row."""
         return _moments(_filled(self.column, self.center), self.center)
 
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
@@ -147,10 +144,7 @@ class _Votes(Aggregator):
         return np.ones((len(self.codes), 1))
 
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
-        """Return one-hot columns of the 15 most common values, or a text if more than half of the values are distinct.
-
-        Rows with other values are zero.
-        """
+        """Return one-hot columns of the 15 most common values, or a reason if most values are distinct."""
         codes, counts = np.unique(self.codes[complete], return_counts=True)
         if len(codes) > 0.5 * complete.sum():
             return "the values are nearly all different"
@@ -198,11 +192,7 @@ def _moments(
 def _spreads(
     deviation: Float[np.ndarray, "q width"], square: Float[np.ndarray, " q"], total: Float[np.ndarray, " q"]
 ) -> list[float | None]:
-    """Return the spread of the values of each query, or None where the spread is undefined.
-
-    For weights w, their sum W and deviations d, the spread is sqrt(Σ w d² / W − |Σ w d / W|²). It is undefined if W ≤
-    0 or the variance is negative.
-    """
+    """Return the spread for each query, or None if its total weight is not positive or its variance is negative."""
     spreads: list[float | None] = []
     for first, second, weight in zip(deviation, square, total, strict=True):
         if not weight > 0:
@@ -242,8 +232,6 @@ class StreamedAggregator(ABC):
     ) -> tuple[Num[np.ndarray, "rows ..."], Bool[np.ndarray, " rows"] | None]:
         """Return the values of a tile, and a boolean array that marks missing values (None if there are none).
 
-        The values are in the form that `add` takes.
-
         Args:
             table: the rows of the tile.
             complete: whether it is known that no cell is missing.
@@ -261,17 +249,11 @@ class StreamedAggregator(ABC):
         values: Num[np.ndarray, "rows ..."],
         total: Float[np.ndarray, "q 1"],
     ) -> None:
-        """Add the weighted sums of the values of rows to the running sums of each query.
-
-        `total` is the sum of the weights of the rows for each query.
-        """
+        """Add the weighted sums of the values of some rows, whose sums of weights are `total`, to the running sums."""
 
     @abstractmethod
     def aggregates(self, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]) -> list[Aggregate]:
-        """Return the aggregate of each query, computed from its running sums multiplied by `scale`.
-
-        `total` is the sum of all weights of each query, multiplied by `scale`.
-        """
+        """Return the aggregate of each query from its running sums times `scale` and its scaled weight sum `total`."""
 
 
 def streamed_aggregator_for(like: Column, folded: bool, mean: list[float], queries: int) -> StreamedAggregator:
@@ -289,10 +271,7 @@ def streamed_aggregator_for(like: Column, folded: bool, mean: list[float], queri
 
 
 class StreamedAverages(StreamedAggregator):
-    """Aggregator that averages the numbers, timestamps or vectors of a store by running weighted sums.
-
-    For weights w and values v, the sums are Σ w v, Σ w (v − center), Σ w |v − center|² and Σ w.
-    """
+    """Aggregator that averages the numbers, timestamps or vectors of a store by running weighted sums."""
 
     def __init__(self, like: Column, folded: bool, mean: list[float], queries: int) -> None:
         super().__init__(like, folded)
@@ -306,12 +285,9 @@ class StreamedAverages(StreamedAggregator):
     def read(
         self, table: pa.Table, complete: bool
     ) -> tuple[Num[np.ndarray, "rows ..."], Bool[np.ndarray, " rows"] | None]:
-        """Return the values of a tile, and a boolean array that marks missing values (None if there are none).
-
-        A complete column of floats in one chunk is returned as a 1-D array of its stored dtype, other columns as a
-        float64 matrix.
-        """
+        """Return the values of a tile, and a boolean array that marks missing values (None if there are none)."""
         column = table.column(self.like.name)
+        # A complete column of floats is returned in its stored dtype with 1 axis, other columns as a float64 matrix.
         if complete and self.like.kind == "number" and column.num_chunks == 1:
             (chunk,) = arrow_columns.decoded_chunks(column)
             cells = arrow_columns.stored_numbers(chunk)
@@ -348,10 +324,7 @@ class StreamedAverages(StreamedAggregator):
         self.sums[:, 3] += total[:, 0]
 
     def _recenter(self) -> None:
-        """Set `center` to the running mean and convert the sums accordingly.
-
-        Sums of squares in float32 then stay accurate for small spreads.
-        """
+        """Set `center` to the running mean, so that float32 sums of squares stay accurate for small spreads."""
         first, second, total = self.sums[0, 1:]
         if not total > 0:
             return
@@ -373,10 +346,7 @@ class StreamedAverages(StreamedAggregator):
 
 
 class VoteCounts(StreamedAggregator):
-    """Aggregator that sums the weights of each label in a column of texts, categories or booleans of a store.
-
-    It also keeps the first row of non-zero weight with each label, by which ties are resolved.
-    """
+    """Aggregator that sums the weights of each label in a column of texts, categories or booleans of a store."""
 
     def __init__(self, like: Column, folded: bool, queries: int) -> None:
         super().__init__(like, folded)
