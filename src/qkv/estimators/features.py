@@ -249,7 +249,7 @@ def _as_text(column: np.ndarray) -> np.ndarray:
 def _require_numbers(column: np.ndarray, index: int) -> np.ndarray:
     if column.dtype == object:
         raise DataError(
-            f"column {index} must hold numbers, to which the estimator was fitted, got text. "
+            f"column {index} must hold numbers, because it held numbers in the call of fit, got text. "
             "Pass numbers, or fit the estimator again."
         )
     return column
