@@ -92,7 +92,7 @@ def test_default_normalizer_is_the_score_s_own() -> None:
             "query and key must be numbers for the score",
             (np.array(["a"]), np.array(["b"]), np.ones((1, 1))),
         ),
-        (ShapeError, r"value must have shape .*got \(3,\)", (np.ones((1, 2)), np.ones((3, 2)), np.ones(3))),
+        (ShapeError, r"value must have shape .*got shape \(3,\)", (np.ones((1, 2)), np.ones((3, 2)), np.ones(3))),
     ],
 )
 def test_arrays_of_the_wrong_kind_raise(error: type[Exception], said: str, arrays: Any) -> None:

@@ -47,12 +47,12 @@ def test_numbers_lists_and_numpy_scalars_are_no_arrays(x):
 
 def test_arrays_of_two_libraries_are_refused_by_naming_both():
     torch = pytest.importorskip("torch")
-    with pytest.raises(KindError, match=r"numpy and torch.*Convert all to the same"):
+    with pytest.raises(KindError, match=r"numpy and torch.*Convert all arrays to the same"):
         namespace(np.ones(1), torch.ones(1))
 
 
 def test_what_is_no_array_is_refused_by_its_kind():
-    with pytest.raises(KindError, match=r"arrays must be NumPy, PyTorch, JAX or TensorFlow arrays, got list"):
+    with pytest.raises(KindError, match=r"arrays must be NumPy, PyTorch, JAX or TensorFlow arrays, got an object of type list"):
         library([1.0])
 
 

@@ -32,10 +32,10 @@ def test_text_has_no_width_axis():
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [
-        (((4,), (9, 4), (9, 2)), r"query must have shape \(\*batch, q, width\).*got \(4,\)"),
-        (((5, 4), (4,), (9, 2)), r"key must have shape \(\*batch, k, width\).*got \(4,\)"),
-        (((5, 4), (9, 4), (9,)), r"value must have shape \(\*batch, k, value_width\).*got \(9,\).*x\[:, None\]"),
-        (((5, 4), (9, 4), (8, 2)), "key and value must have the same length, got 9 and 8"),
+        (((4,), (9, 4), (9, 2)), r"query must have shape \(\*batch, q, width\).*got shape \(4,\)"),
+        (((5, 4), (4,), (9, 2)), r"key must have shape \(\*batch, k, width\).*got shape \(4,\)"),
+        (((5, 4), (9, 4), (9,)), r"value must have shape \(\*batch, k, value_width\).*got shape \(9,\).*x\[:, None\]"),
+        (((5, 4), (9, 4), (8, 2)), "key and value must have the same length, got 9 keys .* and 8 values"),
         (((2, 5, 4), (3, 9, 4), (9, 2)), r"query \(2,\), key \(3,\) and value \(\).*equal, or 1"),
     ],
 )
@@ -45,5 +45,5 @@ def test_what_does_not_fit_is_refused_with_what_came_and_what_is_wanted(shapes, 
 
 
 def test_text_that_does_not_fit_is_told_its_own_shape():
-    with pytest.raises(ShapeError, match=r"query must have shape \(\*batch, q\).*got \(\)"):
+    with pytest.raises(ShapeError, match=r"query must have shape \(\*batch, q\).*got shape \(\)"):
         Axes.of((), (9,), (9, 2), text=True)

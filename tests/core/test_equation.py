@@ -169,13 +169,13 @@ def test_a_part_of_another_library_is_refused_with_what_to_convert():
     x = torch.ones((2, 3))
     with pytest.raises(
         KindError,
-        match=r"arrays of Biased must belong to the library of query, key and value, torch, got an array of numpy",
+        match=r"arrays of Biased must be torch arrays like query, key and value, got a numpy array",
     ):
         attend(x, x, x, Biased(Dot(), np.ones((2, 2))))
 
 
 def test_lengths_of_key_and_value_that_differ_are_refused():
-    with pytest.raises(ShapeError, match=r"key and value must have the same length, got 5 and 4"):
+    with pytest.raises(ShapeError, match=r"key and value must have the same length, got 5 keys .* and 4 values"):
         attend(np.ones((2, 3)), np.ones((5, 3)), np.ones((4, 2)))
 
 

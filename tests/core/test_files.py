@@ -44,7 +44,7 @@ def test_an_error_leaves_the_old_file_and_no_temporary_one(tmp_path):
 
 
 def test_a_suffix_that_is_not_allowed_is_refused_and_capitals_are_allowed(tmp_path):
-    with pytest.raises(DataError, match=r"the name of the plot must end in .png, .svg, got 'a.txt'"):
+    with pytest.raises(DataError, match=r"the name of the plot must end in .png or .svg, got 'a.txt'"):
         check_writable(tmp_path / "a.txt", "the plot", (".png", ".svg"))
     check_writable(tmp_path / "a.PNG", "the plot", (".png", ".svg"))
     assert names(tmp_path) == []

@@ -68,7 +68,9 @@ def test_an_alignment_nobody_knows_is_refused_with_those_that_are():
 
 @pytest.mark.parametrize("start", [1.5, [0.5, 1.0]])
 def test_a_start_that_is_no_integer_is_refused(start):
-    with pytest.raises(KindError, match=r"query_start must have an integer dtype, got float64"):
+    with pytest.raises(
+        KindError, match=r"query_start must be an integer or an integer array, got an array of dtype float64"
+    ):
         Positions(query_start=start)
 
 

@@ -111,7 +111,7 @@ def test_the_command_prints_its_number_and_draws_what_was_asked(capsys, tmp_path
         (["umpteen"], "got 'umpteen' with 'umpteen'"),
         (["--steps", "0"], "--steps must be at least 2, got 0."),
         (["--seed", "-1"], "--seed must be at least 0, got -1."),
-        (["--picture", "seven.doc"], "must end in .png, .svg, .pdf"),
+        (["--picture", "seven.doc"], "must end in .png or .svg or .pdf"),
         (["--picture", "nowhere/seven.png"], "must exist, got 'nowhere'"),
     ],
 )

@@ -120,7 +120,7 @@ def test_no_key_is_drawn_where_none_is_left() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: readouts.Rows(()), r"must be one or more integers"),
+        (lambda: readouts.Rows(()), r"must contain one or more integers"),
         (lambda: readouts.Rows((1.5,)), r"integers, got \(1.5,\)"),  # type: ignore[arg-type]
         (lambda: readouts.Rows((True,)), r"integers, got \(True,\)"),
         (lambda: readouts.TopWeights(0), "k of TopWeights must be .*at least 1, got 0"),

@@ -1,1 +1,1 @@
-"""Array functions for every library, axes, positions, tiles and the dense reference implementation of attention."""
+"""Array functions for all supported libraries, axes, positions, tiles, and a dense reference implementation."""

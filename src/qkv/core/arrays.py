@@ -1,4 +1,4 @@
-"""Array functions that work alike with NumPy, PyTorch, JAX and, through Keras, TensorFlow.
+"""Array functions that behave the same for NumPy, PyTorch, JAX and TensorFlow arrays.
 
 Scores, normalizers and masks use the functions of the Python array API standard
 (https://data-apis.org/array-api) from `namespace(array)`. This module adds functions that the standard lacks, such
@@ -57,7 +57,7 @@ _HALF = ("float16", "bfloat16")
 
 
 def is_array(x: object) -> TypeGuard[Array]:
-    """Return whether `x` is an array of a supported library. NumPy scalars do not count as arrays."""
+    """Return whether `x` is a NumPy, PyTorch, JAX or TensorFlow array; NumPy scalars do not count as arrays."""
     return not isinstance(x, np.generic) and _library(x) is not None
 
 
@@ -78,7 +78,7 @@ def _library(x: object) -> str | None:
 
 
 def library(*arrays: Array) -> str:
-    """Return the name of the library that all `arrays` belong to.
+    """Return the name of the array library of `arrays`: "numpy", "torch", "jax" or "tensorflow".
 
     Raises:
         KindError: the arrays belong to several libraries, or an argument is not an array.
@@ -92,19 +92,20 @@ def library(*arrays: Array) -> str:
         name = _library(x)
         if name is None:
             raise KindError(
-                f"arrays must be NumPy, PyTorch, JAX or TensorFlow arrays, got {type(x).__name__}. Convert to an array."
+                "arrays of a call must be NumPy, PyTorch, JAX or TensorFlow arrays, got an object of type "
+                f"{type(x).__name__}. Convert it to an array, for example with numpy.asarray."
             )
         names.setdefault(name, x)
     if len(names) > 1:
         raise KindError(
             f"all arrays of a call must belong to one library, got arrays of {' and '.join(sorted(names))}. "
-            "Convert all to the same library."
+            "Convert all arrays to the same library."
         )
     return next(iter(names))
 
 
 def namespace(*arrays: Array) -> Namespace:
-    """Return the array API functions for the library of `arrays`."""
+    """Return the namespace of array API functions, such as `matmul` and `exp`, for the library of `arrays`."""
     return _NAMESPACES[library(*arrays)]()
 
 
@@ -152,7 +153,10 @@ def is_tensor(x: object) -> TypeGuard[Tensor]:
 
 
 def as_array(x: ArrayLike) -> Array:
-    """Return `x` if it is an array, otherwise convert `x` to a NumPy array; strings become an object array."""
+    """Return `x` if it is an array, otherwise convert a variable to its value and other objects to a NumPy array.
+
+    Variables are those of Keras and TensorFlow. A list of strings becomes an array of objects.
+    """
     if is_array(x):
         return x
     value = variable_value(x)
@@ -163,7 +167,7 @@ def as_array(x: ArrayLike) -> Array:
 
 
 def variable_value(x: ArrayLike) -> Array | None:
-    """Return the value of a Keras or TensorFlow variable as an array, or None if `x` is not a variable."""
+    """Return the value of a Keras or TensorFlow variable as an array, or None if `x` is neither."""
     keras: Any = sys.modules.get("keras")
     tensorflow: Any = sys.modules.get("tensorflow")
     if keras is not None and isinstance(x, getattr(keras, "Variable", ())):
@@ -176,12 +180,12 @@ def variable_value(x: ArrayLike) -> Array | None:
 
 
 def is_text(x: Array) -> bool:
-    """Return whether the elements are strings, Python objects or records; such arrays have no width axis."""
+    """Return whether `x` is a NumPy array of strings, bytes, objects or records, which has no width axis."""
     return isinstance(x, np.ndarray) and x.dtype.kind in "UOTSV"
 
 
 def dtype_name(x: Array) -> str:
-    """Return the name of the dtype, such as "float32", which is the same for all libraries and byte orders."""
+    """Return the dtype of `x` as a name such as "float32", which is the same for all libraries and byte orders."""
     if _library(x) == "tensorflow":
         return str(x.dtype.name)
     name = str(x.dtype)
@@ -190,7 +194,7 @@ def dtype_name(x: Array) -> str:
 
 
 def itemsize(name: str) -> int:
-    """Return the number of bytes per element of a dtype given by name; strings and objects count as 8 bytes."""
+    """Return the number of bytes per element of the dtype `name`; Unicode strings and objects count as 8."""
     if name == "bool":
         return 1
     digits = "".join(c for c in name if c.isdigit())
@@ -198,12 +202,15 @@ def itemsize(name: str) -> int:
 
 
 def is_floating(x: Array) -> bool:
-    """Return whether the elements are real floating-point numbers."""
+    """Return whether the elements of `x` are real floating-point numbers."""
     return dtype_name(x).startswith(("float", "bfloat"))
 
 
 def result_dtype(*arrays: Array) -> DType:
-    """Return the promoted dtype of all floating-point arrays, or the library's default dtype if there are none."""
+    """Return the dtype to which the floating-point arrays among `arrays` are promoted.
+
+    If none of the arrays is floating-point, the result is the default floating-point dtype of the library.
+    """
     xp = namespace(*arrays)
     floating = [x.dtype for x in arrays if is_floating(x)]
     if not floating:
@@ -215,7 +222,7 @@ def result_dtype(*arrays: Array) -> DType:
 
 
 def accumulation_dtype(*arrays: Array) -> DType:
-    """Return the dtype for accumulation: `result_dtype`, but float32 in place of float16 and bfloat16."""
+    """Return the dtype in which sums are accumulated: `result_dtype(*arrays)`, but at least float32."""
     dtype = result_dtype(*arrays)
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     return namespace(*arrays).float32 if name in _HALF else dtype
@@ -227,10 +234,13 @@ def cast(x: Array, dtype: DType) -> Array:
 
 
 def asarray_like(reference: Array, value: ArrayLike, dtype: DType = None) -> Array:
-    """Return `value` as an array in the library and on the device of `reference`.
+    """Return `value` converted to an array of the library of `reference`.
+
+    A tensor created from a value that is not a tensor is placed on the device of `reference`; a tensor stays on its
+    device.
 
     Args:
-        reference: an array of the library and device of the result.
+        reference: an array of the library of the result.
         value: a number or an array of any library.
         dtype: dtype of the result; None: the dtype of `value`.
     """
@@ -247,12 +257,15 @@ def asarray_like(reference: Array, value: ArrayLike, dtype: DType = None) -> Arr
 
 
 def arange(reference: Array, start: int, stop: int) -> Int[Array, " n"]:
-    """Return the integers from `start` to `stop` - 1, in the library and on the device of `reference`."""
+    """Return the integers from `start` to `stop` - 1 as an array of the library of `reference`.
+
+    A PyTorch result is placed on the device of `reference`.
+    """
     return namespace(reference).arange(start, stop, **_device(reference))
 
 
 def zeros(reference: Array, shape: tuple[int, ...], dtype: DType = None) -> Array:
-    """Return an array of zeros with the library and device of `reference`, and by default with its dtype."""
+    """Return an array of zeros in the library of `reference`, by default with the dtype of `reference`."""
     dtype = reference.dtype if dtype is None else dtype
     return namespace(reference).zeros(shape, dtype=dtype, **_device(reference))
 
@@ -262,9 +275,9 @@ def _device(reference: Array) -> dict[str, Any]:
 
 
 def where(condition: Array, x: Any, y: Any) -> Array:
-    """Return `x` where the condition is true and `y` elsewhere; either `x` or `y` may be a Python number.
+    """Return the elements of `x` where `condition` is True and of `y` elsewhere; `x` or `y` may be a number.
 
-    The number is converted to the dtype of the array.
+    A Python number is converted to the dtype of the array.
 
     Example:
         >>> where(np.array([False, True]), 0.0, np.array([1.0, 2.0]))
@@ -283,7 +296,7 @@ def where(condition: Array, x: Any, y: Any) -> Array:
 
 
 def stop_gradient(x: Array) -> Array:
-    """Return `x` as a constant, through which no gradient is computed."""
+    """Return `x` as a constant, so that no gradient is computed through it."""
     if is_tensor(x):
         return x.detach()
     name = _library(x)
@@ -295,7 +308,7 @@ def stop_gradient(x: Array) -> Array:
 
 
 def requires_gradient(x: Array) -> bool:
-    """Return whether a gradient of `x` may be computed later.
+    """Return whether a gradient with respect to `x` may be computed later.
 
     The result is True for PyTorch tensors that autograd records, for JAX tracers and for every TensorFlow tensor.
     """
@@ -308,7 +321,7 @@ def requires_gradient(x: Array) -> bool:
 
 
 def statically_known_true(x: Array) -> bool:
-    """Return `bool(x)`, or False if `x` is a tracer without a value, as under `jax.jit` and `torch.func.vmap`."""
+    """Return `bool(x)`, or False if `x` is a tracer, which has no value, for example under `jax.jit`."""
     try:
         return bool(x)
     except Exception as error:  # every tracer raises another class of exception
@@ -326,7 +339,7 @@ def to_numpy(x: Array) -> np.ndarray | None:
 
 
 def row_max(x: Num[Array, "*batch n"]) -> Num[Array, "*batch 1"]:
-    """Return the maximum along the last axis, which is kept with length 1; −inf if the axis is empty."""
+    """Return the maximum along the last axis of `x`, kept with length 1, or −inf if this axis is empty."""
     xp = namespace(x)
     if x.shape[-1] == 0:
         return zeros(x, (*x.shape[:-1], 1)) - math.inf
@@ -334,7 +347,7 @@ def row_max(x: Num[Array, "*batch n"]) -> Num[Array, "*batch 1"]:
 
 
 def sigmoid(x: Array) -> Array:
-    """Return 1 / (1 + e^−x), computed from e^−|x| to avoid overflow.
+    """Return the sigmoid 1 / (1 + e^−x) of each element of `x`, computed without overflow.
 
     Small results are accurate, and the gradient at 0 is 1/4.
 
@@ -352,7 +365,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def gather(table: Num[Array, "*#batch n"], index: Num[Array, "*#batch q k"]) -> Num[Array, "*#batch q k"]:
-    """Return `table[..., index]` for each batch element; either argument may have no batch axes.
+    """Return the elements `table[..., index]` of each batch element; either argument may have no batch axes.
 
     Example:
         >>> gather(np.array([5.0, 6.0, 7.0]), np.array([[2, 0]]))
@@ -378,7 +391,9 @@ def gather(table: Num[Array, "*#batch n"], index: Num[Array, "*#batch q k"]) -> 
 
 
 def toeplitz(vector: Shaped[Array, "*batch n"], rows: int, cols: int) -> Shaped[Array, "*batch rows cols"]:
-    """Return the Toeplitz matrix with element `vector[..., j - i + rows - 1]` at (i, j), for NumPy and PyTorch.
+    """Return the Toeplitz matrix with element `vector[..., j - i + rows - 1]` in row i and column j.
+
+    The vector must be a NumPy array or a PyTorch tensor.
 
     Example:
         >>> toeplitz(np.array([1.0, 2.0, 3.0]), 2, 2)
@@ -393,6 +408,6 @@ def toeplitz(vector: Shaped[Array, "*batch n"], rows: int, cols: int) -> Shaped[
 
 @contextlib.contextmanager
 def ignore_numpy_warnings() -> Iterator[None]:
-    """Suppress NumPy's floating-point warnings in code that handles NaN and infinity."""
+    """Suppress NumPy's floating-point warnings in a `with` block."""
     with np.errstate(all="ignore"):
         yield

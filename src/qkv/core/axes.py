@@ -1,4 +1,4 @@
-"""The axes of a call: lengths, widths and batch axes of query, key and value.
+"""Class `Axes`, which holds the lengths, widths and batch axes of the query, key and value of a call.
 
 Batch axes broadcast without copies. Arrays of text have no width axis.
 """
@@ -16,7 +16,9 @@ __all__ = ["Axes", "broadcast_batch"]
 
 @dataclass(frozen=True)
 class Axes:
-    """Shapes of one call: query `(*batch, q, width)`, key `(*batch, k, width)`, value `(*batch, k, value_width)`.
+    """Shapes of the arrays of a call, with the lengths and batch axes that follow from them.
+
+    Query has shape `(*batch, q, query_width)`, key `(*batch, k, key_width)` and value `(*batch, k, value_width)`.
 
     Attributes:
         query, key, value: shapes of the three arrays.
@@ -49,17 +51,17 @@ class Axes:
 
     @property
     def pairs(self) -> int:
-        """Number of (query, key) pairs in all batch elements."""
+        """Number of pairs of a query and a key in all batch elements."""
         return self.batch_size * self.q * self.k
 
     @property
     def output(self) -> tuple[int, ...]:
-        """Shape of the output."""
+        """Shape of the output, `(*batch, q, value_width)`."""
         return (*self.batch, self.q, self.value_width)
 
     @classmethod
     def of(cls, query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], text: bool = False) -> Axes:
-        """Return the axes of a call from the shapes of query, key and value.
+        """Return the `Axes` of a call, computed from the shapes of query, key and value.
 
         Raises:
             ShapeError: a shape has too few axes, key and value differ in length, or batch axes do not broadcast.
@@ -75,13 +77,15 @@ class Axes:
             expected |= {"query": "(*batch, q)", "key": "(*batch, k)"}
         for name, shape, least in (("query", query, core), ("key", key, core), ("value", value, 2)):
             if len(shape) < least:
-                hint = " Give a one-dimensional array x as x[:, None]." if name == "value" else ""
-                raise ShapeError(f"{name} must have shape {expected[name]}, got {shape}.{hint}")
+                remedy = "Add the missing axes, for example with x[:, None] if an array x has one number per row."
+                if least == 1:
+                    remedy = "Pass an array of texts, even if there is only one."
+                raise ShapeError(f"{name} must have shape {expected[name]}, got shape {shape}. {remedy}")
         k = key[-1] if text else key[-2]
         if value[-2] != k:
             raise ShapeError(
-                f"key and value must have the same length, got {k} and {value[-2]} (shapes {key} and {value}). "
-                "Give one value per key."
+                f"key and value must have the same length, got {k} keys in shape {key} and {value[-2]} values in "
+                f"shape {value}. Pass one value per key."
             )
         batch = broadcast_batch(query=query[:-core], key=key[:-core], value=value[:-2])
         q = query[-1] if text else query[-2]
@@ -90,7 +94,7 @@ class Axes:
 
 
 def broadcast_batch(**shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes to which the batch axes of several arrays broadcast.
+    """Return the shape to which the batch axes of several arrays broadcast.
 
     Args:
         **shapes: batch axes of each array; the argument names are used in the error message.
@@ -109,7 +113,8 @@ def broadcast_batch(**shapes: tuple[int, ...]) -> tuple[int, ...]:
     except ValueError:
         *before, last = [f"{name} {shape}" for name, shape in shapes.items()]
         raise ShapeError(
-            f"batch axes must broadcast, got {', '.join(before)} and {last}. Make corresponding batch axes equal, or 1."
+            f"batch axes must broadcast, got {', '.join(before)} and {last}. "
+            "Make the lengths of corresponding batch axes equal, or 1."
         ) from None
 
 

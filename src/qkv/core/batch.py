@@ -1,4 +1,4 @@
-"""Indexing of batch elements of arrays, parts and tiles.
+"""Functions that select and enumerate the batch elements of arrays.
 
 A batch index has one entry per batch axis of a call: an integer, which removes the axis, or a slice.
 """
@@ -18,7 +18,7 @@ AnyArray = TypeVar("AnyArray", bound=Array)
 
 
 def take_batch(x: AnyArray, index: BatchIndex, core: int) -> AnyArray:
-    """Return the batch elements of an array at `index`.
+    """Return the batch elements of `x` that a batch index selects, or `x` itself if it has no batch axes.
 
     Args:
         x: an array whose batch axes broadcast to the batch axes of the call.
@@ -40,7 +40,7 @@ def take_batch(x: AnyArray, index: BatchIndex, core: int) -> AnyArray:
 
 
 def batch_shape(batch: tuple[int, ...], index: BatchIndex) -> tuple[int, ...]:
-    """Return the lengths of the batch axes that remain after indexing.
+    """Return the lengths of the batch axes that remain after indexing `batch` with `index`.
 
     Example:
         >>> batch_shape((4, 8), (3, slice(2, 4)))
@@ -51,7 +51,9 @@ def batch_shape(batch: tuple[int, ...], index: BatchIndex) -> tuple[int, ...]:
 
 
 def batch_indices(batch: tuple[int, ...], max_elements: int) -> Iterator[BatchIndex]:
-    """Yield indices that split the batch into groups of at most `max_elements` elements, but at least one element.
+    """Yield batch indices that split a batch into groups of at most `max_elements` elements.
+
+    Each group has at least one element.
 
     Example:
         >>> list(batch_indices((2, 3), 1))[:2]

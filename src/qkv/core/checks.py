@@ -1,4 +1,4 @@
-"""Checks of options; each error names the option, its condition and the given value."""
+"""Functions that check the values of options and raise an `OptionError` if a value is not allowed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_choice", "check_integers", "check_probability", "is_int"]
 
 
 def check_choice(name: str, given: object, choices: Iterable[object]) -> None:
-    """Check that an option is one of the choices.
+    """Check that the value `given` of the option `name` is one of `choices`.
 
     Raises:
         OptionError: `given` is not one of `choices`.
@@ -26,7 +26,7 @@ def check_choice(name: str, given: object, choices: Iterable[object]) -> None:
 
 
 def check_integers(minimum: int = 1, **numbers: object) -> None:
-    """Check that each number is an integer of at least `minimum`, or None.
+    """Check that each keyword argument is None or an integer of at least `minimum`.
 
     Raises:
         OptionError: a number is neither None nor an integer of at least `minimum`.
@@ -40,18 +40,18 @@ def check_integers(minimum: int = 1, **numbers: object) -> None:
 
 
 def check_probability(dropout: float) -> float:
-    """Check a dropout probability and return it as a float.
+    """Check that a dropout probability is in [0, 1), and return it as a float.
 
     Raises:
         OptionError: `dropout` is not in [0, 1).
     """
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise OptionError(f"dropout must be a number in [0, 1), got {dropout!r}. Give 0 to disable dropout.")
+        raise OptionError(f"dropout must be a number in [0, 1), got {dropout!r}. Pass dropout=0 to disable dropout.")
     return float(dropout)
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Return whether a value is an `int`, and not True or False.
+    """Return whether `value` is an `int` other than True and False.
 
     Example:
         >>> is_int(1), is_int(True), is_int(1.0)

@@ -1,4 +1,4 @@
-"""Dense reference implementation of attention, with which tests compare every kernel.
+"""Bound calls, and the dense reference implementation of attention with which tests compare every kernel.
 
 weights = normalize(score(query, key), mask)          output = weights @ value
 """
@@ -50,7 +50,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DenseResult:
-    """Output, weights and logits of a call of the dense reference implementation.
+    """Output, weights and logits of a call, computed by the dense reference implementation.
 
     Attributes:
         output: `(*batch, q, value_width)`.
@@ -65,7 +65,7 @@ class DenseResult:
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A call with its arrays, which are cast to one dtype, and with parts that are checked against the shapes.
+    """Call with its arrays, and with a score, normalizer and mask that have been checked against their shapes.
 
     Attributes:
         query, key, value: arrays in the dtype of accumulation, or uncast if `tile_dtype` is set; text is not cast.
@@ -93,28 +93,34 @@ class BoundCall:
 
     @property
     def dtype(self) -> DType:
-        """The dtype of accumulation."""
+        """The dtype of accumulation, which is at least float32."""
         return self.value.dtype if self.tile_dtype is None else self.tile_dtype
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """The batch axes of the call."""
+        """The lengths of the batch axes of the call."""
         return self.tile.batch
 
     def queries(self, rows: tuple[int, int]) -> Array:
-        """Return the queries in the range `rows`, in the dtype that the score expects."""
+        """Return the queries with indices in the range `rows`, cast to the dtype of accumulation.
+
+        Text is not cast, and neither are other queries if the score keeps their dtype.
+        """
         return self._compared(take_range(self.query, rows))
 
     def keys(self, cols: tuple[int, int]) -> Array:
-        """Return the keys in the range `cols`, in the dtype that the score expects."""
+        """Return the keys with indices in the range `cols`, cast to the dtype of accumulation.
+
+        Text is not cast, and neither are other keys if the score keeps their dtype.
+        """
         return self._compared(take_range(self.key, cols))
 
     def values(self, cols: tuple[int, int]) -> Array:
-        """Return the values in the range `cols`, in the dtype of accumulation."""
+        """Return the values of the keys in the range `cols`, cast to the dtype of accumulation."""
         return cast(take_range(self.value, cols), self.dtype)
 
     def with_all_cast(self) -> BoundCall:
-        """Return the call with query, key and value cast to the dtype of accumulation as a whole."""
+        """Return the call with query, key and value cast as whole arrays instead of tile by tile."""
         if self.tile_dtype is None:
             return self
         q, k = (0, self.tile.q_total), (0, self.tile.k_total)
@@ -125,23 +131,23 @@ class BoundCall:
 
     @cached_property
     def finite_sides(self) -> bool:
-        """Whether query and key are known to be finite; checked on first access."""
+        """Whether all elements of query and key are known to be finite, which is checked on first access."""
         return all_finite(self.query) and all_finite(self.key) if self.finite is None else self.finite[0]
 
     @cached_property
     def finite_value(self) -> bool:
-        """Whether the values are known to be finite; checked on first access."""
+        """Whether all elements of value are known to be finite, which is checked on first access."""
         return all_finite(self.value) if self.finite is None else self.finite[1]
 
     def with_projections(self, query: Array, key: Array) -> BoundCall:
-        """Return the call with query and key replaced by their projections, which tiles then reuse.
+        """Return the call with query and key replaced by their projections, which all tiles then share.
 
         `finite` still describes the original query and key.
         """
         return replace(self, query=query, key=key, projected=True, finite=(self.finite_sides, self.finite_value))
 
     def with_arrays(self, tensors: Sequence[Array]) -> BoundCall:
-        """Return the call with its arrays replaced by arrays of equal values, such as detached tensors.
+        """Return the call with its arrays replaced by arrays of the same elements, such as detached tensors.
 
         Args:
             tensors: query, key, value, the arrays of the score and the arrays of the normalizer, in this order.
@@ -159,7 +165,7 @@ class BoundCall:
         )
 
     def select_batch(self, index: BatchIndex) -> BoundCall:
-        """Return the call restricted to the batch elements at `index`."""
+        """Return the call restricted to the batch elements that `index` selects."""
         return replace(
             self,
             query=take_batch(self.query, index, 1 if is_text(self.query) else 2),
@@ -180,14 +186,16 @@ class BoundCall:
         key: Array | None = None,
         score: Score | None = None,
     ) -> Array | None:
-        """Return the logits `(*batch, q, k)` of a tile; None if the mask excludes every pair of the tile.
+        """Return the logits of a tile, `(*batch, q, k)`, or None if the mask excludes every pair of the tile.
+
+        If the mask reports partial coverage for such a tile, the result is an array of −inf.
 
         Args:
             rows: first query and one past the last.
             cols: first key and one past the last.
-            query: queries of the tile, given by a backward pass that differentiates them; None: those of the call.
-            key: keys of the tile, given like `query`.
-            score: score restricted to the tile, given like `query`.
+            query: queries of the tile, which a backward pass passes to differentiate them; None: those of the call.
+            key: keys of the tile, passed for the same reason; None: those of the call.
+            score: score restricted to the tile, passed for the same reason; None: that of the call.
         """
         tile = self.tile.restrict(rows, cols)
         cut = (slice(*rows), slice(*cols))
@@ -209,23 +217,23 @@ class BoundCall:
 if TYPE_CHECKING:
 
     class TorchCall(BoundCall):
-        """A `BoundCall` whose arrays are tensors, for annotations in kernels that run only on PyTorch."""
+        """`BoundCall` with PyTorch tensors, used in annotations of kernels that run only on PyTorch."""
 
         query: Tensor
         key: Tensor
         value: Tensor
 
         def logits(self, *args: Any, **kwargs: Any) -> Tensor | None:
-            """Return the logits of a tile, or None if the mask excludes every pair of the tile."""
+            """Return the logits of a tile, `(*batch, q, k)`, or None if the mask excludes every pair of the tile."""
 
         def with_projections(self, query: Array, key: Array) -> TorchCall:
             """Return the call with query and key replaced by their projections."""
 
         def with_arrays(self, tensors: Sequence[Array]) -> TorchCall:
-            """Return the call with its arrays replaced by arrays of equal values."""
+            """Return the call with its arrays replaced by arrays of the same elements."""
 
         def select_batch(self, index: BatchIndex) -> TorchCall:
-            """Return the call restricted to the batch elements at `index`."""
+            """Return the call restricted to the batch elements that `index` selects."""
 else:
     TorchCall = BoundCall
 
@@ -244,7 +252,7 @@ def bind_call(
     cast_tiles: bool = False,
     axes: Axes | None = None,
 ) -> BoundCall:
-    """Check the arguments of a call and return them as a `BoundCall`, cast to the dtype of accumulation.
+    """Check the arguments of a call, cast its arrays to the dtype of accumulation, and return a `BoundCall`.
 
     Args:
         query: `(*batch, q, query_width)`, or text `(*batch, q)`.
@@ -294,7 +302,7 @@ def bind_call(
 
 
 def take_range(x: AnyArray, limits: tuple[int, int]) -> AnyArray:
-    """Return the queries or keys with indices in the range `limits`."""
+    """Return the rows of query, key or value from index `limits[0]` up to, but not including, `limits[1]`."""
     index = (..., slice(*limits)) if is_text(x) else (..., slice(*limits), slice(None))
     return x[index]  # type: ignore[return-value]
 
@@ -308,7 +316,7 @@ def masked_logits(
     reference: Array,
     clean: bool,
 ) -> Array:
-    """Return the logits of a tile, −inf where the mask excludes a key.
+    """Return the logits of a tile, `(*batch, q, k)`, with −inf for the pairs that the mask excludes.
 
     Args:
         function: `logits` or `projected_logits` of a score that is restricted to the tile.
@@ -333,7 +341,9 @@ def masked_logits(
 
 
 def apply_dropout(weights: AnyArray, tile: Tile, dropout: float, keys: Array | None = None) -> AnyArray:
-    """Drop each weight with probability p, rounded to 16 bits, and divide the remaining weights by 1 − p.
+    """Set each weight to 0 with probability `dropout`, and divide the remaining weights by 1 − `dropout`.
+
+    The probability is rounded to a multiple of 2^-16.
 
     Args:
         weights: `(*batch, q, k)`.
@@ -359,7 +369,7 @@ def attend_dense(
     dropout: float = 0.0,
     seed: Seed | None = None,
 ) -> DenseResult:
-    """Compute attention on whole arrays, in memory O(q · k). Tests compare every kernel with this function.
+    """Compute attention from the matrix of all logits, in O(q · k) memory, as the reference for tests.
 
     Args:
         query: `(*batch, q, width)`, or text `(*batch, q)`.
@@ -388,7 +398,7 @@ def attend_dense(
 
 
 def dense(call: BoundCall) -> DenseResult:
-    """Compute the output, weights and logits of a bound call on whole arrays."""
+    """Compute the output, weights and logits of a bound call from the matrix of all logits."""
     xp, tile = namespace(call.value), call.tile
     logits = call.logits(tile.rows, tile.cols)
     if logits is None:

@@ -1,4 +1,4 @@
-"""Lazy imports of optional packages, and errors for missing packages that name the extra to install."""
+"""Functions that import modules on first use and report optional packages that are not installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DISTRIBUTIONS = {"ir_measures": "ir-measures", "sklearn": "scikit-learn"}
 
 
 def missing_package(purpose: str, packages: str, extra: str) -> MissingPackageError:
-    """Return the error to raise for packages that are not installed.
+    """Return a `MissingPackageError` whose message states how to install the missing packages.
 
     Args:
         purpose: start of the error message, a subject and a verb such as "text scores need".
@@ -37,14 +37,14 @@ def missing_package(purpose: str, packages: str, extra: str) -> MissingPackageEr
 
 
 def require_packages(purpose: str, extra: str, *packages: str) -> None:
-    """Raise a `MissingPackageError` if any of the `packages` is not installed, without importing them."""
+    """Raise a `MissingPackageError` if one of `packages` is not installed; no package is imported."""
     missing = [_DISTRIBUTIONS.get(package, package) for package in packages if not _installed(package)]
     if missing:
         raise missing_package(purpose, " and ".join(missing), extra)
 
 
 def lazy_attributes(package: str, homes: Mapping[str, str], *requirement: str) -> Callable[[str], Any]:
-    """Return a module-level `__getattr__` that imports the public names of a package on first use.
+    """Return a function for use as `__getattr__` of a package, which imports each public name on first use.
 
     Args:
         package: name of the package.

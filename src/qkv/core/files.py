@@ -1,4 +1,4 @@
-"""Atomic writing of files: a reader sees either the old or the new content, never a partial file."""
+"""Functions that write files atomically: a reader sees either the old or the new content, never a partial file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["atomic_path", "check_creatable", "check_writable", "fsync", "write_a
 
 @contextmanager
 def atomic_path(target: Path, *, prefix: str | None = None, sync: bool = False) -> Iterator[Path]:
-    """Yield the path of a temporary file in the folder of `target`; rename it to `target` when the block ends.
+    """Yield a path for a temporary file, and rename the file to `target` when the `with` block ends.
 
-    If the block raises an exception, the temporary file is deleted.
+    The temporary file is in the folder of `target`. If the block raises an exception, the file is deleted.
 
     Args:
         target: the final file, which is replaced if it exists.
@@ -51,7 +51,9 @@ def atomic_path(target: Path, *, prefix: str | None = None, sync: bool = False) 
 
 
 def check_writable(target: Path, description: str = "the file", suffixes: Sequence[str] = ()) -> None:
-    """Check that a file can be written, so that a long computation does not fail when it saves its result.
+    """Check, before a long computation, that its result can be written to a file.
+
+    The file name must have an allowed suffix, and the folder must exist and be writable.
 
     Args:
         target: the file.
@@ -67,7 +69,9 @@ def check_writable(target: Path, description: str = "the file", suffixes: Sequen
         qkv.errors.DataError: the folder of the file must exist, got 'no-such-folder'. Create the folder first.
     """
     if suffixes and target.suffix.lower() not in suffixes:
-        raise DataError(f"the name of {description} must end in {', '.join(suffixes)}, got {target.name!r}. Rename it.")
+        raise DataError(
+            f"the name of {description} must end in {' or '.join(suffixes)}, got {target.name!r}. Change the suffix."
+        )
     folder = target.parent
     if folder.exists() and not folder.is_dir():
         raise DataError(f"the parent of {description} must be a folder, got {str(folder)!r}. Choose another folder.")
@@ -78,7 +82,7 @@ def check_writable(target: Path, description: str = "the file", suffixes: Sequen
 
 
 def check_creatable(folder: Path, description: str) -> None:
-    """Check that a folder and its missing parents can be created, so that a long computation does not fail later.
+    """Check, before a long computation, that its result can be written to a folder, which need not exist yet.
 
     Args:
         folder: the folder.
@@ -112,7 +116,7 @@ def write_atomic(
     *,
     sync: bool = False,
 ) -> None:
-    """Write a file atomically, so that a reader sees either the old or the new content.
+    """Write a file such that a reader sees either the old or the new content, never a partial file.
 
     Args:
         target: the file, which is replaced if it exists.
@@ -141,7 +145,7 @@ def write_atomic(
 
 
 def write_atomic_with_siblings(target: Path, save: Callable[[Path], object], description: str = "the file") -> None:
-    """Write a file, and further files that `save` creates next to it, atomically one by one and the target last.
+    """Write a file, and further files that `save` creates next to it, each atomically and the target last.
 
     Args:
         target: the main file, which is replaced if it exists.

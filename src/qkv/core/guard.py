@@ -1,4 +1,4 @@
-"""Matrix products in which NaN and infinity of masked keys and values have no effect.
+"""Functions that compute logits and outputs so that NaN and infinity in masked keys and values have no effect.
 
 A weight of zero is not enough, because 0 · NaN is NaN in the forward and in the backward pass. Non-finite elements
 are therefore replaced by zeros before the product, and NaN or infinity is then written to the results of pairs that
@@ -26,7 +26,10 @@ __all__ = ["all_finite", "apply_weights", "guarded_logits", "zero_nonfinite"]
 
 
 def all_finite(x: Array) -> bool:
-    """Return whether all elements are known to be finite: True for text and integers, False for tracers."""
+    """Return whether all elements of `x` are known to be finite.
+
+    The result is True for text and integers, and False for floating-point tracers, whose elements are unknown.
+    """
     if is_text(x) or not is_floating(x):
         return True
     xp = namespace(x)
@@ -45,7 +48,7 @@ def guarded_logits(
     query: Num[Array, "*#batch q query_width"],
     key: Num[Array, "*#batch k key_width"],
 ) -> Num[Array, "*#batch #q #k"]:
-    """Compute logits such that a non-finite query or key causes no NaN in the gradients of other queries and keys.
+    """Compute logits such that a non-finite query or key causes no NaN in the gradients of other rows.
 
     A pair with a non-finite query or key gets the logit of the original inputs, without a gradient. All other pairs
     get the logit of inputs in which NaN and infinity are replaced by zeros.
@@ -63,7 +66,7 @@ def apply_weights(
     support: Bool[Array, "*#batch #q #k"] | None,
     clean: bool,
 ) -> Float[Array, "*batch q value_width"]:
-    """Return `weights @ value`, where NaN and infinity outside the support have no effect.
+    """Return `weights @ value`, in which NaN and infinity of values outside the support have no effect.
 
     Args:
         weights: `(*batch, q, k)`.

@@ -1,4 +1,4 @@
-"""The array API functions for NumPy, each looked up on first use.
+"""Namespace of array API functions for NumPy, in which each function is looked up on first use.
 
 Functions that NumPy defines as the standard does come from NumPy, and all others from array-api-compat. That package
 is imported only when needed: importing it takes as long as importing NumPy, because it reads every attribute of
@@ -34,7 +34,7 @@ STANDARD = "2024.12"
 
 
 class NumPyFunctions:
-    """The array API functions for NumPy as attributes, which are looked up on first access.
+    """Namespace with the array API functions for NumPy as attributes, which are looked up on first access.
 
     Example:
         >>> float(NumPyFunctions().exp(0.0))
@@ -55,7 +55,9 @@ class NumPyFunctions:
 def argsort(
     x: Num[np.ndarray, "*axes"], /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> Int[np.ndarray, "*axes"]:
-    """Return the indices that sort an array; equal elements keep their original order, also if `descending`.
+    """Return the indices that sort `x` along an axis; equal elements keep their order if `stable`.
+
+    This also holds in descending order.
 
     Example:
         >>> argsort(np.array([1.0, 3.0, 3.0]), descending=True)

@@ -1,4 +1,4 @@
-"""Online softmax: partial results over disjoint sets of keys, which can be merged in any order and grouping.
+"""Partial results of normalizers over disjoint sets of keys, which can be merged in any order and grouping.
 
     accumulate    m = max l           total = Σ e^(l − m)                  weighted = Σ e^(l − m) v
     merge         m = max(m₁, m₂)     total = Σᵢ totalᵢ e^(mᵢ − m)         weighted = Σᵢ weightedᵢ e^(mᵢ − m)
@@ -7,7 +7,7 @@
 `ExponentialSums` defines these steps once, for NumPy, PyTorch, JAX and TensorFlow; `WeightedSums` and `TopKeys` are
 the partial results of normalizers without exponentials. `kernels/runtime/tile_loop.py` and the compiled loop of
 `kernels/jax_loops/tiles.py` run exactly these steps through `Normalizer.accumulate` and `finalize`. The following
-loops are specialised, because they work in place or omit steps that they do not need:
+loops are specialized, because they work in place or omit steps that they do not need:
 
     kernels/tiled/softmax.py              PyTorch: in place, base-2 exponentials, no maximum where logits are bounded
     kernels/tiled/pooled_map.py           PyTorch: sums of each cell of a map, rescaled with the sums of the softmax
@@ -16,7 +16,7 @@ loops are specialised, because they work in place or omit steps that they do not
     database/execute/accumulators.py      NumPy: float64, with a sum for the entropy of the weights
 
 `kernels/chunked` keeps whole rows of logits and needs no online softmax. `tests/core/test_online_softmax.py` compares
-each specialised loop with the steps of this module.
+each specialized loop with the steps of this module.
 
 Source: Milakov, Gimelshein (2018), Online normalizer calculation for softmax, https://arxiv.org/abs/1805.02867.
 """
@@ -44,23 +44,23 @@ __all__ = [
 
 
 class PartialResult:
-    """Base class of partial results, which hold what a kernel has accumulated over a set of keys."""
+    """Base class of partial results, which hold the sums or keys that a kernel has accumulated for each query."""
 
     def merge(self, other: Self) -> Self:
-        """Return the partial result over the keys of `self` and `other`.
+        """Return the partial result over the keys of both `self` and `other`, which must be disjoint.
 
         Raises:
             TypeError: the class does not define `merge`.
         """
         raise TypeError(
             f"{type(self).__name__} must define merge to combine partial results over different keys. "
-            "Override PartialResult.merge."
+            "Override PartialResult.merge in the class."
         )
 
 
 @dataclass(frozen=True)
 class ExponentialSums(PartialResult):
-    """The partial result of softmax: sums of exponentials relative to the largest logit.
+    """Partial result of softmax: running maximum, sum of exponentials and weighted sum of values of each query.
 
     Attributes:
         maximum: m = max l; −inf for a row without a key.
@@ -78,7 +78,7 @@ class ExponentialSums(PartialResult):
         logits: Float[Array, "*batch q k"],
         weighted_sum: Callable[[Float[Array, "*batch q k"]], Float[Array, "*batch q value_width"]],
     ) -> ExponentialSums:
-        """Return the partial result over the keys of one tile.
+        """Return the partial result over the keys of a tile.
 
         Args:
             logits: logits of the tile, −inf where a key is excluded.
@@ -90,7 +90,7 @@ class ExponentialSums(PartialResult):
         return cls(maximum, xp.sum(exponentials, axis=-1, keepdims=True), weighted_sum(exponentials))
 
     def merge(self, other: ExponentialSums) -> ExponentialSums:
-        """Rescale both partial results to the larger maximum and add them."""
+        """Return the partial result over the keys of `self` and `other`, relative to the larger maximum."""
         maximum = namespace(self.maximum).maximum(self.maximum, other.maximum)
         own, others = rescale_factor(self.maximum, maximum), rescale_factor(other.maximum, maximum)
         return ExponentialSums(
@@ -102,7 +102,9 @@ class ExponentialSums(PartialResult):
     def finalize(
         self, shift: Float[Array, "*batch q 1"] | None = None, extra: Array | float = 0.0
     ) -> tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q 1"]]:
-        """Return the output and the total relative to `shift`; both are 0 for a row without a key.
+        """Return the output of each query, and its sum of exponentials relative to `shift`, including `extra`.
+
+        The output of a row without keys is 0.
 
         Args:
             shift: finite shift of each row to which the sums are rescaled; None: the maximum of the row, or 0 for a
@@ -117,7 +119,7 @@ class ExponentialSums(PartialResult):
 
 @dataclass(frozen=True)
 class WeightedSums(PartialResult):
-    """The partial result of normalizers without exponentials: the sum of weights and the weighted sum of values.
+    """Partial result of normalizers without exponentials: sum of weights and weighted sum of values of each query.
 
     Attributes:
         total: Σ w.
@@ -128,13 +130,15 @@ class WeightedSums(PartialResult):
     weighted: Float[Array, "*batch q value_width"]
 
     def merge(self, other: WeightedSums) -> WeightedSums:
-        """Return the sums of both partial results."""
+        """Return the partial result over the keys of both `self` and `other`, by adding their sums."""
         return WeightedSums(self.total + other.total, self.weighted + other.weighted)
 
 
 @dataclass(frozen=True)
 class TopKeys(PartialResult):
-    """The partial result with the top k keys of each query, in descending order of rank; ties go to the lower index.
+    """Partial result that holds the k keys of highest rank for each query, in descending order of rank.
+
+    Ties go to the lower index.
 
     Attributes:
         rank: number by which keys are ordered, a logit or a logit plus random noise; −inf if there are fewer keys.
@@ -151,7 +155,7 @@ class TopKeys(PartialResult):
     size: int
 
     def merge(self, other: TopKeys) -> TopKeys:
-        """Return the top k keys of both partial results."""
+        """Return the partial result with the k keys of highest rank among the keys of `self` and `other`."""
         xp = namespace(self.rank)
         return TopKeys(
             xp.concat([self.rank, other.rank], axis=-1),
@@ -162,7 +166,7 @@ class TopKeys(PartialResult):
         ).top()
 
     def top(self) -> TopKeys:
-        """Return the partial result sorted by rank and restricted to the first `size` keys."""
+        """Return the partial result with its keys sorted by descending rank and restricted to the first `size`."""
         xp = namespace(self.rank)
         # First by index, then stably by rank: equal ranks keep the lower index first. NaN comes first, so that
         # it is not lost.
@@ -178,12 +182,12 @@ class TopKeys(PartialResult):
 
 
 def finite_shift(maximum: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
-    """Return the maximum of each row, or 0 where the maximum is −inf, because −inf − (−inf) would be NaN."""
+    """Return `maximum` with 0 in place of −inf, because −inf − (−inf) would be NaN."""
     return where(maximum == -math.inf, 0.0, maximum)
 
 
 def rescale_factor(old: Float[Array, "*batch q 1"], new: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
-    """Return e^(old − new), the factor that changes the shift of sums of exponentials from `old` to `new`.
+    """Return e^(old − new), by which sums of exponentials are multiplied to change their shift to `new`.
 
     The factor is 1 where `old` equals `new`, including where both are −inf.
     """
@@ -194,7 +198,7 @@ def rescale_factor(old: Float[Array, "*batch q 1"], new: Float[Array, "*batch q 
 def rescale(
     weighted: Float[Array, "*batch q value_width"], factor: Float[Array, "*batch q 1"]
 ) -> Float[Array, "*batch q value_width"]:
-    """Return weighted · factor, where a factor of 0 leaves non-finite elements unchanged.
+    """Return `weighted * factor`, in which non-finite elements are unchanged where the factor is 0.
 
     An infinite weighted sum therefore stays infinite if later keys have much larger logits; 0 · inf would be NaN.
     """

@@ -1,4 +1,4 @@
-"""Top-k selection in each row. Ties go to the lowest index; NaN counts as the largest number.
+"""Functions that select the k largest elements of each row; ties go to the lowest index, NaN counts as largest.
 
 Whole rows are sorted only if the top-k function of the library does not specify which of several equal entries it
 returns.
@@ -17,9 +17,9 @@ __all__ = ["finite_top_k_indices", "kth_largest", "top_k_mask", "top_k_indices"]
 
 
 def top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch top"]:
-    """Return the indices of the `count` largest entries along the last axis, largest first.
+    """Return the indices of the `count` largest elements along the last axis of `x`, largest first.
 
-    If the axis has fewer than `count` entries, the indices of all entries are returned.
+    If the axis has fewer than `count` elements, the indices of all elements are returned.
 
     Example:
         >>> top_k_indices(np.array([[1.0, 3.0, 3.0, 2.0, np.nan]]), 3)
@@ -48,7 +48,7 @@ def _nan_to_inf(x: Array) -> Array:
 
 
 def finite_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch top"]:
-    """Return the indices of the `count` largest entries like `top_k_indices`, but with entries of −inf in any order.
+    """Return the same indices as `top_k_indices`, except that elements of −inf may come in any order.
 
     This avoids sorting long rows with many masked keys.
 
@@ -77,7 +77,7 @@ def finite_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*
 
 
 def top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]:
-    """Return a boolean array that is True for the `count` largest entries of each row.
+    """Return a boolean array that is True for the `count` largest elements of each row of `x`.
 
     Example:
         >>> top_k_mask(np.array([[1.0, 3.0, 3.0, 2.0]]), 1)
@@ -105,7 +105,9 @@ def top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]
 
 
 def kth_largest(x: Num[Array, "*batch n"], count: int) -> Num[Array, "*batch 1"]:
-    """Return the `count`-th largest entry of each row; rows must have at least `count` entries and no NaN.
+    """Return the `count`-th largest element of each row of `x`, `(*batch, 1)`.
+
+    Each row must have at least `count` elements and no NaN.
 
     Example:
         >>> kth_largest(np.array([[1.0, 3.0, 3.0, 2.0]]), 3)
@@ -145,7 +147,10 @@ def _torch_top_k(x: Tensor, count: int) -> Tensor:
 
 
 def _resolve_ties(x: Num[Tensor, "n k"], last: Num[Tensor, "n 1"], count: int) -> Int[Tensor, "n top"]:
-    """Return the indices of the `count` largest entries, given the `count`-th largest entry `last` of each row."""
+    """Return the indices of the `count` largest elements of each row; ties go to the lowest index.
+
+    `last` holds the `count`-th largest element of each row.
+    """
     above, equal = x > last, x == last
     remaining = count - above.sum(dim=-1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(dim=-1) <= remaining))

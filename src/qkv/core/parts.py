@@ -1,4 +1,4 @@
-"""`Part`, the immutable base class of scores, normalizers, masks, readouts and positions.
+"""Class `Part`, the base class of scores, normalizers, masks, readouts and positions, and checks of its fields.
 
 A part is a frozen dataclass whose fields are numbers, strings, arrays, other parts, or tuples of these values.
 `array_field(...)` declares the axes of an array field after its batch axes. The declaration determines how the array
@@ -45,7 +45,7 @@ AnyPart = TypeVar("AnyPart", bound="Part")
 
 
 def array_field(*names: str, default: Any = dataclasses.MISSING) -> Any:
-    """Declare a dataclass field that may hold an array of shape `(*batch, *names)`.
+    """Declare a dataclass field that may hold an array with batch axes followed by the axes `names`.
 
     Args:
         *names: names of the axes after the batch axes; without names the field holds one number, or one number per
@@ -56,7 +56,7 @@ def array_field(*names: str, default: Any = dataclasses.MISSING) -> Any:
 
 
 def delegates(field: str, *names: str) -> Callable[[type[AnyPart]], type[AnyPart]]:
-    """Return a class decorator that forwards attributes and methods of a part to its inner part.
+    """Return a class decorator that forwards the attributes and methods `names` of a part to its inner part.
 
     Args:
         field: name of the field or property that holds the inner part.
@@ -103,16 +103,21 @@ class Part:
             _register_pytree(type(self))
 
     def validate(self) -> None:
-        """Check fields at construction. Elements of arrays are not checked, because arrays may be tracers."""
+        """Check the fields when the part is constructed; the base class allows all values.
+
+        Elements of arrays are not checked, because arrays may be tracers.
+        """
 
     # -- arrays -----------------------------------------------------------------------------------------
 
     def arrays(self) -> tuple[Array, ...]:
-        """Return all arrays of this part and of its inner parts, in the order of the fields."""
+        """Return all arrays of the part and of its inner parts, in the order of the fields."""
         return tuple(array for array, _ in self._walk())
 
     def replace_arrays(self, arrays: Sequence[Array]) -> Self:
-        """Return a copy of the part with its arrays replaced, in the order of `arrays()`, without validation.
+        """Return a copy of the part with its arrays replaced by `arrays`, without validation.
+
+        The order is that of the method `arrays()`.
 
         Raises:
             ShapeError: `arrays` has more elements than the part has arrays.
@@ -120,22 +125,28 @@ class Part:
         queue = list(arrays)
         out = self._map(lambda array, names: queue.pop(0))
         if queue:
-            raise ShapeError(f"the number of arrays must be {len(arrays) - len(queue)}, got {len(arrays)}.")
+            raise ShapeError(
+                f"arrays must have one element for each of the {len(arrays) - len(queue)} arrays of "
+                f"{type(self).__name__}, got {len(arrays)} elements."
+            )
         return out
 
     def map_arrays(self, function: Callable[[Array], Array]) -> Self:
-        """Return a copy of the part with `function` applied to every array."""
+        """Return a copy of the part in which `function` is applied to each array, also of inner parts."""
         return self._map(lambda array, names: function(array))
 
     def signature(self) -> Hashable:
-        """Return a hashable key of the class, the fields, and the shapes and dtypes of the arrays.
+        """Return a hashable key of the class, the fields, and the shapes and dtypes of the arrays of the part.
 
         The elements of arrays are not included. Parts with equal signatures share a plan.
         """
         return (type(self), *(_signature(getattr(self, name)) for name in _fields(self)))
 
     def slice(self, rows: slice, cols: slice) -> Self:
-        """Return the part restricted to a tile of queries and keys; axes of length 1 are not sliced."""
+        """Return the part with its arrays sliced to the queries `rows` and the keys `cols`.
+
+        Axes of length 1 are not sliced.
+        """
 
         def slice_array(array: Array, names: tuple[str, ...] | None) -> Array:
             if not names or not ({"q", "k"} & set(names)):
@@ -148,7 +159,7 @@ class Part:
         return self._map(slice_array)
 
     def select_batch(self, index: BatchIndex) -> Self:
-        """Return the part restricted to the batch elements at `index`."""
+        """Return the part with its arrays restricted to the batch elements that `index` selects."""
         return self._map(lambda x, names: x if names is None else take_batch(x, index, len(names)))
 
     def bind(
@@ -158,7 +169,7 @@ class Part:
         dtype: DType = None,
         lengths: dict[str, int] | None = None,
     ) -> Self:
-        """Return a copy of the part for use in a call, with arrays checked and converted to the call's library.
+        """Return a copy of the part with its arrays checked against a call and converted to the call's library.
 
         Args:
             reference: an array of the call, which determines library and device.
@@ -178,8 +189,8 @@ class Part:
             if library(array) != library(reference):
                 if is_floating(array):
                     raise KindError(
-                        f"arrays of {type(self).__name__} must belong to the library of query, key and value, "
-                        f"{library(reference)}, got an array of {library(array)}. Convert the array."
+                        f"arrays of {type(self).__name__} must be {library(reference)} arrays like query, key and "
+                        f"value, got a {library(array)} array. Convert it to {library(reference)}."
                     )
                 array = asarray_like(reference, array)
             if library(array) == "tensorflow" and dtype_name(array) == "int32":
@@ -189,13 +200,13 @@ class Part:
         return self._map(check)
 
     def check_lengths(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` if the query axis or the key axis of an array has the wrong length."""
+        """Raise a `ShapeError` if the query or key axis of an array has neither length 1 nor length `q` or `k`."""
         for array, names in self._walk():
             if names and array.ndim >= len(names):
                 _check_lengths(type(self).__name__, array, names, {"q": q, "k": k})
 
     def parts(self) -> Iterator[Part]:
-        """Yield this part and all its inner parts."""
+        """Yield the part itself and all its inner parts."""
         yield self
         yield from _parts_in(tuple(getattr(self, name) for name in _fields(self)))
 
@@ -209,7 +220,10 @@ class Part:
         function: Callable[[Any, tuple[str, ...] | None], Any],
         is_leaf: Callable[[object], bool] = is_array,
     ) -> Self:
-        """Return a copy of the part with each leaf replaced by `function(leaf, axis names of its field)`."""
+        """Return a copy of the part in which each leaf is replaced by `function(leaf, axis names of its field)`.
+
+        The leaves are by default the arrays.
+        """
         out = object.__new__(type(self))
         for name, value in self.__dict__.items():
             object.__setattr__(out, name, _mapped(value, _fields(self).get(name), function, is_leaf))
@@ -299,7 +313,9 @@ def _check_batch(owner: str, array: Array, names: tuple[str, ...], batch: tuple[
     own = tuple(array.shape[: array.ndim - len(names)])
     expected = ", ".join(("*batch", *names))
     if array.ndim < len(names):
-        raise ShapeError(f"an array of {owner} must have shape ({expected}), got {tuple(array.shape)}.")
+        raise ShapeError(
+            f"arrays of {owner} must have shape ({expected}), got shape {tuple(array.shape)}. Add the missing axes."
+        )
     if not own:
         return
     if len(own) != len(batch):
@@ -309,13 +325,13 @@ def _check_batch(owner: str, array: Array, names: tuple[str, ...], batch: tuple[
         elif own[0] == 1:
             remedy += ", for example with x[0]"
         raise ShapeError(
-            f"arrays of {owner} must have none or all of the batch axes {batch} of the call, got batch axes {own} in "
-            f"shape {tuple(array.shape)} = ({expected}). {remedy}."
+            f"arrays of {owner} must have shape ({expected}) with none or all of the batch axes {batch} of the call, "
+            f"got batch axes {own} in shape {tuple(array.shape)}. {remedy}."
         )
     if any(mine not in (1, theirs) for mine, theirs in zip(own, batch, strict=True)):
         raise ShapeError(
             f"batch axes of arrays of {owner} must broadcast to the batch axes {batch} of the call, got {own}. "
-            "Make corresponding axes equal, or 1."
+            "Make the lengths of corresponding axes equal, or 1."
         )
 
 
@@ -323,22 +339,22 @@ def _check_lengths(owner: str, array: Array, names: tuple[str, ...], lengths: di
     for name, length in zip(names, array.shape[array.ndim - len(names) :], strict=True):
         if length not in (1, lengths.get(name, length)):
             raise ShapeError(
-                f"axis {name} of arrays of {owner} must have length {lengths[name]} or 1, got length {length} in "
-                f"shape {tuple(array.shape)} = ({', '.join(('*batch', *names))}). The call has "
-                f"{name} = {lengths[name]}."
+                f"arrays of {owner} must have shape ({', '.join(('*batch', *names))}), where {name}, the number of "
+                f"{'queries' if name == 'q' else 'keys'}, is {lengths[name]} or 1, got shape {tuple(array.shape)}. "
+                f"Change the length of axis {name}."
             )
 
 
 def expand_to_pairs(x: Array | float) -> Array | float:
-    """Append two axes to an array with one element per batch element, to broadcast with logits `(*batch, q, k)`.
+    """Append two axes to an array `(*batch,)`, so that it broadcasts with logits `(*batch, q, k)`.
 
-    Python numbers are returned unchanged.
+    Python numbers and arrays without axes are returned unchanged.
     """
     return x[..., None, None] if is_array(x) and x.ndim else x
 
 
 def require_number(owner: str, name: str, value: object, test: Callable[[float], bool], condition: str) -> None:
-    """Raise an `OptionError` unless a Python number satisfies a condition; arrays are not checked.
+    """Raise an `OptionError` if `value` is not a number that satisfies a condition; arrays are not checked.
 
     Args:
         owner: name of the class in the error message.
@@ -354,14 +370,17 @@ def require_number(owner: str, name: str, value: object, test: Callable[[float],
 
 
 def require_indices(part: Part, name: str) -> None:
-    """Convert a field to a tuple; raise an `OptionError` unless it holds one or more integers."""
+    """Convert the field `name` of a part to a tuple, and check that it holds one or more integers.
+
+    An `OptionError` is raised if the tuple is empty or an element is not an integer.
+    """
     indices = tuple(getattr(part, name))
     object.__setattr__(part, name, indices)
     if not indices or not all(map(is_int, indices)):
-        raise OptionError(f"{name} of {type(part).__name__} must be one or more integers, got {indices!r}.")
+        raise OptionError(f"{name} of {type(part).__name__} must contain one or more integers, got {indices!r}.")
 
 
 def require_positive_integer(owner: str, name: str, value: object) -> None:
-    """Raise an `OptionError` unless a value is an integer of at least 1."""
+    """Raise an `OptionError` if `value` is not an integer of at least 1."""
     if not is_int(value) or value < 1:
         raise OptionError(f"{name} of {owner} must be an integer of at least 1, got {value!r}.")

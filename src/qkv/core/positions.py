@@ -1,4 +1,4 @@
-"""`Positions`: how the positions of queries relate to the positions of keys."""
+"""Class `Positions`, which states how the positions of queries relate to the positions of keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Align: TypeAlias = Literal["start", "end"]
 
 @dataclass(frozen=True, eq=False)
 class Positions(Part):
-    """Positions of the queries relative to the keys, where key j has position j. Exactly one argument must be given.
+    """Positions of queries relative to keys, where key j has position j. Exactly one argument must be given.
 
     Args:
         align: "start": query i has position i. "end": the last query has the position of the last key, as in
@@ -37,22 +37,29 @@ class Positions(Part):
     query_start: Array | int | None = array_field(default=None)
 
     def validate(self) -> None:
-        """Check that exactly one argument is given and that its value is allowed."""
+        """Check that exactly one of `align` and `query_start` is given and that its value is allowed."""
         if self.align not in (None, "start", "end"):
             raise OptionError(f'align must be "start" or "end", got {self.align!r}.')
         if (self.align is None) == (self.query_start is None):
             given = "none" if self.align is None else "both"
             raise OptionError(
-                f'exactly one of align and query_start must be given, got {given}. Give align="start" or "end".'
+                f'exactly one of align and query_start must be given, got {given}. Pass align="start", align="end" or '
+                "query_start=n."
             )
         start = self.query_start
         if start is not None and not isinstance(start, int):
             object.__setattr__(self, "query_start", start := as_array(start))
         if start is not None and not isinstance(start, int) and "int" not in dtype_name(start):
-            raise KindError(f"query_start must have an integer dtype, got {dtype_name(start)}.")
+            raise KindError(
+                f"query_start must be an integer or an integer array, got an array of dtype {dtype_name(start)}. "
+                "Convert it to an integer dtype."
+            )
 
     def offset(self, q: int, k: int) -> Array | int:
-        """Return the position of query 0 for `q` queries and `k` keys."""
+        """Return the position of query 0 in a call with `q` queries and `k` keys.
+
+        The result is an int, or an integer array with one element per batch element.
+        """
         if self.query_start is not None:
             return self.query_start
         return 0 if self.align == "start" else k - q

@@ -1,4 +1,4 @@
-"""Progress reports of long computations: the `Progress` callback type and a progress bar for terminals."""
+"""The callback type `Progress` for long computations, and a progress bar for terminals."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _DELAY_SECONDS = 0.5
 
 
 def report(progress: Progress | None, task: str, done: int, total: int) -> None:
-    """Call `progress` with the arguments, unless it is None."""
+    """Call `progress(task, done, total)`, or do nothing if `progress` is None."""
     if progress is not None:
         progress(task, done, total)
 
 
 def track(items: Collection[Item], task: str, progress: Progress | None) -> Iterator[Item]:
-    """Yield the items and report progress after the caller has processed each item.
+    """Yield the elements of `items`, and call `progress` after the caller has processed each of them.
 
     Example:
         >>> list(track(["a", "b"], "reading", lambda task, done, total: print(task, done, total)))
@@ -42,7 +42,7 @@ def track(items: Collection[Item], task: str, progress: Progress | None) -> Iter
 
 
 class ProgressBar:
-    """A `Progress` callback that shows a progress bar on stderr, with one line per task.
+    """Progress bar on stderr with one line per task, for use as a `Progress` callback.
 
     The bar appears after half a second if stderr is a terminal, and is removed at the end of the `with` block.
 
@@ -75,7 +75,7 @@ class ProgressBar:
         self._bar.update(self._tasks[task], completed=done, total=total or None, note=note)
 
     def clear(self) -> None:
-        """Remove the bar, so that other output can be printed."""
+        """Stop the bar, so that other output can be printed, and erase it unless `always` is True."""
         if self._bar is not None:
             self._bar.stop()
             self._bar, self._tasks = None, {}

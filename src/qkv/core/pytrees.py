@@ -1,4 +1,4 @@
-"""Registration of scores, normalizers, masks and readouts as JAX pytrees.
+"""Functions that register scores, normalizers, masks and readouts as JAX pytrees.
 
 The arrays of a part are leaves and all other fields are static. A score with learned arrays therefore works with
 `jax.jit`, `jax.grad` and `jax.vmap`, in Equinox modules and in the state of optimizers.
@@ -21,7 +21,10 @@ _REGISTERED: set[type] = set()
 
 
 def register(kind: type[Part], root: type[Part]) -> None:
-    """Register `kind`, `root` and all their subclasses as JAX pytrees, except for classes registered before."""
+    """Register the classes `kind` and `root`, and all their subclasses, as JAX pytrees.
+
+    Classes that are already registered are skipped.
+    """
     if kind in _REGISTERED:
         return
     import jax
@@ -38,19 +41,19 @@ def register(kind: type[Part], root: type[Part]) -> None:
 
 @dataclass(frozen=True)
 class _Placeholder:
-    """Placeholder for an array in a `Skeleton`."""
+    """Object that stands for an array in a `Skeleton`, which holds no arrays."""
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A leaf that JAX uses in place of an array, such as an axis of `vmap`, a shape or None."""
+    """Wrapper of a pytree leaf that is not an array, such as None or the axis number of `jax.vmap`."""
 
     value: object
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """The static structure of a part; it is equal for parts that differ only in their arrays.
+    """Structure of a part without its arrays, equal for parts of one class that differ only in their arrays.
 
     Example:
         >>> import numpy as np

@@ -1,14 +1,14 @@
-"""Random numbers that depend only on seed, batch element, query and key, not on the kernel or the order of tiles.
+"""Random numbers that depend only on the seed, batch element, query and key, not on the kernel or the tiles.
 
 Every kernel, every order of tiles and the backward pass use the same random numbers, because each number depends only
 on the absolute indices of its pair. The generator is Threefry-2x32: 20 rounds turn the seed into a key for each batch
-element and stream, and 13 rounds turn this key into a random word for each pair. One evaluation of the generator
-gives two words x and y, for queries 2i and 2i + 1:
+element and stream, and 13 rounds turn this key into 32 random bits for each pair. One evaluation of the generator gives
+two 32-bit integers x and y, for queries 2i and 2i + 1:
 
     uniform         x, y = threefry(key, (q // 2, k))            x for even q, y for odd
     dropout_mask    x, y = threefry(key, (q // 2, k // 2))       low half for even k, high half for odd
 
-NumPy arrays and PyTorch tensors on a CPU share the words that `threefry.numpy_pair_words` computes in place.
+NumPy arrays and PyTorch tensors on a CPU share the bits that `threefry.numpy_pair_words` computes in place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["DROPOUT", "ROUNDS", "SAMPLE", "Indices", "dropout_mask", "dropout_ra
 DROPOUT, SAMPLE = 1, 2
 """Streams of random numbers, for dropout and for `Sample`. Different streams of one seed are independent."""
 ROUNDS = 13
-"""Number of rounds that turn a key into the random words of pairs; see docs/decisions/0008."""
+"""Number of rounds that turn a key into the random bits of pairs; see docs/decisions/0008."""
 _HALF = 1 << 15
 _HIGHEST = 1.0 - 2.0**-24
 
@@ -48,21 +48,31 @@ Indices: TypeAlias = Range | Array
 
 @lru_cache(maxsize=8)
 def _element_keys(seed: int, stream: int, count: int) -> tuple[Array, Array]:
-    """Return a generator key for each batch element; the keys of neighbouring batch elements are unrelated."""
+    """Return the key of the random number generator for each of `count` batch elements.
+
+    A key consists of two 32-bit integers, which are returned as two arrays. The keys of neighboring batch elements are
+    unrelated.
+    """
     reference = np.zeros(())
     key = (word(reference, seed), word(reference, seed >> 32))
     return threefry(key, (np.arange(count, dtype=np.uint32), word(reference, stream)))
 
 
 def _keys(seed: int, stream: int, batch: tuple[int, ...], index: BatchIndex) -> tuple[np.ndarray, np.ndarray]:
-    """Return the generator keys `(*batch, 1, 1)` of the batch elements at `index`."""
+    """Return the keys of the random number generator for the batch elements that `index` selects.
+
+    A key consists of two 32-bit integers, which are returned as two NumPy arrays `(*batch, 1, 1)`.
+    """
     keys = (np.asarray(x).reshape(*batch, 1, 1) for x in _element_keys(seed, stream, math.prod(batch)))
     first, second = (np.asarray(take_batch(x, index, 2)) for x in keys)
     return first, second
 
 
 def _by_numpy(reference: Array) -> bool:
-    """Return whether random words for `reference` can be computed in NumPy."""
+    """Return whether random bits for arrays like `reference` can be computed in NumPy.
+
+    They can for NumPy arrays and for tensors on a CPU, on machines with little-endian byte order.
+    """
     if library(reference) == "numpy":
         return sys.byteorder == "little"
     if not is_tensor(reference) or sys.byteorder != "little":
@@ -76,7 +86,11 @@ def _by_numpy(reference: Array) -> bool:
 def _key_words(
     reference: Array, seed: Seed, stream: int, batch: tuple[int, ...], index: BatchIndex
 ) -> tuple[Array, Array]:
-    """Return the generator keys `(*batch, 1, 1)` of batch elements in the library of `reference`."""
+    """Return the keys of the random number generator as arrays of the library of `reference`.
+
+    A key consists of two 32-bit integers, which are returned as two arrays `(*batch, 1, 1)`, with the batch elements
+    that `index` selects.
+    """
     if not (isinstance(seed, int) and all(isinstance(n, int) for n in batch)):
         number = namespace(reference).reshape(arange(reference, 0, math.prod(batch)), (*batch, 1, 1))
         low, high = (word(reference, x) for x in seed_words(seed))
@@ -88,7 +102,7 @@ def _key_words(
 
 
 def _words(reference: Array, key: tuple[Array, Array], rows: Indices, cols: Indices) -> Array:
-    """Return random words `(*batch, q, n)` for all pairs of a query and a counter."""
+    """Return a random 32-bit integer for each pair of a query and a counter, `(*batch, q, n)`."""
     xp = namespace(reference)
     if not (_known(rows) and _known(cols)):
         q = _index_array(reference, rows)[:, None] if _known(rows) else _index_array(reference, rows)
@@ -119,7 +133,9 @@ def uniform(
     cols: Indices,
     index: BatchIndex = (),
 ) -> Float[Array, "*batch q k"]:
-    """Return uniform random numbers in (0, 1), which are equal in every array library up to rounding.
+    """Return a uniform random number in (0, 1) for each pair of a query and a key, `(*batch, q, k)`.
+
+    The numbers are equal in every array library up to rounding.
 
     Args:
         reference: an array of the library, device and dtype of the result.
@@ -140,7 +156,7 @@ def uniform(
         bits = bits.to(namespace(reference).int64) & MASK
     # Half a step up avoids 0 and keeps the relative precision of small numbers for `gumbel`.
     u = (cast(bits, reference.dtype) + 0.5) * 2.0**-32
-    # The largest words would round to 1.
+    # The largest integers would round to 1.
     return namespace(u).minimum(u, asarray_like(u, np.asarray(_HIGHEST), u.dtype))
 
 
@@ -170,7 +186,7 @@ def gumbel(
     cols: Indices,
     index: BatchIndex = (),
 ) -> Float[Array, "*batch q k"]:
-    """Return standard Gumbel random numbers.
+    """Return a standard Gumbel random number for each pair of a query and a key, `(*batch, q, k)`.
 
     The key with the largest sum of logit and Gumbel number is a random sample from the softmax of the logits.
 
@@ -195,7 +211,7 @@ def gumbel(
 
 
 def dropout_rate(dropout: float) -> float:
-    """Return the dropout probability rounded to a multiple of 2^-16, because each weight uses 16 random bits.
+    """Return `dropout` rounded to a multiple of 2^-16, because 16 random bits decide about each weight.
 
     Example:
         >>> dropout_rate(0.25), round(dropout_rate(0.1), 6)
@@ -217,7 +233,9 @@ def dropout_mask(
     dropout: float,
     index: BatchIndex = (),
 ) -> Bool[Array, "*batch q k"]:
-    """Return a boolean array that is True for the weights kept, each with probability `1 - dropout_rate(dropout)`.
+    """Return a boolean array `(*batch, q, k)` that is True for the weights that dropout keeps.
+
+    Each weight is kept with probability `1 - dropout_rate(dropout)`.
 
     Args:
         reference: an array of the library and device of the result.
@@ -233,7 +251,7 @@ def dropout_mask(
         key = _key_words(reference, seed, DROPOUT, batch, index)
         k = _index_array(reference, cols)
         return _half(_words(reference, key, rows, k // 2), k % 2) >= threshold
-    # One word has the draws of two keys.
+    # Each 32-bit integer serves two keys.
     halves = (cols[0] >> 1, (cols[1] + 1) >> 1)
     skip = cols[0] & 1
     if isinstance(seed, int) and _by_numpy(reference):
@@ -249,7 +267,10 @@ def dropout_mask(
 
 
 def _half(words: Array, high: int | Array) -> Array:
-    """Return the low or high 16 bits of each word with the top bit flipped."""
+    """Return the upper 16 bits of 32-bit integers where `high` is not 0, otherwise the lower 16 bits.
+
+    The top bit of the result is flipped.
+    """
     xp = namespace(words)
     low = words & 0xFFFF
     if not isinstance(high, int):

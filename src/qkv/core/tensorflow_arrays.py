@@ -1,4 +1,4 @@
-"""The array API functions for TensorFlow tensors, based on `keras.ops`.
+"""Namespace of array API functions for TensorFlow tensors, based on `keras.ops`.
 
 Most functions have the same name in Keras as in the standard. This module adds functions that Keras names
 differently, and functions for which the standard is stricter than Keras (order of equal elements, dtype of indices).
@@ -33,14 +33,14 @@ def tensorflow_namespace() -> Namespace:
     if keras.backend.backend() != "tensorflow":
         raise KindError(
             f"the backend of Keras must be tensorflow for TensorFlow tensors, got {keras.backend.backend()}. Set "
-            "KERAS_BACKEND=tensorflow before Keras is imported, or convert to arrays of "
-            f"{keras.backend.backend()}."
+            "KERAS_BACKEND=tensorflow before Keras is imported, or convert the tensors to "
+            f"{keras.backend.backend()} arrays."
         )
     return _TensorFlow()
 
 
 class _TensorFlow:
-    """The functions and dtypes of the array API for TensorFlow, as attributes."""
+    """Namespace with the functions and dtypes of the array API for TensorFlow as attributes."""
 
     inf, nan = float("inf"), float("nan")
 
@@ -110,7 +110,10 @@ class _TensorFlow:
         return tf.matmul(x, y)
 
     def _like_static(self, out: Any, x: Any, y: Any, own: Any) -> Any:
-        """Set the static batch shape of `out`, which TensorFlow loses in operations on dynamic shapes."""
+        """Set the static shape of `out` to the broadcast batch shape of `x` and `y` and the last axes of `own`.
+
+        TensorFlow loses the static shape in operations on dynamic shapes.
+        """
         batch: Any = self._tf.broadcast_static_shape(x.shape[:-2], y.shape[:-2])
         out.set_shape(batch.concatenate(own.shape[-2:]))
         return out
@@ -126,7 +129,7 @@ class _TensorFlow:
         return self._bitwise.right_shift(x, self._tf.constant(by, self._tf.uint32))
 
     def rotate(self, x: Array, by: int) -> Array:
-        """Rotate the bits of unsigned words to the left."""
+        """Rotate the bits of unsigned 32-bit integers to the left by `by` places."""
         bits, word = self._bitwise, self._tf.uint32
         high = bits.left_shift(x, self._tf.constant(by, word))
         return bits.bitwise_or(high, bits.right_shift(x, self._tf.constant(32 - by, word)))

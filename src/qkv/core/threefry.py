@@ -1,4 +1,6 @@
-"""The counter-based random number generator Threefry-2x32, for arrays of every library and, faster, for NumPy.
+"""The counter-based random number generator Threefry-2x32 for arrays of every library, and a version for NumPy.
+
+The version for NumPy works in place and is faster.
 
 Source: Salmon, Moraes, Dror, Shaw (2011), Parallel random numbers: as easy as 1, 2, 3,
 https://doi.org/10.1145/2063384.2063405.
@@ -27,7 +29,10 @@ _CHUNK = 2**15
 
 
 def word(reference: Array, value: int | Array) -> Array:
-    """Return `value` modulo 2^32 as uint32, or in PyTorch as int32 with the same bits."""
+    """Return `value` modulo 2^32 as an array of dtype uint32 in the library of `reference`.
+
+    In PyTorch the dtype is int32, and the elements have the same bits.
+    """
     xp = namespace(reference)
     if is_tensor(reference):
         if isinstance(value, int):
@@ -48,7 +53,7 @@ def _rotate(x: Array, by: int) -> Array:
 
 
 def threefry(key: tuple[Array, Array], counter: tuple[Array, Array], rounds: int = 20) -> tuple[Array, Array]:
-    """Return two arrays of random 32-bit words, computed from a key and a counter of two words each.
+    """Return two arrays of random 32-bit integers, computed from a key and a counter of two integers each.
 
     Args:
         key: two arrays of 32-bit words; see `word`.
@@ -74,7 +79,7 @@ def threefry(key: tuple[Array, Array], counter: tuple[Array, Array], rounds: int
 
 
 def seed_words(seed: Seed) -> tuple[int | Array, int | Array]:
-    """Return the low and the high 32 bits of a seed.
+    """Return two integers or arrays whose last 32 bits are the low and the high 32 bits of a seed.
 
     Example:
         >>> seed_words(2**32 + 5)
@@ -93,7 +98,7 @@ def seed_words(seed: Seed) -> tuple[int | Array, int | Array]:
 def numpy_pair_words(
     key: tuple[np.ndarray, np.ndarray], rows: tuple[int, int], cols: tuple[int, int], rounds: int
 ) -> Num[np.ndarray, "*batch q n"]:
-    """Return a random 32-bit word for each pair of a query and a counter n, computed in place in NumPy.
+    """Return a random 32-bit integer for each pair of a query and a counter, as a NumPy array `(*batch, q, n)`.
 
     Query 2i gets the first and query 2i + 1 the second word that `threefry` computes for the counter `(i, n)`.
 
@@ -131,7 +136,7 @@ def _mix(
     out: np.ndarray,
     workspace: np.ndarray,
 ) -> None:
-    """Write the two random words of each counter to `out[..., 0, :]` and `out[..., 1, :]`."""
+    """Compute two random 32-bit integers for each counter and write them to `out[..., :2, :]`."""
     x, y, t = workspace
     # The first round, before the two counters are broadcast.
     right = col_counters + keys[1]

@@ -1,4 +1,4 @@
-"""`Tile`, a range of the queries and keys of a call with their positions, batch elements and random seed."""
+"""Class `Tile`, a range of queries and keys of a call with their positions, batch elements and random seed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMPILED = ("jax", "tensorflow")
 
 @dataclass(frozen=True)
 class Tile:
-    """A range of the queries and keys of a call, with their offsets in the call, positions and random seed.
+    """Range of queries and range of keys of a call, with the positions, batch elements and random seed of the call.
 
     Attributes:
         rows: first query of the tile and one past the last.
@@ -75,14 +75,17 @@ class Tile:
         return cls((0, q), (0, k), q, k, batch, positions, seed)
 
     def restrict(self, rows: tuple[int, int], cols: tuple[int, int]) -> Tile:
-        """Return a tile of the same call with the given absolute ranges of queries and keys."""
+        """Return the tile of the same call with queries `rows` and keys `cols`, which are index ranges of the call."""
         # dataclasses.replace takes ten times as long, and kernels call this for every tile.
         tile = object.__new__(Tile)
         tile.__dict__.update(self.__dict__, rows=rows, cols=cols)
         return tile
 
     def select_batch(self, index: BatchIndex) -> Tile:
-        """Return the tile restricted to the batch elements at `index`; this tile must cover the whole batch."""
+        """Return the tile restricted to the batch elements that `index` selects.
+
+        The tile `self` must contain all batch elements of the call.
+        """
         return dataclasses.replace(
             self,
             batch=batch_shape(self.batch, index),
@@ -92,7 +95,7 @@ class Tile:
         )
 
     def offset(self, align: Align | None = None) -> Array | int:
-        """Return the position of query 0: an int, or an integer array with the shape of the batch axes.
+        """Return the position of query 0 of the call as an int, or as an array with one int per batch element.
 
         Args:
             align: alignment that overrides the positions of the call.
@@ -108,30 +111,30 @@ class Tile:
             raise PositionError(
                 f"positions must be given for {self.q_total} queries and {self.k_total} keys, because the score, mask "
                 "or readout depends on positions and the lengths differ. "
-                f'Give positions=Positions(align="start") if query 0 has the position of key 0, or '
-                f'Positions(align="end") if the last query has the position of the last key.'
+                'Pass positions=Positions(align="start") if query 0 has the position of key 0, or '
+                'positions=Positions(align="end") if the last query has the position of the last key.'
             )
         return 0
 
     def query_positions(self, reference: Array, align: Align | None = None) -> Int[Array, "*batch q 1"]:
-        """Return the positions of the tile's queries, in the library of `reference`."""
+        """Return the positions of the tile's queries, `(q, 1)`, or `(*batch, q, 1)` if they differ in the batch."""
         offset = self.offset(align)
         rows = self.query_indices(reference)[:, None]
         return rows + (asarray_like(rows, offset)[..., None, None] if is_array(offset) else offset)
 
     def query_indices(self, reference: Array) -> Int[Array, " q"]:
-        """Return the indices of the tile's queries, in the library of `reference`."""
+        """Return the indices of the tile's queries in the call, `(q,)`, in the library of `reference`."""
         rows = arange(reference, *self.rows)
         return rows if self.dynamic_start is None else rows + self.dynamic_start[0]
 
     def key_positions(self, reference: Array) -> Int[Array, " k"]:
-        """Return the positions of the tile's keys, which equal their indices, in the library of `reference`."""
+        """Return the positions of the tile's keys, `(k,)`, which equal their indices in the call."""
         cols = arange(reference, *self.cols)
         return cols if self.dynamic_start is None else cols + self.dynamic_start[1]
 
     @property
     def first_key(self) -> Array | int:
-        """Index of the tile's first key."""
+        """Index of the tile's first key in the call."""
         return self.cols[0] if self.dynamic_start is None else self.cols[0] + self.dynamic_start[1]
 
     def map_relative_positions(
@@ -152,7 +155,10 @@ class Tile:
         return toeplitz(function(diagonals[None, :])[..., 0, :], self.rows[1] - self.rows[0], cols[1] - cols[0])
 
     def query_position_range(self, align: Align | None = None) -> tuple[int, int] | None:
-        """Return the first and last query position; None if they are traced or differ between batch elements."""
+        """Return the positions of the tile's first and last query, or None if they are not two plain integers.
+
+        They are not if they are traced or given by an array.
+        """
         offset = self.offset(align)
         # While a graph is traced, lengths may be symbols (PyTorch) or tensors (TensorFlow).
         if self.dynamic_start is not None or not (isinstance(offset, int) and isinstance(self.rows[1], int)):
@@ -160,17 +166,17 @@ class Tile:
         return self.rows[0] + offset, self.rows[1] - 1 + offset
 
     def uniform(self, reference: Array, stream: int) -> Float[Array, "*batch q k"]:
-        """Return uniform random numbers in (0, 1) for all pairs of the tile, `(*batch, q, k)`."""
+        """Return a uniform random number in (0, 1) for each pair of the tile, `(*batch, q, k)`."""
         return self._draw(random.uniform, reference, stream)
 
     def gumbel(self, reference: Array, stream: int) -> Float[Array, "*batch q k"]:
-        """Return standard Gumbel random numbers for all pairs of the tile, `(*batch, q, k)`."""
+        """Return a standard Gumbel random number for each pair of the tile, `(*batch, q, k)`."""
         return self._draw(random.gumbel, reference, stream)
 
     def dropout_mask(
         self, reference: Array, dropout: float, keys: Int[Array, "*#batch q n"] | None = None
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the weights that dropout keeps.
+        """Return a boolean array `(*batch, q, k)` that is True for the tile's weights that dropout keeps.
 
         Args:
             reference: an array of the library and device of the result.
@@ -190,12 +196,15 @@ class Tile:
     def _require_seed(self) -> Seed:
         if self.seed is None:
             raise OptionError(
-                "seed must be given for dropout and random normalizers, got None. Give seed=0, for example."
+                "seed must be given for dropout and random normalizers, got None. Pass an integer, such as seed=0."
             )
         return self.seed
 
     def _indices(self, reference: Array) -> tuple[random.Indices, random.Indices]:
-        """Return the ranges of queries and keys, or arrays of indices if the ranges are known only at run time."""
+        """Return the index ranges of the tile's queries and keys, or two arrays of their indices.
+
+        Arrays are returned in TensorFlow, and in compiled loops, in which the ranges are known only at run time.
+        """
         if self.dynamic_start is None and library(reference) != "tensorflow":
             return self.rows, self.cols
         return self.query_indices(reference)[:, None], self.key_positions(reference)

@@ -1,4 +1,4 @@
-"""Detection of PyTorch's tracers and function transforms.
+"""Function that detects PyTorch's tracers and function transforms.
 
 A tensor under a tracer or transform has no values to read, so the planner excludes kernels that inspect values or
 define their own backward pass.
@@ -14,10 +14,10 @@ __all__ = ["tracing_mode"]
 
 
 def tracing_mode(*arrays: Array) -> str:
-    """Return the active PyTorch tracer or transform: "compile", "export", "vmap", "jvp", "twice" or "".
+    """Return the name of the active PyTorch tracer or transform, or "" if there is none.
 
-    "vmap" includes `torch.func.grad`, "twice" means nested calls of `torch.func.grad`, and "" means that the arrays
-    are not tensors or that no transform is active.
+    The names are "compile", "export", "vmap", "jvp" and "twice". "vmap" includes `torch.func.grad`, and "twice" means
+    nested calls of `torch.func.grad`. The result is also "" if none of the arrays is a tensor.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Array types for annotations: the `Array` protocol, and jaxtyping's types with dtype and named axes.
+"""Types for annotations of arrays: the protocol `Array`, and jaxtyping's types with dtype and named axes.
 
     def logits(
         query: Float[Array, "*#batch q width"], key: Float[Array, "*#batch k width"]
@@ -36,7 +36,7 @@ ArrayLike: TypeAlias = Any
 
 
 class Array(Protocol):
-    """The operations that arrays of NumPy, PyTorch, JAX and TensorFlow have in common."""
+    """Protocol with the attributes and operators of arrays that qkv uses."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -80,7 +80,7 @@ class Array(Protocol):
 
 
 class Namespace(Protocol):
-    """The array API functions of one library, such as `matmul`, `exp` and `where`, as attributes.
+    """Protocol for the array API functions of a library, such as `matmul`, `exp` and `where`, as attributes.
 
     Only attributes that are not functions, and functions that do not return a single array, are declared here.
     """
@@ -113,7 +113,7 @@ elif os.environ.get("QKV_CHECK_SHAPES"):
 else:
 
     class _Unchecked:
-        """Replacement for jaxtyping's types when shapes are not checked, so that users need not install jaxtyping."""
+        """Replacement for jaxtyping's types if shapes are not checked, so that users need not install jaxtyping."""
 
         def __class_getitem__(cls, item: tuple[type, str]) -> type:
             return item[0]

@@ -31,7 +31,10 @@ POSITIONAL: dict[str, Any] = {
 }
 
 MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
-    "values": (lambda c: replace(c, value=np.ones((3, 2))), r"key and value must have the same length, got 4 and 3"),
+    "values": (
+        lambda c: replace(c, value=np.ones((3, 2))),
+        r"key and value must have the same length, got 4 keys .* and 3 values",
+    ),
     "widths": (lambda c: replace(c, query=np.ones((2, 5))), r"got widths 5 and 2"),
     "batch": (lambda c: replace(c, query=np.ones((3, 2, 2)), key=np.ones((2, 4, 2))), r"\(3,\).*\(2,\)"),
     "a mask of keys": (lambda c: replace(c, mask=masks.Keys(np.ones(3, dtype=bool))), r"must have length 4.*\(3,\)"),
