@@ -52,7 +52,7 @@ def test_arrays_of_two_libraries_are_refused_by_naming_both():
 
 
 def test_what_is_no_array_is_refused_by_its_kind():
-    with pytest.raises(KindError, match=r"arrays must be NumPy, PyTorch, JAX or TensorFlow arrays, got an object of type list"):
+    with pytest.raises(KindError, match=r"arrays of a call must be NumPy.* arrays, got an object of type list"):
         library([1.0])
 
 

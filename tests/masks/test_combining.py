@@ -41,7 +41,7 @@ def test_a_bare_list_is_refused_like_an_array():
 
 
 def test_what_is_no_mask_at_all_is_refused_by_its_kind():
-    with pytest.raises(KindError, match=r"mask must be a Mask, got str.*masks.Causal\(\)"):
+    with pytest.raises(KindError, match=r"mask must be a Mask, got an object of type str.*masks.Causal\(\)"):
         require_mask("causal")
 
 

@@ -169,7 +169,7 @@ class TestTopK(NormalizerContract):
             TopK(k)
 
     def test_refuses_an_inner_normalizer_that_is_none(self):
-        with pytest.raises(OptionError, match=r"got 'softmax'.*Give Softmax\(\)"):
+        with pytest.raises(OptionError, match=r"got 'softmax'.*such as Softmax\(\)"):
             TopK(3, normalizer="softmax")
 
 
@@ -273,7 +273,7 @@ class TestSample(NormalizerContract):
         return one_hot(row, best(rank, 1)[0])
 
     def test_without_a_place_or_a_seed_it_says_that_it_draws(self):
-        with pytest.raises(OptionError, match=r"a seed must be given for Sample.*Pass seed="):
+        with pytest.raises(OptionError, match=r"tile must be given for Sample.*seed=0"):
             Sample().weights(np.zeros((1, 2)))
 
     def test_refuses_a_temperature_that_is_not_positive(self):

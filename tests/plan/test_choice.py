@@ -171,7 +171,7 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
             r"got an array of shape \(4, 6\).*masks.Keys.*masks.Pairs",
             {"mask": np.ones((4, 6), bool)},
         ),
-        (KindError, r"mask must be a Mask, got str", {"mask": "causal"}),
+        (KindError, r"mask must be a Mask, got an object of type str", {"mask": "causal"}),
         (KindError, r"positions must be Positions, got a str.*Positions", {"positions": "end"}),
         (KindError, r"Dense.*instances", {"readouts": [readouts.Dense]}),
         (PositionError, "positions must be given for 4 queries and 6 keys", {"mask": masks.Causal()}),

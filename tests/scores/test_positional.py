@@ -56,7 +56,9 @@ class TestBiasedByPair(ScoreContract):
             Biased(Dot(), **both)
 
     def test_refuses_a_bias_for_other_lengths_and_names_them(self):
-        with pytest.raises(ShapeError, match=r"Biased must have shape \(\*batch, q, k\), where k.* is 3 or 1, got shape \(2, 9\)"):
+        with pytest.raises(
+            ShapeError, match=r"Biased must have shape \(\*batch, q, k\), where k.* is 3 or 1, got shape \(2, 9\)"
+        ):
             Biased(Dot(), np.ones((2, 9)))(np.ones((2, 1)), np.ones((3, 1)))
 
 

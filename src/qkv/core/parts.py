@@ -126,8 +126,8 @@ class Part:
         out = self._map(lambda array, names: queue.pop(0))
         if queue:
             raise ShapeError(
-                f"arrays must have one element for each of the {len(arrays) - len(queue)} arrays of "
-                f"{type(self).__name__}, got {len(arrays)} elements."
+                f"the number of arrays for {type(self).__name__} must be {len(arrays) - len(queue)}, got "
+                f"{len(arrays)}. Pass as many arrays as its method arrays returns."
             )
         return out
 

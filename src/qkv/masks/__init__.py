@@ -1,4 +1,4 @@
-"""Masks: rules for the keys that each query may attend to. Masks can be combined with `&`, `|` and `~`."""
+"""Masks, which state the keys that each query may attend to. They can be combined with `&`, `|` and `~`."""
 
 from qkv.masks.base import Mask
 from qkv.masks.blocks import Blocks

@@ -1,4 +1,4 @@
-"""The base class `Mask`, and the combinations of masks by `&`, `|` and `~`.
+"""Base class `Mask`, and the masks that the operators `&`, `|` and `~` return.
 
 A mask states for each pair of query and key whether the query may attend to the key (True means that it may),
 and for each tile whether all, none or some of its pairs are allowed, so that kernels can skip tiles. A mask is always
@@ -24,7 +24,9 @@ Coverage = Literal["all", "none", "part"]
 
 
 class Mask(Part, ABC):
-    """Base class of masks. Combine masks with `&`, `|` and `~`.
+    """Base class of masks, which state for each pair of query and key whether the query may attend to the key.
+
+    Masks can be combined with `&`, `|` and `~`.
 
     Attributes:
         positional: whether the mask depends on the positions of queries.
@@ -41,7 +43,7 @@ class Mask(Part, ABC):
 
     @abstractmethod
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for the allowed pairs of a tile.
+        """Return a boolean array that is True for the pairs of a tile that the mask allows.
 
         Args:
             tile: the tile, to which the arrays of the mask are already restricted.
@@ -52,20 +54,23 @@ class Mask(Part, ABC):
         """
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "all", "none" or "part" of the tile's pairs that are allowed; "part" is always a valid result."""
+        """Return "all" if the mask allows all pairs of the tile, "none" if it allows none, otherwise "part".
+
+        A mask may always return "part"; the other results allow kernels to skip work.
+        """
         return "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return a range `(start, stop)` that contains every key allowed for any query of the tile."""
+        """Return a range `(start, stop)` that contains every key that the mask allows for a query of the tile."""
         return 0, tile.k_total
 
     def causal_offset(self, tile: Tile) -> int | None:
-        """Return the position of query 0 if this mask is exactly the causal mask, otherwise None."""
+        """Return the position of query 0 if the mask is causal with the same positions in the batch, else None."""
         return None
 
     @property
     def conjuncts(self) -> tuple[Mask, ...]:
-        """The masks that `&` combines in this mask; a tuple with the mask itself if it is not such a combination."""
+        """The masks that this mask combines with `&`, or the mask itself as a tuple if it is no such combination."""
         return (self,)
 
     def check(self, q: int, k: int) -> None:
@@ -91,7 +96,7 @@ class _Combined(Mask):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether either mask is positional."""
+        """Whether at least one of the two masks depends on the positions of queries."""
         return self.left.positional or self.right.positional
 
     @property
@@ -101,7 +106,7 @@ class _Combined(Mask):
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
-        """Whether both masks are relative."""
+        """Whether both masks depend only on key position − query position."""
         return self.left.relative and self.right.relative
 
     def check(self, q: int, k: int) -> None:
@@ -112,24 +117,24 @@ class _Combined(Mask):
 
 @dataclass(frozen=True, eq=False)
 class And(_Combined):
-    """Allow the pairs that both masks allow."""
+    """Mask that allows the pairs of query and key that both `left` and `right` allow."""
 
     @property
     def conjuncts(self) -> tuple[Mask, ...]:
-        """The masks that `&` combines in `left`, followed by those in `right`."""
+        """The conjuncts of `left`, followed by the conjuncts of `right`."""
         return (*self.left.conjuncts, *self.right.conjuncts)
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return `left & right`."""
+        """Return a boolean array that is True for the pairs of the tile that both masks allow."""
         return self.left.allowed(tile, reference) & self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "none" if either mask allows no pair of the tile, "all" if both allow all, otherwise "part"."""
+        """Return "none" if the coverage of either mask is "none", "all" if both are "all", otherwise "part"."""
         covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "none" if "none" in covers else "all" if covers == ("all", "all") else "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the intersection of both ranges."""
+        """Return the intersection of the key ranges of both masks."""
         left, right = self.left.key_range(tile), self.right.key_range(tile)
         return max(left[0], right[0]), min(left[1], right[1])
 
@@ -139,19 +144,19 @@ class And(_Combined):
 
 @dataclass(frozen=True, eq=False)
 class Or(_Combined):
-    """Allow the pairs that either mask allows."""
+    """Mask that allows the pairs of query and key that `left` or `right` allows."""
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return `left | right`."""
+        """Return a boolean array that is True for the pairs of the tile that at least one of both masks allows."""
         return self.left.allowed(tile, reference) | self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "all" if either mask allows all pairs of the tile, "none" if both allow none, otherwise "part"."""
+        """Return "all" if the coverage of either mask is "all", "none" if both are "none", otherwise "part"."""
         covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "all" if "all" in covers else "none" if covers == ("none", "none") else "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the smallest range that contains both ranges."""
+        """Return the smallest range that contains the key ranges of both masks."""
         left, right = self.left.key_range(tile), self.right.key_range(tile)
         return min(left[0], right[0]), max(left[1], right[1])
 
@@ -162,12 +167,12 @@ class Or(_Combined):
 @delegates("mask", "positional", "key_only", "relative", "check")
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
-    """Allow the pairs that the inner mask excludes."""
+    """Mask that allows the pairs of query and key that the inner mask excludes."""
 
     mask: Mask
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return the negation of the inner mask."""
+        """Return a boolean array that is True for the pairs of the tile that the inner mask excludes."""
         return ~self.mask.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
@@ -180,13 +185,16 @@ class Not(Mask):
 
 
 def and_masks(*masks: Mask | None) -> Mask | None:
-    """Return a mask that allows the pairs that all given masks allow; None stands for a mask that allows all pairs."""
+    """Return a mask that allows the pairs that all of `masks` allow.
+
+    None, as an argument or as the result, stands for a mask that allows all pairs.
+    """
     given = [require_mask(mask) for mask in masks if mask is not None]
     return reduce(And, given) if given else None
 
 
 def require_mask(mask: object) -> Mask:
-    """Return `mask` if it is a `Mask`.
+    """Return `mask`, or raise a `KindError` if it is not a `Mask`.
 
     Raises:
         KindError: `mask` is not a `Mask`. For an array, the message names the masks that wrap arrays.
@@ -197,14 +205,17 @@ def require_mask(mask: object) -> Mask:
         shape = getattr(mask, "shape", None)
         given = f"an array of shape {tuple(shape)}" if shape is not None else f"a {type(mask).__name__}"
         raise KindError(
-            f"mask must be a Mask, got {given}. Wrap the array in masks.Keys for shape (*batch, k) or in "
-            "masks.Pairs for shape (*batch, q, k), where True means that the query may attend to the key."
+            f"mask must be a Mask, got {given}. Wrap an array of shape (*batch, k) in masks.Keys, or one of shape "
+            "(*batch, q, k) in masks.Pairs, where True means that the query may attend to the key."
         )
-    raise KindError(f"mask must be a Mask, got {type(mask).__name__}. Use one of qkv.masks, such as masks.Causal().")
+    raise KindError(
+        f"mask must be a Mask, got an object of type {type(mask).__name__}. Pass an instance of a class in qkv.masks, "
+        "such as masks.Causal()."
+    )
 
 
 def require_boolean(owner: str, array: Shaped[Array, "*_shape"]) -> Bool[Array, "*_shape"]:
-    """Return `array` if its elements are booleans.
+    """Return `array`, or raise a `KindError` if its elements are not booleans.
 
     Raises:
         KindError: the elements are not booleans. Integers and additive masks of floating-point numbers are not
@@ -212,14 +223,15 @@ def require_boolean(owner: str, array: Shaped[Array, "*_shape"]) -> Bool[Array, 
     """
     if "bool" not in str(array.dtype):
         raise KindError(
-            f"the array of {owner} must be boolean, got {dtype_name(array)}. True means that the query may attend to "
-            "the key: give array == 1 for a mask of 0 and 1, or array == 0 for an additive mask of 0 and −inf."
+            f"the array of {owner} must be boolean, got dtype {dtype_name(array)}. True means that the query may "
+            "attend to the key: pass array == 1 for a mask of 0 and 1, or array == 0 for a mask of 0 and −inf that is "
+            "added to the logits."
         )
     return array
 
 
 def require_integers(owner: str, name: str, value: ArrayLike) -> Array | int:
-    """Return an integer unchanged, or convert other values to an array of integers.
+    """Return `value` if it is an int, otherwise convert it to an array and check that its elements are integers.
 
     Raises:
         KindError: the elements of the array are not integers.
@@ -228,5 +240,8 @@ def require_integers(owner: str, name: str, value: ArrayLike) -> Array | int:
         return value
     array = as_array(value)
     if "int" not in dtype_name(array):
-        raise KindError(f"{name} of {owner} must be integers, got {dtype_name(array)}. Convert to an integer dtype.")
+        raise KindError(
+            f"{name} of {owner} must be an integer or an array of integers, got dtype {dtype_name(array)}. Convert "
+            "the elements to an integer dtype."
+        )
     return array

@@ -1,4 +1,4 @@
-"""Blocks: a block-sparse mask, with one boolean for each pair of a block of queries and a block of keys."""
+"""Block-sparse mask, with one boolean for each pair of a block of queries and a block of keys."""
 
 from __future__ import annotations
 
@@ -44,10 +44,12 @@ class Blocks(Mask):
     size: int | tuple[int, int] = 64
 
     def validate(self) -> None:
-        """Check that the layout is boolean and that the sizes are positive integers."""
+        """Check that `layout` is boolean and that the block sizes are positive integers."""
         object.__setattr__(self, "layout", require_boolean("Blocks", as_array(self.layout)))
         if not all(is_int(n) and n >= 1 for n in self.sizes):
-            raise OptionError(f"size of Blocks must be one or two integers of at least 1, got {self.size!r}.")
+            raise OptionError(
+                f"size of Blocks must be an integer of at least 1 or a tuple of two such integers, got {self.size!r}."
+            )
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -55,24 +57,24 @@ class Blocks(Mask):
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless the layout has one element for each pair of blocks."""
+        """Raise a `ShapeError` unless `layout` has one element per pair of blocks of `q` queries and `k` keys."""
         expected = tuple(-(-n // size) for n, size in zip((q, k), self.sizes, strict=True))
         if tuple(self.layout.shape[-2:]) != expected:
             raise ShapeError(
                 f"layout of Blocks must have shape (*batch, {expected[0]}, {expected[1]}) for {q} queries and {k} keys "
                 f"in blocks of size {self.sizes}, got shape {tuple(self.layout.shape)}. "
-                "Give one element for each pair of blocks."
+                "Pass one element for each pair of blocks."
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return `layout[i // size, j // size]` for each pair (i, j)."""
+        """Return a boolean array with the element of `layout` to which each pair of the tile belongs."""
         xp = namespace(self.layout)
         rows = tile.query_indices(self.layout) // self.sizes[0]
         cols = tile.key_positions(self.layout) // self.sizes[1]
         return xp.take(xp.take(self.layout, rows, axis=-2), cols, axis=-1)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the range from the first to the last block of keys that any query of the tile may attend to."""
+        """Return the keys from the first to the last block that any query of the tile may attend to, as a range."""
         layout, (size_q, size_k) = to_numpy(self.layout), self.sizes
         if layout is None:
             return 0, tile.k_total
@@ -83,7 +85,7 @@ class Blocks(Mask):
         return int(blocks[0]) * size_k, min(tile.k_total, (int(blocks[-1]) + 1) * size_k)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage of the blocks that overlap the tile."""
+        """Return "all", "none" or "part", depending on the elements of `layout` that overlap the tile."""
         if to_numpy(self.layout) is None:
             return "part"
         (r0, r1), (c0, c1) = tile.rows, tile.cols

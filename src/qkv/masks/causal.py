@@ -1,4 +1,4 @@
-"""Causal: each query may attend to the keys at and before its own position."""
+"""Causal mask, in which each query may attend to the keys at positions up to its own."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Causal(BandMask):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether the mask uses the positions of the call, which holds if `align` is None."""
+        """Whether the mask depends on the `positions` of the call, which is true if `align` is None."""
         return self.align is None
 
     def causal_offset(self, tile: Tile) -> int | None:
-        """Return the position of query 0, or None if it differs between batch elements."""
+        """Return the position of query 0, or None if it is given by an array with one element per batch element."""
         offset = tile.offset(self.align)
         return offset if isinstance(offset, int) else None

@@ -1,4 +1,4 @@
-"""Documents: a mask for sequences that consist of several documents, each of which attends only to itself."""
+"""Document mask for packed sequences, in which each query may attend only to keys of its own document."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ class Documents(Mask):
     key_ids: Array | None = array_field("k", default=None)
 
     def validate(self) -> None:
-        """Convert the ids of queries and keys to arrays."""
+        """Convert the ids to arrays, and use the ids of the queries for the keys if `key_ids` is None."""
         object.__setattr__(self, "query_ids", as_array(self.query_ids))
         object.__setattr__(self, "key_ids", self.query_ids if self.key_ids is None else as_array(self.key_ids))
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless there is one id for each query and for each key."""
+        """Raise a `ShapeError` unless there are `q` ids of queries and `k` ids of keys."""
         assert self.key_ids is not None
         got = (self.query_ids.shape[-1], self.key_ids.shape[-1])
         if got != (q, k):
             raise ShapeError(
-                f"query_ids and key_ids of Documents must have length {q} and {k}, got lengths {got[0]} and {got[1]}. "
-                "Give one id for each query and each key."
+                f"query_ids and key_ids of Documents must have lengths {q} and {k}, got lengths {got[0]} and {got[1]}. "
+                "Pass one id for each query and one for each key."
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return `query_id == key_id` for each pair."""
+        """Return a boolean array that is True for the pairs of the tile whose query and key have the same id."""
         assert self.key_ids is not None
         return self.query_ids[..., :, None] == self.key_ids[..., None, :]
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return a range that contains all keys with an id between the smallest and the largest query id."""
+        """Return a range that contains all keys with an id between the smallest and largest id of the queries."""
         rows = to_numpy(self.slice(slice(*tile.rows), slice(0, 0)).query_ids)
         keys = None if self.key_ids is None else to_numpy(self.key_ids)
         if rows is None or keys is None or rows.size == 0:

@@ -1,4 +1,4 @@
-"""Keys: a padding mask given by one boolean per key."""
+"""Padding mask, with one boolean per key."""
 
 from __future__ import annotations
 
@@ -40,24 +40,30 @@ class Keys(Mask):
         object.__setattr__(self, "array", require_boolean("Keys", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless the array has one element per key."""
+        """Raise a `ShapeError` unless the last axis of the array has length `k` or 1."""
         if self.array.shape[-1] not in (1, k):
             raise ShapeError(
-                f"the last axis of Keys must have length {k}, one element per key, got shape "
-                f"{tuple(self.array.shape)}. For a mask of shape (*batch, q, k) use Pairs."
+                f"the array of Keys must have shape (*batch, {k}), with one element per key, got shape "
+                f"{tuple(self.array.shape)}. For an array of shape (*batch, q, k), use Pairs."
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch 1 k"]:
-        """Return the boolean array with an axis of length 1 for the queries."""
+        """Return the boolean array as `(*batch, 1, k)`, because it is the same for all queries."""
         return self.array[..., None, :]
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage of the elements of the array that belong to the tile's keys."""
+        """Return "all" if the mask allows all keys of the tile, "none" if it allows none, otherwise "part".
+
+        For a traced array the result is "part".
+        """
         return coverage_of(self.array[..., slice(*tile.cols)] if self.array.shape[-1] != 1 else self.array)
 
 
 def coverage_of(array: Bool[Array, "*_shape"]) -> Coverage:
-    """Return "all", "none" or "part" of the elements of an array that are True; "part" for a traced array."""
+    """Return "all" if all elements of a boolean array are True, "none" if none is, otherwise "part".
+
+    For a traced array the result is "part".
+    """
     known = to_numpy(array)
     if known is None:
         return "part"

@@ -1,4 +1,4 @@
-"""Lengths: a padding mask given by the number of keys of each batch element."""
+"""Padding mask, which is defined by the number of keys of each batch element."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Lengths", "length_range", "shorter_than"]
 
 @dataclass(frozen=True, eq=False)
 class Lengths(Mask):
-    """Padding mask that allows key j for every query if j < length.
+    """Padding mask that allows each query to attend to the first `lengths` keys of its batch element.
 
     Args:
         lengths: number of keys that are not padding, integers `(*batch,)` or one integer.
@@ -41,11 +41,11 @@ class Lengths(Mask):
         object.__setattr__(self, "lengths", require_integers("Lengths", "lengths", self.lengths))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return `j < length` for each key j."""
+        """Return a boolean array that is True for the keys of the tile with an index below the length."""
         return shorter_than(tile, reference, self.lengths)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage, computed from the tile's keys and the shortest and longest length."""
+        """Return "all", "none" or "part", from the tile's keys and the smallest and largest length."""
         known = length_range(self.lengths)
         if known is None:
             return "part"

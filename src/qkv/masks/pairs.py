@@ -1,4 +1,4 @@
-"""Pairs: a mask given by a boolean array with an element for each pair of query and key."""
+"""Mask that is defined by a boolean array with one element for each pair of query and key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Pairs"]
 
 @dataclass(frozen=True, eq=False)
 class Pairs(Mask):
-    """Mask that allows the pairs for which a boolean array is True.
+    """Mask that allows the pairs of query and key for which a boolean array is True.
 
     Args:
         array: booleans `(*batch, q, k)`; any axis may have length 1, as in a padding mask `(batch, 1, 1, k)`.
@@ -40,18 +40,21 @@ class Pairs(Mask):
         object.__setattr__(self, "array", require_boolean("Pairs", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless the last two axes have lengths `q` and `k`, or 1."""
+        """Raise a `ShapeError` unless the last two axes of the array have lengths `q` and `k`, or 1."""
         shape = tuple(self.array.shape)
         if len(shape) < 2 or shape[-2] not in (1, q) or shape[-1] not in (1, k):
             raise ShapeError(
-                f"the last two axes of Pairs must have lengths {q} or 1 and {k} or 1, got shape {shape}. "
-                "For a mask of shape (*batch, k) use Keys."
+                f"the array of Pairs must have shape (*batch, {q}, {k}), where an axis may also have length 1, got "
+                f"shape {shape}. For an array of shape (*batch, k), use Keys."
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return the boolean array."""
+        """Return the boolean array, which broadcasts to `(*batch, q, k)`."""
         return self.array
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage of the elements of the array that belong to the tile."""
+        """Return "all" if the mask allows all pairs of the tile, "none" if it allows none, otherwise "part".
+
+        For a traced array the result is "part".
+        """
         return coverage_of(self.slice(slice(*tile.rows), slice(*tile.cols)).array)

@@ -1,4 +1,4 @@
-"""Prefix: the mask of a prefix language model, which is causal except that every query may attend to the prefix.
+"""Mask of a prefix language model, which is causal except that every query may attend to the whole prefix.
 
 Source: Raffel et al. (2020), section 3.2.1, https://arxiv.org/abs/1910.10683.
 """
@@ -19,7 +19,7 @@ __all__ = ["Prefix"]
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Mask):
-    """Causal mask that additionally allows key j for every query if j < length.
+    """Causal mask that additionally allows every query to attend to the first `length` keys.
 
     Args:
         length: number of keys in the prefix, an integer or integers `(*batch,)`.
@@ -45,18 +45,21 @@ class Prefix(Mask):
         object.__setattr__(self, "length", require_integers("Prefix", "length", self.length))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return `(j < length) | (j <= i)` for each pair of positions (i, j)."""
+        """Return a boolean array that is True for the pairs of the tile with j < length or j ≤ i.
+
+        i is the position of the query and j that of the key.
+        """
         return shorter_than(tile, reference, self.length) | Causal().allowed(tile, reference)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the range of keys up to the last query's position or the end of the longest prefix."""
+        """Return the range from key 0 to the last query's position or the end of the longest prefix."""
         known = length_range(self.length)
         if known is None:
             return 0, tile.k_total
         return 0, min(tile.k_total, max(Causal().key_range(tile)[1], known[1]))
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage, computed from the causal coverage and the shortest and longest prefix."""
+        """Return "all", "none" or "part", from the coverage of `Causal` and the shortest and longest prefix."""
         causal, known = Causal().coverage(tile), length_range(self.length)
         if causal == "all" or known is None:
             return causal if causal == "all" else "part"

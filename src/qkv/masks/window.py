@@ -1,4 +1,4 @@
-"""Window: each query may attend to the keys near its own position (sliding window)."""
+"""Sliding window mask, in which each query may attend to the keys near its own position."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class BandMask(Mask):
     relative = True
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return `(i - before <= j) & (j <= i + after)` for each pair of positions (i, j)."""
+        """Return a boolean array that is True for the pairs of the tile with i − before ≤ j ≤ i + after.
+
+        i is the position of the query and j that of the key.
+        """
 
         def inside(distance: Array) -> Array:
             out = distance == distance if self.after is None else distance <= self.after
@@ -37,7 +40,7 @@ class BandMask(Mask):
         return tile.map_relative_positions(reference, inside, self.align)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the range from `before` keys before the first query to `after` keys after the last query."""
+        """Return the range from `before` keys before the tile's first query to `after` keys after its last query."""
         span = tile.query_position_range(self.align)
         if span is None:
             return 0, tile.k_total
@@ -46,7 +49,7 @@ class BandMask(Mask):
         return start, stop
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage, computed from the distances of positions at the corners of the tile."""
+        """Return "all", "none" or "part", from the positions of the tile's first and last query and key."""
         span = tile.query_position_range(self.align)
         if span is None:
             return "part"
@@ -90,4 +93,4 @@ class Window(BandMask):
         for name in ("before", "after"):
             n = getattr(self, name)
             if n is not None and (not is_int(n) or n < 0):
-                raise OptionError(f"{name} of Window must be a non-negative integer, or None for all, got {n!r}.")
+                raise OptionError(f"{name} of Window must be a non-negative integer, or None for no limit, got {n!r}.")

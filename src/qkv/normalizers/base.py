@@ -1,15 +1,15 @@
-"""The base class `Normalizer`: maps logits to weights, either for whole rows or tile by tile.
+"""Base class `Normalizer` of normalizers, which map logits to weights, for whole rows or tile by tile.
 
 A logit of −inf excludes its key. If every key of a row is excluded, all weights of the row are 0.
 
 Whole rows: `weights(logits, tile)` is the definition; it is differentiable and works with every array library.
 Tile by tile, for normalizers with `online`:
 
-    prepare(logits)                                  elementwise, differentiable change of logits (temperature)
+    prepare(logits)                                  elementwise change of logits, such as a temperature
     accumulate(logits, value, tile) → partial        the partial result of a tile; partial results merge in any order
     finalize(partial, tile) → output, summary        the output, and a few numbers per row, from which
     tile_weights(logits, summary, tile)              the weights of any tile are recomputed, and
-    logit_gradient(logits, …, summary, tile)         the gradient of its prepared logits
+    logit_gradient(logits, …, summary, tile)         the gradient of the logits that `prepare` returned
 """
 
 from __future__ import annotations
@@ -63,38 +63,43 @@ class Normalizer(Part, ABC):
     distribution: Normalizer | None = None
 
     def simplify(self, k: int) -> Normalizer:
-        """Return a simpler normalizer with the same weights for at most `k` keys, or this normalizer."""
+        """Return a simpler normalizer with the same weights for rows of at most `k` keys, or this normalizer."""
         return self
 
     def log_total(self, logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
-        """Return the log-sum-exp of each row, for normalizers with `log_sum_exp`."""
-        raise RefusedError(f"the normalizer must define a log-sum-exp, got {self}. Use Softmax.")
+        """Return the log-sum-exp of each row of logits, `(*batch, q, 1)`.
+
+        The base class raises a `RefusedError`; classes that define it set `log_sum_exp`.
+        """
+        raise RefusedError(f"the normalizer must define a log-sum-exp, got {self}. Use Softmax instead.")
 
     def accumulator_width(self, value_width: int) -> int:
-        """Return the number of array elements that a partial result holds per query."""
+        """Return the number of array elements per query in a partial result for values of width `value_width`."""
         return value_width + 2
 
     @abstractmethod
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return the weights of whole rows of logits."""
+        """Return the weights of whole rows of logits, `(*batch, q, k)`."""
 
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for keys whose values contribute to the output.
+        """Return a boolean array that is True for the keys whose values contribute to the output.
 
         The default returns all keys that are not excluded.
         """
         return ~excluded(logits)
 
-    # If few keys of a row get weight: how a kernel finds these candidates without weighing the others.
+    # Kernels call these methods to find the few keys of a row that get weight without weighing the others.
 
     def selection_logits(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
-        """Return the ranks of keys: the logits, with added noise for stochastic normalizers."""
+        """Return the rank by which candidate keys are selected: the logit, plus noise in stochastic normalizers."""
         return logits
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
-        """Return a rank below which no key of a row gets weight or changes another key's weight.
+        """Return a lower bound of the ranks of keys with weight in each row, or None if every key may have weight.
+
+        Keys of a lower rank neither get weight nor change the weights of other keys.
 
         Args:
             largest: the largest rank in each of several disjoint groups of keys. They include the maximum of
@@ -109,11 +114,17 @@ class Normalizer(Part, ABC):
     def candidate_weights(
         self, logits: Float[Array, "*batch q k"], ranks: Float[Array, "*batch q k"], tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return the weights of candidate keys, given in key order; logits and ranks are padded with −inf."""
+        """Return the weights of the candidate keys of each query.
+
+        The candidates are in key order, and missing candidates have logits and ranks of −inf.
+        """
         return self.weights(logits, tile)
 
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Transform logits elementwise before accumulation; the result is differentiable, and −inf stays −inf."""
+        """Return the logits after the elementwise change that precedes `accumulate`, such as a temperature.
+
+        The result is differentiable, and −inf stays −inf.
+        """
         return logits
 
     def accumulate(
@@ -124,7 +135,10 @@ class Normalizer(Part, ABC):
         dropout: float,
         finite: bool,
     ) -> PartialResult:
-        """Return the partial result of a tile; `finite` states whether all values are known to be finite."""
+        """Return the partial result of a tile, computed from its values and the logits that `prepare` returned.
+
+        `finite` states whether all values are known to be finite.
+        """
         raise self._needs_rows()
 
     def finalize(self, partial: Any, tile: Tile, dropout: float) -> tuple[Array, Summary]:
@@ -134,7 +148,7 @@ class Normalizer(Part, ABC):
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return the weights of a tile, before dropout, from its prepared logits."""
+        """Return the weights of a tile before dropout, from the logits that `prepare` returned and the summary."""
         raise self._needs_rows()
 
     def logit_gradient(
@@ -146,10 +160,12 @@ class Normalizer(Part, ABC):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the gradient of a tile's prepared logits; it is 0 for normalizers that are not differentiable.
+        """Return the gradient of the loss with respect to the logits of a tile that `prepare` returned.
+
+        It is 0 for normalizers that are not differentiable.
 
         Args:
-            logits: prepared logits of the tile.
+            logits: logits of the tile, as returned by `prepare`.
             weights: weights of the tile, before dropout.
             weight_gradient: gradient with respect to `weights`.
             row_dot: Σ over all keys of weight · weight_gradient.
@@ -161,11 +177,16 @@ class Normalizer(Part, ABC):
         return namespace(logits).zeros_like(logits)
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
-        """Return the gradients of each array per row, except for gradients through `prepare`; None if there is none."""
+        """Return one gradient per row for each array of the normalizer, or None for an array without a gradient.
+
+        Gradients that flow through `prepare` are not included.
+        """
         return (None,) * len(self.arrays())
 
     def _needs_rows(self) -> RefusedError:
-        return RefusedError(f"{type(self).__name__} must be given whole rows of logits, got a tile of a row.")
+        return RefusedError(
+            f"{type(self).__name__} must be given whole rows of logits, got a tile of a row. Call weights instead."
+        )
 
 
 def excluded(logits: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:

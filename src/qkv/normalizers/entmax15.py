@@ -1,4 +1,4 @@
-"""1.5-entmax, which lies between softmax and sparsemax: keys below a threshold get weight exactly 0.
+"""The normalizer `Entmax15`, a sparse alternative to softmax in which small logits get weights of exactly 0.
 
     w_j = max(0, l_j / 2 − τ)²
 
@@ -18,7 +18,7 @@ __all__ = ["Entmax15"]
 
 @dataclass(frozen=True, eq=False)
 class Entmax15(SparseNormalizer):
-    """1.5-entmax of each row: weights that sum to 1, of which many can be exactly 0.
+    """Normalizer that computes 1.5-entmax of each row: weights that sum to 1, of which many can be exactly 0.
 
     Example:
         >>> import numpy as np
@@ -30,7 +30,10 @@ class Entmax15(SparseNormalizer):
     scale = 0.5
 
     def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
-        """Return τ_k = mean − √((1 − Σ(z − mean)²) / k) over the k largest z, for the largest k with τ_k ≤ z_k."""
+        """Return the threshold τ_k of each row, for the largest k at which τ_k is at most the k-th largest z.
+
+        τ_k = mean − √((1 − Σ(z − mean)²) / k), where the mean and the sum are over the k largest z.
+        """
         xp = namespace(z)
         ordered = xp.sort(z, axis=-1, descending=True)
         count = cast(arange(z, 1, z.shape[-1] + 1), z.dtype)

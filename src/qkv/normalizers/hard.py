@@ -1,4 +1,4 @@
-"""Hard: one-hot weights on the key with the largest logit.
+"""The normalizer `Hard`, which gives weight 1 to the key with the largest logit and 0 to all other keys.
 
     w_j = [j = argmax_i l_i]
 
@@ -22,38 +22,38 @@ __all__ = ["Hard", "OneHot"]
 
 
 class OneHot(Normalizer):
-    """Base class of one-hot normalizers, which give the whole weight to the key with the highest rank."""
+    """Base class of normalizers that give weight 1 to the key with the highest rank and 0 to all other keys."""
 
     selects_keys: ClassVar[bool] = True
     top_k = 1
     differentiable: ClassVar[bool] = False
 
     def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
-        """Return the ranks of the keys: the prepared logits, plus noise for random normalizers."""
+        """Return the rank of each key: the logit that `prepare` returned, to which stochastic normalizers add noise."""
         return logits
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return weight 1 for the key with the highest rank, or NaN if its logit is NaN."""
+        """Return weight 1 for the key of highest rank in each row, or NaN if its logit is NaN, and 0 for other keys."""
         return self._one(self.prepare(logits), select_top(self.perturb(self.prepare(logits), tile), 1))
 
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the selected key."""
+        """Return a boolean array that is True for the selected key of each query."""
         return weights != 0
 
     def selection_logits(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
-        """Return the prepared logits, with added noise for random normalizers."""
+        """Return the rank of each key: its logit after `prepare`, to which stochastic normalizers add noise."""
         return self.perturb(self.prepare(logits), tile)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
-        """Return the maximum of each row, because only the key with the highest rank gets weight."""
+        """Return the largest rank of each row, because only the key with this rank gets weight."""
         return row_max(largest)
 
     def candidate_weights(
         self, logits: Float[Array, "*batch q k"], ranks: Float[Array, "*batch q k"], tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return weight 1 for the first key with the highest rank."""
+        """Return weight 1 for the first candidate with the highest rank, and 0 for the other candidates."""
         return self._one(self.prepare(logits), select_top(ranks, 1))
 
     def accumulate(
@@ -64,18 +64,18 @@ class OneHot(Normalizer):
         dropout: float,
         finite: bool,
     ) -> TopKeys:
-        """Return the key of the tile with the highest rank for each query."""
+        """Return the partial result of a tile, which holds the key with the highest rank for each query."""
         return top_keys_of_tile(self.perturb(logits, tile), logits, value, tile, 1)
 
     def finalize(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Return the value of the selected key, and its rank and index as the summary."""
+        """Return the value of each query's selected key as the output, and the key's rank and index as the summary."""
         weights = self._one(partial.logit, partial.rank != -namespace(partial.rank).inf)
         return weigh_top_keys(weights, partial, tile, dropout), selection_threshold(partial)
 
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return weight 1 for the selected key if it is in the tile, and 0 for all other keys."""
+        """Return weight 1 for the selected key of each query if it is in the tile, and 0 for all other keys."""
         return self._one(logits, is_selected(self.perturb(logits, tile), (summary[0], summary[1]), tile))
 
     def _one(self, logits: Array, chosen: Array) -> Array:
@@ -86,7 +86,7 @@ class OneHot(Normalizer):
 
 @dataclass(frozen=True, eq=False)
 class Hard(OneHot):
-    """One-hot weights on the key with the largest logit; ties go to the lowest index.
+    """Normalizer that gives weight 1 to the key with the largest logit; ties go to the lowest index.
 
     Example:
         >>> import numpy as np

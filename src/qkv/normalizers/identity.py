@@ -1,4 +1,4 @@
-"""Identity: the logits are the weights.
+"""The normalizer `Identity`, which returns the logits as weights.
 
 w_j = l_j
 """
@@ -18,7 +18,7 @@ __all__ = ["Identity"]
 
 @dataclass(frozen=True, eq=False)
 class Identity(LinearNormalizer):
-    """The logits as weights, which may be negative and do not sum to 1 in general.
+    """Normalizer that returns the logits as weights, which may be negative and need not sum to 1.
 
     Example:
         >>> import numpy as np
@@ -42,5 +42,5 @@ class Identity(LinearNormalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the gradient of the logits, dw for each key that is not excluded."""
+        """Return the gradient with respect to the logits: `weight_gradient`, with 0 for excluded keys."""
         return where(excluded(logits), 0.0, weight_gradient)

@@ -1,4 +1,4 @@
-"""Base class of normalizers whose output is a weighted sum, optionally divided by the sum of the weights."""
+"""Base class of normalizers whose weights are an elementwise function of the logits, optionally divided by its sum."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["LinearNormalizer"]
 
 
 class LinearNormalizer(Normalizer):
-    """Base class of normalizers with weights mass(l) / Σ mass(l), or mass(l) if `divides` is False."""
+    """Base class of normalizers with weights `mass(logits)`, divided by their sum in each row if `divides` is True."""
 
     divides: bool = True
 
     @abstractmethod
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the unnormalized weight of each key, 0 for excluded keys."""
+        """Return the unnormalized weight of each key, which is 0 for excluded keys."""
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return mass / Σ mass for each key, or 0 if the sum is 0."""
+        """Return `mass(logits)`, divided by its sum in each row if `divides` is True; rows with sum 0 get weights 0."""
         mass = self.mass(self.prepare(logits))
         return _share(mass, namespace(mass).sum(mass, axis=-1, keepdims=True)) if self.divides else mass
 
@@ -37,13 +37,16 @@ class LinearNormalizer(Normalizer):
         dropout: float,
         finite: bool,
     ) -> WeightedSums:
-        """Return the sum of the unnormalized weights and the weighted sum of the values of the tile."""
+        """Return the sum of the unnormalized weights and the weighted sum of the values of a tile for each query."""
         mass = self.mass(logits)
         weighted = apply_weights(apply_dropout(mass, tile, dropout), value, self.support(logits, mass), finite)
         return WeightedSums(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
 
     def finalize(self, partial: WeightedSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Return the output, weighted / total, and the total as the summary if `divides` is True."""
+        """Return the output, and the sum of the unnormalized weights as the summary if `divides` is True.
+
+        The output is the weighted sum of the values, divided by this sum if `divides` is True.
+        """
         if not self.divides:
             return partial.weighted, ()
         return _share(partial.weighted, partial.total), (partial.total,)
@@ -51,7 +54,7 @@ class LinearNormalizer(Normalizer):
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return the mass of each key of the tile, divided by the total if `divides` is True."""
+        """Return the unnormalized weights of a tile, divided by the sum in the summary if `divides` is True."""
         return _share(self.mass(logits), summary[0]) if self.divides else self.mass(logits)
 
 

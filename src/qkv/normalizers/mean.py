@@ -1,4 +1,4 @@
-"""Mean: the same weight for every key.
+"""The normalizer `Mean`, which gives all keys of a row that are not excluded the same weight.
 
 w_j = 1 / m          m = number of keys that are not excluded
 """
@@ -18,7 +18,7 @@ __all__ = ["Mean"]
 
 @dataclass(frozen=True, eq=False)
 class Mean(LinearNormalizer):
-    """Equal weights for all keys that are not excluded, so that the output is the mean of their values.
+    """Normalizer that gives equal weights to all keys that are not excluded, so that the output is a mean of values.
 
     Example:
         >>> import numpy as np
@@ -31,5 +31,5 @@ class Mean(LinearNormalizer):
     differentiable: ClassVar[bool] = False
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return 1 for each key that is not excluded."""
+        """Return 1 for each key that is not excluded, and 0 for each excluded key."""
         return cast(~excluded(logits), logits.dtype)

@@ -1,4 +1,4 @@
-"""Sample: one-hot weights on a key sampled from the softmax.
+"""The normalizer `Sample`, which gives weight 1 to one key per query, sampled from the softmax.
 
     j ~ softmax(l / T)          w_j = 1
 
@@ -27,7 +27,7 @@ __all__ = ["Sample"]
 @delegates("distribution", "prepare", "validate")
 @dataclass(frozen=True, eq=False)
 class Sample(OneHot):
-    """One-hot weights on one key per query, sampled from the softmax with the seed of the call.
+    """Normalizer that gives weight 1 to one key per query, sampled from the softmax with the seed of the call.
 
     Args:
         temperature: T > 0, a number or one number per batch element.
@@ -51,8 +51,11 @@ class Sample(OneHot):
         return Softmax(self.temperature)
 
     def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
-        """Return the logits plus Gumbel noise."""
+        """Return the rank of each key: the logit that `prepare` returned, plus Gumbel noise."""
         if tile is None:
-            raise OptionError("a seed must be given for Sample, got none. Pass seed=… to the call.")
+            raise OptionError(
+                "tile must be given for Sample, because it holds the seed of the call, got None. Pass a tile with a seed, "
+                "such as Tile.whole(q, k, seed=0)."
+            )
         # Gumbel noise is finite, so excluded keys stay at −inf.
         return logits + tile.gumbel(logits, random.SAMPLE)

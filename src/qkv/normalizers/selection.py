@@ -1,4 +1,4 @@
-"""Selection of the top keys of each row, for normalizers that give weight only to a fixed number of keys.
+"""Functions that select the keys with the highest rank in each row, for normalizers with at most k weights.
 
 Ties go to the lowest key index, so that exactly `count` keys are selected.
 """
@@ -17,6 +17,8 @@ __all__ = ["is_selected", "select_top", "selection_threshold", "top_keys_of_tile
 def select_top(rank: Array, count: int) -> Array:
     """Return a boolean array that is True for the `count` keys with the highest rank in each row.
 
+    Keys of rank −inf are not selected.
+
     NaN ranks highest, so that it propagates to the output.
 
     Example:
@@ -28,7 +30,10 @@ def select_top(rank: Array, count: int) -> Array:
 
 
 def top_keys_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: int) -> TopKeys:
-    """Return the `count` keys of a tile with the highest rank, and their values; short rows are padded with −inf."""
+    """Return a `TopKeys` with the `count` keys of a tile that have the highest rank for each query.
+
+    If the tile has fewer keys, the result is padded with −inf.
+    """
     xp = namespace(logits)
     batch, q = logits.shape[:-2], logits.shape[-2]
     order = top_k_indices(rank, count)
@@ -49,7 +54,10 @@ def top_keys_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count
 
 
 def weigh_top_keys(weights: Array, top: TopKeys, tile: Tile, dropout: float, read: Array | None = None) -> Array:
-    """Return Σ w v over the selected keys; `read` marks the keys to include, by default those with non-zero weight."""
+    """Return the output of each query, Σ w v over its selected keys, with dropout applied to the weights.
+
+    `read` is True for keys whose values are included; None: keys with non-zero weight.
+    """
     xp = namespace(weights)
     read = (weights != 0 if read is None else read)[..., None]
     dropped = apply_dropout(weights, tile, dropout, keys=top.index)[..., None]
@@ -57,12 +65,18 @@ def weigh_top_keys(weights: Array, top: TopKeys, tile: Tile, dropout: float, rea
 
 
 def selection_threshold(top: TopKeys) -> tuple[Array, Array]:
-    """Return rank and index `(*batch, q, 1)` of the last selected key, which `is_selected` takes as a threshold."""
+    """Return the rank and the index of the last selected key of each query, `(*batch, q, 1)`.
+
+    `is_selected` uses both as a threshold.
+    """
     return top.rank[..., -1:], top.index[..., -1:]
 
 
 def is_selected(rank: Array, threshold: tuple[Array, Array], tile: Tile) -> Array:
-    """Return a boolean array that is True for the selected keys of a tile, given their `selection_threshold`."""
+    """Return a boolean array that is True for the tile's keys that rank no lower than the last selected key.
+
+    `threshold` holds the rank and index of the last selected key, as returned by `selection_threshold`.
+    """
     xp = namespace(rank)
     index = tile.key_positions(rank)
     better = (rank > threshold[0]) | ((rank == threshold[0]) & (index <= threshold[1])) | xp.isnan(rank)

@@ -1,4 +1,4 @@
-"""Sigmoid: the weight of each key depends on its own logit alone.
+"""The normalizer `Sigmoid`, in which the weight of a key depends only on the logit of this key.
 
     w_j = σ(l_j + b)
 
@@ -22,7 +22,7 @@ __all__ = ["Sigmoid"]
 
 @dataclass(frozen=True, eq=False)
 class Sigmoid(LinearNormalizer):
-    """Sigmoid of each logit plus a bias; the weights are in [0, 1] and do not sum to 1 in general.
+    """Normalizer that computes the sigmoid of each logit plus a bias; the weights need not sum to 1.
 
     Args:
         bias: b, a number or one number per batch element.
@@ -38,11 +38,11 @@ class Sigmoid(LinearNormalizer):
     sums_to_one = False
 
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the logits plus b."""
+        """Return the logits plus the bias."""
         return logits + expand_to_pairs(self.bias) if is_array(self.bias) or self.bias else logits
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return σ(l) for each logit l, with 0 for −inf."""
+        """Return the sigmoid of each logit, and 0 for −inf."""
         out = excluded(logits)
         return where(out, 0.0, sigmoid(where(out, 0.0, logits)))
 
@@ -55,5 +55,5 @@ class Sigmoid(LinearNormalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the gradient of the logits, w (1 − w) dw."""
+        """Return the gradient with respect to the logits, w (1 − w) g, with weights w and their gradient g."""
         return weights * (1 - weights) * weight_gradient

@@ -1,4 +1,4 @@
-"""Softmax: exponentials of the logits divided by their sum.
+"""The normalizer `Softmax`, which divides the exponentials of the logits by their sum.
 
     w_j = e^(l_j / T) / (Σ_i e^(l_i / T) + e^s)           the sink s is optional
 
@@ -26,7 +26,7 @@ __all__ = ["Softmax"]
 
 @dataclass(frozen=True, eq=False)
 class Softmax(Normalizer):
-    """Softmax of each row, with a temperature and an optional attention sink.
+    """Normalizer that computes the softmax of each row, with a temperature and an optional attention sink.
 
     Args:
         temperature: T > 0, a number or one number per batch element; a small T concentrates the weights.
@@ -53,31 +53,37 @@ class Softmax(Normalizer):
 
     @property
     def scale(self) -> float | None:  # type: ignore[override]
-        """The factor 1/T if T is a Python number, otherwise None."""
+        """The factor 1 / `temperature` by which `prepare` multiplies, or None if the temperature is an array."""
         return 1.0 / self.temperature if isinstance(self.temperature, (int, float)) else None
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """Whether the weights are unchanged by a shift of the logits, which holds without a sink."""
+        """Whether adding a number to all logits of a row leaves the weights unchanged: True without a sink."""
         return self.sink is None
 
     @property
     def sums_to_one(self) -> bool:  # type: ignore[override]
-        """Whether the weights sum to 1, which holds without a sink."""
+        """Whether the weights of each row sum to 1, which is true without a sink."""
         return self.sink is None
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return e^(l − m) / Σ e^(l − m), where m is the maximum of the row."""
+        """Return the weights e^(l − m) / Σ e^(l − m) of whole rows, where m is the maximum of the row.
+
+        l is the logit divided by the temperature. A sink is included in the maximum and in the sum.
+        """
         e, total, _ = self._exponentials(self.prepare(logits))
         return e / nonzero(total)
 
     def log_total(self, logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
-        """Return log Σ e^(l / T) of each row, including the sink; −inf for a row without keys and sink."""
+        """Return the log-sum-exp of each row, log Σ e^(l / T), including the sink if there is one.
+
+        The result is −inf for a row without keys and sink.
+        """
         _, total, shift = self._exponentials(self.prepare(logits))
         return where(total == 0, -math.inf, namespace(total).log(nonzero(total)) + shift)
 
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the logits divided by T."""
+        """Return the logits divided by the temperature."""
         if not is_array(self.temperature):
             return logits if self.temperature == 1 else logits / self.temperature
         # −inf bypasses the division, whose gradient with respect to T would be 0 · inf.
@@ -92,13 +98,16 @@ class Softmax(Normalizer):
         dropout: float,
         finite: bool,
     ) -> ExponentialSums:
-        """Return the sums of exponentials of a tile, relative to the maximum of the tile."""
+        """Return the partial result of a tile: the maximum of each row, and sums of exponentials relative to it."""
         return ExponentialSums.accumulate(
             logits, lambda e: apply_weights(apply_dropout(e, tile, dropout), value, ~excluded(logits), finite)
         )
 
     def finalize(self, partial: ExponentialSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Return the output and the summary (m, Σ e^(l − m)); the log-sum-exp would lose digits for large m."""
+        """Return the output, and as the summary the maximum m and the sum Σ e^(l − m) of each row.
+
+        The log-sum-exp, which combines both, would lose digits for large m.
+        """
         shift = self._shift(partial.maximum)
         output, total = partial.finalize(shift, self._sink_mass(shift))
         return output, (shift, total)
@@ -106,7 +115,7 @@ class Softmax(Normalizer):
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return e^(l − m) / Σ e^(l − m) for each key of the tile."""
+        """Return the weights e^(l − m) / Σ e^(l − m) of a tile; the summary holds m and the sum."""
         return namespace(logits).exp(logits - summary[0]) / nonzero(summary[1])
 
     def logit_gradient(
@@ -118,11 +127,15 @@ class Softmax(Normalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the gradient of the logits, w (dw − Σ w dw)."""
+        """Return the gradient with respect to the logits, w (g − Σ w g), with weights w and their gradient g."""
         return weights * (weight_gradient - row_dot)
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
-        """Return the gradient of the sink, −w_sink Σ w dw with w_sink = e^(s − m) / Σ e^(l − m)."""
+        """Return the gradient of the sink for each row if it is an array, and None for a temperature array.
+
+        The gradient of the sink is −w_sink Σ w g, with weights w, their gradient g and w_sink = e^(s − m) / Σ e^(l −
+        m).
+        """
         xp = namespace(row_dot)
         gradients: list[Array | None] = [None] if is_array(self.temperature) else []
         if is_array(self.sink):

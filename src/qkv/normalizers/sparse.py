@@ -1,4 +1,4 @@
-"""Base class of sparse normalizers: weights max(0, z − τ)^p with the threshold τ at which they sum to 1.
+"""Base class of sparse normalizers, with weights max(0, z − τ)^p and the threshold τ at which they sum to 1.
 
 The threshold is computed exactly by sorting, without a gradient. Two Newton steps that start at the threshold are
 recorded for the gradient and give the first and second derivatives without differentiating the sort.
@@ -26,7 +26,10 @@ BOUND_STEPS = 3
 
 
 class SparseNormalizer(Normalizer):
-    """Base class of normalizers with weights max(0, z − τ)^p, where z = l · scale."""
+    """Base class of normalizers with weights max(0, z − τ)^p that sum to 1, where z is the logit times `scale`.
+
+    p is `power`, and τ is the threshold at which the weights of the row sum to 1.
+    """
 
     online = False
     shift_invariant = True
@@ -36,10 +39,13 @@ class SparseNormalizer(Normalizer):
 
     @abstractmethod
     def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
-        """Return the threshold τ of each row, given z with a maximum of 0 and a minimum of at least −2 in each row."""
+        """Return the threshold τ of each row, `(*batch, q, 1)`.
+
+        The elements of `z` are at least −2, and the largest of each row that has keys is 0.
+        """
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return max(0, z − τ)^p."""
+        """Return the weights max(0, z − τ)^p of whole rows of logits."""
         if logits.shape[-1] == 0:
             return logits
         xp, out = namespace(logits), excluded(logits)
@@ -59,7 +65,7 @@ class SparseNormalizer(Normalizer):
         return where(out, 0.0, weights)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
-        """Return the threshold computed from the groups' maxima, a lower bound of the threshold of all keys."""
+        """Return a lower bound of the logits of keys with weight in each row, from the maxima of groups of keys."""
         xp = namespace(largest)
         while (half := largest.shape[-1] // 2) >= BOUND_GROUPS:
             # Merging pairs of groups lowers the bound a little and halves the time.
@@ -83,5 +89,5 @@ class SparseNormalizer(Normalizer):
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for keys with non-zero weight."""
+        """Return a boolean array that is True for the keys with non-zero weight."""
         return weights != 0

@@ -1,4 +1,4 @@
-"""Sparsemax: the Euclidean projection of the logits onto the simplex; keys below a threshold get weight exactly 0.
+"""The normalizer `Sparsemax`, the Euclidean projection of each row of logits onto the simplex.
 
     w = argmin_p ‖p − l‖²,   p ≥ 0, Σ p = 1          w_j = max(0, l_j − τ)
 
@@ -18,7 +18,7 @@ __all__ = ["Sparsemax"]
 
 @dataclass(frozen=True, eq=False)
 class Sparsemax(SparseNormalizer):
-    """Sparsemax of each row: weights that sum to 1, of which many can be exactly 0.
+    """Normalizer that computes sparsemax of each row: weights that sum to 1, of which many can be exactly 0.
 
     Example:
         >>> import numpy as np
@@ -30,7 +30,7 @@ class Sparsemax(SparseNormalizer):
     scale = 1.0
 
     def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
-        """Return τ = (Σ z over the support − 1) / size of the support."""
+        """Return the threshold τ of each row, (Σ z − 1) / n, with the sum over the n keys of the support."""
         xp = namespace(z)
         ordered = xp.sort(z, axis=-1, descending=True)
         count = cast(arange(z, 1, z.shape[-1] + 1), z.dtype)

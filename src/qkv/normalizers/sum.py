@@ -1,4 +1,4 @@
-"""Sum: non-negative scores divided by their sum.
+"""The normalizer `Sum`, which divides non-negative scores by their sum.
 
 w_j = s_j / Σ_i s_i
 """
@@ -21,7 +21,7 @@ __all__ = ["Sum"]
 
 @dataclass(frozen=True, eq=False)
 class Sum(LinearNormalizer):
-    """Scores divided by their sum, for scores that are counts, similarities or matches.
+    """Normalizer that divides the scores of each row by their sum, for counts, similarities or matches.
 
     The values of keys with score 0 have no effect. If all scores of a row are 0, all its weights are 0.
 
@@ -36,21 +36,24 @@ class Sum(LinearNormalizer):
     """
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return each score, 0 in place of −inf and NaN in place of negative scores."""
+        """Return the scores with 0 in place of −inf, and raise a `NegativeScoreError` if a score is negative.
+
+        For traced arrays, negative scores become NaN instead.
+        """
         xp = namespace(logits)
         mass = where(excluded(logits), 0.0, logits)
         negative = mass < 0
         if statically_known_true(xp.any(negative)):
             raise NegativeScoreError(
-                f"scores must be non-negative for Sum, got {float(xp.min(mass)):.4g}. Use Sum for matches, "
-                f"similarities and counts, and Softmax for logits."
+                f"scores must be non-negative for Sum, got {float(xp.min(mass)):.4g}. Use Softmax for scores that may "
+                "be negative."
             )
         return where(negative, math.nan, mass)
 
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for keys whose score is not 0."""
+        """Return a boolean array that is True for the keys whose score is not 0."""
         return weights != 0
 
     def logit_gradient(
@@ -62,7 +65,10 @@ class Sum(LinearNormalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the gradient of the scores, (dw − Σ w dw) / total."""
+        """Return the gradient with respect to the scores, (g − Σ w g) / Σ s, with weights w and scores s.
+
+        g is the gradient with respect to the weights. Excluded keys get 0.
+        """
         total = summary[0]
         gradient = (weight_gradient - row_dot) / nonzero(total)
         return where(excluded(logits) | (total == 0), 0.0, gradient)

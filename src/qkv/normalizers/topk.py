@@ -1,4 +1,4 @@
-"""Top-k: an inner normalizer applied to the k keys with the largest logits.
+"""The normalizer `TopK`, which applies an inner normalizer to the k largest logits of each row.
 
     w = normalizer(the k largest l)
 
@@ -28,7 +28,7 @@ __all__ = ["TopK"]
 @delegates("normalizer", "shift_invariant", "sums_to_one", "stochastic", "differentiable", "prepare")
 @dataclass(frozen=True, eq=False)
 class TopK(Normalizer):
-    """Keep the k largest logits of each row and normalize them; ties go to the lowest index.
+    """Normalizer that keeps the k largest logits of each row and normalizes them; ties go to the lowest index.
 
     Args:
         k: number of keys, at least 1. Rows with fewer keys keep all of them.
@@ -51,39 +51,47 @@ class TopK(Normalizer):
         """Check that `k` is a positive integer and that `normalizer` is a `Normalizer`."""
         require_positive_integer("TopK", "k", self.k)
         if not isinstance(self.normalizer, Normalizer):
-            raise OptionError(f"normalizer must be a Normalizer, got {self.normalizer!r}. Give Softmax(), for example.")
+            raise OptionError(
+                f"normalizer of TopK must be a Normalizer, got {self.normalizer!r}. Pass one, such as Softmax()."
+            )
 
     @property
     def online(self) -> bool:  # type: ignore[override]
-        """Whether the inner normalizer is online and neither samples nor selects keys."""
+        """Whether rows can be accumulated tile by tile, which depends on the inner normalizer.
+
+        They can if it is online and neither samples nor selects keys.
+        """
         return self.normalizer.online and self.top_k is not None
 
     @property
     def top_k(self) -> int | None:  # type: ignore[override]
-        """The number `k` if the inner normalizer neither samples nor selects keys, otherwise None."""
+        """The number `k` of kept keys if the inner normalizer neither samples nor selects keys, otherwise None."""
         return None if self.normalizer.stochastic or self.normalizer.selects_keys else self.k
 
     def accumulator_width(self, value_width: int) -> int:
-        """Return the number of array elements per query: rank, index, logit and value of each kept key."""
+        """Return the number of array elements per query, for the rank, index, logit and value of each kept key."""
         return self.k * (value_width + 3)
 
     def simplify(self, k: int) -> Normalizer:
-        """Return the inner normalizer if no key would be dropped."""
+        """Return the inner normalizer if rows have `k` ≤ `self.k` keys, so that all are kept, else this normalizer."""
         return self.normalizer if k <= self.k else self
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return the weights that the inner normalizer computes from the kept logits."""
+        """Return the weights that the inner normalizer computes from the kept logits, and 0 for all other keys."""
         return self.normalizer.weights(_only(logits, select_top(logits, self.k)), tile)
 
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for kept keys in the support of the inner normalizer."""
+        """Return a boolean array that is True for the kept keys in the support of the inner normalizer."""
         kept = _only(logits, select_top(logits, self.k))
         return self.normalizer.support(kept, weights)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
-        """Return the k-th largest of the groups' maxima; at least k logits are at least as large."""
+        """Return a lower bound of the k-th largest logit of each row, from the maxima of groups of keys.
+
+        The result is None if the inner normalizer samples or selects keys, because it then depends on their indices.
+        """
         if self.top_k is None:
             return None  # such an inner normalizer depends on the indices of keys
         xp = namespace(largest)
@@ -102,11 +110,11 @@ class TopK(Normalizer):
         dropout: float,
         finite: bool,
     ) -> TopKeys:
-        """Return the top k keys of the tile."""
+        """Return the partial result of a tile, which holds the k keys with the largest logits for each query."""
         return top_keys_of_tile(logits, logits, value, tile, self.k)
 
     def finalize(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Return the output for the kept keys, and a summary that starts with the selection threshold.
+        """Return the output, and a summary that starts with the rank and index of the last kept key of each query.
 
         The inner normalizer computes the weights and the remaining elements of the summary.
         """
@@ -125,7 +133,7 @@ class TopK(Normalizer):
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return the weights of the tile's kept keys, computed by the inner normalizer."""
+        """Return the weights that the inner normalizer computes for the tile's kept keys, and 0 for all other keys."""
         kept = _only(logits, is_selected(logits, (summary[0], summary[1]), tile))
         return self.normalizer.tile_weights(kept, summary[2:], tile)
 
@@ -138,7 +146,7 @@ class TopK(Normalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the gradient of the inner normalizer for kept keys and 0 for all other keys."""
+        """Return the gradient of the inner normalizer for the kept keys, and 0 for all other keys."""
         kept = is_selected(logits, (summary[0], summary[1]), tile)
         gradient = self.normalizer.logit_gradient(
             _only(logits, kept), weights, weight_gradient, row_dot, summary[2:], tile
@@ -146,7 +154,7 @@ class TopK(Normalizer):
         return where(kept, gradient, 0.0)
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
-        """Return the gradients of the arrays of the inner normalizer."""
+        """Return the gradient of each array of the inner normalizer for each row, or None if it has none."""
         return self.normalizer.array_gradients(summary[2:], row_dot)
 
 

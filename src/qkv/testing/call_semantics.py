@@ -37,14 +37,17 @@ MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
     ),
     "widths": (lambda c: replace(c, query=np.ones((2, 5))), r"got widths 5 and 2"),
     "batch": (lambda c: replace(c, query=np.ones((3, 2, 2)), key=np.ones((2, 4, 2))), r"\(3,\).*\(2,\)"),
-    "a mask of keys": (lambda c: replace(c, mask=masks.Keys(np.ones(3, dtype=bool))), r"must have length 4.*\(3,\)"),
+    "a mask of keys": (
+        lambda c: replace(c, mask=masks.Keys(np.ones(3, dtype=bool))),
+        r"Keys must have shape \(\*batch, 4\).*\(3,\)",
+    ),
     "a mask of pairs": (
         lambda c: replace(c, mask=masks.Pairs(np.ones((4, 2), dtype=bool))),
         r"lengths 2 or 1.*\(4, 2\)",
     ),
     "documents": (
         lambda c: replace(c, mask=masks.Documents(np.zeros(4, dtype=int))),
-        r"must have length 2 and .*, got lengths 4",
+        r"must have lengths 2 and .*, got lengths 4",
     ),
     "a bias": (lambda c: replace(c, score=scores.Biased(c.score, np.ones((4, 2)))), r"\(4, 2\)"),
     "one axis": (lambda c: replace(c, value=np.ones(4)), r"x\[:, None\]"),
