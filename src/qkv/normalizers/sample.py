@@ -54,8 +54,8 @@ class Sample(OneHot):
         """Return the rank of each key: the logit that `prepare` returned, plus Gumbel noise."""
         if tile is None:
             raise OptionError(
-                "tile must be given for Sample, because it holds the seed of the call, got None. Pass a tile with a seed, "
-                "such as Tile.whole(q, k, seed=0)."
+                "tile must be given for Sample, because it holds the seed of the call, got None. Pass a tile with a "
+                "seed, such as Tile.whole(q, k, seed=0)."
             )
         # Gumbel noise is finite, so excluded keys stay at −inf.
         return logits + tile.gumbel(logits, random.SAMPLE)

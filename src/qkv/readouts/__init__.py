@@ -1,4 +1,4 @@
-"""Readouts, which compute quantities from the weights without storing all weights."""
+"""Readouts, which compute quantities from the weights of a call, such as their entropy or the largest weights."""
 
 from qkv.readouts.base import Readout, Reduction
 from qkv.readouts.column_sum import ColumnSum

@@ -1,4 +1,4 @@
-"""The base class `Readout`: a quantity that is computed from the weights without storing all weights.
+"""Base class `Readout`, and class `Reduction`, which states how results of tiles are combined.
 
 `read` computes the quantity for some queries with all their keys, or for any tile if `accepts_tiles` is true.
 `reductions` states where the result of a tile belongs in the result of the whole call and how both are combined,
@@ -43,14 +43,14 @@ _REQUIREMENTS = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """How one array of a tile's result is combined into the array of the whole call.
+    """Rule by which an array that a readout returns for a tile is combined into the array for the whole call.
 
     Attributes:
         shape: lengths of the axes of the whole array after its batch axes.
         index: index of the part of these axes to which the tile contributes.
         op: "set" overwrites, "add" adds, "max" keeps the larger element (the earlier one if equal), "logaddexp" adds
             exponentials; "top-k" is handled by `Readout.merge`.
-        initial: initial value of the elements of the whole array.
+        initial: initial value of the elements of the array for the whole call.
         masked: value contributed by a tile without allowed pairs; None if such a tile contributes nothing.
     """
 
@@ -61,17 +61,23 @@ class Reduction:
     masked: float | None = None
 
     def allocate(self, piece: Array, batch: tuple[int, ...] | None = None) -> Array:
-        """Return the initial array of the whole call, by default with the batch axes of `piece`."""
+        """Return an array for the whole call in which every element has the value `initial`.
+
+        Its batch axes are `batch`, or those of `piece` if `batch` is None.
+        """
         batch = tuple(piece.shape[: piece.ndim - len(self.shape)]) if batch is None else batch
         empty = zeros(piece, (*batch, *self.shape))
         return empty + self.initial if self.initial else empty
 
     def slice(self, whole: Array) -> Array:
-        """Return the part of the whole array to which the tile contributes."""
+        """Return the part of the array for the whole call to which the tile contributes."""
         return whole[(..., *self.index)]
 
     def combine(self, old: Array, new: Array) -> Array:
-        """Return the combination of the stored array and the array of a tile; the result is differentiable."""
+        """Combine the array `old`, stored so far, with the array `new` of a tile by the operation `op`.
+
+        The result is differentiable.
+        """
         xp = namespace(old)
         if self.op == "add":
             return old + new
@@ -80,7 +86,7 @@ class Reduction:
         return xp.logaddexp(old, new) if self.op == "logaddexp" else new
 
     def exceeds(self, old: Array, new: Array) -> Array:
-        """Return a boolean array that is True where the operation "max" takes `new`; NaN exceeds any number."""
+        """Return a boolean array that is True where `new` is larger than `old`; NaN is larger than any number."""
         xp = namespace(old)
         return (new > old) | (xp.isnan(new) & ~xp.isnan(old))
 
@@ -110,11 +116,11 @@ class Readout(Part, ABC):
 
     @property
     def per_head(self) -> Readout:
-        """The readout that is applied to each head; the inner readout of `Heads`, otherwise this readout."""
+        """The readout that is applied to each head: the inner readout of `Heads`, otherwise this readout."""
         return self
 
     def refuse(self, normalizer: Normalizer) -> str | None:
-        """Return a sentence that states why the readout is undefined for the normalizer, or None if it is defined."""
+        """Return a sentence that states why the readout is undefined for a normalizer, or None if it is defined."""
         if self.requires is None or getattr(normalizer, self.requires):
             return None
         return f"the normalizer must {_REQUIREMENTS[self.requires]} for {type(self).__name__}, got {normalizer}."
@@ -123,11 +129,11 @@ class Readout(Part, ABC):
         """Raise an error if the readout refers to queries, heads or positions that the call does not have."""
 
     def element_count(self, q: int, k: int) -> int:
-        """Return the number of array elements stored per batch element."""
+        """Return how many array elements the readout stores per batch element for `q` queries and `k` keys."""
         return q
 
     def total_elements(self, tile: Tile) -> int:
-        """Return the number of array elements stored for the whole batch."""
+        """Return how many array elements the readout stores for all batch elements of a call."""
         return math.prod(tile.batch) * self.element_count(tile.q_total, tile.k_total)
 
     @abstractmethod
@@ -138,7 +144,7 @@ class Readout(Part, ABC):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Result:
-        """Return the result of a tile: an array, or a named tuple of arrays.
+        """Compute the quantity for a tile, and return it as an array or a named tuple of arrays.
 
         Args:
             logits: logits of the tile, −inf where a key is excluded.
@@ -148,36 +154,39 @@ class Readout(Part, ABC):
         """
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return a `Reduction` for each array that `read` returns; the default is one array with shape `(q,)`."""
+        """Return a `Reduction` for each array that `read` returns, by default for one array `(*batch, q)`."""
         return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, self.reduce_op), self.initial),)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
-        """Return the combination of the arrays stored so far with the arrays of a tile."""
+        """Combine the arrays `old`, stored so far, with the arrays `new` of a tile, and return the result."""
         reductions = self.reductions(tile)
         return tuple(each.combine(a, b) for each, a, b in zip(reductions, old, new, strict=True))
 
     def finalize(self, whole: Any, tile: Tile) -> Any:
-        """Return the final result, computed from the assembled arrays."""
+        """Return the result of the readout, computed from its arrays for the whole call.
+
+        The default returns the arrays unchanged.
+        """
         return whole
 
 
 def query_slice(tile: Tile) -> tuple[slice]:
-    """Return the index of the tile's queries along the query axis of an array of the whole call."""
+    """Return the index of the tile's queries along the query axis of an array for the whole call."""
     return (slice(*tile.rows),)
 
 
 def across_keys(tile: Tile, op: ReduceOp) -> ReduceOp:
-    """Return "set" if the tile contains all keys of its queries, so that nothing is combined, otherwise `op`."""
+    """Return "set" if the tile contains all keys, so that nothing needs to be combined, otherwise `op`."""
     return "set" if tile.cols == (0, tile.k_total) else op
 
 
 def flatten(result: Result) -> tuple[Array, ...]:
-    """Return the arrays of a result, which is an array or a named tuple, as a tuple."""
+    """Return the arrays of a readout's result, which is an array or a named tuple of arrays, as a tuple."""
     return tuple(result) if isinstance(result, tuple) else (result,)
 
 
 def unflatten(arrays: tuple[Array, ...], like: Result | type) -> Result:
-    """Return the arrays as a result of the same type as `like`, which is a result or the class of a result."""
+    """Return `arrays` as a result of the same type as `like`, which is a result or the class of a result."""
     kind: Any = like if isinstance(like, type) else type(like)
     unflattened: Result = kind(*arrays) if issubclass(kind, tuple) else arrays[0]
     return unflattened

@@ -1,4 +1,4 @@
-"""Pooling of an axis of `length` entries into `cells` consecutive ranges of nearly equal length, called cells.
+"""Functions that pool an axis of `length` entries into consecutive cells of nearly equal length.
 
     cell of entry i = ⌊i · cells / length⌋          cells = min(size, length)
 
@@ -17,12 +17,12 @@ __all__ = ["cell_count", "cell_lengths", "cell_start", "cell_range", "pool_cells
 
 
 def cell_count(size: int, length: int) -> int:
-    """Return the number of cells, which is at most the number of entries."""
+    """Return the number of cells of an axis, the smaller of `size` and `length`."""
     return min(size, length)
 
 
 def cell_start(cell: int, cells: int, length: int) -> int:
-    """Return the index of the first entry of a cell; for `cell == cells`, return the length of the axis.
+    """Return the index of the first entry of a cell, or the length of the axis if `cell` equals `cells`.
 
     Example:
         >>> [cell_start(c, 3, 10) for c in range(4)]
@@ -32,7 +32,7 @@ def cell_start(cell: int, cells: int, length: int) -> int:
 
 
 def cell_lengths(cells: int, length: int) -> list[int]:
-    """Return the number of entries of each cell.
+    """Return the number of entries of each of the `cells` cells of an axis.
 
     Example:
         >>> cell_lengths(3, 10)
@@ -56,7 +56,7 @@ def cell_range(limits: tuple[int, int], cells: int, length: int) -> tuple[int, i
 
 
 def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length: int, how: str) -> Array:
-    """Return the sum or maximum of each cell along an axis that holds the range `limits` of the entries.
+    """Return the sum or maximum of the entries of each cell that overlaps `limits`, along one axis of `x`.
 
     The gradient of a maximum goes to the first of several equal elements.
 

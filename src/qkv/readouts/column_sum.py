@@ -1,4 +1,4 @@
-"""Column sum: the attention that each key receives from all queries.
+"""The readout `ColumnSum`, the sum of the weights of each key over all queries.
 
 received_j = Σ_i w_ij
 """
@@ -18,7 +18,7 @@ __all__ = ["ColumnSum"]
 
 @dataclass(frozen=True, eq=False)
 class ColumnSum(Readout):
-    """Sum the weights of each key over all queries, `(*batch, k)`.
+    """Readout that returns the sum of the weights of each key over all queries, `(*batch, k)`.
 
     Example:
         >>> import numpy as np, qkv
@@ -28,7 +28,7 @@ class ColumnSum(Readout):
     """
 
     def element_count(self, q: int, k: int) -> int:
-        """Return 2 k, for the sums of all queries and the sums of a row block."""
+        """Return 2 k, because a sum per key is stored for the whole call and for a row block."""
         return 2 * k
 
     def read(
@@ -38,9 +38,9 @@ class ColumnSum(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Array:
-        """Return the sum of the weights over the queries of the tile."""
+        """Return the sum of the weights of each key over the queries of the tile, `(*batch, k)`."""
         return namespace(weights).sum(weights, axis=-2)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return a reduction that adds the sums of tiles."""
+        """Return a reduction that adds the sums of tiles with the same keys."""
         return (Reduction((tile.k_total,), (slice(*tile.cols),), "add"),)

@@ -1,4 +1,4 @@
-"""Dense: the whole matrix of weights."""
+"""The readout `Dense`, which returns all weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ __all__ = ["Dense"]
 
 @dataclass(frozen=True, eq=False)
 class Dense(Readout):
-    """Return all weights before dropout, `(*batch, q, k)`. Other readouts need less memory than O(q · k).
+    """Readout that returns all weights before dropout, `(*batch, q, k)`, in O(q · k) memory.
+
+    Other readouts need less memory.
 
     Example:
         >>> import numpy as np, qkv
@@ -39,5 +41,5 @@ class Dense(Readout):
         return weights
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return a reduction that stores the weights at the tile's rows and columns."""
+        """Return a reduction that stores the weights at the queries and keys of the tile."""
         return (Reduction((tile.q_total, tile.k_total), (*query_slice(tile), slice(*tile.cols))),)

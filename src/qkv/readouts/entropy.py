@@ -1,4 +1,4 @@
-"""Entropy: how widely each query's attention is spread.
+"""The readout `Entropy`, which measures how widely the weights of each query are spread.
 
 H = −Σ_j w_j log w_j          in nats; e^H is the effective number of keys
 """
@@ -19,7 +19,7 @@ __all__ = ["Entropy"]
 
 @dataclass(frozen=True, eq=False)
 class Entropy(Readout):
-    """Compute the entropy of each query's weights, `(*batch, q)`, in nats; 0 for rows without keys.
+    """Readout that returns the entropy of each query's weights in nats, `(*batch, q)`; 0 for rows without keys.
 
     Raises:
         RefusedError: the normalizer's weights do not sum to 1.
@@ -41,6 +41,6 @@ class Entropy(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Array:
-        """Return −Σ w log w, with 0 log 0 = 0."""
+        """Return −Σ w log w over the keys of the tile for each query, with 0 log 0 = 0."""
         xp = namespace(weights)
         return -xp.sum(weights * xp.log(nonzero(weights)), axis=-1)

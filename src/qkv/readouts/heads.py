@@ -1,4 +1,4 @@
-"""Heads: an inner readout restricted to some of the heads."""
+"""The readout `Heads`, which applies another readout to selected heads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ __all__ = ["Heads"]
 @delegates("readout", "refuse", "element_count", "reductions", "merge", "finalize")
 @dataclass(frozen=True, eq=False)
 class Heads(Readout):
-    """Apply an inner readout to the given heads, in the given order. The last batch axis is the axis of heads.
+    """Readout that applies an inner readout to the heads `heads` and returns the results in this order.
+
+    The last batch axis is the axis of heads.
 
     Args:
         readout: the inner readout.
@@ -43,29 +45,32 @@ class Heads(Readout):
     heads: tuple[int, ...]
 
     def validate(self) -> None:
-        """Check that `readout` is a `Readout` and that `heads` are integers."""
+        """Check that `readout` is a `Readout` and that `heads` contains one or more integers."""
         if not isinstance(self.readout, Readout):
             raise KindError(
-                f"readout of Heads must be a Readout, got {self.readout!r}. Give one like Heads(Entropy(), (0, 3))."
+                f"readout of Heads must be a Readout, got {self.readout!r}. Pass one, as in Heads(Entropy(), (0, 3))."
             )
         require_indices(self, "heads")
 
     @property
     def head_indices(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The indices of the heads that the readout uses."""
+        """The indices of the heads to which the inner readout is applied."""
         return self.heads
 
     @property
     def per_head(self) -> Readout:
-        """The inner readout."""
+        """The inner readout, which is applied to each of the selected heads."""
         return self.readout
 
     def check(self, tile: Tile) -> None:
-        """Raise a `ShapeError` if the call has no axis of heads or an index is out of range."""
+        """Raise a `ShapeError` if the call has no axis of heads or an index is out of range.
+
+        The inner readout is checked as well.
+        """
         if not tile.batch:
             raise ShapeError(
                 "query, key and value must have a batch axis of heads for Heads, got no batch axes. "
-                "Give arrays of shape (heads, length, width)."
+                "Pass arrays of shape (heads, length, width)."
             )
         count = tile.batch[-1]
         for head in self.heads:
@@ -74,7 +79,7 @@ class Heads(Readout):
         self.readout.check(tile)
 
     def total_elements(self, tile: Tile) -> int:
-        """Return the number of array elements that the inner readout stores for the given heads."""
+        """Return how many array elements the inner readout stores for the selected heads."""
         count = self.readout.element_count(tile.q_total, tile.k_total)
         return math.prod(tile.batch[:-1]) * len(self.heads) * count
 
@@ -85,7 +90,7 @@ class Heads(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Result:
-        """Apply the inner readout to one head after another and concatenate the results."""
+        """Return the results of the inner readout for the selected heads, concatenated along the axis of heads."""
         results = []
         for head in self.heads:
             n = head % weights.shape[-3]

@@ -1,4 +1,6 @@
-"""Log-probability of the sampled key, whose gradient is used by the REINFORCE estimator.
+"""The readout `LogProbability`, the log-probability of the key that the normalizer `Sample` chose for each query.
+
+The REINFORCE estimator uses its gradient.
 
     log p_j = l_j / T − log Σ_i e^(l_i / T)          for the sampled key j
 
@@ -27,7 +29,9 @@ class _Drawn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LogProbability(Readout):
-    """Compute the log-probability of the key that `Sample` chose, `(*batch, q)`, in nats; 0 for rows without keys.
+    """Readout that returns the log-probability of each query's sampled key in nats, `(*batch, q)`.
+
+    The result is 0 for rows without keys.
 
     Raises:
         RefusedError: the normalizer is not `Sample`.
@@ -53,13 +57,13 @@ class LogProbability(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> _Drawn:
-        """Return the logit of the sampled key, or 0 if the key is outside the tile, and the tile's log-sum-exp."""
+        """Return the logit of each query's sampled key, or 0 if it is outside the tile, and the log-sum-exp."""
         assert normalizer.distribution is not None
         drawn = where(weights != 0, normalizer.distribution.prepare(logits), 0.0)
         return _Drawn(namespace(logits).sum(drawn, axis=-1), normalizer.distribution.log_total(logits)[..., 0])
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return reductions that add the logits and combine the log-sum-exps of tiles."""
+        """Return two reductions, which add the logits and combine the log-sum-exps of tiles."""
         shape, at = (tile.q_total,), query_slice(tile)
         return (
             Reduction(shape, at, across_keys(tile, "add")),
@@ -67,6 +71,6 @@ class LogProbability(Readout):
         )
 
     def finalize(self, whole: _Drawn, tile: Tile) -> Array:
-        """Return the logit of the sampled key minus the log-sum-exp."""
+        """Return the logit of the sampled key minus the log-sum-exp, or 0 for rows without keys."""
         empty = whole.total == -math.inf
         return where(empty, 0.0, whole.logit - where(empty, 0.0, whole.total))

@@ -1,4 +1,4 @@
-"""Log-sum-exp of each row of logits.
+"""The readout `LogSumExp`, the log-sum-exp of each query's logits.
 
 log Σ_j e^(l_j / T)          including the sink, if there is one
 """
@@ -19,7 +19,9 @@ __all__ = ["LogSumExp"]
 
 @dataclass(frozen=True, eq=False)
 class LogSumExp(Readout):
-    """Compute the log-sum-exp of each query's logits, `(*batch, q)`; −inf for rows without keys.
+    """Readout that returns the log-sum-exp of each query's logits, `(*batch, q)`; −inf for rows without keys.
+
+    With a sink, the result for a row without keys is the sink.
 
     Raises:
         RefusedError: the normalizer does not define a log-sum-exp, as only Softmax does.
@@ -43,7 +45,10 @@ class LogSumExp(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Array:
-        """Return log Σ e^l; the sink is included in the tile that holds key 0."""
+        """Return the log-sum-exp of each query over the keys of the tile.
+
+        The sink is included only in the tile that contains key 0.
+        """
         if tile.cols[0] > 0 and isinstance(normalizer, Softmax) and normalizer.sink is not None:
             normalizer = replace(normalizer, sink=None)
         return normalizer.log_total(logits)[..., 0]

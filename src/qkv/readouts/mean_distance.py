@@ -1,4 +1,4 @@
-"""Mean distance between each query and the keys it attends to.
+"""The readout `MeanDistance`, the weighted mean distance between the positions of each query and its keys.
 
 d_i = Σ_j w_ij |p_i − p_j|          p: positions
 """
@@ -18,7 +18,9 @@ __all__ = ["MeanDistance"]
 
 @dataclass(frozen=True, eq=False)
 class MeanDistance(Readout):
-    """Compute each query's weighted mean distance to the keys, `(*batch, q)`; 0 for rows without keys.
+    """Readout that returns each query's weighted mean distance to the keys, `(*batch, q)`.
+
+    The result is 0 for rows without keys.
 
     Key j has position j, and the call's `positions` determine the positions of the queries.
 
@@ -40,7 +42,7 @@ class MeanDistance(Readout):
     reduce_op = "add"
 
     def check(self, tile: Tile) -> None:
-        """Raise a `PositionError` unless the positions of queries are known."""
+        """Raise a `PositionError` unless the positions of the queries are known."""
         tile.offset()
 
     def read(
@@ -50,7 +52,7 @@ class MeanDistance(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Array:
-        """Return Σ w |p_i − p_j| over the keys of the tile."""
+        """Return Σ w |p_i − p_j| over the keys j of the tile for each query i, where p are positions."""
         xp = namespace(weights)
         between = xp.abs(tile.query_positions(weights) - tile.key_positions(weights))
         return xp.sum(weights * cast(between, weights.dtype), axis=-1)

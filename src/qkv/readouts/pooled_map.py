@@ -1,4 +1,4 @@
-"""Pooled map: the attention map reduced to a small grid of cells.
+"""The readout `PooledMap`, the attention map reduced to a small grid of cells.
 
 mean: sum of the weights of a cell / number of pairs of the cell          max: largest weight of a cell
 """
@@ -25,7 +25,7 @@ __all__ = ["PooledMap"]
 
 @dataclass(frozen=True, eq=False)
 class PooledMap(Readout):
-    """Pool all weights to at most `size` × `size` cells, `(*batch, rows, cols)`.
+    """Readout that pools the weights to a grid of at most `size` × `size` cells, `(*batch, rows, cols)`.
 
     Query i is in row ⌊i · rows / q⌋ with rows = min(size, q), key j in column ⌊j · cols / k⌋ with cols =
     min(size, k). Masked pairs have weight 0. The mean shows where the weights are largest on average; the maximum also
@@ -59,7 +59,7 @@ class PooledMap(Readout):
 
     @property
     def pooling(self) -> Literal["mean", "max"] | None:  # type: ignore[override]
-        """The pooling `how`, "mean" or "max"."""
+        """The kind of pooling, "mean" or "max", as stated by `how`."""
         return self.how
 
     def element_count(self, q: int, k: int) -> int:
@@ -67,7 +67,7 @@ class PooledMap(Readout):
         return (2 if self.how == "mean" else 1) * math.prod(self.sides(q, k))
 
     def sides(self, q: int, k: int) -> tuple[int, int]:
-        """Return the number of rows and the number of columns of the pooled map."""
+        """Return the number of rows and the number of columns of the pooled map for `q` queries and `k` keys."""
         return cell_count(self.size, q), cell_count(self.size, k)
 
     def read(
@@ -77,14 +77,14 @@ class PooledMap(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Array:
-        """Return the sum or maximum of each cell that overlaps the tile."""
+        """Return the sum or maximum of the tile's weights in each cell that overlaps the tile."""
         rows, cols = self.sides(tile.q_total, tile.k_total)
         how = "sum" if self.how == "mean" else "max"
         lanes = pool_cells(weights, -1, tile.cols, cols, tile.k_total, how)
         return pool_cells(lanes, -2, tile.rows, rows, tile.q_total, how)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return a reduction that adds, or takes the maximum of, the cells that overlap the tile."""
+        """Return a reduction that adds the cells that overlap the tile, or takes their maximum for `how="max"`."""
         sides = self.sides(tile.q_total, tile.k_total)
         at = (
             slice(*cell_range(tile.rows, sides[0], tile.q_total)),
@@ -95,7 +95,7 @@ class PooledMap(Readout):
         return (Reduction(sides, at, "add"),)
 
     def finalize(self, whole: Array, tile: Tile) -> Array:
-        """Return the maxima unchanged, or divide the sums by the number of pairs in each cell."""
+        """Return the pooled map: the maxima, or the sums divided by the number of pairs in each cell."""
         if self.how == "max":
             return whole
         rows, cols = self.sides(tile.q_total, tile.k_total)

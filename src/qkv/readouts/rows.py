@@ -1,4 +1,4 @@
-"""Rows: the weights of selected queries."""
+"""The readout `Rows`, which returns the weights of selected queries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Rows"]
 
 @dataclass(frozen=True, eq=False)
 class Rows(Readout):
-    """Return the weights of the given queries, `(*batch, len(rows), k)`, in the given order.
+    """Readout that returns the weights of the selected queries, `(*batch, len(rows), k)`, in the order of `rows`.
 
     Args:
         rows: indices of the queries; negative indices count from the end.
@@ -38,18 +38,18 @@ class Rows(Readout):
     rows: tuple[int, ...]
 
     def validate(self) -> None:
-        """Check that the indices of the queries are integers."""
+        """Check that `rows` contains one or more integers."""
         require_indices(self, "rows")
 
     def check(self, tile: Tile) -> None:
-        """Raise a `ShapeError` if an index is out of range for the queries of the call."""
+        """Raise a `ShapeError` if an index in `rows` is out of range for the queries of the call."""
         q = tile.q_total
         for row in self.rows:
             if not -q <= row < q:
                 raise ShapeError(f"rows of Rows must be from {-q} to {q - 1} for {q} queries, got {row}.")
 
     def element_count(self, q: int, k: int) -> int:
-        """Return twice the number of weights, because the rows are copied when they are reordered."""
+        """Return twice the number of selected weights, which are copied into the order of `rows` at the end."""
         return 2 * len(self.rows) * k
 
     def read(
@@ -59,20 +59,20 @@ class Rows(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Array:
-        """Return the weights of the given queries that are in the tile, in ascending order."""
+        """Return the weights of the selected queries that are in the tile, in ascending order of the queries."""
         first, last = tile.rows
         here = [row - first for row in self._ascending(tile) if first <= row < last]
         index = asarray_like(weights, np.asarray(here)) if here else None
         return weights[..., :0, :] if index is None else namespace(weights).take(weights, index, axis=-2)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return a reduction that stores the tile's rows after the rows of earlier tiles."""
+        """Return a reduction that stores the weights of the tile's selected queries in ascending order."""
         before, upto = (sum(row < limit for row in self._ascending(tile)) for limit in tile.rows)
         at = (slice(before, upto), slice(*tile.cols))
         return (Reduction((len(self.rows), tile.k_total), at),)
 
     def finalize(self, whole: Array, tile: Tile) -> Array:
-        """Return the weights of the queries in the given order."""
+        """Return the weights of the selected queries, `(*batch, len(rows), k)`, in the order of `rows`."""
         ascending = sorted(range(len(self.rows)), key=lambda n: self.rows[n] % tile.q_total)
         back = [ascending.index(n) for n in range(len(self.rows))]
         return namespace(whole).take(whole, asarray_like(whole, np.asarray(back)), axis=-2)

@@ -1,4 +1,4 @@
-"""Sampled key: the index of the key that the normalizer `Sample` chose for each query."""
+"""The readout `SampledKey`, the index of the key that the normalizer `Sample` chose for each query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ __all__ = ["SampledKey"]
 
 @dataclass(frozen=True, eq=False)
 class SampledKey(Readout):
-    """Return the index of the key that `Sample` chose for each query, `(*batch, q)`; −1 for rows without keys.
+    """Readout that returns the index of the key that `Sample` chose for each query, `(*batch, q)`.
+
+    The result is −1 for rows without keys.
 
     Raises:
         RefusedError: the normalizer is not `Sample`.
@@ -40,7 +42,7 @@ class SampledKey(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Array:
-        """Return the index of the key with non-zero weight."""
+        """Return the index of the tile's key with non-zero weight for each query, or −1 if there is none."""
         xp = namespace(weights)
         chosen = weights != 0
         if chosen.shape[-1] == 0:

@@ -1,4 +1,4 @@
-"""Top weights: the largest weights of each query and their keys."""
+"""The readout `TopWeights`, the largest weights of each query and their keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Top(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TopWeights(Readout):
-    """Return the k largest weights of each query and their keys; ties go to the lowest index.
+    """Readout that returns the k largest weights of each query and the indices of their keys.
+
+    Ties go to the lowest index.
 
     Args:
         k: number of weights per query, at least 1.
@@ -53,7 +55,7 @@ class TopWeights(Readout):
         require_positive_integer("TopWeights", "k", self.k)
 
     def element_count(self, q: int, k: int) -> int:
-        """Return 3 per weight, because an index takes as much memory as two weights."""
+        """Return three times the number of returned weights, because an index takes twice the memory of a weight."""
         return 3 * q * self.k
 
     def read(
@@ -63,7 +65,7 @@ class TopWeights(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Top:
-        """Return the k largest weights of each query in the tile, and their keys."""
+        """Return the k largest weights of each query in the tile and the indices of their keys as a `Top`."""
         xp = namespace(weights)
         order = finite_top_k_indices(_rank(weights), self.k)
         top = xp.take_along_axis(weights, order, axis=-1)
@@ -78,13 +80,16 @@ class TopWeights(Readout):
         return Top(top, keys)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return reductions that merge the k largest weights and their keys from several tiles."""
+        """Return two reductions, which merge the k largest weights and the indices of their keys of several tiles."""
         shape, at = (tile.q_total, self.k), (*query_slice(tile), slice(None))
         how = across_keys(tile, "top-k")
         return Reduction(shape, at, how), Reduction(shape, at, how, -1)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
-        """Return the k largest of the stored weights and the tile's weights; ties go to the stored weights."""
+        """Return the k largest of the weights stored so far and those of a tile, and the indices of their keys.
+
+        Ties go to the weights stored so far.
+        """
         xp = namespace(*old)
         weights, keys = (xp.concat(list(both), axis=-1) for both in zip(old, new, strict=True))
         order = finite_top_k_indices(_rank(weights), self.k)
