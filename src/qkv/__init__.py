@@ -1,4 +1,4 @@
-"""qkv: attention as a query engine.
+"""Attention as a query engine, in which a planner chooses how each call runs.
 
     weights = normalize(score(query, key), mask)          output = weights @ value
 

@@ -1,4 +1,4 @@
-"""Entry point of `python -m qkv`, the same as the `qkv` command."""
+"""Entry point of `python -m qkv`, which runs the same program as the command `qkv`."""
 
 from __future__ import annotations
 

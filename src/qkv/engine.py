@@ -39,7 +39,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Observation:
-    """Result of `observe`.
+    """Output and readouts of a call, and the plan that ran, as returned by `observe` and by prepared calls.
 
     Attributes:
         output: output `(*batch, q, value_width)`.
@@ -115,7 +115,7 @@ def _attend_in_operator(
     kernel: str | Kernel | None,
     memory: int | str,
 ) -> Array:
-    """Run a call for the custom operator of `torch.compile`, and return its output."""
+    """Run a call inside the custom operator for `torch.compile`, and return its output."""
     return _run(query, key, value, fields, (), seed, kernel, memory)[0].output
 
 
@@ -282,7 +282,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class Prepared:
-    """Function that runs a fixed plan on query, key and value of the planned shapes.
+    """Callable object that runs a fixed plan on query, key and value of the planned shapes.
 
     Attributes:
         plan: the plan.
@@ -315,8 +315,8 @@ class Prepared:
             )
         if (given := library(query, key, value)) != plan.requested.library:
             raise KindError(
-                f"query, key and value must be {plan.requested.library} arrays as planned, got {given}. Prepare "
-                f"another plan, or call qkv.attend."
+                f"query, key and value must be {plan.requested.library} arrays, as planned, got {given} arrays. "
+                "Prepare another plan, or call qkv.attend."
             )
         result = plan.kernel.run(_bind(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
         return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))

@@ -1,4 +1,4 @@
-"""Exceptions of qkv, in one hierarchy.
+"""Exceptions that qkv raises, all derived from `QkvError`.
 
     QkvError
     ├── ShapeError (ValueError)       lengths, widths or batch axes do not match
@@ -55,7 +55,7 @@ class OptionError(QkvError, ValueError):
 
 
 class PositionError(QkvError, ValueError):
-    """Raised when query and key differ in length, and a call that depends on positions does not specify them."""
+    """Raised when query and key differ in length and a call that uses positions does not specify them."""
 
 
 class NegativeScoreError(QkvError, ValueError):
@@ -67,7 +67,7 @@ class RefusedError(QkvError, RuntimeError):
 
 
 class GradientError(QkvError, RuntimeError):
-    """Raised when a gradient cannot be computed and would otherwise be missing without notice."""
+    """Raised when a gradient is needed but cannot be computed, so that it is not silently missing."""
 
 
 class MissingPackageError(QkvError, ImportError):

@@ -18,7 +18,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Workload:
-    """Shapes of query, key and value.
+    """Shapes of the query, key and value of a real workload, and the application in which they occur.
 
     Attributes:
         query, key, value: the shapes.

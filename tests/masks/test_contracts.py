@@ -85,7 +85,9 @@ class TestPairs(MaskContract):
         return mask.array[at.row, at.col]
 
     def test_refuses_other_lengths_and_points_to_keys(self):
-        with pytest.raises(ShapeError, match=r"lengths 5 or 1 and 7 or 1, got shape \(2, 3\).*Keys"):
+        with pytest.raises(
+            ShapeError, match=r"Pairs must have shape \(\*batch, 5, 7\).* length 1, got shape \(2, 3\).*Keys"
+        ):
             Pairs(np.ones((2, 3), dtype=bool)).check(5, 7)
 
     def test_mission_c4_padding_mask_of_shape_batch_1_1_length(self):

@@ -92,7 +92,9 @@ def test_planner_chooses(kernel: str, shapes: Any, options: dict[str, Any]) -> N
 def test_named_kernel_raises_with_its_sentence_and_never_falls_back(
     kernel: str, sentence: str, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(RefusedError, match=rf"^the kernel {kernel} cannot run this call: {sentence}\.$"):
+    with pytest.raises(
+        RefusedError, match=rf"^the kernel {kernel} cannot run this call: {sentence}\. Pass kernel=None .*\.$"
+    ):
         explain(kernel=kernel, **options)
 
 
@@ -142,7 +144,7 @@ def test_where_nothing_fits_the_memory_every_kernel_says_so() -> None:
     assert said.startswith("no kernel can run this call within 1 KiB of memory. ")
     for kernel in KERNELS:
         assert f"{kernel.name}: it" in said or f"{kernel.name}: Additive" in said
-    assert said.endswith("Increase memory=…, or change the arguments that a kernel does not support.")
+    assert said.endswith("Increase the argument memory, or change the arguments that a kernel does not support.")
 
 
 def test_tiles_shrink_where_less_memory_is_allowed() -> None:
@@ -163,16 +165,24 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
         (OptionError, "memory must be .* got True", {"memory": True}),
         (OptionError, "dropout must be a number in .0, 1., got 1.0", {"dropout": 1.0}),
         (OptionError, "dropout must be .* got '0.1'", {"dropout": "0.1"}),
-        (KindError, r"score must be a Score, got a function.*Custom", {"score": lambda q, k: q}),
-        (KindError, r"score must be a Score, got a class Dot, not an instance", {"score": scores.Dot}),
-        (KindError, r"normalizer must be a Normalizer, got a str.*Softmax\(\)", {"normalizer": "softmax"}),
+        (KindError, r"score must be a Score, got an object of type function.*Custom", {"score": lambda q, k: q}),
+        (KindError, r"score must be a Score, got the class Dot, not an instance", {"score": scores.Dot}),
+        (
+            KindError,
+            r"normalizer must be a Normalizer, got an object of type str.*Softmax\(\)",
+            {"normalizer": "softmax"},
+        ),
         (
             KindError,
             r"got an array of shape \(4, 6\).*masks.Keys.*masks.Pairs",
             {"mask": np.ones((4, 6), bool)},
         ),
         (KindError, r"mask must be a Mask, got an object of type str", {"mask": "causal"}),
-        (KindError, r"positions must be Positions, got a str.*Positions", {"positions": "end"}),
+        (
+            KindError,
+            r"positions must be an instance of Positions, got an object of type str.*Positions",
+            {"positions": "end"},
+        ),
         (KindError, r"Dense.*instances", {"readouts": [readouts.Dense]}),
         (PositionError, "positions must be given for 4 queries and 6 keys", {"mask": masks.Causal()}),
         (ShapeError, "for 4 queries, got 9", {"readouts": [readouts.Rows((9,))]}),

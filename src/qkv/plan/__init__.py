@@ -1,4 +1,4 @@
-"""Planning of calls: choice of a kernel from the parts, shapes and estimated costs of a call, without its data."""
+"""Planning of calls, which chooses a kernel from the parts, shapes and estimated costs of a call without its data."""
 
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result

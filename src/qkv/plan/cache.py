@@ -1,4 +1,4 @@
-"""Cache of plans and prepared calls by the signature of a call, so that repeated calls are not planned again."""
+"""Cache of plans by the signature of a call, so that repeated calls are not planned again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_PLANS = 256
 
 @dataclass(frozen=True)
 class CachedPlan:
-    """Cached plan, without the arrays of the call for which it was made.
+    """Plan in the cache, without the arrays of the call for which it was made.
 
     Attributes:
         plan: the plan. If parts of the call hold arrays, its problems are empty placeholders.
@@ -50,7 +50,7 @@ class CachedPlan:
     prepared: PreparedCall | None
 
     def with_problem(self, problem: Problem) -> Plan:
-        """Return the plan for another problem of the same signature, with the arrays of that problem."""
+        """Return the plan for `problem`, which must have the signature of the problem for which the plan was made."""
         rewritten = rewrite(problem)[0] if self.plan.rewrites else problem
         return dataclasses.replace(self.plan, requested=problem, problem=rewritten)
 
@@ -145,7 +145,10 @@ def store_plan(signature: Hashable, holds_arrays: bool, plan: Plan, query: Array
 
 
 def _prepare(plan: Plan, query: Array, key: Array, value: Array) -> PreparedCall | None:
-    """Return the prepared call, or None if its arrays must be cast or if it uses random numbers."""
+    """Return a function that runs a planned call, or None if each such call must be bound first.
+
+    Calls must be bound if they are of text, if their arrays must be cast, or if they use random numbers.
+    """
     problem = plan.problem
     ready = (
         not problem.axes.text

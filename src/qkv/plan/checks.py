@@ -1,4 +1,4 @@
-"""Construction of the problem of a call from its arguments, and checks of parts, readouts and seed."""
+"""Functions that construct the problem of a call from its arguments and check its parts, readouts and seed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_problem(
     memory: int | str,
     traced: str = "",
 ) -> Problem:
-    """Return the problem of a call, which describes it without its data.
+    """Return the `Problem` of a call, which describes its parts, shapes and dtypes without its data.
 
     Args:
         query: queries.
@@ -50,7 +50,9 @@ def read_problem(
     spec.score.check_kind(*texts)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if (is_text(x) and name == "value") or "complex" in dtype_name(x):
-            raise KindError(f"{name} must hold real numbers, got {dtype_name(x)} elements. Convert them first.")
+            raise KindError(
+                f"{name} must hold real numbers, got {dtype_name(x)} elements. Convert them to real numbers first."
+            )
     axes = Axes.of(query.shape, key.shape, value.shape, texts[0])
     numbers = (value,) if texts[0] else (query, key, value)
     out = result_dtype(*numbers)
@@ -79,16 +81,16 @@ def check_problem(problem: Problem) -> None:
     for readout in problem.readouts:
         if not isinstance(readout, Readout):
             raise KindError(
-                f"readouts must be Readout instances, got {readout!r}. Give instances from qkv.readouts, such as "
-                f"TopWeights(5)."
+                f"readouts must be instances of Readout, got {readout!r}. Pass instances of classes in qkv.readouts, "
+                "such as TopWeights(5)."
             )
-        if sentence := readout.refuse(problem.normalizer):
-            raise RefusedError(sentence)
+        if reason := readout.refuse(problem.normalizer):
+            raise RefusedError(reason)
         readout.check(problem.tile)
 
 
 def read_seed(problem: Problem, seed: Any) -> Any:
-    """Return the seed of a call, or None if the call uses no random numbers.
+    """Return the seed of a call, or None if it is not given and the call uses no random numbers.
 
     The seed is an int; in JAX and TensorFlow it may be an integer array or two 32-bit words. Without a seed, PyTorch's
     generator provides one.
@@ -104,13 +106,18 @@ def read_seed(problem: Problem, seed: Any) -> Any:
             low, high = (int(seed[0]), int(seed[1])) if seed.ndim else (int(seed), 0)
             return low + (high << 32)
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-            raise OptionError(f"seed must be an int or None, got {seed!r}.")
+            raise OptionError(
+                f"seed must be None, an integer, or an integer array of shape () or (2,), got {seed!r}. Pass an "
+                "integer, such as seed=0."
+            )
         return int(seed)
     if not (problem.spec.dropout or problem.normalizer.stochastic):
         return None
     if problem.library != "torch":
         drawn = "dropout" if problem.spec.dropout else str(problem.normalizer)
-        raise OptionError(f"seed must be given for {drawn} with {problem.library} arrays, got None. Give seed=….")
+        raise OptionError(
+            f"seed must be given for {drawn} with {problem.library} arrays, got None. Pass an integer, such as seed=0."
+        )
     import torch
 
     return int(torch.randint(2**62, ()).item())

@@ -1,4 +1,4 @@
-"""Estimated cost of a call, and formatting of amounts of memory and operations."""
+"""Class `Cost`, the estimated cost of a call, and functions that parse and format amounts of memory and operations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Estimated time in seconds, by which kernels are compared."""
+        """Estimated run time in seconds, by which the planner compares kernels."""
         arithmetic = self.flop / FLOP_RATE if self.arithmetic is None else self.arithmetic
         return arithmetic + self.traffic / BYTE_RATE + self.overhead
 
@@ -48,7 +48,7 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def memory_bytes(amount: int | str) -> int:
-    """Return the number of bytes of an amount such as `"512 MiB"`, `"2 GB"` or `1_000_000`.
+    """Return the number of bytes in an amount of memory such as `"512 MiB"`, `"2 GB"` or `1_000_000`.
 
     Raises:
         OptionError: the text is not a number with a known unit, or the amount is not positive.
@@ -62,7 +62,7 @@ def memory_bytes(amount: int | str) -> int:
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", amount) if isinstance(amount, str) else None
     if found is None or found[2].lower() not in _UNITS or float(found[1]) <= 0:
         raise OptionError(
-            f'memory must be a positive amount, got {amount!r}. Give a number of bytes, or text like "512 MiB".'
+            f'memory must be a positive amount, got {amount!r}. Pass a number of bytes, or text such as "512 MiB".'
         )
     return int(float(found[1]) * _UNITS[found[2].lower()])
 

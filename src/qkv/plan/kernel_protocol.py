@@ -1,4 +1,4 @@
-"""Interface of kernels, which decide whether they support a problem, estimate its cost and run it."""
+"""Base class `Kernel`, whose subclasses decide whether they support a problem, estimate its cost and run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Kernel", "PreparedCall", "Result"]
 
 @dataclass(frozen=True)
 class Result:
-    """Result of running a kernel.
+    """Output and readouts that a kernel computed, and the guards on data that it took.
 
     Attributes:
         output: output `(*batch, q, value_width)`.
@@ -35,7 +35,7 @@ PreparedCall = Callable[[Array, Array, Array], Result]
 
 
 class Kernel(ABC):
-    """Base class of kernels: algorithms that compute a call.
+    """Base class of kernels, which are algorithms that compute the output and the readouts of a call.
 
     Attributes:
         name: name by which the argument `kernel` selects the kernel.
@@ -58,7 +58,7 @@ class Kernel(ABC):
         return next(iter(self.limits(problem)), None)
 
     def limits(self, problem: Problem) -> Iterable[str]:
-        """Yield a reason for each limit of the kernel that a problem exceeds; only the first is read.
+        """Yield a reason for each limit of the kernel that a problem exceeds; `refuse` uses only the first.
 
         The library of the problem is already checked. By default there are no limits.
         """
@@ -78,7 +78,7 @@ class Kernel(ABC):
         """
 
     def prepare(self, problem: Problem) -> PreparedCall:
-        """Return a function that runs a problem on arrays of the problem's shapes and dtype.
+        """Return a function that runs a problem on query, key and value of the problem's shapes and dtype.
 
         The function is stored in the plan cache, so this method can precompute everything that does not depend on
         data. It is called only for problems whose parts hold no arrays, whose inputs need no cast, and which use no

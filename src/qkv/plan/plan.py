@@ -1,4 +1,4 @@
-"""Execution plan of a call. `print(plan)` shows how the call will run and why, like EXPLAIN in SQL."""
+"""Class `Plan`, the execution plan of a call. `print(plan)` shows how the call will run and why."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Plan:
     guards_taken: tuple[str, ...] = ()
 
     def with_guards_taken(self, guards_taken: tuple[str, ...]) -> Plan:
-        """Return the plan with the outcome of the kernel's guards."""
+        """Return a copy of the plan that states the outcome of the kernel's guards on the data."""
         return replace(self, guards_taken=guards_taken) if guards_taken else self
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ __all__ = ["plan_problem", "rewrite"]
 
 
 def rewrite(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
-    """Apply all rewrites and return the problem, with one sentence for each rewrite that was applied."""
+    """Apply all rewrites to a problem, and return the new problem and one sentence for each rewrite that applied."""
     sentences: list[str] = []
     for rule in REWRITES:
         changed = rule(problem)
@@ -71,12 +71,14 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
         for each, cost in able:
             if each.name == kernel:
                 return Plan(requested, problem, each, "named in the call", cost, rewrites, tuple(refused.items()))
-        raise RefusedError(f"the kernel {kernel} cannot run this call: {refused[kernel]}.")
+        raise RefusedError(
+            f"the kernel {kernel} cannot run this call: {refused[kernel]}. Pass kernel=None to let the planner choose."
+        )
     if not able:
         sentences = "; ".join(f"{name}: {sentence}" for name, sentence in refused.items())
         raise RefusedError(
             f"no kernel can run this call within {memory_text(requested.memory)} of memory. {sentences}. Increase "
-            f"memory=…, or change the arguments that a kernel does not support."
+            "the argument memory, or change the arguments that a kernel does not support."
         )
     order = sorted(able, key=lambda pair: pair[1].seconds)
     chosen, cost = order[0]

@@ -1,4 +1,4 @@
-"""Problems: descriptions of calls without their data, which are the input of the planner."""
+"""Class `Problem`, which describes a call without its data and is the input of the planner."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Problem:
 
     @property
     def score(self) -> Score:
-        """The score of the spec."""
+        """The score of the call."""
         assert self.spec.score is not None
         return self.spec.score
 
     @property
     def normalizer(self) -> Normalizer:
-        """The normalizer of the spec."""
+        """The normalizer of the call."""
         assert self.spec.normalizer is not None
         return self.spec.normalizer
 
@@ -60,30 +60,33 @@ class Problem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element in the dtype of accumulation, which is at least float32."""
+        """Number of bytes of an element in the dtype of accumulation, which is at least float32."""
         return max(4, itemsize(self.dtype))
 
     @property
     def elements_per_logit(self) -> int:
-        """Number of elements in memory at once per logit, as declared by the score."""
+        """Number of array elements that the score holds in memory at once for each logit."""
         return max(1, self.score.elements_per_logit(self.axes.query_width, self.axes.key_width))
 
     @property
     def flop_per_pair(self) -> int:
-        """Flop per pair of query and key: the score, the normalizer (counted as 10) and the weighted sum."""
+        """Floating-point operations per pair of query and key, for the score, normalizer and weighted sum.
+
+        The normalizer counts as 10 operations.
+        """
         score = self.score.flop_per_logit(self.axes.query_width, self.axes.key_width)
         return score + 10 + 2 * self.axes.value_width
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of query, key, value and output."""
+        """Number of bytes of query, key, value and output if none of them is broadcast along batch axes."""
         axes = self.axes
         rows = axes.q * (axes.query_width + axes.value_width) + axes.k * (axes.key_width + axes.value_width)
         return axes.batch_size * rows * itemsize(self.dtype)
 
     @property
     def untiled_bytes(self) -> int:
-        """Bytes allocated in addition to tiles: readouts, output, and float32 copies of half-precision arrays."""
+        """Number of bytes allocated for readouts, output, and float32 copies of half-precision arrays."""
         axes = self.axes
         numbers = sum(readout.total_elements(self.tile) for readout in self.readouts)
         # The output is copied once, when it is concatenated.

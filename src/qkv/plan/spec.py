@@ -1,4 +1,4 @@
-"""Specification of a call: its score, normalizer, mask, positions and dropout as one immutable value."""
+"""Class `Spec`, which holds the score, normalizer, mask, positions and dropout of a call as an immutable object."""
 
 from __future__ import annotations
 
@@ -47,36 +47,38 @@ class Spec(Part):
             object.__setattr__(self, "score", ScaledDot())
         if not isinstance(self.score, Score):
             if callable(self.score) and not isinstance(self.score, type):
-                advice = "Wrap the function: scores.Custom(function)."
+                advice = "Wrap the function as qkv.scores.Custom(function)."
             else:
-                advice = "Give one of qkv.scores, such as ScaledDot()."
-            raise KindError(f"score must be a Score, got a {_kind(self.score)}. {advice}")
+                advice = "Pass an instance of a class in qkv.scores, such as ScaledDot()."
+            raise KindError(f"score must be a Score, got {_describe(self.score)}. {advice}")
         if self.normalizer is None:
             object.__setattr__(self, "normalizer", NORMALIZERS[self.score.default_normalizer]())
         if not isinstance(self.normalizer, Normalizer):
             raise KindError(
-                f"normalizer must be a Normalizer, got a {_kind(self.normalizer)}. Give one of qkv.normalizers, such "
-                f"as Softmax()."
+                f"normalizer must be a Normalizer, got {_describe(self.normalizer)}. Pass an instance of a class in "
+                "qkv.normalizers, such as Softmax()."
             )
         if self.mask is not None:
             require_mask(self.mask)
         if self.positions is not None and not isinstance(self.positions, Positions):
             raise KindError(
-                f"positions must be Positions, got a {_kind(self.positions)}. Give "
-                f'qkv.Positions(align="start" or "end").'
+                f"positions must be an instance of Positions, got {_describe(self.positions)}. Pass "
+                'qkv.Positions(align="start") or qkv.Positions(align="end").'
             )
         check_probability(self.dropout)
 
     @property
     def positional(self) -> bool:
-        """Whether the score or the mask uses positions."""
+        """Whether the score or the mask depends on the positions of queries."""
         assert self.score is not None
         return self.score.positional or (self.mask is not None and self.mask.positional)
 
     def with_(self, **changes: object) -> Spec:
-        """Return a copy of the spec with some fields replaced."""
+        """Return a copy of the spec in which the fields named in `changes` are replaced."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-def _kind(x: object) -> str:
-    return f"class {x.__name__}, not an instance" if isinstance(x, type) else type(x).__name__
+def _describe(x: object) -> str:
+    return (
+        f"the class {x.__name__}, not an instance" if isinstance(x, type) else f"an object of type {type(x).__name__}"
+    )

@@ -66,7 +66,7 @@ class DrawSemanticsContract(KernelHarness):
             if not self.accepts(call, setting):
                 continue
             if setting.library != "torch":
-                with pytest.raises(OptionError, match="Give seed="):
+                with pytest.raises(OptionError, match="such as seed=0"):
                     self.observe(unseeded, setting)
                 continue
             import torch

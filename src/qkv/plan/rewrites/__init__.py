@@ -1,4 +1,4 @@
-"""Rewrites of problems to cheaper problems with the same result, one function per file."""
+"""Rewrites, which replace a problem by a cheaper problem with the same result."""
 
 from __future__ import annotations
 

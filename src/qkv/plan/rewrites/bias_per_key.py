@@ -1,4 +1,7 @@
-"""Rewrite of a bias that is the same for every query to a bias per key, which keeps the score an inner product."""
+"""Rewrite that replaces a bias that is the same for every query by a bias per key.
+
+The score then remains an inner product.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ __all__ = ["bias_per_key"]
 
 
 def bias_per_key(problem: Problem) -> tuple[Spec, str] | None:
-    """Rewrite a `Biased` score with a bias of shape (…, 1, k) to one with `per_key` of shape (…, k).
+    """Replace a bias of shape (…, 1, k) of a `Biased` score by a bias `per_key` of shape (…, k).
+
+    Return the new spec and an explanation, or None if the score has no such bias.
 
     For the gradient of a bias of pairs PyTorch allocates an array of all pairs. A bias per key is only one more column
     of the keys.

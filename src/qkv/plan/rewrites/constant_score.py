@@ -1,4 +1,4 @@
-"""Rewrite of a symmetric normalizer of a constant score to the mean, which needs no exponentials."""
+"""Rewrite that replaces a symmetric normalizer of a constant score by `Mean`, which needs no exponentials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ __all__ = ["constant_score"]
 
 
 def constant_score(problem: Problem) -> tuple[Spec, str] | None:
-    """Rewrite `Softmax`, `Sparsemax` or `Entmax15` of a constant score to `Mean`.
+    """Replace `Softmax`, `Sparsemax` or `Entmax15` by `Mean` if the score is constant.
+
+    Return the new spec and an explanation, or None if the rewrite does not apply.
 
     Example:
         >>> from qkv.core.axes import Axes

@@ -10,7 +10,9 @@ __all__ = ["double_negation"]
 
 
 def double_negation(problem: Problem) -> tuple[Spec, str] | None:
-    """Rewrite `~~mask` to `mask`.
+    """Replace a mask `~~mask` by `mask`.
+
+    Return the new spec and an explanation, or None if the mask is no double negation.
 
     Example:
         >>> from qkv.core.axes import Axes

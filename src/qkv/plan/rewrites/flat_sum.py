@@ -1,4 +1,4 @@
-"""Rewrite that flattens nested sums of scores."""
+"""Rewrite that replaces nested sums of scores by one sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ __all__ = ["flat_sum"]
 
 
 def flat_sum(problem: Problem) -> tuple[Spec, str] | None:
-    """Rewrite `SumOf((a, SumOf((b, c))))` to `SumOf((a, b, c))`, and `SumOf((a,))` to `a`.
+    """Replace `SumOf((a, SumOf((b, c))))` by `SumOf((a, b, c))`, and `SumOf((a,))` by `a`.
+
+    Return the new spec and an explanation, or None if the score is no such sum.
 
     Example:
         >>> from qkv.core.axes import Axes

@@ -1,4 +1,4 @@
-"""Rewrite that removes a mask if it allows every pair of the given shapes."""
+"""Rewrite that removes a mask if it allows every pair of the call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ __all__ = ["mask_allows_all"]
 
 
 def mask_allows_all(problem: Problem) -> tuple[Spec, str] | None:
-    """Remove a mask that allows every pair, such as a window wider than the sequence.
+    """Remove a mask that allows every pair of the call, such as a window wider than the sequence.
+
+    Return the new spec and an explanation, or None if the mask excludes a pair or holds arrays.
 
     Example:
         >>> from qkv.core.axes import Axes

@@ -1,4 +1,4 @@
-"""Rewrite that removes a top-k selection from a call with at most k keys."""
+"""Rewrite that replaces `TopK` by its inner normalizer in a call with at most k keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ __all__ = ["top_of_few"]
 
 
 def top_of_few(problem: Problem) -> tuple[Spec, str] | None:
-    """Rewrite `TopK(k, normalizer)` to `normalizer` if there are at most k keys.
+    """Replace `TopK(k, normalizer)` by `normalizer` if the call has at most k keys.
+
+    Return the new spec and an explanation, or None if the rewrite does not apply.
 
     Example:
         >>> from qkv.core.axes import Axes
