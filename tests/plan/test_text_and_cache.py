@@ -237,7 +237,7 @@ def test_amounts_of_memory_are_parsed(said: Any, amount: int) -> None:
 
 @pytest.mark.parametrize("said", ["", "MiB", "12 parsecs", "-1 MiB", "0", 0, -5, 1.5, True, None])
 def test_invalid_amounts_of_memory_are_refused_with_an_example(said: Any) -> None:
-    with pytest.raises(OptionError, match='like "512 MiB"'):
+    with pytest.raises(OptionError, match='such as "512 MiB"'):
         memory_bytes(said)
 
 

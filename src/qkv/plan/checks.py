@@ -107,7 +107,7 @@ def read_seed(problem: Problem, seed: Any) -> Any:
             return low + (high << 32)
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
             raise OptionError(
-                f"seed must be None, an integer, or an integer array of shape () or (2,), got {seed!r}. Pass an "
+                f"seed must be an integer, an integer array of shape () or (2,), or None, got {seed!r}. Pass an "
                 "integer, such as seed=0."
             )
         return int(seed)
