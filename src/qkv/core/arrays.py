@@ -153,10 +153,7 @@ def is_tensor(x: object) -> TypeGuard[Tensor]:
 
 
 def as_array(x: ArrayLike) -> Array:
-    """Return `x` if it is an array, otherwise convert a variable to its value and other objects to a NumPy array.
-
-    Variables are those of Keras and TensorFlow. A list of strings becomes an array of objects.
-    """
+    """Return `x` if it is an array, its value if it is a variable, otherwise `x` converted to a NumPy array."""
     if is_array(x):
         return x
     value = variable_value(x)
@@ -207,10 +204,7 @@ def is_floating(x: Array) -> bool:
 
 
 def result_dtype(*arrays: Array) -> DType:
-    """Return the dtype to which the floating-point arrays among `arrays` are promoted.
-
-    If none of the arrays is floating-point, the result is the default floating-point dtype of the library.
-    """
+    """Return the promoted dtype of the floating-point `arrays`, or the library's default dtype if there are none."""
     xp = namespace(*arrays)
     floating = [x.dtype for x in arrays if is_floating(x)]
     if not floating:
@@ -234,10 +228,7 @@ def cast(x: Array, dtype: DType) -> Array:
 
 
 def asarray_like(reference: Array, value: ArrayLike, dtype: DType = None) -> Array:
-    """Return `value` converted to an array of the library of `reference`.
-
-    A tensor created from a value that is not a tensor is placed on the device of `reference`; a tensor stays on its
-    device.
+    """Return `value` as an array of the library of `reference`, on its device unless it already is a tensor.
 
     Args:
         reference: an array of the library of the result.
@@ -257,10 +248,7 @@ def asarray_like(reference: Array, value: ArrayLike, dtype: DType = None) -> Arr
 
 
 def arange(reference: Array, start: int, stop: int) -> Int[Array, " n"]:
-    """Return the integers from `start` to `stop` - 1 as an array of the library of `reference`.
-
-    A PyTorch result is placed on the device of `reference`.
-    """
+    """Return the integers from `start` to `stop` - 1 as an array of the library of `reference`, on its device."""
     return namespace(reference).arange(start, stop, **_device(reference))
 
 
@@ -277,7 +265,7 @@ def _device(reference: Array) -> dict[str, Any]:
 def where(condition: Array, x: Any, y: Any) -> Array:
     """Return the elements of `x` where `condition` is True and of `y` elsewhere; `x` or `y` may be a number.
 
-    A Python number is converted to the dtype of the array.
+    The number is converted to the dtype of the array.
 
     Example:
         >>> where(np.array([False, True]), 0.0, np.array([1.0, 2.0]))
@@ -391,9 +379,7 @@ def gather(table: Num[Array, "*#batch n"], index: Num[Array, "*#batch q k"]) -> 
 
 
 def toeplitz(vector: Shaped[Array, "*batch n"], rows: int, cols: int) -> Shaped[Array, "*batch rows cols"]:
-    """Return the Toeplitz matrix with element `vector[..., j - i + rows - 1]` in row i and column j.
-
-    The vector must be a NumPy array or a PyTorch tensor.
+    """Return the Toeplitz matrix of a NumPy array or tensor, with `vector[..., j - i + rows - 1]` at (i, j).
 
     Example:
         >>> toeplitz(np.array([1.0, 2.0, 3.0]), 2, 2)

@@ -102,17 +102,11 @@ class BoundCall:
         return self.tile.batch
 
     def queries(self, rows: tuple[int, int]) -> Array:
-        """Return the queries with indices in the range `rows`, cast to the dtype of accumulation.
-
-        Text is not cast, and neither are other queries if the score keeps their dtype.
-        """
+        """Return the queries in the range `rows`, cast to the dtype of accumulation if the score requires it."""
         return self._compared(take_range(self.query, rows))
 
     def keys(self, cols: tuple[int, int]) -> Array:
-        """Return the keys with indices in the range `cols`, cast to the dtype of accumulation.
-
-        Text is not cast, and neither are other keys if the score keeps their dtype.
-        """
+        """Return the keys in the range `cols`, cast to the dtype of accumulation if the score requires it."""
         return self._compared(take_range(self.key, cols))
 
     def values(self, cols: tuple[int, int]) -> Array:
@@ -187,8 +181,6 @@ class BoundCall:
         score: Score | None = None,
     ) -> Array | None:
         """Return the logits of a tile, `(*batch, q, k)`, or None if the mask excludes every pair of the tile.
-
-        If the mask reports partial coverage for such a tile, the result is an array of −inf.
 
         Args:
             rows: first query and one past the last.
@@ -343,12 +335,10 @@ def masked_logits(
 def apply_dropout(weights: AnyArray, tile: Tile, dropout: float, keys: Array | None = None) -> AnyArray:
     """Set each weight to 0 with probability `dropout`, and divide the remaining weights by 1 − `dropout`.
 
-    The probability is rounded to a multiple of 2^-16.
-
     Args:
         weights: `(*batch, q, k)`.
         tile: the tile of the weights, which has the seed.
-        dropout: probability of dropping a weight.
+        dropout: probability of dropping a weight, rounded to a multiple of 2^-16.
         keys: absolute index of the key of each weight; None: the keys of the tile.
     """
     if not dropout:
