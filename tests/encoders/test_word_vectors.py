@@ -114,7 +114,7 @@ def test_a_wrong_size_in_the_first_line_allocates_no_memory(tmp_path):
 
 
 def test_absent_files_and_unknown_formats_are_refused(tmp_path):
-    with pytest.raises(DataError, match="path must be an existing file"):
+    with pytest.raises(DataError, match="path must be a readable file"):
         WordVectors.load(tmp_path / "none.txt")
     with pytest.raises(OptionError, match="word2vec, glove, binary"):
         some().save(tmp_path / "a.txt", format="fasttext")

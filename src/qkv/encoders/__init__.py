@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from qkv.core.extras import require_packages
+from qkv.core.extras import lazy_attributes, require_packages
 
 __all__ = ["Encoder", "LatentEncoder", "LatentSemantics", "SentenceModel", "TableVectors", "WordVectors"]
 
@@ -26,10 +25,10 @@ _MODULES = {
     "WordVectors": "word_vectors",
 }
 
+_load = lazy_attributes(__name__, _MODULES)
+
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in ("LatentSemantics", "TableVectors"):
         require_packages(f"{name} requires", "sklearn", "sklearn")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return _load(name)

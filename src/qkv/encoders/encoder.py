@@ -50,12 +50,12 @@ class Encoder(ABC):
     def width(self) -> int:
         """Number of elements of each vector, which is known after fitting."""
 
-    @abstractmethod
     def fit_encode(self, inputs: Any, progress: Progress | None = None) -> Vectors:
-        """Fit the encoder to texts or rows, and return their vectors."""
+        """Fit the encoder to texts or rows, unless it needs no fitting, and return their vectors."""
+        return self.encode(inputs, progress=progress)
 
     @abstractmethod
-    def encode(self, inputs: Any) -> Vectors:
+    def encode(self, inputs: Any, *, progress: Progress | None = None) -> Vectors:
         """Return the vectors of texts or rows, without fitting."""
 
     def settings(self) -> dict[str, Any]:

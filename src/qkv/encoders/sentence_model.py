@@ -76,10 +76,6 @@ class SentenceModel(TextEncoder):
         self.longest = min(longest or _max_seq_length(folder) or 256, most)
         self._batch = batch
 
-    def fit_encode(self, inputs: Sequence[str], progress: Progress | None = None) -> np.ndarray:
-        """Return the vectors of texts by `encode`, because a sentence model needs no fitting."""
-        return self.encode(inputs, progress)
-
     def encode(self, inputs: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
         """Encode each text as a vector of unit length, or as zeros if the text is empty or blank.
 
@@ -120,9 +116,8 @@ class SentenceModel(TextEncoder):
             inputs = self._tokenize([text])
             states = self._model(**inputs).last_hidden_state[0].double().numpy()
         states = states / max(float(np.linalg.norm(states.sum(axis=0))), 1e-12)
-        tokens = self._tokenizer(text, truncation=True, max_length=self.longest)
         vectors: dict[str, np.ndarray] = {}
-        for state, word in zip(states, _token_words(text, tokens), strict=True):
+        for state, word in zip(states, _token_words(text, inputs), strict=True):
             vectors[word] = vectors.get(word, 0) + state
         return list(vectors), np.stack(list(vectors.values()))
 

@@ -29,13 +29,11 @@ def read_columns(source: Table, names: tuple[str, ...] | None) -> dict[str, pa.C
     import pyarrow as pa
 
     try:
-        if isinstance(source, dict):
-            table = pa.table(source)
-        elif isinstance(source, pa.Table):
+        if isinstance(source, pa.Table):
             table = source
         elif type(source).__module__.split(".")[0] == "pandas":
             table = pa.Table.from_pandas(source, preserve_index=False)
-        elif hasattr(source, "__arrow_c_stream__"):
+        elif isinstance(source, dict) or hasattr(source, "__arrow_c_stream__"):
             table = pa.table(source)
         else:
             raise KindError(

@@ -107,10 +107,7 @@ class FittedColumn:
     def _category(self, cells: np.ndarray) -> np.ndarray:
         indices = {term: index for index, term in enumerate(self.terms)}
         found = np.array([indices.get(cell, -1) for cell in cells], int)
-        parts = np.zeros((len(cells), len(self.terms)))
-        known = np.flatnonzero(found >= 0)
-        parts[known, found[known]] = np.sqrt(0.5)
-        return parts
+        return np.sqrt(0.5) * (found[:, None] == np.arange(len(self.terms)))
 
     def _text(self, cells: np.ndarray) -> np.ndarray:
         from sklearn.feature_extraction.text import CountVectorizer
@@ -128,14 +125,12 @@ class FittedColumn:
     def _vector(self, cells: np.ndarray) -> np.ndarray:
         parts = np.zeros((len(cells), self.length))
         for row, cell in enumerate(cells):
-            if cell is None:
-                continue
-            if len(cell) != self.length:
+            if cell is not None and len(cell) != self.length:
                 raise DataError(
                     f"column {self.name!r} must hold vectors of {self.length} elements, to which the encoder was "
                     f"fitted, got {len(cell)} elements in row {row}."
                 )
-            parts[row] = cell
+            parts[row] = 0.0 if cell is None else cell
         return parts / self.scale
 
 
@@ -201,7 +196,7 @@ class TableVectors(Encoder):
         """Fit the encoder to a table, and return the vectors of its rows."""
         return self.fit(inputs).encode(inputs)
 
-    def encode(self, inputs: Table) -> Float[np.ndarray, "rows width"]:
+    def encode(self, inputs: Table, *, progress: Progress | None = None) -> Float[np.ndarray, "rows width"]:
         """Return the vectors of the rows of a table, `(rows, width)`, in float32.
 
         Raises:
@@ -214,7 +209,8 @@ class TableVectors(Encoder):
         parts = []
         for column in self.fitted_columns:
             kind, cells = read_cells(column.name, columns[column.name])
-            found, wanted = _COMPATIBLE[kind], _COMPATIBLE[column.kind]
+            # Texts with few values are fitted as categories.
+            found, wanted = ("text" if each == "category" else each for each in (kind, column.kind))
             if found != wanted:
                 # The kind of a column without any present cell is arbitrary.
                 if not is_missing(cells).all():
@@ -328,7 +324,7 @@ class TableVectors(Encoder):
             raise DataError(f"path must be a file that TableVectors.save wrote, got {name!r}.") from None
 
     def _fit(self, name: str, kind: Kind, cells: np.ndarray) -> FittedColumn:
-        from sklearn.preprocessing import OneHotEncoder, StandardScaler
+        from sklearn.preprocessing import StandardScaler
 
         absent = is_missing(cells)
         missing, present = bool(absent.any()), cells[~absent]
@@ -346,9 +342,7 @@ class TableVectors(Encoder):
             return FittedColumn(name, kind, missing, scale=scale or 1.0, length=max(widths, default=0))
         values = set(present.tolist())
         if kind == "category" or len(values) <= min(self.max_categories, len(present) / 2):
-            encoder = OneHotEncoder(sparse_output=False).fit(present[:, None]) if len(present) else None
-            terms = () if encoder is None else tuple(map(str, encoder.categories_[0]))
-            return FittedColumn(name, "category", missing, terms=terms)
+            return FittedColumn(name, "category", missing, terms=tuple(sorted(values)))
         return self._fit_text(name, missing, present)
 
     def _fit_text(self, name: str, missing: bool, present: np.ndarray) -> FittedColumn:
@@ -366,6 +360,3 @@ class TableVectors(Encoder):
         weights = get_weighting("tfidf").fit(counts).words
         terms = tuple(count.get_feature_names_out().tolist())
         return FittedColumn(name, "text", missing, terms=terms, weights=weights, components=latent.components_)
-
-
-_COMPATIBLE = {"number": "number", "timestamp": "timestamp", "category": "text", "text": "text", "vector": "vector"}

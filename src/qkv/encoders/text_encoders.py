@@ -67,7 +67,7 @@ class BagOfWordsEncoder(TextEncoder):
         encoder._weighting = replace(encoder._weighting, words=arrays.get("weights"))
         return encoder
 
-    def encode(self, inputs: Sequence[str]) -> Vectors:
+    def encode(self, inputs: Sequence[str], *, progress: Progress | None = None) -> Vectors:
         """Return the vectors of texts, `(texts, width)`. A text without words of the vocabulary is encoded as zeros."""
         return self._unit_vectors(self.vocabulary.transform(inputs))
 

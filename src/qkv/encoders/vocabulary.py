@@ -96,8 +96,4 @@ class Vocabulary:
 
     def find_words(self, text: str) -> list[tuple[int, int, str]]:
         """Return `(start, end, word)` for each word of a text: its range of characters and its normalized form."""
-        words = []
-        for match in re.finditer(r"\w\w+", text):
-            for word in self(match[0]):
-                words.append((match.start(), match.end(), word))
-        return words
+        return [(*match.span(), word) for match in re.finditer(r"\w\w+", text) for word in self(match[0])]

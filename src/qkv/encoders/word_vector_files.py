@@ -43,8 +43,6 @@ def read_word_vectors(
     try:
         with gzip.open(path, "rb") if suffixes[-1:] == [".gz"] else path.open("rb") as stream:
             return _read(cast("IO[bytes]", stream), path.name, format, limit, progress)
-    except FileNotFoundError:
-        raise DataError(f"path must be an existing file, got {str(path)!r}. Check the path.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
             f"{path.name} must be a complete gzip file, but reading it failed: {error}. Download the file again."
@@ -151,16 +149,13 @@ def _read_binary_word(stream: IO[bytes], name: str, position: int, number: int, 
     A newline before the word, which some programs write after each vector, is skipped.
     """
     start, letters = position, bytearray()
-    while True:
-        letter = stream.read(1)
-        position += 1
-        if letter == b" ":
-            break
+    while (letter := stream.read(1)) != b" ":
         if not letter:
             raise DataError(
                 f"{name} must hold {count:,} words, as its first line states, but ends after {number:,} words, at byte "
-                f"{position - 1}. Download the file again."
+                f"{position}. Download the file again."
             )
+        position += 1
         if letter != b"\n" or letters:
             letters += letter
         if len(letters) > _MAX_WORD_BYTES:
@@ -168,7 +163,7 @@ def _read_binary_word(stream: IO[bytes], name: str, position: int, number: int, 
                 f"the word in {name}, byte {start}, must have at most {_MAX_WORD_BYTES:,} bytes, got more. Pass "
                 "another format if the file is not binary."
             )
-    return _decode(bytes(letters), f"{name}, byte {start}"), position
+    return _decode(bytes(letters), f"{name}, byte {start}"), position + 1
 
 
 def _decode(word: bytes, where: str) -> str:

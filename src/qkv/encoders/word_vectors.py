@@ -207,10 +207,6 @@ class WordVectors(Encoder):
             count += 1
         return replace(self, weights=np.log((1.0 + count) / (1.0 + frequency)) + 1.0)
 
-    def fit_encode(self, inputs: Sequence[str | None], progress: Progress | None = None) -> np.ndarray:
-        """Return the vectors of texts by `encode`, because word vectors need no fitting."""
-        return self.encode(inputs, progress=progress)
-
     def encode(
         self, inputs: Sequence[str | None], *, progress: Progress | None = None
     ) -> Float[np.ndarray, "texts width"]:
