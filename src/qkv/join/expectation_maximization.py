@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import expit, logit
 
-from qkv.core.progress import Progress, report
+from qkv.core.progress import Progress, track
 from qkv.join.agreement_levels import LEVELS, agreement, agreement_levels
 from qkv.join.attention_weights import attention_weights
 from qkv.join.blocking import CandidatePairs
@@ -55,7 +55,7 @@ def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = No
     pairs = max(count * candidates.keys, 1)
     share = max(min(count, candidates.keys) / 2, 0.5) / pairs
     log_odds, prior = _log_odds(same, chance), float(logit(share))
-    for step in range(_STEPS):
+    for _ in track(range(_STEPS), "estimating", progress):
         logits = prior + _total(log_odds, level)
         counted = np.minimum(attention_weights(rows, logits)[0], attention_weights(keys, logits)[0])
         before, old = same, prior
@@ -66,7 +66,6 @@ def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = No
         # At least half a pair is counted, so that tables without matches have a finite prior.
         share = min(max(float(counted.sum()), 0.5) / pairs, 0.5)
         log_odds, prior = _log_odds(same, chance), float(logit(share))
-        report(progress, "estimating", step + 1, _STEPS)
         if np.abs(same - before).max() < 1e-5 and abs(prior - old) < 1e-5:
             break
     return log_odds, prior

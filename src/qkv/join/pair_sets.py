@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,24 +19,8 @@ ElementwiseFunction: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
 __all__ = ["PairGrid", "PairList", "PairSet"]
 
 
-class PairSet(ABC):
-    """Base class of a set of pairs, each of a left row and a right row, for which similarities are computed."""
-
-    @abstractmethod
-    def inner_products(self, left: csr_matrix, right: csr_matrix) -> np.ndarray:
-        """Return the inner product of the left row and the right row of each pair."""
-
-    @abstractmethod
-    def string_similarity(self, scorer: Callable[..., float], left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Return the similarity of the two strings of each pair, computed by a RapidFuzz scorer."""
-
-    @abstractmethod
-    def apply(self, function: ElementwiseFunction, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Return the value of an elementwise function for the two cells of each pair."""
-
-
 @dataclass(frozen=True)
-class PairGrid(PairSet):
+class PairGrid:
     """Pairs of the left rows `start:stop` with all right rows; results have shape `(stop − start, right rows)`."""
 
     start: int
@@ -48,7 +31,7 @@ class PairGrid(PairSet):
         return np.asarray((left[self.start : self.stop] @ right.T).toarray())
 
     def string_similarity(self, scorer: Callable[..., float], left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Return the similarity of each of the left strings `start:stop` to each right string."""
+        """Return the similarity of each of the left strings `start:stop` to each right string, by a RapidFuzz scorer."""
         from rapidfuzz import process
 
         return np.asarray(process.cdist(left[self.start : self.stop], right, scorer=scorer, dtype="float32"))
@@ -59,7 +42,7 @@ class PairGrid(PairSet):
 
 
 @dataclass(frozen=True, eq=False)
-class PairList(PairSet):
+class PairList:
     """Pairs of left row `rows[i]` with right row `keys[i]`; results have shape `(pairs,)`."""
 
     rows: np.ndarray
@@ -78,3 +61,6 @@ class PairList(PairSet):
     def apply(self, function: ElementwiseFunction, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Return the value of an elementwise function for the two cells of each pair."""
         return np.asarray(function(left[self.rows], right[self.keys]))
+
+
+PairSet: TypeAlias = PairGrid | PairList

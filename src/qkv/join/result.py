@@ -11,7 +11,7 @@ from scipy.special import expit
 
 from qkv.errors import OptionError
 from qkv.join.attention_weights import CandidateMatches, solve_assignment
-from qkv.join.labels import Labels, read_labels
+from qkv.join.labels import read_labels
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,23 +128,19 @@ class JoinResult:
         labels = read_labels(pairs, (self.left.num_rows, self.right.num_rows), self.ids)
         found = set(zip(*self._sides(self.rows, self.keys), strict=True))
         listed = list(zip(*self._sides(labels.rows, labels.keys), strict=True))
-        return _evaluated(found, listed, labels)
+        matches = {pair for pair, label in zip(listed, labels.match.tolist(), strict=True) if label}
+        if not labels.complete:
+            found &= set(listed)
+        right = len(found & matches)
+        precision = right / len(found) if found else 0.0
+        recall = right / len(matches) if matches else 0.0
+        f1 = 2 * right / (len(found) + len(matches)) if found or matches else 0.0
+        return Evaluation(precision, recall, f1, len(set(listed)), len(matches), len(found), right)
 
     def _sides(self, rows: np.ndarray, keys: np.ndarray) -> tuple[list[int], list[int]]:
         if self.itself:  # pairs within one table are unordered
             rows, keys = np.minimum(rows, keys), np.maximum(rows, keys)
         return rows.tolist(), keys.tolist()
-
-
-def _evaluated(found: set[tuple[int, int]], listed: list[tuple[int, int]], labels: Labels) -> Evaluation:
-    matches = {pair for pair, label in zip(listed, labels.match.tolist(), strict=True) if label}
-    if not labels.complete:
-        found = found & set(listed)
-    right = len(found & matches)
-    precision = right / len(found) if found else 0.0
-    recall = right / len(matches) if matches else 0.0
-    f1 = 2 * right / (len(found) + len(matches)) if found or matches else 0.0
-    return Evaluation(precision, recall, f1, len(set(listed)), len(matches), len(found), right)
 
 
 def matched(

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from qkv.core.progress import Progress, report
+from qkv.core.progress import Progress, track
 from qkv.join.attention_weights import attention_weights
 
 __all__ = ["FittedWeights", "LabelledSample", "fit_labelled"]
@@ -79,24 +79,19 @@ def fit_labelled(
     Both are chosen on held-out pairs: by cross-validation on `train`, and on `valid` unless it is None.
     """
     folds = [_assign_folds(train.labels, seed) for seed in range(_REPEATS)]
-    steps, done = len(_STRENGTHS) * (_REPEATS * _FOLDS + 1), 0
     labels = np.concatenate([*[train.labels] * _REPEATS, *([] if valid is None else [valid.labels])])
     results: list[tuple[float, float, np.ndarray, np.ndarray]] = []
     # Descending order, so that ties go to the stronger regularization.
-    for strength in reversed(_STRENGTHS):
+    for strength in track(_STRENGTHS[::-1], "learning", progress):
         parts = []
         for fold in folds:
             weights = np.zeros(len(train.labels))
-            for number in range(_FOLDS):
+            for number in np.unique(fold):
                 out = fold == number
-                if out.any():
-                    fitted = _fit(train.measures[~out], train.labels[~out], strength)
-                    weights[out] = train.weights(fitted)[out]
-                done += 1
-                report(progress, "learning", done, steps)
+                fitted = _fit(train.measures[~out], train.labels[~out], strength)
+                weights[out] = train.weights(fitted)[out]
             parts.append(weights)
         whole = _fit(train.measures, train.labels, strength)
-        done += 1
         if valid is not None:
             parts.append(valid.weights(whole))
         weights = np.concatenate(parts)
