@@ -45,9 +45,9 @@ def test_the_metadata_holds_tokens_layers_scales_and_roles():
 
 def test_the_bytes_of_a_map_are_its_codes_row_by_row():
     one = view()
-    codes = np.frombuffer(Page.from_views(one).map(0, 1, 2), np.uint8).reshape(3, 3)
+    codes = np.frombuffer(Page.from_views(one).read("map", (0, 1, 2)), np.uint8).reshape(3, 3)
     assert np.array_equal(codes, one.layers[1].codes[2])
-    assert len(Page.from_views(one).thumbs(0)) == 6 * 32 * 32
+    assert len(Page.from_views(one).read("thumbnails", (0,))) == 6 * 32 * 32
 
 
 def test_cross_attention_has_different_tokens_on_each_axis():
@@ -64,8 +64,8 @@ def test_weights_that_do_not_fit_the_tokens_are_refused(shape):
 
 @pytest.mark.parametrize("place", [(1, 0, 0), (0, 2, 0), (0, 0, 3), (-1, 0, 0)])
 def test_a_map_that_does_not_exist_is_refused(place):
-    with pytest.raises(IndexError):
-        Page.from_views(view()).map(*place)
+    with pytest.raises(LookupError, match="must name a map"):
+        Page.from_views(view()).read("map", place)
 
 
 def test_a_page_without_views_is_refused():
@@ -184,8 +184,8 @@ def test_the_page_its_modules_and_its_maps_are_served(server):
         assert body
     answer, body = get(address, address.path + "meta.json")
     assert json.loads(body)["views"][1]["queries"]["tokens"] == EVIL
-    assert get(address, address.path + "map/0/1/2")[1] == served.page.map(0, 1, 2)
-    assert get(address, address.path + "thumbs/1")[1] == served.page.thumbs(1)
+    assert get(address, address.path + "map/0/1/2")[1] == served.page.read("map", (0, 1, 2))
+    assert get(address, address.path + "thumbnails/1")[1] == served.page.read("thumbnails", (1,))
     answer, body = get(address, address.path + "export.html")
     assert body.decode() == page_html(served.page)
 
@@ -218,7 +218,7 @@ def test_a_request_without_the_token_is_refused(server, path):
         "map/0/0/-1",
         "map/0/0/99999999999999999999",
         "map/0/0/x",
-        "thumbs/7",
+        "thumbnails/7",
         "nothing",
     ],
 )
@@ -247,7 +247,7 @@ def test_a_request_that_is_too_large_is_refused_and_the_next_is_answered(server,
         assert b"root:" not in body
     except (ConnectionError, http.client.HTTPException):
         pass  # closed without an answer
-    assert get(address, address.path + "thumbs/0")[1] == served.page.thumbs(0)
+    assert get(address, address.path + "thumbnails/0")[1] == served.page.read("thumbnails", (0,))
 
 
 def test_a_text_of_a_million_characters_is_shown_as_one(server):
@@ -316,7 +316,7 @@ def test_a_port_in_use_is_refused(server):
 
 def test_the_kernel_answers_requests_for_maps_and_refuses_others():
     page = Page.from_views(view())
-    assert respond(page, {"id": 4, "what": "map", "place": [0, 1, 2]}) == ({"id": 4}, [page.map(0, 1, 2)])
+    assert respond(page, {"id": 4, "what": "map", "place": [0, 1, 2]}) == ({"id": 4}, [page.read("map", (0, 1, 2))])
     for wrong in (
         {"id": 5, "what": "map", "place": [0, 1, 9]},
         {"id": 5, "what": "__init__", "place": []},

@@ -189,7 +189,7 @@ def test_a_file_of_another_kind_is_refused_with_its_line(tmp_path, read, content
     (tmp_path / "f.txt").write_text(content)
     with pytest.raises(DataError, match=says):
         read(tmp_path / "f.txt")
-    with pytest.raises(DataError, match="must exist"):
+    with pytest.raises(DataError, match="must be readable"):
         read(tmp_path / "none.txt")
 
 

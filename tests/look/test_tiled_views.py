@@ -46,7 +46,7 @@ def test_saved_arrays_become_the_maps_of_their_heads(tmp_path, causal):
         (np.array([[object()]], dtype=object), "must be in .npy format"),
         (np.zeros((0, 4)), "got shape (0, 4)"),
         (b"<script>alert(1)</script>", "must be in .npy format"),
-        (None, "must exist"),
+        (None, "must be readable"),
     ],
 )
 def test_a_file_without_a_suitable_array_is_refused(tmp_path, content, says):

@@ -31,7 +31,7 @@ class PairGrid:
         return np.asarray((left[self.start : self.stop] @ right.T).toarray())
 
     def string_similarity(self, scorer: Callable[..., float], left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Return the similarity of each of the left strings `start:stop` to each right string, by a RapidFuzz scorer."""
+        """Return the similarity of left strings `start:stop` to each right string, computed by a RapidFuzz scorer."""
         from rapidfuzz import process
 
         return np.asarray(process.cdist(left[self.start : self.stop], right, scorer=scorer, dtype="float32"))

@@ -56,13 +56,11 @@ def bundle(entry: str) -> str:
         >>> [line for line in bundle("heads.js").splitlines() if line.startswith("import")]
         []
     """
-    added: list[str] = []
-    texts: list[str] = []
+    texts: dict[str, str] = {}
 
     def add(name: str) -> None:
-        if name in added:
+        if name in texts:
             return
-        added.append(name)
         source = read_web_file(name)
         text = _EXPORT.sub("", _IMPORT.sub("", source))
         for alias, _, target in _IMPORT.findall(source):
@@ -71,10 +69,10 @@ def bundle(entry: str) -> str:
                 text = re.sub(rf"\b{alias}\.", f"{_default_name(target)}.", text)
         if name != entry:
             text = _DEFAULT.sub(f"const {_default_name(name)} = ", text)
-        texts.append(f"// {name}\n{text}")
+        texts[name] = f"// {name}\n{text}"
 
     add(entry)
-    return "\n".join(texts)
+    return "\n".join(texts.values())
 
 
 def _default_name(module: str) -> str:

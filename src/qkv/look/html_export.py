@@ -74,7 +74,7 @@ def page_html(page: Page) -> str:
                 f"an exported page must not contain tiled views, got {view.name!r} with {len(view.queries.tokens):,} "
                 "tokens. Serve the page, and save a part of the map from the browser."
             )
-        parts[f"thumbs/{i}"] = _compressed(page.thumbs(i))
+        parts[f"thumbnails/{i}"] = _compressed(view.thumbnails())
         for j, layer in enumerate(view.layers):
             parts[f"layer/{i}/{j}"] = _compressed(layer.codes.tobytes())
     script, style = bundle("exported.js"), read_web_file("style.css") + read_web_file("page.css")

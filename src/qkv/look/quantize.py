@@ -11,7 +11,10 @@ import numpy as np
 
 from qkv.core.typing import ArrayLike, Float, Num
 
-__all__ = ["dequantize", "max_pool", "quantize", "thumbnails", "to_numpy"]
+__all__ = ["THUMBNAIL_SIZE", "dequantize", "max_pool", "quantize", "thumbnails", "to_numpy"]
+
+THUMBNAIL_SIZE = 32
+"""Pixels along each side of a thumbnail; the thumbnails of 144 heads take 147 kB."""
 
 
 def quantize(weights: ArrayLike) -> tuple[Num[np.ndarray, "*maps q k"], Float[np.ndarray, "*maps"] | np.float32]:
@@ -39,7 +42,7 @@ def dequantize(codes: Num[np.ndarray, "*maps q k"], scale: ArrayLike) -> Float[n
     return np.asarray(np.square(codes.astype(np.float32) / 255.0) * np.asarray(scale)[..., None, None])
 
 
-def thumbnails(codes: Num[np.ndarray, "heads q k"], size: int) -> Num[np.ndarray, "heads size size"]:
+def thumbnails(codes: Num[np.ndarray, "heads q k"], size: int = THUMBNAIL_SIZE) -> Num[np.ndarray, "heads size size"]:
     """Resize quantized maps to `size` × `size` pixels, each the maximum of the codes that it covers.
 
     Example:

@@ -11,6 +11,8 @@ library. All functions return NumPy arrays.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from qkv.core.extras import require_packages
@@ -49,11 +51,7 @@ def rollout(weights: ArrayLike, residual: float = 0.5) -> Float[np.ndarray, "q k
         >>> rollout(np.stack([previous, previous])[:, None])[2].tolist()
         [0.25, 0.5, 0.25]
     """
-    mixed = _mixed_with_identity(weights, residual)
-    product = mixed[0]
-    for layer in mixed[1:]:
-        product = layer @ product
-    return np.asarray(product)
+    return np.asarray(reduce(lambda product, layer: layer @ product, _mixed_with_identity(weights, residual)))
 
 
 def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None = None) -> Float[np.ndarray, "q k"]:

@@ -21,7 +21,7 @@ from qkv.core.progress import Progress
 from qkv.errors import OptionError
 from qkv.look.bundle import WEB_FILES, read_web_file
 from qkv.look.html_export import page_html
-from qkv.look.page import Page
+from qkv.look.page import REQUESTS, Page
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -148,7 +148,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
         Route(f"{base}/web/{{name}}", web),
         Route(f"{base}/meta.json", meta),
         Route(f"{base}/export.html", export),
-        *(Route(f"{base}/{what}/{{place:path}}", data) for what in ("thumbs", "map", "tile", "row")),
+        *(Route(f"{base}/{what}/{{place:path}}", data) for what in REQUESTS),
     ]
     return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
 

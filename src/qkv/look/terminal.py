@@ -91,8 +91,6 @@ def _block(upper: float, lower: float | None) -> str:
 
 
 def _rgb(share: float) -> tuple[int, int, int]:
-    at = float(np.sqrt(share)) * (len(_STOPS) - 1)
-    low = min(int(at), len(_STOPS) - 2)
-    mixed = _STOPS[low] + (at - low) * (_STOPS[low + 1] - _STOPS[low])
-    red, green, blue = (round(float(part)) for part in mixed)
+    positions = np.linspace(0, 1, len(_STOPS))
+    red, green, blue = (round(float(np.interp(np.sqrt(share), positions, channel))) for channel in _STOPS.T)
     return red, green, blue

@@ -12,6 +12,7 @@ without the rest of the map, because a weight is exactly e^(logit − log-sum-ex
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -285,17 +286,20 @@ class TiledView:
         return list(self.layers[layer][1].values())[head]
 
     def tile(self, layer: int, head: int, level: int, y: int, x: int) -> bytes:
-        """Return one tile of a head as quantized weights."""
+        """Return one tile of a head as quantized weights.
+
+        The tile holds first the maximum and then the mean weight of each of its 256 × 256 cells.
+        """
         return self.head(layer, head).tile(level, y, x).tobytes()
 
-    def row(self, layer: int, head: int, query: int) -> list[tuple[int, float]]:
-        """Return the keys with the largest weights for one query of a head, as pairs (key index, weight)."""
-        return self.head(layer, head).row(query)
+    def row(self, layer: int, head: int, query: int) -> bytes:
+        """Return the keys with the largest weights for one query of a head, as JSON pairs [key index, weight]."""
+        return json.dumps(self.head(layer, head).row(query)).encode()
 
-    def thumbs(self, size: int) -> bytes:
-        """Return the thumbnails of all heads as quantized weights, `size` × `size` bytes per head."""
+    def thumbnails(self) -> bytes:
+        """Return the thumbnails of all heads as quantized weights, 32 × 32 bytes per head."""
         maps = [head for _, heads in self.layers for head in heads.values()]
-        return b"".join(thumbnails(quantize(head.max_overview)[0][None], size).tobytes() for head in maps)
+        return b"".join(thumbnails(quantize(head.max_overview)[0][None]).tobytes() for head in maps)
 
     def meta(self) -> dict[str, object]:
         """Return the metadata of the view as a JSON-serializable dictionary."""

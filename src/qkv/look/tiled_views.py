@@ -48,8 +48,6 @@ def read_array(path: str | os.PathLike[str]) -> Float[np.ndarray, "*heads tokens
     file = Path(path)
     try:
         array = np.load(file, mmap_mode="c", allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(f"the array file must exist, got {str(path)!r}. Check the file name.") from None
     except OSError as error:
         raise DataError(
             f"the array file must be readable, got {str(path)!r}: {error.strerror or error}. Check the file."

@@ -210,9 +210,9 @@ class View:
         """Return the quantized weights of one head in row-major order."""
         return bytes(self.layers[layer].codes[head].tobytes())
 
-    def thumbs(self, size: int) -> bytes:
-        """Return the thumbnails of all heads as quantized weights, `size` × `size` bytes per head."""
-        return b"".join(thumbnails(layer.codes, size).tobytes() for layer in self.layers)
+    def thumbnails(self) -> bytes:
+        """Return the thumbnails of all heads as quantized weights, 32 × 32 bytes per head."""
+        return b"".join(thumbnails(layer.codes).tobytes() for layer in self.layers)
 
     def meta(self) -> dict[str, object]:
         """Return the metadata of the view as a JSON-serializable dictionary."""

@@ -67,7 +67,7 @@ def respond(page: Page, message: object) -> tuple[dict[str, object], list[bytes]
 
     Args:
         page: the page.
-        message: a request `{"id": …, "what": "map", "place": [view, layer, head]}`, where `what` is `"thumbs"`,
+        message: a request `{"id": …, "what": "map", "place": [view, layer, head]}`, where `what` is `"thumbnails"`,
             `"map"`, `"tile"` or `"row"`; the response to any other message is an error.
 
     Returns:

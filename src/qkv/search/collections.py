@@ -75,8 +75,6 @@ def read_collection(
         DataError: a file is missing or unreadable, or no query has a relevant document.
     """
     folder = Path(source)
-    if not folder.exists():
-        raise DataError(f"source must be an existing file or folder, got {str(source)!r}. Check the path.")
     documents = read_documents(source, column)
     if folder.is_dir():
         smart = _smart_files(folder)

@@ -80,7 +80,7 @@ def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedSentence]:
         Webster, Recasens, Axelrod and Baldridge 2018, Mind the GAP.
     """
     sentences = []
-    reader = csv.DictReader(io.StringIO(_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE)
+    reader = csv.DictReader(io.StringIO(read_file(Path(path))), delimiter="\t", quoting=csv.QUOTE_NONE)
     for row in reader:
         try:
             truth = [row["A-coref"].upper() == "TRUE", row["B-coref"].upper() == "TRUE"]
@@ -123,7 +123,7 @@ def read_winobias(
     names = sorted({name.strip().lower() for name in occupations if name.strip()}, key=len, reverse=True)
     known = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b", re.IGNORECASE)
     sentences = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(read_file(Path(path)).splitlines(), 1):
         marked = re.sub(r"^\d+\s+", "", line.strip())
         if not marked:
             continue
@@ -202,7 +202,7 @@ def _tree(lines: list[tuple[int, str]], kept: set[str] | None, name: str) -> Ann
 
 def _paragraphs(path: str | os.PathLike[str]) -> Iterator[list[tuple[int, str]]]:
     """Yield the numbered lines of each sentence, without comments."""
-    numbered = enumerate(_text(path).splitlines(), 1)
+    numbered = enumerate(read_file(Path(path)).splitlines(), 1)
     for empty, lines in groupby(numbered, key=lambda line: not line[1].strip()):
         if not empty:
             yield [(number, line) for number, line in lines if not line.startswith("#")]
@@ -217,9 +217,3 @@ def _unmarked(marked: str) -> tuple[str, list[Span]]:
 
 def _overlap(a: Span, b: Span) -> bool:
     return a[0] < b[1] and b[0] < a[1]
-
-
-def _text(path: str | os.PathLike[str]) -> str:
-    if not Path(path).is_file():
-        raise DataError(f"the file must exist, got {str(path)!r}. Check the file name.")
-    return read_file(Path(path))

@@ -120,10 +120,10 @@ function render({ model, el }) {
       return `${view.layers[l].name}, ${view.layers[l].heads[h]}${roles ? `: ${roles}` : ""}`;
     });
     overview.select(state.layer, state.head);
-    const thumbs = source.thumbs(state.view);
+    const thumbnails = source.thumbnails(state.view);
     await refresh();
     try {
-      overview.paint(await thumbs, meta.thumb, colourTable(state.dark));
+      overview.paint(await thumbnails, meta.thumbnail_size, colourTable(state.dark));
     } catch (error) {
       report(`The overview could not be loaded: ${error instanceof Error ? error.message : error}`);
     }

@@ -1,7 +1,7 @@
 // Sources of maps: a server, an exported file, or the kernel of a notebook. Each source returns bytes.
 
 /** @typedef {Object} Source
- *  @property {(view: number) => Promise<Uint8Array>} thumbs thumbnails of all heads of a view
+ *  @property {(view: number) => Promise<Uint8Array>} thumbnails thumbnails of all heads of a view
  *  @property {(view: number, layer: number, head: number) => Promise<Uint8Array>} map all codes of a head
  *  @property {(view: number, layer: number, head: number, level: number, y: number, x: number)
  *    => Promise<Uint8Array>} [tile] codes of one tile: maximum, then mean
@@ -15,7 +15,7 @@ export function fromServer(base) {
     return new Uint8Array(await answer.arrayBuffer());
   };
   return {
-    thumbs: (view) => bytes(`thumbs/${view}`),
+    thumbnails: (view) => bytes(`thumbnails/${view}`),
     map: (view, layer, head) => bytes(`map/${view}/${layer}/${head}`),
     tile: (view, layer, head, level, y, x) => bytes(`tile/${view}/${layer}/${head}/${level}/${y}/${x}`),
     row: async (view, layer, head, query) => fromJson(await bytes(`row/${view}/${layer}/${head}/${query}`)),
@@ -23,7 +23,7 @@ export function fromServer(base) {
 }
 
 /** Create a source from the parts of an exported file, in gzip and base64; each part is unpacked on first use.
- *  @param {Record<string, string>} parts by name: `thumbs/0`, `layer/0/3` @param {(view: number) => number} area
+ *  @param {Record<string, string>} parts by name: `thumbnails/0`, `layer/0/3` @param {(view: number) => number} area
  *  @returns {Source} */
 export function fromParts(parts, area) {
   /** @type {Map<string, Promise<Uint8Array>>} */
@@ -37,7 +37,7 @@ export function fromParts(parts, area) {
     return bytes;
   };
   return {
-    thumbs: (view) => open(`thumbs/${view}`),
+    thumbnails: (view) => open(`thumbnails/${view}`),
     map: async (view, layer, head) => {
       const heads = await open(`layer/${view}/${layer}`);
       return heads.subarray(head * area(view), (head + 1) * area(view));
@@ -77,7 +77,7 @@ export function fromKernel(model) {
       model.send({ id: lastId, what, place });
     });
   return {
-    thumbs: (view) => /** @type {any} */ (send("thumbs", view)),
+    thumbnails: (view) => /** @type {any} */ (send("thumbnails", view)),
     map: (view, layer, head) => /** @type {any} */ (send("map", view, layer, head)),
     tile: (...place) => /** @type {any} */ (send("tile", ...place)),
     row: async (...place) => fromJson(await send("row", ...place)),
