@@ -139,11 +139,11 @@ class AccumulationContract(DifferentiableContract):
         logits, value = example_logits(draw, self.non_negative_logits), draw(7, 2)
         dropout = 0.0 if setting.library == "jax" else 0.4  # JAX takes seconds to compile the random numbers
 
-        def both(x: ArrayLike, v: ArrayLike) -> tuple[ArrayLike, ...]:
-            return tiled_and_whole(setting.part(normalizer), x, v, tile, [(0, 3), (3, 7)], dropout)
+        def both(part: Normalizer, logits: ArrayLike, value: ArrayLike) -> tuple[ArrayLike, ...]:
+            return tiled_and_whole(part, logits, value, tile, [(0, 3), (3, 7)], dropout)
 
-        with setting.active(), ignore_numpy_warnings():
-            output, by_tile, expected, weights = setting.call(both, setting.array(logits), setting.array(value))
+        with ignore_numpy_warnings():
+            output, by_tile, expected, weights = setting.evaluate(normalizer, both, logits, value)
         assert_close(output, to_float64(expected), 2 * setting.tolerance, message=str(setting))
         assert_close(by_tile, to_float64(weights), 2 * setting.tolerance, message=f"{setting} weights:")
 

@@ -82,8 +82,8 @@ class CallSemanticsContract(KernelHarness):
     # -- 5. Lengths that do not fit ----------------------------------------------------------------------
 
     def test_lengths_that_do_not_fit_raise_and_are_named(self, setting: Setting) -> None:
-        for change, said in MISFITS.values():
-            with pytest.raises(ShapeError, match=said):
+        for change, message in MISFITS.values():
+            with pytest.raises(ShapeError, match=message):
                 run_eagerly(change(_small()), setting, self.kernel)
 
     # -- 7. Asking for a readout never changes the output ------------------------------------------------
@@ -100,10 +100,14 @@ class CallSemanticsContract(KernelHarness):
                     with pytest.raises(RefusedError, match="readouts"):
                         run_eagerly(call, setting, self.kernel, readouts=[readout])
                     continue
-                seen = run_eagerly(call, setting, self.kernel, readouts=[readout])
-                assert ((to_float64(seen.output) == 0) == (plain == 0)).all(), f"{name}, {readout}"
+                observation = run_eagerly(call, setting, self.kernel, readouts=[readout])
+                assert ((to_float64(observation.output) == 0) == (plain == 0)).all(), f"{name}, {readout}"
                 assert_close(
-                    seen.output, plain, max(1e-12, setting.tolerance), message=f"{name}, {readout}:", min_scale=0.1
+                    observation.output,
+                    plain,
+                    max(1e-12, setting.tolerance),
+                    message=f"{name}, {readout}:",
+                    min_scale=0.1,
                 )
 
     # -- 9. Nothing falls to quadratic memory silently ---------------------------------------------------

@@ -141,10 +141,10 @@ class DataSemanticsContract(KernelHarness):
             )
             assert_agrees(got, expected, setting, name)
 
-    def does_not_leak(self, call: Call, setting: Setting, bad: float, said: str, hidden: list[int] = MASKED) -> None:
+    def does_not_leak(self, call: Call, setting: Setting, bad: float, message: str, hidden: list[int] = MASKED) -> None:
         """Assert that output and gradients do not depend on the hidden keys and values."""
         got = self.run(_with(call, hidden, bad), setting)
-        assert_agrees(got, oracle_of(_with(call, hidden, 0.0), setting), setting, f"{bad} leaks, {said}")
+        assert_agrees(got, oracle_of(_with(call, hidden, 0.0), setting), setting, f"{bad} leaks, {message}")
 
     # -- 8. Half precision accumulates in float32 --------------------------------------------------------
 

@@ -41,20 +41,20 @@ def settings_of_kernel(kernel: Kernel) -> list[ArrayLike]:
     return out
 
 
-def assert_agrees(got: Outcome, wanted: Outcome, setting: Setting, said: str = "", slack: float = 1.0) -> None:
+def assert_agrees(got: Outcome, wanted: Outcome, setting: Setting, message: str = "", slack: float = 1.0) -> None:
     """Assert that output and gradients agree with a reference.
 
     Args:
         got: output and gradients of the tested call.
         wanted: output and gradients of the reference.
         setting: library and dtype of the tested call, which determine the tolerance.
-        said: prefix of the error message.
+        message: prefix of the error message.
         slack: factor of the tolerance.
     """
-    said = f"{said} {setting}"
-    assert_close(got.output, wanted.output, slack * OUTPUT[setting.dtype], message=f"{said}, output:", min_scale=0.1)
+    message = f"{message} {setting}"
+    assert_close(got.output, wanted.output, slack * OUTPUT[setting.dtype], message=f"{message}, output:", min_scale=0.1)
     for n, (mine, theirs) in enumerate(zip(got.gradients, wanted.gradients, strict=False)):
-        assert_close(mine, theirs, slack * GRADIENT[setting.dtype], message=f"{said}, gradient {n}:", min_scale=0.1)
+        assert_close(mine, theirs, slack * GRADIENT[setting.dtype], message=f"{message}, gradient {n}:", min_scale=0.1)
 
 
 def allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:

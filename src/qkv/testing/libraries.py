@@ -23,6 +23,13 @@ T = TypeVar("T")
 LIBRARIES = tuple(name for name in ("numpy", "torch", "jax") if importlib.util.find_spec(name))
 """Installed libraries with which every suite runs. TensorFlow must be requested by name, because it loads slowly."""
 
+_CONVERTERS = {
+    "numpy": ("numpy", "array"),
+    "torch": ("torch", "tensor"),
+    "jax": ("jax.numpy", "asarray"),
+    "tensorflow": ("tensorflow", "convert_to_tensor"),
+}
+"""Module of each library, and its function that converts a NumPy array."""
 _TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
 
 
@@ -49,20 +56,9 @@ class Setting:
     def array(self, x: ArrayLike) -> ArrayLike:
         """Return `x` as an array of this library, cast to this dtype if it is floating-point."""
         x = np.asarray(x)
-        floating = x.dtype.kind == "f"
-        if self.library == "torch":
-            import torch
-
-            return torch.tensor(x, dtype=getattr(torch, self.dtype) if floating else None)
-        if self.library == "jax":
-            import jax.numpy as jnp
-
-            return jnp.asarray(x, dtype=self.dtype if floating else None)
-        if self.library == "tensorflow":
-            import tensorflow as tf
-
-            return tf.convert_to_tensor(x, dtype=self.dtype if floating else None)
-        return x.astype(self.dtype) if floating else x
+        module, convert = _CONVERTERS[self.library]
+        xp = importlib.import_module(module)
+        return getattr(xp, convert)(x, dtype=getattr(xp, self.dtype) if x.dtype.kind == "f" else None)
 
     def part(self, part: P) -> P:
         """Return a part with its arrays converted to this library and dtype."""
@@ -88,13 +84,19 @@ class Setting:
         """Return all cases, or only the first for JAX, because JAX compiles each shape."""
         return cases[:1] if self.library == "jax" else cases
 
-    def call(self, function: Callable[..., ArrayLike], *arrays: ArrayLike) -> ArrayLike:
-        """Return `function(*arrays)`. For JAX the function is compiled by `jax.jit`."""
-        if self.library != "jax":
-            return function(*arrays)
-        import jax
+    def evaluate(self, part: P, function: Callable[..., ArrayLike], *inputs: ArrayLike) -> ArrayLike:
+        """Return `function(part, *inputs)` with all arrays converted. For JAX the function is compiled by `jax.jit`."""
 
-        return jax.jit(function)(*arrays)
+        def evaluate(arrays: ArrayLike, *inputs: ArrayLike) -> ArrayLike:
+            return function(part.replace_arrays(arrays), *inputs)
+
+        with self.active():
+            arguments = [self.array(x) for x in part.arrays()], *map(self.array, inputs)
+            if self.library != "jax":
+                return evaluate(*arguments)
+            import jax
+
+            return jax.jit(evaluate)(*arguments)
 
 
 def installed(library: str) -> bool:
@@ -138,14 +140,7 @@ def assert_close(
     """
     actual, expected = to_float64(actual) if is_floating(actual) else np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape, f"{message} shape must be {expected.shape}, got {actual.shape}."
-    where = np.broadcast_to(where, expected.shape)
-    for name, test in (("-inf", np.isneginf), ("inf", np.isposinf), ("NaN", np.isnan)):
-        differ = where & (test(actual) != test(expected))
-        assert not differ.any(), (
-            f"{message} {name} in only one of the arrays, first at {tuple(np.argwhere(differ)[0])}."
-        )
-    compared = where & np.isfinite(expected)
-    if compared.any():
-        error = np.max(np.abs(actual[compared] - expected[compared]))
-        error /= max(np.max(np.abs(expected[compared])), min_scale, np.finfo(np.float64).tiny)
-        assert error <= tolerance, f"{message} relative error must be at most {tolerance:.3g}, got {error:.3g}."
+    magnitudes = np.abs(expected[where & np.isfinite(expected)])
+    scale = max(magnitudes.max(initial=0.0), min_scale, np.finfo(np.float64).tiny)
+    compared = np.where(where, actual, expected)
+    np.testing.assert_allclose(compared, expected, rtol=0, atol=tolerance * scale, err_msg=message)

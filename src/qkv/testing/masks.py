@@ -60,12 +60,7 @@ class MaskContract(PartContract):
             for positions in setting.few(Positions(align="end"), Positions(align="start"), Positions(query_start=2)):
                 mask = self.make(Draw(1, 5, 7, batch))
                 tile = Tile.whole(5, 7, (2, 3), positions)
-                with setting.active():
-
-                    def allowed(arrays: ArrayLike, mask: Mask = mask, tile: Tile = tile) -> ArrayLike:
-                        return mask.replace_arrays(arrays).allowed(tile, setting.array(0.0))
-
-                    got = setting.call(allowed, [setting.array(x) for x in mask.arrays()])
+                got = setting.evaluate(mask, lambda mask, tile=tile: mask.allowed(tile, setting.array(0.0)))
                 assert "bool" in str(got.dtype)
                 wanted = np.empty((2, 3, 5, 7), dtype=bool)
                 for *index, row, col in np.ndindex(*wanted.shape):
@@ -148,15 +143,15 @@ class MaskContract(PartContract):
         mask, positions = self.make(draw), Positions(align="end")
         allowed = np.broadcast_to(mask.allowed(Tile.whole(5, 7, (), positions), np.zeros(())), (5, 7))
         for setting in settings_of(("numpy", "torch"), ("float64",)):
-            seen = attend_dense(
+            result = attend_dense(
                 *(setting.array(x) for x in inputs),
                 score=Dot(),
                 normalizer=Softmax(),
                 mask=mask,
                 positions=positions,
             )
-            weights = to_float64(seen.weights)
+            weights = to_float64(result.weights)
             assert (weights[~allowed] == 0).all()
             assert np.allclose(weights.sum(axis=-1), allowed.any(axis=-1))
-            assert (to_float64(seen.output)[~allowed.any(axis=-1)] == 0).all()
-            assert namespace(seen.output) is namespace(setting.array(0.0))
+            assert (to_float64(result.output)[~allowed.any(axis=-1)] == 0).all()
+            assert namespace(result.output) is namespace(setting.array(0.0))

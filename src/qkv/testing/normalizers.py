@@ -52,19 +52,10 @@ class NormalizerContract(AccumulationContract):
             draw = Draw(3, batch=batch)
             normalizer = self.make(draw)
             logits = example_logits(Draw(4, batch=shape), self.non_negative_logits)
-            tile = Tile.whole(5, 7, shape, seed=SEED)
             with setting.active():
                 rounded, exact = setting.rounded(logits), normalizer.map_arrays(setting.rounded)
-                arrays = [setting.array(x) for x in normalizer.arrays()]
-
-                def weights(
-                    logits: ArrayLike, arrays: ArrayLike, part: Normalizer = normalizer, tile: Tile = tile
-                ) -> ArrayLike:
-                    with ignore_numpy_warnings():
-                        return part.replace_arrays(arrays).weights(logits, tile)
-
-                got = setting.call(weights, setting.array(logits), arrays)
-                assert setting.dtype in str(got.dtype)
+                got = setting.evaluate(normalizer, self.evaluate, logits)
+            assert setting.dtype in str(got.dtype)
             wanted = np.zeros(logits.shape)
             for flat, index in enumerate(np.ndindex(*shape)):
                 for row in range(5):
@@ -118,8 +109,8 @@ class NormalizerContract(AccumulationContract):
         if self.reads_logits:
             (logits,) = self.inputs()
             logits[0, 2] = np.nan
-            seen = np.isnan(self.evaluate(self.make(Draw(1)), logits)).any(axis=-1)
-            assert seen.tolist() == [True, False, False, False, False]
+            with_nan = np.isnan(self.evaluate(self.make(Draw(1)), logits)).any(axis=-1)
+            assert with_nan.tolist() == [True, False, False, False, False]
 
     def test_logits_beyond_the_range_of_the_exponential_do_not_overflow(self) -> None:
         weights = self.evaluate(self.make(Draw(1)), np.array([[5e4, 3e4, 1e4], [3e4, 1e4, 5e4]]))

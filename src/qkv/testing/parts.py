@@ -76,9 +76,9 @@ class PartContract:
                 setattr(part, field.name, None)
 
     def test_prints_its_name_and_not_its_elements(self) -> None:
-        said = str(self.make(Draw(0, q=40, k=50)))
-        assert (self.printed or self.part.__name__) in said
-        assert len(said) < 300
+        text = str(self.make(Draw(0, q=40, k=50)))
+        assert (self.printed or self.part.__name__) in text
+        assert len(text) < 300
 
     @pytest.mark.parametrize(
         ("batch", "message"),

@@ -75,12 +75,9 @@ class ReadoutContract:
 
     def calls(self) -> list[tuple[str, Call]]:
         """Return a call with a fully masked row for each normalizer that the readout supports."""
-        out = []
-        for name in NORMALIZERS:
-            call = replace(Case("similarity", name).call(), mask=masks.Pairs(self.allowed()))
-            if self.readout.refuse(call.normalizer) is None:
-                out.append((name, call))
-        return out
+        mask = masks.Pairs(self.allowed())
+        calls = [(name, replace(Case("similarity", name).call(), mask=mask)) for name in NORMALIZERS]
+        return [(name, call) for name, call in calls if self.readout.refuse(call.normalizer) is None]
 
     def allowed(self) -> ArrayLike:
         """Return a random mask of pairs that allows each pair with probability 2/3, and no pair of query 2."""
@@ -98,15 +95,15 @@ class ReadoutContract:
         """Yield the calls that a kernel supports, with their names and results."""
         for name, call in calls:
             try:
-                seen = self.observe(call, setting, reader)
+                observation = self.observe(call, setting, reader)
             except RefusedError:
                 continue
-            yield name, call, seen
+            yield name, call, observation
 
     def assert_as_dense(self, calls: Iterable[tuple[str, Call]], setting: Setting, reader: str) -> None:
         """Assert that a kernel agrees with the dense kernel, for all calls that the kernel supports."""
-        for name, call, seen in self.accepted(calls, setting, reader):
-            _assert_same(seen, self.observe(call, setting), name)
+        for name, call, observation in self.accepted(calls, setting, reader):
+            _assert_same(observation, self.observe(call, setting), name)
 
     def test_some_normalizer_is_accepted(self) -> None:
         assert self.calls()
@@ -123,10 +120,10 @@ class ReadoutContract:
         self.assert_as_dense(accepted, setting, reader)
 
     def test_output_is_the_same_with_and_without_the_readout(self, reader: str, setting: Setting) -> None:
-        for name, call, seen in self.accepted(self.calls(), setting, reader):
+        for name, call, observation in self.accepted(self.calls(), setting, reader):
             alone = to_float64(run_eagerly(call, setting, READERS[reader]).output)
-            assert_close(seen.output, alone, 1e-13, message=name, min_scale=1.0)
-            assert np.array_equal(to_float64(seen.output) == 0, alone == 0), name
+            assert_close(observation.output, alone, 1e-13, message=name, min_scale=1.0)
+            assert np.array_equal(to_float64(observation.output) == 0, alone == 0), name
 
     def test_agrees_with_the_dense_kernel_for_every_normalizer(self, reader: str, setting: Setting) -> None:
         variants = (
@@ -162,13 +159,15 @@ class ReadoutContract:
                 leaves = [x.requires_grad_() for x in inputs_of(call, setting)]
                 try:
                     parts = parts_of(call, setting, leaves[3:])
-                    seen = qkv.observe(*leaves[:3], **parts, readouts=[self.readout], kernel=READERS[reader])
+                    observation = qkv.observe(*leaves[:3], **parts, readouts=[self.readout], kernel=READERS[reader])
                 except RefusedError:
                     continue
-                result = _results(seen)[0]
+                result = _results(observation)[0]
                 result = torch.where(torch.isfinite(result), result, torch.zeros_like(result))
                 torch.manual_seed(0)
-                total = (result * torch.randn_like(result)).sum() + (seen.output * torch.randn_like(seen.output)).sum()
+                total = (result * torch.randn_like(result)).sum() + (
+                    observation.output * torch.randn_like(observation.output)
+                ).sum()
                 found.append(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
             assert len(found) >= 2, name
             for other in found[1:]:
@@ -201,8 +200,8 @@ class ReadoutContract:
             assert str(refusal.value) == sentence
 
     def test_nothing_is_nan_for_a_query_without_keys(self, reader: str, setting: Setting) -> None:
-        for name, _, seen in self.accepted(self.calls(), setting, reader):
-            assert not any(np.isnan(np.asarray(array)).any() for array in _results(seen)), name
+        for name, _, observation in self.accepted(self.calls(), setting, reader):
+            assert not any(np.isnan(np.asarray(array)).any() for array in _results(observation)), name
 
     def test_no_keys_and_no_queries_work(self, reader: str, setting: Setting) -> None:
         for shape in ("no keys", "no queries")[: 1 if self.needs_queries else 2]:
@@ -215,13 +214,13 @@ def _softmax(logits: ArrayLike) -> ArrayLike:
     return e / (e.sum() or 1)
 
 
-def _results(seen: Observation) -> tuple[ArrayLike, ...]:
+def _results(observation: Observation) -> tuple[ArrayLike, ...]:
     """Return the arrays of the first readout."""
-    result: ArrayLike = seen.readouts[0]
+    result: ArrayLike = observation.readouts[0]
     return result if isinstance(result, tuple) else (result,)
 
 
-def _assert_same(seen: Observation, expected: Observation, message: str) -> None:
-    for mine, theirs in zip(_results(seen), map(np.asarray, _results(expected)), strict=True):
+def _assert_same(observation: Observation, expected: Observation, message: str) -> None:
+    for mine, theirs in zip(_results(observation), map(np.asarray, _results(expected)), strict=True):
         tolerance = 1e-11 if theirs.dtype.kind == "f" else 0.0  # indices are compared exactly
         assert_close(mine, theirs, tolerance, message=message, min_scale=0.1)

@@ -91,16 +91,8 @@ class ScoreContract(DifferentiableContract):
             key = self.rows(Draw(7, batch=key_batch), 6, self.widths[1])
             with setting.active():
                 wanted, compared = self._wanted(setting, score, batch, query, key)
-                arrays = [setting.array(x) for x in score.arrays()]
-
-                def logits(query: ArrayLike, key: ArrayLike, arrays: ArrayLike, score: Score = score) -> ArrayLike:
-                    return score.replace_arrays(arrays)(query, key, END)
-
-                if self.libraries == ("numpy",):
-                    got = logits(query, key, arrays)  # text is not converted to a library and dtype
-                else:
-                    got = setting.call(logits, setting.array(query), setting.array(key), arrays)
-                    assert setting.dtype in str(got.dtype)
+                got = setting.evaluate(score, self.evaluate, query, key)
+            assert setting.dtype in str(got.dtype) or self.libraries == ("numpy",)
             assert_close(got, wanted, setting.tolerance, where=compared, message=f"{setting}, {batch}:")
 
     def _wanted(
