@@ -137,9 +137,8 @@ def _evaluate_runs(
     from qkv.search.evaluation import measure
     from qkv.search.judgements import read_judgements, read_run
 
-    judged = read_judgements(Path(relevant))
-    for query in [query for query, grades in judged.items() if not any(grade > 0 for grade in grades.values())]:
-        del judged[query]
+    judgements = read_judgements(Path(relevant)).items()
+    judged = {query: grades for query, grades in judgements if any(grade > 0 for grade in grades.values())}
     for path in paths:
         ranked = read_run(Path(path))
         if not set(ranked) & set(judged):

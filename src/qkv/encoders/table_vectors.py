@@ -107,7 +107,7 @@ class FittedColumn:
     def _category(self, cells: np.ndarray) -> np.ndarray:
         indices = {term: index for index, term in enumerate(self.terms)}
         found = np.array([indices.get(cell, -1) for cell in cells], int)
-        return np.sqrt(0.5) * (found[:, None] == np.arange(len(self.terms)))
+        return np.asarray(np.sqrt(0.5) * (found[:, None] == np.arange(len(self.terms))))
 
     def _text(self, cells: np.ndarray) -> np.ndarray:
         from sklearn.feature_extraction.text import CountVectorizer

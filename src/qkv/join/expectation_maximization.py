@@ -41,9 +41,8 @@ def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = No
     """
     measures = candidates.measures
     count = min(candidates.rows, _MOST_ROWS)
-    sample = None
-    if candidates.rows > count:
-        sample = np.random.default_rng(0).choice(candidates.rows, count, replace=False)
+    draw = np.random.default_rng(0)
+    sample = draw.choice(candidates.rows, count, replace=False) if candidates.rows > count else None
     rows, keys, found = candidates.top_candidates(_CLOSEST, sample, progress)
     level = agreement_levels(agreement(measures, found))
     drawn, often = np.unique(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.errors import DataError
-from qkv.look.figure import ANSWER_COLOUR, CURVE_COLOUR, DARK, INK, PAPER, new_figure, set_title, style_axes
+from qkv.look.figure import ANSWER_COLOUR, CURVE_COLOUR, DARK, INK, PAPER, label_axes, new_figure, set_title, style_axes
 from qkv.look.query_plot import answer_title, draw_weight_bars
 
 if TYPE_CHECKING:
@@ -86,9 +86,7 @@ def _draw_values(axes: Axes, answer: Answer, ink: str) -> None:
         ends = (answer.value - answer.spread, answer.value + answer.spread)
         axes.axvspan(*ends, color=CURVE_COLOUR, alpha=0.13, lw=0, label="± spread")
     axes.set_ylim(bottom=min(0.0, 1.1 * weights.min()))
-    axes.set_xlabel(answer.value_name, color=ink)
-    axes.set_ylabel("weight", color=ink)
-    axes.legend(frameon=False, fontsize=8, labelcolor=ink)
+    label_axes(axes, answer.value_name, "weight", ink)
 
 
 def _draw_probabilities(axes: Axes, answer: Answer, ink: str) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "PAPER",
     "check_figure_path",
     "draw_weighted_points",
+    "label_axes",
     "new_figure",
     "save_figure",
     "set_title",
@@ -68,6 +69,13 @@ def style_axes(axes: Axes, ink: str = INK) -> None:
     for spine in axes.spines.values():
         spine.set_visible(spine.spine_type in ("left", "bottom"))
         spine.set_color(ink)
+
+
+def label_axes(axes: Axes, xlabel: str, ylabel: str, ink: str = INK) -> None:
+    """Set the labels of both axes, and add a legend without a frame."""
+    axes.set_xlabel(xlabel, color=ink)
+    axes.set_ylabel(ylabel, color=ink)
+    axes.legend(frameon=False, fontsize=8, labelcolor=ink)
 
 
 def draw_weighted_points(

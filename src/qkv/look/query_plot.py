@@ -23,6 +23,7 @@ from qkv.look.figure import (
     INK,
     check_figure_path,
     draw_weighted_points,
+    label_axes,
     new_figure,
     save_figure,
     set_title,
@@ -165,9 +166,7 @@ def _plot_one_key(figure: Figure, database: Queryable, answer: Answer, options: 
     bar = None if answer.spread is None else [answer.spread]
     style: dict[str, Any] = {"fmt": "o", "ms": 8, "color": ANSWER_COLOUR, "mec": "white", "capsize": 4, "zorder": 6}
     axes.errorbar([place], [answer.value], yerr=bar, **style)
-    axes.set_xlabel(key.name, color=INK)
-    axes.set_ylabel(value.name, color=INK)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    label_axes(axes, key.name, value.name)
     return [axes]
 
 

@@ -22,6 +22,7 @@ from qkv.look.figure import (
     INK,
     PAPER,
     draw_weighted_points,
+    label_axes,
     new_figure,
     set_title,
     style_axes,
@@ -107,9 +108,7 @@ def plot_regression(
     axes.axvline(at, color=ANSWER_COLOUR, lw=1, ls=(0, (4, 3)), zorder=4)
     style = {"fmt": "X", "ms": 9, "color": ANSWER_COLOUR, "mec": "white", "capsize": 4, "zorder": 6, "label": "answer"}
     axes.errorbar([at], [answer], yerr=[error] if np.isfinite(error) else None, **style)
-    axes.set_xlabel(name, color=ink)
-    axes.set_ylabel("value" if len(model.y_mean_) == 1 else f"value {output}", color=ink)
-    axes.legend(frameon=False, fontsize=8, labelcolor=ink)
+    label_axes(axes, name, "value" if len(model.y_mean_) == 1 else f"value {output}", ink)
     style_axes(axes, ink)
     prediction = f"{answer:.3g} ± {error:.3g}" if np.isfinite(error) else f"{answer:.3g}"
     set_title(figure, f"{at:.3g}  →  {prediction}", ink)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["text_views"]
 
+_BYTES_PER_WEIGHT = 5
+"""A dense map stores each weight in float32 and as a quantized code."""
 _MAX_FLOW_TOKENS = 32
 """Maximum tokens for attention flow, which takes 0.3 s for 32 tokens in six layers, and 3 s for 64 tokens."""
 
@@ -67,7 +69,8 @@ def text_views(
         ('head 0', 'head 1')
     """
     views: list[View | TiledView] = []
-    _check_layers(text_model, layers)
+    all_layers, heads, _ = model_dimensions(text_model.model)
+    _check_layers(text_model, layers, all_layers)
     for text in track(texts, "reading", progress):
         encoded, tokens = _tokenize(text_model, text)
         title = text if len(text) <= 80 else text[:79] + "…"
@@ -77,7 +80,7 @@ def text_views(
         if generate:
             _check_generated_length(text_model, count, generate)
             views += generation_views(text_model, inputs, tokens, title, generate)
-        elif _dense_bytes(text_model, count) <= memory_bytes(memory):
+        elif _BYTES_PER_WEIGHT * all_layers * heads * count**2 <= memory_bytes(memory):
             if layers is not None and say is not None:
                 say(f"--layers has no effect on a text of {count:,} tokens, so all layers are shown")
             views.append(_dense_view(text_model, title, inputs, tokens, all_heads))
@@ -88,8 +91,7 @@ def text_views(
     return views
 
 
-def _check_layers(text_model: TextModel, layers: Sequence[int] | None) -> None:
-    count = model_dimensions(text_model.model)[0]
+def _check_layers(text_model: TextModel, layers: Sequence[int] | None, count: int) -> None:
     for layer in layers or ():
         if not 0 <= layer < count:
             raise OptionError(
@@ -117,12 +119,6 @@ def _check_tiled_memory(
     subject = f"{chosen} layers of {heads} heads over {count:,} tokens"
     advice = "Name fewer layers (for example --layers 0,1), or increase --memory."
     check_memory(required, allowed, subject, advice, place="in tiles", say=say)
-
-
-def _dense_bytes(text_model: TextModel, count: int) -> int:
-    """Return the bytes of the dense maps, which are weights in float32 and their quantized codes."""
-    layers, heads, _ = model_dimensions(text_model.model)
-    return 5 * layers * heads * count**2
 
 
 def _tokenize(text_model: TextModel, text: str) -> tuple[BatchEncoding, TokenAxis]:

@@ -197,9 +197,7 @@ class TiledMap:
     @cached_property
     def _divisor(self) -> Float[Array, " q"]:
         """The log-sum-exp of each query, with infinity for fully masked queries so that their weights are 0."""
-        xp = namespace(self.log_sum_exp)
-        infinite = xp.full_like(self.log_sum_exp, math.inf)
-        return xp.where(self.log_sum_exp <= -math.inf, infinite, self.log_sum_exp)
+        return namespace(self.log_sum_exp).where(self.log_sum_exp <= -math.inf, math.inf, self.log_sum_exp)
 
     def tile(self, level: int, y: int, x: int) -> Num[np.ndarray, "2 256 256"]:
         """Return the maximum and the mean weight of each cell of a tile as quantized weights.

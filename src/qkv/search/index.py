@@ -126,11 +126,10 @@ class Index:
         splitter = Vocabulary(stem)
         passages = passages_of(documents, words, overlap)
         texts = [documents[part.document].whole[part.start : part.end] for part in passages]
-        split = []
-        for at, text in enumerate(texts, 1):
-            split.append(splitter(text))
-            if progress is not None and (at % 1000 == 0 or at == len(texts)):
-                progress("words", at, len(texts))
+        split: list[Sequence[str]] = []
+        for begin in range(0, len(texts), 1000):
+            split += map(splitter, texts[begin : begin + 1000])
+            report(progress, "words", len(split), len(texts))
         if not any(split):
             raise DataError(
                 "source must contain at least one word that is not a stop word such as 'the' or 'of', got none."
