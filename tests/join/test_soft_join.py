@@ -297,7 +297,7 @@ def test_the_closest_of_some_rows_are_those_of_all(count):
 
 
 def test_a_sample_of_the_rows_gives_the_same_estimate(monkeypatch):
-    monkeypatch.setattr("qkv.join.expectation_maximization._MOST_ROWS", 25)
+    monkeypatch.setattr("qkv.join.expectation_maximization._MAX_ROWS", 25)
     check_misspelt_people_are_found_and_strangers_are_not()
 
 

@@ -15,14 +15,13 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
-from scipy.special import expit
 
 from qkv.join.blocking import top_per_row
 
 __all__ = ["CandidateMatches", "attention_weights", "collect_matches", "solve_assignment"]
 
-_MOST_PER_ROW = 100
-_LEAST = 0.01
+_MAX_PER_ROW = 100
+_MIN_PROBABILITY = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,25 +40,19 @@ class CandidateMatches:
     weights: np.ndarray
     no_match: np.ndarray
 
-    @property
-    def probabilities(self) -> np.ndarray:
-        """Probability that each pair matches, computed from its logit alone."""
-        return np.asarray(expit(self.logits))
 
-
-def collect_matches(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> CandidateMatches:
+def collect_matches(batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> CandidateMatches:
     """Collect the probable matches from batches `(rows, keys, logits)` of candidate pairs.
 
     All candidate pairs of a left row must be in the same batch.
     """
-    least = np.log(_LEAST / (1 - _LEAST))
+    min_logit = np.log(_MIN_PROBABILITY / (1 - _MIN_PROBABILITY))
     no_match = np.ones(rows)
     kept = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0), np.zeros(0))]
-    for own, keys, logits in strips:
-        weights, nothing = attention_weights(own, logits)
-        no_match[own] = nothing
-        near = np.flatnonzero(logits >= least)
-        near = near[top_per_row(own[near], logits[near], _MOST_PER_ROW)]
+    for own, keys, logits in batches:
+        weights, no_match[own] = attention_weights(own, logits)
+        near = np.flatnonzero(logits >= min_logit)
+        near = near[top_per_row(own[near], logits[near], _MAX_PER_ROW)]
         kept.append((own[near], keys[near], logits[near], weights[near]))
     near_rows, near_keys, near_logits, near_weights = (np.concatenate(parts) for parts in zip(*kept, strict=True))
     return CandidateMatches(near_rows, near_keys, near_logits, near_weights, no_match)
@@ -71,8 +64,8 @@ def attention_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray,
     The result equals that of `normalizers.Softmax(sink=0.0)`, for rows of unequal length.
 
     Example:
-        >>> weights, nothing = attention_weights(np.array([0, 0, 1]), np.log([2.0, 1.0, 3.0]))
-        >>> weights.round(2).tolist(), nothing.round(2).tolist()
+        >>> weights, no_match = attention_weights(np.array([0, 0, 1]), np.log([2.0, 1.0, 3.0]))
+        >>> weights.round(2).tolist(), no_match.round(2).tolist()
         ([0.5, 0.25, 0.75], [0.25, 0.25, 0.25])
     """
     if not len(rows):
@@ -82,9 +75,9 @@ def attention_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray,
     largest = np.zeros(len(found))  # starts at 0, the logit of "no match"
     np.maximum.at(largest, place, logits)
     shares = np.exp(logits - largest[place])
-    nothing = np.exp(-largest)
-    total = np.bincount(place, shares, len(found)) + nothing
-    return shares / total[place], (nothing / total)[place]
+    no_match = np.exp(-largest)
+    total = np.bincount(place, shares, len(found)) + no_match
+    return shares / total[place], (no_match / total)[place]
 
 
 def solve_assignment(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray) -> np.ndarray:
@@ -97,26 +90,26 @@ def solve_assignment(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray) -> np
         >>> solve_assignment(np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([3.0, 2.0, 2.5])).tolist()
         [False, True, True]
     """
-    taken = np.zeros(len(rows), bool)
-    useful = np.flatnonzero(gain > 0)
-    if not len(useful):
-        return taken
-    own_rows, row = np.unique(rows[useful], return_inverse=True)
-    own_keys, key = np.unique(keys[useful], return_inverse=True)
+    selected = np.zeros(len(rows), bool)
+    positive = np.flatnonzero(gain > 0)
+    if not len(positive):
+        return selected
+    own_rows, row = np.unique(rows[positive], return_inverse=True)
+    own_keys, key = np.unique(keys[positive], return_inverse=True)
     size = len(own_rows) + len(own_keys)
-    graph = coo_matrix((np.ones(len(useful)), (row, key + len(own_rows))), shape=(size, size))
+    graph = coo_matrix((np.ones(len(positive)), (row, key + len(own_rows))), shape=(size, size))
     _, label = connected_components(graph, directed=False)
-    of_edge = label[row]
-    order = np.argsort(of_edge, kind="stable")
-    for part in np.split(order, np.flatnonzero(np.diff(of_edge[order])) + 1):
+    component = label[row]
+    order = np.argsort(component, kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):
         if len(part) == 1:
-            taken[useful[part]] = True
+            selected[positive[part]] = True
             continue
         r, i = np.unique(row[part], return_inverse=True)
         k, j = np.unique(key[part], return_inverse=True)
         table = np.zeros((len(r), len(k)))
-        table[i, j] = gain[useful[part]]
+        table[i, j] = gain[positive[part]]
         chosen = np.zeros(table.shape, bool)
         chosen[linear_sum_assignment(table, maximize=True)] = True
-        taken[useful[part[chosen[i, j]]]] = True
-    return taken
+        selected[positive[part[chosen[i, j]]]] = True
+    return selected

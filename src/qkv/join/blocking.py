@@ -20,12 +20,12 @@ from qkv.join.pair_sets import PairGrid, PairList
 
 __all__ = ["CandidatePairs"]
 
-ALL_PAIRS = 25_000_000
-MANY = 50
+MAX_PAIRS = 25_000_000
+DEFAULT_COUNT = 50
 _BYTES = 48 * 2**20
-_STRIP = 512
-_COMMON = 0.02
-_COMMON_ROWS = 1000
+_ROW_BLOCK = 512
+_COMMON_SHARE = 0.02
+_MIN_COMMON_ROWS = 1000
 
 
 class CandidatePairs:
@@ -41,10 +41,10 @@ class CandidatePairs:
         self.measures = measures
         self.itself = itself
         self.rows, self.keys = len(measures.fields[0].left), len(measures.fields[0].right)
-        if count is None and self.rows * self.keys > ALL_PAIRS:
-            count = MANY
+        if count is None and self.rows * self.keys > MAX_PAIRS:
+            count = DEFAULT_COUNT
         self.count = count
-        self._listed: tuple[np.ndarray, np.ndarray] | None = None
+        self._candidates: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def note(self) -> str:
@@ -82,9 +82,9 @@ class CandidatePairs:
                 yield rows, keys, found
                 report(progress, "comparing", stop, self.rows)
             return
-        if self._listed is None:
-            self._listed = self._most_similar(self.count, progress)
-        rows, keys = self._listed
+        if self._candidates is None:
+            self._candidates = self._most_similar(self.count, progress)
+        rows, keys = self._candidates
         if of is not None:
             rows, keys = rows[wanted[rows]], keys[wanted[rows]]
         most = max(1, _BYTES // (8 * width * self.count)) * self.count
@@ -135,19 +135,19 @@ class CandidatePairs:
         trigram with the left row are left out.
         """
         left, right = (_records(self.measures.fields, side) for side in ("left", "right"))
-        weighed = tfidf_rows(left, right, letters=True)
-        often = np.asarray((weighed.right != 0).sum(axis=0)).reshape(-1)
-        rare = (often <= max(_COMMON_ROWS, _COMMON * self.keys)).nonzero()[0]
-        a, b = weighed.left[:, rare], weighed.right[:, rare].T.tocsr()
+        tfidf = tfidf_rows(left, right, letters=True)
+        document_frequency = np.asarray((tfidf.right != 0).sum(axis=0)).reshape(-1)
+        rare = (document_frequency <= max(_MIN_COMMON_ROWS, _COMMON_SHARE * self.keys)).nonzero()[0]
+        a, b = tfidf.left[:, rare], tfidf.right[:, rare].T.tocsr()
         rows, keys = [np.zeros(0, int)], [np.zeros(0, int)]
-        for start in range(0, self.rows, _STRIP):
-            product = (a[start : start + _STRIP] @ b).tocoo()
+        for start in range(0, self.rows, _ROW_BLOCK):
+            product = (a[start : start + _ROW_BLOCK] @ b).tocoo()
             allowed = self._allowed(product.row + start, product.col)
             own, other, near = product.row[allowed] + start, product.col[allowed], product.data[allowed]
             best = top_per_row(own, near, count)
             rows.append(own[best].astype(np.int64))
             keys.append(other[best].astype(np.int64))
-            report(progress, "finding candidates", min(start + _STRIP, self.rows), self.rows)
+            report(progress, "finding candidates", min(start + _ROW_BLOCK, self.rows), self.rows)
         return np.concatenate(rows), np.concatenate(keys)
 
 

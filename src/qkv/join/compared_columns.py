@@ -91,19 +91,20 @@ def read_columns(
         DataError: a column holds vectors, or no dates although the model was fitted to dates.
     """
     return [
-        _field(Column.from_table(left, name), Column.from_table(right, name), (kinds or {}).get(name)) for name in names
+        _compare_columns(Column.from_table(left, name), Column.from_table(right, name), (kinds or {}).get(name))
+        for name in names
     ]
 
 
-def _field(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
+def _compare_columns(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
     for column in (left, right):
         if column.kind == "vector":
             raise DataError(
                 f"column {column.name!r} must hold texts, numbers or dates, got vectors. Name only other columns in on."
             )
-    wanted = kind or _kind(left, right)
-    (left_cells, left_missing), (right_cells, right_missing) = (_convert(column, wanted) for column in (left, right))
-    return ComparedColumn(left.name, wanted, left_cells, right_cells, left_missing, right_missing)
+    kind = kind or _kind(left, right)
+    (left_cells, left_missing), (right_cells, right_missing) = (_convert(column, kind) for column in (left, right))
+    return ComparedColumn(left.name, kind, left_cells, right_cells, left_missing, right_missing)
 
 
 def _kind(left: Column, right: Column) -> Kind:

@@ -27,10 +27,12 @@ _START = (0.03, 0.03, 0.04, 0.1, 0.8)
 """Prior of m, the probabilities of the levels among matches: four of five cells are equal."""
 _PSEUDOCOUNT = 3.0
 """Number of prior pairs added to the observed ones."""
-_CLOSEST = 20
-_DRAWN = 2**16
+_RANDOM_PSEUDOCOUNT = 0.5
+"""Number of pairs added to each level among random pairs."""
+_CANDIDATES_PER_ROW = 20
+_RANDOM_PAIRS = 2**16
 _STEPS = 100
-_MOST_ROWS = 20_000
+_MAX_ROWS = 20_000
 """Maximum number of left rows for the estimate; of larger tables, a random sample is used."""
 
 
@@ -40,57 +42,53 @@ def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = No
     Level 0, which means that a cell is missing, has log odds 0.
     """
     measures = candidates.measures
-    count = min(candidates.rows, _MOST_ROWS)
+    count = min(candidates.rows, _MAX_ROWS)
     draw = np.random.default_rng(0)
     sample = draw.choice(candidates.rows, count, replace=False) if candidates.rows > count else None
-    rows, keys, found = candidates.top_candidates(_CLOSEST, sample, progress)
-    level = agreement_levels(agreement(measures, found))
-    drawn, often = np.unique(
-        agreement_levels(agreement(measures, candidates.random(_DRAWN))), axis=0, return_counts=True
+    rows, keys, found = candidates.top_candidates(_CANDIDATES_PER_ROW, sample, progress)
+    levels = agreement_levels(agreement(measures, found))
+    random_levels, random_counts = np.unique(
+        agreement_levels(agreement(measures, candidates.random(_RANDOM_PAIRS))), axis=0, return_counts=True
     )
-    columns = level.shape[-1]
-    chance = _random_level_probabilities(drawn, often)
-    same = np.tile(np.array(_START), (columns, 1))
+    columns = levels.shape[-1]
+    u = _level_probabilities(random_levels, random_counts, _RANDOM_PSEUDOCOUNT)
+    m = np.tile(np.array(_START), (columns, 1))
     pairs = max(count * candidates.keys, 1)
     share = max(min(count, candidates.keys) / 2, 0.5) / pairs
-    log_odds, prior = _log_odds(same, chance), float(logit(share))
+    log_odds, prior = _log_odds(m, u), float(logit(share))
     for _ in track(range(_STEPS), "estimating", progress):
-        logits = prior + _total(log_odds, level)
-        counted = np.minimum(attention_weights(rows, logits)[0], attention_weights(keys, logits)[0])
-        before, old = same, prior
-        same = _level_counts(level, counted) + _PSEUDOCOUNT * np.array(_START)
-        same /= same.sum(axis=1, keepdims=True)
+        logits = prior + _sum_log_odds(log_odds, levels)
+        match_weights = np.minimum(attention_weights(rows, logits)[0], attention_weights(keys, logits)[0])
+        previous_m, previous_prior = m, prior
+        m = _level_probabilities(levels, match_weights, _PSEUDOCOUNT * np.array(_START))
         # Random pairs of small tables include some matches, which are discounted.
-        chance = _random_level_probabilities(drawn, often * expit(-prior - _total(log_odds, drawn)))
+        non_matches = random_counts * expit(-prior - _sum_log_odds(log_odds, random_levels))
+        u = _level_probabilities(random_levels, non_matches, _RANDOM_PSEUDOCOUNT)
         # At least half a pair is counted, so that tables without matches have a finite prior.
-        share = min(max(float(counted.sum()), 0.5) / pairs, 0.5)
-        log_odds, prior = _log_odds(same, chance), float(logit(share))
-        if np.abs(same - before).max() < 1e-5 and abs(prior - old) < 1e-5:
+        share = min(max(float(match_weights.sum()), 0.5) / pairs, 0.5)
+        log_odds, prior = _log_odds(m, u), float(logit(share))
+        if np.abs(m - previous_m).max() < 1e-5 and abs(prior - previous_prior) < 1e-5:
             break
     return log_odds, prior
 
 
-def _random_level_probabilities(drawn: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """Return the probability of each agreement level from 1 to 5 among random pairs, `(columns, 5)`.
+def _level_probabilities(levels: np.ndarray, weights: np.ndarray, pseudocount: np.ndarray | float) -> np.ndarray:
+    """Return the probability of each agreement level from 1 to 5, `(columns, 5)`.
 
-    A pseudocount of 0.5 is added to the count of each level.
+    Args:
+        levels: agreement levels `(pairs, columns)`; pairs with a missing cell in a column, which have level 0, are
+            not counted in that column.
+        weights: weight of each pair.
+        pseudocount: number that is added to the weighted count of each level.
     """
-    counts = _level_counts(drawn, counted) + 0.5
+    counts = np.array([np.bincount(column, weights, len(LEVELS) + 2)[1:] for column in levels.T]) + pseudocount
     return np.asarray(counts / counts.sum(axis=1, keepdims=True))
 
 
-def _level_counts(level: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """Return the sum of the weights `counted` of the pairs with each agreement level from 1 to 5, `(columns, 5)`.
-
-    Pairs with a missing cell in a column, which have level 0, are not counted in that column.
-    """
-    return np.array([np.bincount(column, counted, len(LEVELS) + 2)[1:] for column in level.T])
+def _log_odds(m: np.ndarray, u: np.ndarray) -> np.ndarray:
+    missing = np.zeros((len(m), 1))
+    return np.concatenate([missing, np.log(m / u)], axis=1)
 
 
-def _log_odds(same: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    missing = np.zeros((len(same), 1))
-    return np.concatenate([missing, np.log(same / chance)], axis=1)
-
-
-def _total(log_odds: np.ndarray, level: np.ndarray) -> np.ndarray:
-    return np.asarray(sum(log_odds[column][level[:, column]] for column in range(level.shape[1])))
+def _sum_log_odds(log_odds: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    return np.asarray(sum(log_odds[column][levels[:, column]] for column in range(levels.shape[1])))

@@ -87,14 +87,14 @@ class JoinModel:
                 "model again, or load it with the version of qkv that saved it."
             )
         try:
-            return _built(content)
+            return _from_json(content)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DataError(
                 f"the join model {name!r} must be undamaged, but reading it failed: {error}. Fit the model again."
             ) from None
 
 
-def _built(content: dict[str, Any]) -> JoinModel:
+def _from_json(content: dict[str, Any]) -> JoinModel:
     model = JoinModel(
         on=tuple((str(left), str(right)) for left, right in content["on"]),
         kinds=dict(content["kinds"]),

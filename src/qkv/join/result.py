@@ -113,8 +113,8 @@ class JoinResult:
             "probability": pa.array(self.probabilities),
         }
         for side, table, rows in (("left", self.left, self.rows), ("right", self.right, self.keys)):
-            taken = table.take(pa.array(rows.astype(np.int64)))
-            columns |= {f"{side}.{name}": taken.column(name) for name in table.column_names}
+            selected = table.take(pa.array(rows.astype(np.int64)))
+            columns |= {f"{side}.{name}": selected.column(name) for name in table.column_names}
         return pa.table(columns)
 
     def evaluate(self, pairs: object) -> Evaluation:
@@ -126,8 +126,8 @@ class JoinResult:
             DataError: a label is invalid, or refers to a row that is not in its table.
         """
         labels = read_labels(pairs, (self.left.num_rows, self.right.num_rows), self.ids)
-        found = set(zip(*self._sides(self.rows, self.keys), strict=True))
-        listed = list(zip(*self._sides(labels.rows, labels.keys), strict=True))
+        found = set(zip(*self._pair_lists(self.rows, self.keys), strict=True))
+        listed = list(zip(*self._pair_lists(labels.rows, labels.keys), strict=True))
         matches = {pair for pair, label in zip(listed, labels.match.tolist(), strict=True) if label}
         if not labels.complete:
             found &= set(listed)
@@ -137,7 +137,7 @@ class JoinResult:
         f1 = 2 * right / (len(found) + len(matches)) if found or matches else 0.0
         return Evaluation(precision, recall, f1, len(set(listed)), len(matches), len(found), right)
 
-    def _sides(self, rows: np.ndarray, keys: np.ndarray) -> tuple[list[int], list[int]]:
+    def _pair_lists(self, rows: np.ndarray, keys: np.ndarray) -> tuple[list[int], list[int]]:
         if self.itself:  # pairs within one table are unordered
             rows, keys = np.minimum(rows, keys), np.maximum(rows, keys)
         return rows.tolist(), keys.tolist()
@@ -191,11 +191,11 @@ def _assign_one_to_one(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray, its
     if not itself:
         return solve_assignment(rows, keys, gain)
     # Pairs within one table are not a bipartite graph, so they are selected greedily, with each row used once.
-    taken = np.zeros(len(rows), bool)
+    selected = np.zeros(len(rows), bool)
     used: set[int] = set()
     for place in np.argsort(-gain, kind="stable"):
         pair = {int(rows[place]), int(keys[place])}
         if gain[place] > 0 and not pair & used:
-            taken[place] = True
+            selected[place] = True
             used |= pair
-    return taken
+    return selected
