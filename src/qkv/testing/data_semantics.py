@@ -18,13 +18,15 @@ __all__ = ["DataSemanticsContract"]
 LEAST = {"float64": -1.7e308, "float32": -3.4e38, "float16": -65504.0, "bfloat16": -3.38e38}
 """Finite numbers slightly above the lowest of each dtype, which other libraries use in place of −inf in masks."""
 
-MASKED = [1, 4, 10]
-HIDDEN = {
-    "a mask of keys": masks.Keys(~np.isin(np.arange(11), MASKED)),
-    "a mask of pairs": masks.Pairs(np.broadcast_to(~np.isin(np.arange(11), MASKED), (7, 11)).copy()),
-    "documents": masks.Documents(np.arange(7) // 4, np.where(np.isin(np.arange(11), MASKED), 9, np.arange(11) // 6)),
+MASKED_KEYS = [1, 4, 10]
+MASKS_OF_KEYS = {
+    "a mask of keys": masks.Keys(~np.isin(np.arange(11), MASKED_KEYS)),
+    "a mask of pairs": masks.Pairs(np.broadcast_to(~np.isin(np.arange(11), MASKED_KEYS), (7, 11)).copy()),
+    "documents": masks.Documents(
+        np.arange(7) // 4, np.where(np.isin(np.arange(11), MASKED_KEYS), 9, np.arange(11) // 6)
+    ),
 }
-READ_ELSEWHERE = ("scaled dot", "gaussian", "additive", "cosine", "gated", "laplace", "custom")
+VARIED_SCORES = ("scaled dot", "gaussian", "additive", "cosine", "gated", "laplace", "custom")
 """Names of scores that use their inputs in different ways, such as products, means, norms and differences."""
 
 
@@ -60,7 +62,7 @@ class DataSemanticsContract(KernelHarness):
         allowed = np.ones((7, 11), dtype=bool)
         allowed[2] = False
         for name, call in self.each_normalizer(setting, mask=masks.Pairs(allowed)):
-            self.is_empty(replace(call, mask=masks.Pairs(allowed)), setting, name)
+            self.assert_empty_row(replace(call, mask=masks.Pairs(allowed)), setting, name)
 
     def test_row_emptied_by_minus_infinity_has_output_and_gradient_0(self, setting: Setting) -> None:
         bias = np.zeros((7, 11))
@@ -68,7 +70,7 @@ class DataSemanticsContract(KernelHarness):
         for name, call in self.each_normalizer(setting):
             emptied = replace(call, score=scores.Biased(call.score, bias))
             if self.accepts(emptied, setting):
-                self.is_empty(emptied, setting, name)
+                self.assert_empty_row(emptied, setting, name)
 
     def test_call_without_any_allowed_key_gives_0_throughout(self, setting: Setting) -> None:
         for name, call in self.each_normalizer(setting, mask=masks.Keys(np.zeros(11, dtype=bool))):
@@ -97,7 +99,7 @@ class DataSemanticsContract(KernelHarness):
             score = scores.Biased(scores.Dot(), per_key=np.array([low, low, -math.inf]))
             self.assert_output(Call(query, key, value, score, normalizer), setting, [[wanted]])
 
-    def is_empty(self, call: Call, setting: Setting, name: str) -> None:
+    def assert_empty_row(self, call: Call, setting: Setting, name: str) -> None:
         """Assert that query 2 has output 0 and gradient 0, and that all other results agree with the reference."""
         got = self.run(call, setting)
         assert not got.output[..., 2, :].any(), f"{name}: output of an empty row {got.output[..., 2, :]}"
@@ -110,25 +112,25 @@ class DataSemanticsContract(KernelHarness):
     # -- 3. What is masked is never read -----------------------------------------------------------------
 
     def test_nan_in_a_masked_key_or_value_does_not_leak(self, setting: Setting) -> None:
-        for how in self.sample(setting, HIDDEN):
-            for name, call in self.each_normalizer(setting, mask=HIDDEN[how]):
-                self.does_not_leak(call, setting, math.nan, f"{name}, {how}")
+        for mask_name in self.sample(setting, MASKS_OF_KEYS):
+            for name, call in self.each_normalizer(setting, mask=MASKS_OF_KEYS[mask_name]):
+                self.assert_no_leak(call, setting, math.nan, f"{name}, {mask_name}")
 
     def test_infinity_in_a_masked_key_or_value_does_not_leak(self, setting: Setting) -> None:
-        for bad, how in zip((math.inf, -math.inf), HIDDEN, strict=False):
-            for name, call in self.each_normalizer(setting, mask=HIDDEN[how]):
-                self.does_not_leak(call, setting, bad, f"{name}, {how}")
+        for number, mask_name in zip((math.inf, -math.inf), MASKS_OF_KEYS, strict=False):
+            for name, call in self.each_normalizer(setting, mask=MASKS_OF_KEYS[mask_name]):
+                self.assert_no_leak(call, setting, number, f"{name}, {mask_name}")
 
     def test_masked_nan_does_not_leak_through_any_kind_of_score(self, setting: Setting) -> None:
-        for score in self.sample(setting, READ_ELSEWHERE):
-            for how in self.sample(setting, HIDDEN):
-                call = replace(Case(score).call(), mask=HIDDEN[how])
+        for score in self.sample(setting, VARIED_SCORES):
+            for mask_name in self.sample(setting, MASKS_OF_KEYS):
+                call = replace(Case(score).call(), mask=MASKS_OF_KEYS[mask_name])
                 if self.accepts(call, setting):
-                    self.does_not_leak(call, setting, math.nan, f"{score}, {how}")
+                    self.assert_no_leak(call, setting, math.nan, f"{score}, {mask_name}")
 
     def test_keys_beyond_the_last_query_do_not_leak_under_causal(self, setting: Setting) -> None:
         for name, call in self.each_normalizer(setting, mask=masks.Causal("start")):
-            self.does_not_leak(call, setting, math.nan, name, hidden=[7, 8, 9, 10])
+            self.assert_no_leak(call, setting, math.nan, name, hidden=[7, 8, 9, 10])
 
     def test_nan_that_one_query_reads_does_not_reach_another(self, setting: Setting) -> None:
         # Under a causal mask aligned at the end, only the last query may attend to key 10.
@@ -141,10 +143,12 @@ class DataSemanticsContract(KernelHarness):
             )
             assert_agrees(got, expected, setting, name)
 
-    def does_not_leak(self, call: Call, setting: Setting, bad: float, message: str, hidden: list[int] = MASKED) -> None:
+    def assert_no_leak(
+        self, call: Call, setting: Setting, number: float, message: str, hidden: list[int] = MASKED_KEYS
+    ) -> None:
         """Assert that output and gradients do not depend on the hidden keys and values."""
-        got = self.run(_with(call, hidden, bad), setting)
-        assert_agrees(got, oracle_of(_with(call, hidden, 0.0), setting), setting, f"{bad} leaks, {message}")
+        got = self.run(_with(call, hidden, number), setting)
+        assert_agrees(got, oracle_of(_with(call, hidden, 0.0), setting), setting, f"{number} leaks, {message}")
 
     # -- 8. Half precision accumulates in float32 --------------------------------------------------------
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -68,17 +68,15 @@ class Setting:
         """Return `x` as a float64 NumPy array, rounded to the precision of this dtype."""
         return to_float64(self.array(x)) if np.asarray(x).dtype.kind == "f" else x
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Enable 64-bit precision in JAX if this dtype is float64."""
+    def active(self) -> AbstractContextManager[object]:
+        """Return a context in which JAX has 64-bit precision if this dtype is float64, and 32-bit otherwise."""
         if self.library != "jax":
-            yield
-            return
+            return nullcontext()
         import jax
 
         switch: Any = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
-        with switch.enable_x64(self.dtype == "float64"):
-            yield
+        context: AbstractContextManager[object] = switch.enable_x64(self.dtype == "float64")
+        return context
 
     def few(self, *cases: T) -> tuple[T, ...]:
         """Return all cases, or only the first for JAX, because JAX compiles each shape."""
