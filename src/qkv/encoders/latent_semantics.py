@@ -119,9 +119,9 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             dense = np.concatenate([dense - mean, shift[None]])
             self.mean_ = (before * self.mean_ + new * mean) / (before + new)
         # [UΣVᵀ; X] has the right singular vectors of [ΣVᵀ; X]: a few rows instead of all.
-        few = np.concatenate([self.singular_values_[:, None] * self.components_, dense])
+        stacked = np.concatenate([self.singular_values_[:, None] * self.components_, dense])
         basis, _ = qr(np.concatenate([self.components_, dense]).T, mode="economic")
-        _, values, right = svd(few @ basis, full_matrices=False)
+        _, values, right = svd(stacked @ basis, full_matrices=False)
         self.n_samples_seen_ = before + new
         count = min(self.n_components, self.n_samples_seen_, self.components_.shape[1])
         self._set_components(values[:count], right[:count] @ basis.T)
@@ -184,10 +184,10 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
     def _decompose(self, X: np.ndarray | sparse.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
         k = min(self.n_components, *X.shape)
-        thin = sparse.issparse(X)
-        if self.solver == "randomized" and k < min(X.shape) and not (thin and self.center):
+        is_sparse = sparse.issparse(X)
+        if self.solver == "randomized" and k < min(X.shape) and not (is_sparse and self.center):
             state = check_random_state(self.random_state)
-            rows = X if thin else X - self.mean_
+            rows = X if is_sparse else X - self.mean_
             _, values, right = randomized_svd(rows, k, n_iter=7, random_state=state, flip_sign=False)
             return values, right
         if X.shape[0] * X.shape[1] <= _MAX_FULL_CELLS or 3 * k >= min(X.shape):

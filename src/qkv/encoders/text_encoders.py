@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BagOfWordsEncoder", "LatentEncoder", "default_rank"]
 
-FEWEST_DIMENSIONS, MOST_DIMENSIONS = 30, 300
+MIN_DIMENSIONS, MAX_DIMENSIONS = 30, 300
 """Limits of the default rank; Dumais (1991) and Bradford (2008) found ranks of this order to be best."""
 
 
@@ -184,4 +184,4 @@ def default_rank(texts: int) -> int:
         >>> default_rank(12), default_rank(100), default_rank(100_000)
         (12, 50, 300)
     """
-    return min(texts, max(FEWEST_DIMENSIONS, min(MOST_DIMENSIONS, -(-texts // 2))))
+    return min(texts, max(MIN_DIMENSIONS, min(MAX_DIMENSIONS, -(-texts // 2))))

@@ -39,11 +39,11 @@ class Page:
         Raises:
             OptionError: there are no views.
         """
-        several = (views,) if isinstance(views, View | TiledView) else tuple(views)
-        if not several:
+        all_views = (views,) if isinstance(views, View | TiledView) else tuple(views)
+        if not all_views:
             raise OptionError("views must not be empty. Pass at least one view.")
-        models = list(dict.fromkeys(view.model for view in several if view.model))
-        return cls(several, title or (", ".join(models) if models else "attention"))
+        models = list(dict.fromkeys(view.model for view in all_views if view.model))
+        return cls(all_views, title or (", ".join(models) if models else "attention"))
 
     @property
     def tiled(self) -> bool:

@@ -55,10 +55,10 @@ class BM25:
         index = bm25s.BM25(k1=1.2, b=0.75, method="lucene")
         index.index([list(text) for text in texts], show_progress=False)
         numbers = {word: number for word, number in index.vocab_dict.items() if word}
-        held = index.scores
+        stored = index.scores
         vocabulary = sorted(numbers, key=numbers.__getitem__)
         # bm25s may have a column for the empty word, which occurs in no query.
-        arrays = (np.asarray(held["data"]), np.asarray(held["indices"]), np.asarray(held["indptr"]))
+        arrays = (np.asarray(stored["data"]), np.asarray(stored["indices"]), np.asarray(stored["indptr"]))
         scores = csc_array(arrays, shape=(len(texts), len(arrays[2]) - 1))
         return cls(scores[:, [numbers[word] for word in vocabulary]], vocabulary)
 

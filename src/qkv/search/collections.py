@@ -43,7 +43,7 @@ def read_documents(source: object, column: str | None = None) -> list[Document]:
     """
     path = Path(source) if isinstance(source, str | PathLike) else None
     if path is not None and path.is_dir():
-        corpus = _named(path, ("corpus.jsonl", "corpus.jsonl.gz"))
+        corpus = _first_file(path, ("corpus.jsonl", "corpus.jsonl.gz"))
         if corpus is not None:
             return _beir(corpus)
         if (smart := _smart_files(path)) is not None:
@@ -81,8 +81,8 @@ def read_collection(
         if smart is not None:
             queries, relevant = queries or smart[1], relevant or smart[2]
         else:
-            queries = queries or _named(folder, ("queries.jsonl", "queries.jsonl.gz"))
-            relevant = relevant or _named(folder, (f"qrels/{split}.tsv",))
+            queries = queries or _first_file(folder, ("queries.jsonl", "queries.jsonl.gz"))
+            relevant = relevant or _first_file(folder, (f"qrels/{split}.tsv",))
     name = folder.resolve().name if folder.is_dir() else folder.name.split(".")[0]
     return judged_collection(name, documents, queries, relevant)
 
@@ -148,7 +148,7 @@ def _first_names(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names[:3])) + (", …" if len(names) > 3 else "")
 
 
-def _named(folder: Path, names: Sequence[str]) -> Path | None:
+def _first_file(folder: Path, names: Sequence[str]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 

@@ -300,8 +300,8 @@ class Index:
         parts = []
         if query_parts is not None:
             (left, first), (right, second) = query_parts, self.encoder.word_contributions(text)
-            through = first if self.metric is None else first @ self.metric
-            shares = through @ second.T
+            projected = first if self.metric is None else first @ self.metric
+            shares = projected @ second.T
             shares = shares if isinstance(shares, np.ndarray) else shares.toarray()
             parts.append((left, right, bound.vector_scale[0] * shares))
         shared = self.words.contributions(self.splitter(query), row)

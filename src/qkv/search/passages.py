@@ -37,7 +37,7 @@ class _Piece:
     start: int
     end: int
     words: int
-    closes: bool  # whether this is the last piece of its paragraph
+    ends_block: bool  # whether this is the last piece of its paragraph
 
 
 def passages_of(documents: Sequence[Document], words: int, overlap: int = 0) -> list[Passage]:
@@ -82,7 +82,7 @@ def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
     while True:
         total, after = pieces[first].words, first + 1
         while after < len(pieces) and total + pieces[after].words <= words:
-            if pieces[after - 1].closes and 2 * total >= words:
+            if pieces[after - 1].ends_block and 2 * total >= words:
                 break
             total += pieces[after].words
             after += 1
@@ -111,6 +111,6 @@ def _pieces(text: str, words: int) -> Iterator[_Piece]:
             spans = [match.span() for match in _WORD.finditer(text, begin, end)]
             for at in range(0, len(spans), words):
                 part = spans[at : at + words]
-                closes = end == block.end() and at + words >= len(spans)
-                yield _Piece(part[0][0], part[-1][1], len(part), closes)
+                ends_block = end == block.end() and at + words >= len(spans)
+                yield _Piece(part[0][0], part[-1][1], len(part), ends_block)
             begin = end
