@@ -1,4 +1,4 @@
-"""Adapters to other libraries: Hugging Face models, Keras layers and ONNX operators, computed by qkv.
+"""Adapters that compute the attention of Hugging Face models, Keras layers and ONNX operators with qkv.
 
 record          collect readouts of the attention layers of a Hugging Face model while it runs
 huggingface     Hugging Face models whose attention qkv computes

@@ -255,7 +255,7 @@ def test_a_fully_covered_model_is_recorded_without_a_warning() -> None:
 @pytest.mark.parametrize(
     ("more", "error", "said"),
     [
-        ({"layers": "nowhere.*"}, OptionError, "layers must match names of layers"),
+        ({"layers": "nowhere.*"}, OptionError, "must match a layer of the model"),
         ({"layers": 2}, OptionError, "2 attention layers"),
         ({"heads": [4]}, OptionError, "layer has 4 heads"),
         ({"name": "never"}, OptionError, "must be a registered name"),

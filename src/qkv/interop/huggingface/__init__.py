@@ -1,4 +1,4 @@
-"""Run Hugging Face models with attention computed by qkv, and record their attention.
+"""Functions that make Hugging Face models compute attention with qkv, and that record their attention.
 
 register          register qkv under a name that `attn_implementation=` accepts
 attach            switch a model to qkv, and warn about layers that bypass qkv

@@ -1,4 +1,4 @@
-"""Translate a call of transformers' attention interface into arguments of `qkv.attend`.
+"""Translation of a call of transformers' attention interface into the arguments of `qkv.attend`.
 
     logits = cap · tanh(scaling · <q, k> / cap) + position bias + float mask      weights = softmax(logits)
 
@@ -39,7 +39,7 @@ NormalizerFactory = Callable[[torch.nn.Module], Normalizer]
 
 @dataclass(frozen=True)
 class Registration:
-    """Options of a name that `register` registered with transformers.
+    """Options that `register` stores for one attention implementation of transformers.
 
     Attributes:
         score: replaces the scaled dot product: a score, or a function from the attention layer to a score.
@@ -54,11 +54,11 @@ class Registration:
     memory: int | str | None = None
 
     def layer_score(self, module: torch.nn.Module) -> Score | None:
-        """Return the score of an attention layer; None for the scaled dot product."""
+        """Return the score for an attention layer, or None for the scaled dot product."""
         return _of_layer(self.score, module)
 
     def layer_normalizer(self, module: torch.nn.Module) -> Normalizer | None:
-        """Return the normalizer of an attention layer; None for softmax."""
+        """Return the normalizer for an attention layer, or None for softmax."""
         return _of_layer(self.normalizer, module)
 
 
@@ -67,7 +67,7 @@ def _of_layer(option: P | Callable[[torch.nn.Module], P] | None, module: torch.n
 
 
 class AttendOptions(TypedDict):
-    """Keyword arguments of `qkv.attend`."""
+    """Keyword arguments that are passed to `qkv.attend`."""
 
     score: Score
     normalizer: Normalizer | None
@@ -115,7 +115,7 @@ class AttentionCall:
         block_indices: Int[Tensor, "batch index_heads q n"] | None = None,
         **ignored: object,
     ) -> AttentionCall:
-        """Translate the arguments of transformers' attention interface.
+        """Create a call from the arguments that transformers passes to an attention function.
 
         The mask already accounts for the arguments in `ignored`, such as sliding windows and sequence lengths.
 
@@ -128,7 +128,7 @@ class AttentionCall:
         if heads % key_heads:
             raise ShapeError(
                 f"the number of query heads must be a multiple of the number of key heads, {key_heads}, got {heads}. "
-                "Check num_attention_heads and num_key_value_heads of the model."
+                "Check num_attention_heads and num_key_value_heads in the config of the model."
             )
         layout = _HeadLayout(heads, key_heads)
         score = registration.layer_score(module)
@@ -180,15 +180,18 @@ class AttentionCall:
 
     @property
     def grouped(self) -> bool:
-        """Whether the heads have two batch axes, (key_heads, group)."""
+        """Whether the heads are split into two batch axes, (key_heads, group)."""
         return self.query.ndim == 5
 
     def merge_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """Reshape `(batch, key_heads, group, …)` to `(batch, heads, …)`."""
+        """Return an array `(batch, key_heads, group, …)` of a grouped call reshaped to `(batch, heads, …)`.
+
+        An array of a call that is not grouped is returned unchanged.
+        """
         return x.flatten(1, 2) if self.grouped else x
 
     def ungrouped(self) -> AttentionCall:
-        """Return the same call with keys expanded to all heads, so that heads are a single batch axis."""
+        """Return an equivalent call with keys expanded to all heads, so that heads are one batch axis."""
         if not self.grouped:
             return self
         heads = self.query.shape[1:3]
@@ -204,12 +207,12 @@ class AttentionCall:
         return self._map(merge, lambda part: part._map(merge_field), self.heads)
 
     def select_head(self, head: int) -> AttentionCall:
-        """Return the call restricted to one head, with the single batch axis (batch,)."""
+        """Return the call restricted to one head, whose only batch axis is (batch,)."""
         index = (slice(None), *(divmod(head, self.query.shape[2]) if self.grouped else (head,)))
         return self._map(lambda x: take_batch(x, index, 2), lambda part: part.select_batch(index), 1)
 
     def detached(self) -> AttentionCall:
-        """Return the same call, detached from the autograd graph."""
+        """Return the same call with all tensors detached from the autograd graph."""
         detach = torch.Tensor.detach
         return self._map(detach, lambda part: part.map_arrays(detach), self.heads)  # type: ignore[arg-type]
 
@@ -223,7 +226,7 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class _HeadLayout:
-    """Reshapes `(batch, heads, …)` to `(batch, key_heads, group, …)` where several query heads share a key head."""
+    """Conversion of arrays `(batch, heads, …)` to `(batch, key_heads, group, …)` in grouped-query attention."""
 
     heads: int
     key_heads: int
@@ -241,14 +244,17 @@ class _HeadLayout:
         return x[:, :, None] if self.group_size > 1 else x
 
     def split_pairs(self, x: torch.Tensor) -> torch.Tensor:
-        """Split the heads of an array that broadcasts to `(batch, heads, q, k)`; leading axes may be absent."""
+        """Split the head axis of an array that broadcasts to `(batch, heads, q, k)`.
+
+        Leading axes may be absent.
+        """
         x = x[(None,) * (4 - x.ndim)]
         if self.group_size == 1:
             return x
         return x.unsqueeze(2) if x.shape[1] == 1 else self.split_heads(x)
 
     def split_per_head(self, x: torch.Tensor) -> torch.Tensor:
-        """Split the heads of an array with one element per head, or a single element for all heads."""
+        """Split the head axis of an array that has one element per head, or one element for all heads."""
         return self.split_heads(x.reshape(1, -1).expand(1, self.heads))
 
 
@@ -260,7 +266,7 @@ def _dot(scaling: float | None, width: int) -> Score:
 def _parse_mask(
     mask: torch.Tensor | None, module: torch.nn.Module, causal: bool | None, q: int, k: int
 ) -> tuple[Mask | None, Positions | None, torch.Tensor | None]:
-    """Return the mask, the positions, and the part of a float mask that is added to the logits."""
+    """Return the mask, the positions, and the float mask to add to the logits. Each may be None."""
     if mask is None:
         causal = causal if causal is not None else bool(getattr(module, "is_causal", False))
         if not causal or q == 1:
@@ -292,7 +298,7 @@ def _per_head(mask: Mask) -> bool:
 
 
 def is_causal(mask: Mask | None) -> bool:
-    """Return whether the mask excludes all keys after each query."""
+    """Return whether a mask is known to exclude all keys after the position of each query."""
     if isinstance(mask, And):
         return is_causal(mask.left) or is_causal(mask.right)
     if isinstance(mask, Causal):
@@ -306,7 +312,7 @@ def is_causal(mask: Mask | None) -> bool:
 
 
 def key_padding(mask: Mask | None) -> Bool[Tensor, "#batch k"] | None:
-    """Return which keys are not padding; None if the mask has no part that depends on keys alone."""
+    """Return a boolean array that is True for keys that are not padding, or None if no mask of keys is found."""
     if isinstance(mask, And):
         found = [x for x in (key_padding(mask.left), key_padding(mask.right)) if x is not None]
         return reduce(torch.logical_and, found) if found else None

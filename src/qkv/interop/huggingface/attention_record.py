@@ -1,4 +1,4 @@
-"""Records of attention calls, from which tiles of the weights can be recomputed."""
+"""Records of attention calls of Hugging Face models, and recomputation of their weights tile by tile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ReadoutResult: TypeAlias = Any
 
 @dataclass(frozen=True)
 class SavedCall:
-    """Inputs of an attention call and the log-sum-exp of its logits, to recompute tiles of the weights.
+    """Inputs of an attention call and the log-sum-exp of its logits, from which its weights are recomputed.
 
     Attributes:
         call: the call; its value is a placeholder.
@@ -38,7 +38,7 @@ class SavedCall:
     def tile(
         self, element: int, head: int, rows: tuple[int, int], cols: tuple[int, int]
     ) -> Float[Tensor, "tile_q tile_k"]:
-        """Return a tile of the weights, e^(logit − log-sum-exp)."""
+        """Return the weights e^(logit − log-sum-exp) of a range of queries and keys of one head."""
         head_call = self.call.select_head(head)
         options = head_call.options
         bound = bind_call(
@@ -94,7 +94,7 @@ class AttentionRecord:
 
     @property
     def exact(self) -> bool:
-        """Whether qkv computed the readouts; otherwise they were computed from weights that the model returned."""
+        """Whether qkv computed the readouts. If False, they were computed from weights that the model returned."""
         return self.plan is not None
 
     def tile(
@@ -105,7 +105,7 @@ class AttentionRecord:
         element: int = 0,
         head: int = 0,
     ) -> Float[Tensor, "tile_q tile_k"]:
-        """Recompute the exact weights of a range of queries and keys, also after the run.
+        """Return the exact weights of a range of queries and keys of one head, recomputed from saved inputs.
 
         Args:
             rows: range of queries, (start, stop).
@@ -121,7 +121,7 @@ class AttentionRecord:
         """
         if self.saved is None:
             raise OptionError(
-                "save_inputs must be True to recompute weights, got False. Call record with save_inputs=True, or use "
-                "the readouts Rows or Dense."
+                "save_inputs must be True to recompute weights with tile, got False. Call record(…, save_inputs=True), "
+                "or record weights with the readouts Rows or Dense."
             )
         return self.saved.tile(element, head, rows, cols)

@@ -1,4 +1,4 @@
-"""Report which attention layers of a model call qkv, by counting calls during a run.
+"""Report of which attention layers of a Hugging Face model call qkv, by counting calls during a run.
 
 Some models of transformers silently accept any `attn_implementation` but compute attention in their own code.
 """
@@ -40,7 +40,7 @@ class BypassWarning(UserWarning):
 
 @dataclass(frozen=True)
 class LayerCoverage:
-    """Attention layers of a model that call qkv, and attention layers that bypass qkv.
+    """Names of the attention layers of a model that call qkv, and of the attention layers that bypass qkv.
 
     Attributes:
         covered: number of calls of qkv by layer name.
@@ -61,7 +61,7 @@ class LayerCoverage:
 
 
 class CallCounter:
-    """Counts calls of qkv and forward passes of attention layers until `stop` is called."""
+    """Counter of the calls of qkv and of the forward passes of each attention layer, until `stop` is called."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.names = module_names(model)
@@ -77,20 +77,20 @@ class CallCounter:
         self.calls[self.names[module]] += 1
 
     def result(self) -> LayerCoverage:
-        """Return the coverage counted so far."""
+        """Return which attention layers have called qkv and which have bypassed it so far."""
         without = [name for name in self.runs if not nested(name, self.calls)]
         # Of nested attention layers, the innermost computes attention.
         missed = [name for name in without if not any(other.startswith(f"{name}.") for other in without)]
         return LayerCoverage(dict(self.calls), tuple(missed))
 
     def stop(self) -> None:
-        """Remove all hooks and listeners."""
+        """Remove all hooks and listeners that the counter added to the model."""
         for hook in self._hooks:
             hook.remove()
 
 
 def save_implementations(model: torch.nn.Module) -> list[tuple[PretrainedConfig, str | None]]:
-    """Return the attention implementation of every config of the model, for `restore_implementations`."""
+    """Return each config of a model with its attention implementation, for `restore_implementations`."""
     return [(config, config._attn_implementation) for config in attention_configs(model)]
 
 
@@ -101,16 +101,17 @@ def restore_implementations(saved: list[tuple[PretrainedConfig, str | None]]) ->
 
 
 def switch_implementation(model: torch.nn.Module, name: str) -> bool:
-    """Select an attention implementation of a model; return whether the model supports the selection.
+    """Select an attention implementation of a model by name, and return whether the model supports it.
 
     Raises:
         OptionError: the name is not registered.
     """
     if name not in REGISTERED:
         if name != "qkv":
+            names = ", ".join(dict.fromkeys(["qkv", *REGISTERED]))
             raise OptionError(
-                f'name must be a registered name ({", ".join(REGISTERED) or "none so far"}), got "{name}". '
-                "Call qkv.interop.huggingface.register first."
+                f'name must be a registered name, one of {names}, got "{name}". Register it first with '
+                f'qkv.interop.huggingface.register("{name}").'
             )
         register()
     supported = getattr(model, "_can_set_attn_implementation", None)
@@ -121,7 +122,7 @@ def switch_implementation(model: torch.nn.Module, name: str) -> bool:
 
 
 def attach(model: Model, name: str = "qkv") -> Model:
-    """Switch a model to qkv, and warn after the first run about attention layers that bypass qkv.
+    """Make a model compute attention with qkv, and warn after its first run about layers that bypass qkv.
 
     `model.set_attn_implementation(name)` does the same without the warning.
 
@@ -163,7 +164,7 @@ def attach(model: Model, name: str = "qkv") -> Model:
 
 
 def layer_coverage(model: torch.nn.Module, name: str = "qkv", **inputs: object) -> LayerCoverage:
-    """Run a model once with qkv, report which layers call qkv, and restore the model.
+    """Run a model once with qkv, return which layers call qkv, and restore the model.
 
     Args:
         model: a model of transformers.

@@ -38,7 +38,7 @@ class IndexedMask(Mask):
     size: int = 1
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Tensor, "*batch #q k"]:
-        """Return which pairs of the tile are allowed, by scattering the indices into a table of blocks."""
+        """Return a boolean array that is True for the allowed pairs of a tile."""
         indices = cast(torch.Tensor, self.indices)
         first, last = tile.cols[0] // self.size, (tile.cols[1] - 1) // self.size
         count = last - first + 1

@@ -1,4 +1,4 @@
-"""Tensor that represents a mask of q · k elements, and allocates the elements only when they are needed.
+"""Mask tensor of q · k elements, which are allocated only when an operation needs them.
 
 `LazyMask` is a wrapper tensor of shape (batch, 1, q, k) without storage. Its elements are 0 for allowed pairs
 and the most negative float for masked pairs, as in the mask that transformers passes to `eager` attention, which
@@ -26,7 +26,9 @@ _KEEP_LAZY = ("aten::detach", "aten::alias")
 
 
 class LazyMask(torch.Tensor):
-    """Mask tensor of q queries and k keys, the same for all heads, whose array is allocated on demand.
+    """Mask tensor for q queries and k keys, whose elements are allocated only when an operation needs them.
+
+    The mask is the same for all heads.
 
     Args:
         mask: the mask, with batch axes (batch, 1); None allows all pairs.
@@ -55,7 +57,7 @@ class LazyMask(torch.Tensor):
         dtype: torch.dtype = torch.float32,
         crop: int = 0,
     ) -> LazyMask:
-        """Create the tensor without allocating its array."""
+        """Create the tensor without allocating its elements."""
         cropped = (*shape[:-1], shape[-1] - crop)
         out: LazyMask = torch.Tensor._make_wrapper_subclass(cls, cropped, dtype=dtype, device=torch.device(device))
         out.mask, out.positions, out.uncropped_shape, out.crop, out.array = mask, positions, tuple(shape), crop, None
@@ -65,7 +67,7 @@ class LazyMask(torch.Tensor):
         pass
 
     def parts(self) -> tuple[Mask | None, Positions]:
-        """Return the mask, restricted to the keys that are not cropped, and the positions.
+        """Return the mask, restricted to the keys that are not cropped, and the positions of the queries.
 
         The mask does not reflect writes into the array: if `array` is not None, use the array.
         """
@@ -74,7 +76,7 @@ class LazyMask(torch.Tensor):
         return self.mask.slice(slice(None), slice(0, self.shape[-1])), self.positions
 
     def dense(self) -> Float[Tensor, "batch 1 q k"]:
-        """Return the array, which is allocated in the first call and keeps later writes."""
+        """Return the mask as an array, which is allocated by the first call and keeps later writes."""
         if self.array is None:
             batch, _, q, k = self.shape
             mask, positions = self.parts()
@@ -85,7 +87,7 @@ class LazyMask(torch.Tensor):
         return self.array
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
-        """Describe the mask without allocating its array."""
+        """Return a description of the mask, without allocating its elements."""
         content = "an array" if self.array is not None else str(self.mask or "all pairs")
         return f"LazyMask({content}, shape={tuple(self.shape)})"
 
@@ -97,7 +99,7 @@ class LazyMask(torch.Tensor):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Return a lazy mask for views and crops, and allocate the array for every other operation."""
+        """Return a lazy mask for operations that detach or crop it. Run all others on the array."""
         name, first = func._schema.name, args[0] if args else None
         if isinstance(first, LazyMask) and first.array is None:
             if name in _KEEP_LAZY:
@@ -115,7 +117,7 @@ class LazyMask(torch.Tensor):
 def _cropped_length(
     mask: LazyMask, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> int | None:
-    """Return the number of remaining keys if a slice only crops keys at the end, else None."""
+    """Return the number of keys that a slice leaves, or None if it does more than remove keys at the end."""
     length, keys = int(mask.shape[dim]), int(mask.shape[-1])
     stop = length if end is None else int(end)
     if start not in (None, 0) or step != 1 or stop < 0:

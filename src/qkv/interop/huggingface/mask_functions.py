@@ -1,6 +1,6 @@
-"""Translate the mask functions of transformers, closures over (batch, head, query, key), into masks of qkv.
+"""Translation of transformers' mask functions of (batch, head, query, key) indices into masks of qkv.
 
-The functions of `transformers.masking_utils` are recognised by their names, and their parameters are read from
+The functions of `transformers.masking_utils` are recognized by their names, and their parameters are read from
 the variables that they close over. Every other function becomes a `FunctionMask`, which calls it for each tile.
 
     causal, sliding window                      Causal, Window
@@ -40,7 +40,7 @@ _MODULE = "transformers.masking_utils"
 
 @dataclass(frozen=True)
 class MaskContext:
-    """Range of query and key indices at which a mask function is evaluated.
+    """Ranges of query and key indices for which a mask function is evaluated, with its options.
 
     Attributes:
         batch: number of batch elements.
@@ -65,19 +65,22 @@ class MaskContext:
 
     @property
     def positions(self) -> Positions:
-        """Positions of the queries among the keys of the call."""
+        """Positions of the queries relative to the keys of the call."""
         return Positions(query_start=self.q_start - self.k_start)
 
     def slice_queries(self, array: Shaped[Tensor, "batch length"]) -> Shaped[Tensor, "batch 1 q"]:
-        """Return the elements of `array` at the indices of the queries."""
+        """Return the columns of `array` that belong to the queries of the call, `(batch, 1, q)`."""
         return array[:, None, self.q_start : self.q_start + self.q]
 
     def slice_keys(self, array: Shaped[Tensor, "batch length"]) -> Shaped[Tensor, "batch 1 k"]:
-        """Return the elements of `array` at the indices of the keys."""
+        """Return the columns of `array` that belong to the keys of the call, `(batch, 1, k)`."""
         return array[:, None, self.k_start : self.k_start + self.k]
 
     def indices(self) -> tuple[Int[Tensor, "#batch 1 q"], Int[Tensor, "#batch 1 k"]]:
-        """Return the indices of the queries and of the keys, with two batch axes."""
+        """Return the query indices `(batch, 1, q)` and the key indices `(batch, 1, k)` for a mask function.
+
+        The batch axis has length 1 if all batch elements have the same indices.
+        """
         if self.ids is not None:
             return self.slice_queries(self.ids), self.slice_keys(self.ids)
         rows = torch.arange(self.q_start, self.q_start + self.q, device=self.device)
@@ -87,7 +90,7 @@ class MaskContext:
 
 @dataclass(frozen=True, eq=False)
 class FunctionMask(Mask):
-    """Mask given by a function of (batch, head, query, key) indices, which is evaluated tile by tile.
+    """Mask that calls a function of (batch, head, query, key) indices for the pairs of each tile.
 
     Args:
         function: function of four integer tensors that broadcast.
@@ -112,11 +115,14 @@ class FunctionMask(Mask):
     vmapped: bool = False
 
     def signature(self) -> tuple[type, bool, tuple[int, ...]]:
-        """Return the key of this mask in the plan cache, without the function, whose closure would stay alive."""
+        """Return the type, the options and the shape of the mask as a key for the plan cache.
+
+        The function is not part of the key, because its closure would stay in memory.
+        """
         return (type(self), self.vmapped, tuple(self.elements.shape))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Tensor, "*batch #q #k"]:
-        """Evaluate the function at the indices of the tile."""
+        """Return the result of the function for all pairs of a tile, True where the query may attend to the key."""
         elements = cast(torch.Tensor, self.elements)
         rows = cast(torch.Tensor, arange(reference, *tile.rows)) + self.q_start
         cols = cast(torch.Tensor, arange(reference, *tile.cols)) + self.k_start
@@ -134,7 +140,10 @@ class FunctionMask(Mask):
 
 
 def translate_mask(function: MaskFunction, context: MaskContext) -> Mask | None:
-    """Translate a mask function of transformers to a mask; None if the function allows all pairs."""
+    """Return the mask of qkv that is equivalent to a mask function of transformers.
+
+    Return None if the function allows all pairs.
+    """
     name = _name(function)
     if name in _DISTANCE_MASKS:
         mask = _DISTANCE_MASKS[name](_closure(function))
@@ -146,7 +155,10 @@ def translate_mask(function: MaskFunction, context: MaskContext) -> Mask | None:
 
 
 def simplify_mask(mask: Mask | None, tile: Tile) -> Mask | None:
-    """Return the mask without operands of an intersection that allow every pair of the tile, such as no padding."""
+    """Return a mask without the operands of intersections that allow every pair of the tile.
+
+    Return None if no operand is left, for example for padding masks without padding.
+    """
     if isinstance(mask, And):
         return and_masks(simplify_mask(mask.left, tile), simplify_mask(mask.right, tile))
     return None if mask is None or mask.coverage(tile) == "all" else mask
@@ -207,8 +219,8 @@ def _packed(function: MaskFunction, closure: Closure, context: MaskContext) -> M
     return Documents(context.slice_queries(ids), context.slice_keys(ids))
 
 
-def _remapped(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
-    """Translate a mask function that is evaluated at indices within packed sequences.
+def _translate_packed_positions(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
+    """Return the mask for a mask function that is called with positions within packed sequences.
 
     The indices grow by one from token to token of a sequence, and transformers combines the function with
     `packed_sequence_mask_function`, so distances within a sequence are those of the call.
@@ -243,5 +255,5 @@ _TRANSLATIONS: dict[str, Callable[[MaskFunction, Closure, MaskContext], Mask | N
     "blockwise_overlay.<locals>.inner_mask": _blocks,
     "padding_mask_function.<locals>.inner_mask": _padding,
     "packed_sequence_mask_function.<locals>.inner_mask": _packed,
-    "remap_positions_for_packed_sequence.<locals>.inner_mask": _remapped,
+    "remap_positions_for_packed_sequence.<locals>.inner_mask": _translate_packed_positions,
 }

@@ -1,4 +1,4 @@
-"""Implementation of transformers' mask interface that returns a lazy mask instead of an array."""
+"""Implementation of transformers' mask interface, which returns a lazy mask instead of an array."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build_mask(
     dtype: torch.dtype = torch.float32,
     **kwargs: object,
 ) -> torch.Tensor | None:
-    """Return the mask of `transformers.masking_utils.eager_mask` as a `LazyMask`.
+    """Return the mask that `transformers.masking_utils.eager_mask` computes, as a `LazyMask` if possible.
 
     The arguments are those of the mask interface of transformers.
 

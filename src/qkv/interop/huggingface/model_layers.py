@@ -1,4 +1,4 @@
-"""Find the attention layers of a model, their kind, and whether they use the attention interface."""
+"""Functions that find the attention layers of a model and how these layers compute attention."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_ATTENTION = re.compile(r"output|dropout|norm|pool|bias", re.IGNORECASE)
 
 
 def module_names(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """Return the name of every module of a model, as `named_modules` gives it."""
+    """Return a dict from each module of a model to its name in `named_modules`."""
     return {module: name for name, module in model.named_modules()}
 
 
@@ -46,7 +46,9 @@ def is_attention(module: torch.nn.Module) -> bool:
 
 
 def attention_kind(name: str, module: torch.nn.Module) -> AttentionKind:
-    """Return "cross" for a cross-attention layer, judged by `is_cross_attention` or by its name, else "self".
+    """Return "cross" for a cross-attention layer and "self" for any other attention layer.
+
+    The kind is judged by the attribute `is_cross_attention`, or by the name of the layer and of its class.
 
     Example:
         >>> attention_kind("decoder.layers.0.encoder_attn", torch.nn.Identity())
@@ -59,7 +61,7 @@ def attention_kind(name: str, module: torch.nn.Module) -> AttentionKind:
 
 
 def uses_interface(module: torch.nn.Module) -> bool:
-    """Return whether a module probably uses the attention interface, judged by its source code."""
+    """Return whether the source code of a module mentions the attention interface of transformers."""
     for cls in type(module).__mro__:
         if cls is torch.nn.Module:
             return False
@@ -73,7 +75,7 @@ def uses_interface(module: torch.nn.Module) -> bool:
 
 
 def nested(name: str, names: Iterable[str]) -> bool:
-    """Return whether a module is, contains, or is contained in one of the named modules.
+    """Return whether the module `name` is, contains, or is contained in one of the modules `names`.
 
     Example:
         >>> nested("a.b", ["a.b.c"]), nested("a.b", ["a.bc"])
@@ -83,7 +85,7 @@ def nested(name: str, names: Iterable[str]) -> bool:
 
 
 def attention_configs(model: torch.nn.Module) -> list[PretrainedConfig]:
-    """Return every config in the model that selects an attention implementation, including nested configs."""
+    """Return all configs of a model that select an attention implementation, including nested configs."""
     found: dict[int, PretrainedConfig] = {}
     queue: list[object] = [module.config for module in model.modules() if hasattr(module, "config")]
     while queue:

@@ -1,4 +1,4 @@
-"""Compute the readouts of an attention call of one layer, and its output in the same pass."""
+"""Computation of the readouts of one attention call, and of its output in the same pass if possible."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def requires_gradient(call: AttentionCall) -> bool:
 def observe_call(
     call: AttentionCall, readouts: Sequence[Readout], heads: Sequence[int] | None, dropout: float
 ) -> ObservedCall:
-    """Compute the readouts of a call, and its output if the same pass can compute both.
+    """Return the plan and the readouts of a call, and its output if the same pass can compute it.
 
     Args:
         call: the call of one layer.
@@ -86,7 +86,7 @@ def _observe_heads(call: AttentionCall, readouts: Sequence[Readout], heads: Sequ
     for head in heads:
         if not -call.heads <= head < call.heads:
             raise OptionError(
-                f"heads must be between {-call.heads} and {call.heads - 1}, got {head}. The layer has "
+                f"each index in heads must be between {-call.heads} and {call.heads - 1}, got {head}. The layer has "
                 f"{call.heads} heads."
             )
         head_call = call.select_head(head % call.heads)

@@ -1,4 +1,4 @@
-"""Compute readouts from the weights that a model returns with `output_attentions=True`.
+"""Computation of readouts from the weights that a model returns with `output_attentions=True`.
 
 This is only used for models that bypass the attention interface, because the weights are arrays of q · k elements.
 """
@@ -24,7 +24,7 @@ __all__ = ["find_weights", "read_weights", "request_weights"]
 
 
 def request_weights(model: torch.nn.Module) -> list[RemovableHandle]:
-    """Add hooks that pass `output_attentions=True` to every submodel that accepts the argument; return the hooks."""
+    """Add hooks that pass `output_attentions=True` to each submodel that accepts it, and return the hooks."""
     from transformers import PreTrainedModel
 
     def request(
@@ -44,7 +44,7 @@ def request_weights(model: torch.nn.Module) -> list[RemovableHandle]:
 def find_weights(output: object, found: list[weakref.ref[torch.Tensor]]) -> Float[Tensor, "batch heads q k"] | None:
     """Return the attention weights in the output of a layer, or None if the output contains no weights.
 
-    Weights are recognised as a tensor of four axes that is non-negative and whose rows sum to at most 1.
+    Weights are recognized as a tensor of four axes that is non-negative and whose rows sum to at most 1.
 
     Args:
         output: the output of the layer.
@@ -66,7 +66,7 @@ def find_weights(output: object, found: list[weakref.ref[torch.Tensor]]) -> Floa
 
 
 def read_weights(readout: Readout, weights: Float[Tensor, "batch heads q k"]) -> ReadoutResult:
-    """Compute a readout from given weights; None for `LogSumExp`, which cannot be computed from weights."""
+    """Return the result of a readout computed from `weights`, or None for `LogSumExp`, which needs logits."""
     if isinstance(getattr(readout, "readout", readout), LogSumExp):
         return None
     batch, heads, q, k = weights.shape

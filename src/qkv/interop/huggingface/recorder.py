@@ -1,4 +1,4 @@
-"""Collect readouts of the attention layers of a Hugging Face model while the model runs."""
+"""Collection of readouts of the attention layers of a Hugging Face model while the model runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def record(
     save_inputs: bool = False,
     name: str = "qkv",
 ) -> Recorder:
-    """Collect readouts of every attention layer and head while a model runs, within a `with` block.
+    """Return a context manager that collects readouts of the attention layers of a model while it runs.
 
     The model may run any number of times and in any way, including `generate`. Up to rounding, the output of
     the model does not change, and the model is restored afterwards, even after an exception. The only additional
@@ -108,7 +108,7 @@ class Recorder:
         for readout in readouts:
             if not isinstance(readout, Readout):
                 raise KindError(
-                    f"readouts must be instances of qkv.readouts.Readout, got {readout!r}. Pass for example "
+                    f"readouts must be instances of qkv.readouts.Readout, got {readout!r}. Pass a list such as "
                     "[TopWeights(5)]."
                 )
         self.readouts, self.save_inputs = tuple(readouts), save_inputs
@@ -174,12 +174,12 @@ class Recorder:
         return self._selected is None or name in self._selected
 
     def _on_run(self, module: torch.nn.Module, args: tuple[object, ...]) -> None:
-        """Count a forward pass of the model."""
+        """Count a forward pass of the model and forget the weights that its layers returned before."""
         self.calls += 1
         self._found_weights.clear()
 
     def _on_call(self, module: torch.nn.Module, call: AttentionCall, dropout: float) -> torch.Tensor | None:
-        """Record a call of qkv by an attention layer; return the output of the call, or None if not computed."""
+        """Record a call of qkv by an attention layer and return its output, or None if it was not computed."""
         name = self._names[module]
         if not self._is_selected(name):
             return None
@@ -256,7 +256,10 @@ def _abbreviate(names: Sequence[str]) -> str:
 
 
 def _neighbor_uses_interface(module: torch.nn.Module, names: dict[torch.nn.Module, str]) -> bool:
-    """Return whether an attention module above or below `module` uses the attention interface."""
+    """Return whether an attention module that contains or is contained in `module` uses the interface.
+
+    The interface is the attention interface of transformers.
+    """
     name = names[module]
     return any(
         is_attention(other) and uses_interface(other)
@@ -268,7 +271,7 @@ def _neighbor_uses_interface(module: torch.nn.Module, names: dict[torch.nn.Modul
 def _select_layers(
     names: dict[torch.nn.Module, str], layers: Iterable[str | int] | str | int | None
 ) -> frozenset[str] | None:
-    """Return the names of the selected layers; None for all."""
+    """Return the names of the layers that `layers` selects, or None if `layers` is None."""
     if layers is None:
         return None
     selectors = [layers] if isinstance(layers, (str, int)) else list(layers)
@@ -279,16 +282,16 @@ def _select_layers(
         if isinstance(selector, int):
             if not -len(innermost) <= selector < len(innermost):
                 raise OptionError(
-                    f"layers must be between {-len(innermost)} and {len(innermost) - 1}, got {selector}. The model "
-                    f"has {len(innermost)} attention layers."
+                    f"each index in layers must be between {-len(innermost)} and {len(innermost) - 1}, got {selector}. "
+                    f"The model has {len(innermost)} attention layers."
                 )
             selected.add(innermost[selector])
             continue
         matches = fnmatch.filter(names.values(), selector)
         if not matches:
             raise OptionError(
-                f'layers must match names of layers of the model, got "{selector}". Use names such as '
-                f"{_abbreviate(innermost)}, or wildcards as in file names."
+                f'each name in layers must match a layer of the model, got "{selector}". Use names such as '
+                f'{_abbreviate(innermost)}, or a pattern such as "*attention*".'
             )
         selected.update(matches)
     return frozenset(selected)

@@ -1,4 +1,4 @@
-"""Register qkv with transformers, with an attention function and a mask function under the same name.
+"""Registration of qkv with transformers, as an attention function and a mask function of the same name.
 
 Both functions must be registered. Without a mask function transformers passes no mask, and the output would silently
 ignore padding and causality.
@@ -46,7 +46,7 @@ def register(
     kernel: str | None = None,
     memory: int | str | None = None,
 ) -> str:
-    """Register qkv under a name that `attn_implementation=` and `set_attn_implementation` accept.
+    """Register qkv with transformers as the attention implementation `name`, for `attn_implementation=name`.
 
     The scaling, soft cap, sinks, position bias, masks and dropout of the model are applied. `score`
     replaces only the scaled dot product, `normalizer` only the softmax.
@@ -76,8 +76,8 @@ def register(
     """
     if not name or "flash" in name or "|" in name or name in _RESERVED:
         raise OptionError(
-            f'name must be non-empty, must not contain "flash" or "|", and must not be one of '
-            f'{", ".join(_RESERVED)}, which transformers reserves, got {name!r}. Use a name such as "qkv".'
+            f'name must be non-empty, without "flash" and "|", and none of the names {", ".join(_RESERVED)}, which '
+            f'transformers reserves, got {name!r}. Use a name such as "qkv".'
         )
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -89,7 +89,7 @@ def register(
 
 
 def add_listener(module: torch.nn.Module, listener: Listener) -> RemovableHandle:
-    """Call a listener in every call of an attention layer, until `remove` of the returned handle is called."""
+    """Call `listener` in every call of an attention layer until `remove` of the returned handle is called."""
     listeners = LISTENERS.setdefault(module, OrderedDict())
     handle = RemovableHandle(listeners)
     listeners[handle.id] = listener
@@ -107,7 +107,7 @@ def _attention(
     output_attentions: bool | None = False,
     **arguments: Any,
 ) -> tuple[Float[Tensor, "batch q heads value_width"], Float[Tensor, "batch heads q k"] | None]:
-    """Implement the attention interface of transformers: return the output, and the weights if requested.
+    """Compute the attention of a layer for transformers, and return the output and the weights or None.
 
     `arguments` are the further arguments of the interface, as in `AttentionCall.from_interface`.
     """

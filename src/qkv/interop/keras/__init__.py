@@ -1,4 +1,4 @@
-"""Attention layers of Keras 3 computed by qkv, for the TensorFlow, JAX and PyTorch backends.
+"""Attention layers of Keras 3 that compute attention with qkv on the TensorFlow, JAX and PyTorch backends.
 
     from qkv.interop.keras import Attention, AdditiveAttention, MultiHeadAttention
 

@@ -1,4 +1,4 @@
-"""The layers `Attention` and `AdditiveAttention` of Keras, computed by qkv."""
+"""Replacements for the Keras layers `Attention` and `AdditiveAttention` that compute attention with qkv."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from qkv.scores import Additive, Bilinear, Dot, Score
 __all__ = ["AdditiveAttention", "Attention"]
 
 
-class _TwoSidedLayer(EngineLayer):
-    """Mixin for the Keras layers whose inputs are [query, value] or [query, value, key]."""
+class _InputListLayer(EngineLayer):
+    """Mixin for the Keras layers whose inputs are a list, [query, value] or [query, value, key]."""
 
     if TYPE_CHECKING:
         dropout: float
@@ -58,8 +58,8 @@ class _TwoSidedLayer(EngineLayer):
 
 
 @keras.saving.register_keras_serializable(package="qkv")
-class Attention(_TwoSidedLayer, keras.layers.Attention):  # type: ignore[misc, name-defined, unused-ignore]
-    """Dot-product attention, a replacement for `keras.layers.Attention`.
+class Attention(_InputListLayer, keras.layers.Attention):  # type: ignore[misc, name-defined, unused-ignore]
+    """Replacement for `keras.layers.Attention` that computes attention with qkv.
 
     The score is scale · <q, k> in mode "dot", and w Σ tanh(scale · (q + k)) with learned scalars in mode "concat".
 
@@ -82,8 +82,10 @@ class Attention(_TwoSidedLayer, keras.layers.Attention):  # type: ignore[misc, n
 
 
 @keras.saving.register_keras_serializable(package="qkv")
-class AdditiveAttention(_TwoSidedLayer, keras.layers.AdditiveAttention):  # type: ignore[misc, name-defined, unused-ignore]
-    """Additive attention without projections, a replacement for `keras.layers.AdditiveAttention`.
+class AdditiveAttention(_InputListLayer, keras.layers.AdditiveAttention):  # type: ignore[misc, name-defined, unused-ignore]
+    """Replacement for `keras.layers.AdditiveAttention` that computes attention with qkv.
+
+    It has no projections of query and key.
 
     The score is Σ scale · tanh(q + k), with a learned vector `scale`.
 
@@ -103,7 +105,7 @@ class AdditiveAttention(_TwoSidedLayer, keras.layers.AdditiveAttention):  # type
 
 
 def _key_mask(mask: Bool[Array, "batch k"], rank: int) -> Mask:
-    """Convert a Keras mask of values to a mask of keys for inputs with `rank` axes."""
+    """Return the mask of keys that is equivalent to a Keras mask of values, for inputs with `rank` axes."""
     mask = ops.cast(mask, "bool")
     while len(mask.shape) < rank - 1:
         mask = ops.expand_dims(mask, -2)

@@ -1,4 +1,4 @@
-"""Base of the Keras layers, which calls qkv on any backend of Keras."""
+"""Base class of the Keras layers of this package, which calls qkv on any backend of Keras."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Weighted = tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q k"
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Arguments that the layers accept in addition to the arguments of Keras, and save in their configuration.
+    """Options of qkv that the Keras layers of this package accept and save in their configuration.
 
     Attributes:
         normalizer: name of a normalizer in `qkv.normalizers`, such as "sparsemax".
@@ -51,7 +51,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         if self.normalizer not in NORMALIZERS:
-            raise OptionError(f"normalizer must be one of {', '.join(NORMALIZERS)}, got {self.normalizer!r}.")
+            raise OptionError(f"normalizer must be one of the names {', '.join(NORMALIZERS)}, got {self.normalizer!r}.")
 
 
 class EngineLayer:
@@ -91,11 +91,14 @@ class EngineLayer:
         seed: Seed | None,
         return_weights: bool,
     ) -> Weighted:
-        """Return the output and, if requested, the weights before dropout; query 0 has the position of key 0."""
+        """Return the output, and the weights before dropout or None if they are not requested.
+
+        Query 0 has the position of key 0.
+        """
         normalizer = NORMALIZERS[self.engine.normalizer]()
         if not all(isinstance(n, int) for x in (query, key, value) for n in ops.shape(x)):
             return _attend_unknown_lengths(query, key, value, score, normalizer, mask, dropout, seed, return_weights)
-        call: _Call = {
+        call: _ObserveOptions = {
             "score": score,
             "normalizer": normalizer,
             "mask": mask,
@@ -108,8 +111,8 @@ class EngineLayer:
         return _observe_function()(query, key, value, call, return_weights)
 
 
-class _Call(TypedDict):
-    """Keyword arguments of `qkv.observe`."""
+class _ObserveOptions(TypedDict):
+    """Keyword arguments that are passed to `qkv.observe`."""
 
     score: Score
     normalizer: Normalizer
@@ -121,14 +124,14 @@ class _Call(TypedDict):
     memory: int | str
 
 
-def _observe(query: Array, key: Array, value: Array, call: _Call, return_weights: bool) -> Weighted:
+def _observe(query: Array, key: Array, value: Array, call: _ObserveOptions, return_weights: bool) -> Weighted:
     observation = qkv.observe(query, key, value, readouts=[Dense()] if return_weights else [], **call)
     return observation.output, observation.readouts[0] if return_weights else None
 
 
 @cache
-def _observe_function() -> Callable[[Array, Array, Array, _Call, bool], Weighted]:
-    """Return `_observe`, on the PyTorch backend wrapped in `torch.compiler.disable`.
+def _observe_function() -> Callable[[Array, Array, Array, _ObserveOptions, bool], Weighted]:
+    """Return the function `_observe`, which `torch.compile` does not trace on the PyTorch backend.
 
     torch.compile cannot trace the seed generators of Keras or the optional weights.
     """
@@ -137,7 +140,7 @@ def _observe_function() -> Callable[[Array, Array, Array, _Call, bool], Weighted
     import torch
 
     return cast(
-        "Callable[[Array, Array, Array, _Call, bool], Weighted]",
+        "Callable[[Array, Array, Array, _ObserveOptions, bool], Weighted]",
         torch.compiler.disable(_observe),  # type: ignore[no-untyped-call]
     )
 
@@ -153,7 +156,7 @@ def _attend_unknown_lengths(
     seed: Seed | None,
     return_weights: bool,
 ) -> Weighted:
-    """Compute attention with the dense equation, for tensors of unknown length in a TensorFlow graph."""
+    """Return output and weights of the dense equation, for tensors of unknown length in a TensorFlow graph."""
     (*batch, q, _), k = ops.shape(query), ops.shape(key)[-2]
     seed = None if seed is None else (seed[0], seed[1])
     half = keras.backend.standardize_dtype(value.dtype) in ("float16", "bfloat16")

@@ -1,4 +1,4 @@
-"""The layer `MultiHeadAttention` of Keras, with attention computed by qkv."""
+"""Replacement for the Keras layer `MultiHeadAttention` that computes attention with qkv."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["MultiHeadAttention"]
 
 @keras.saving.register_keras_serializable(package="qkv")
 class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type: ignore[misc, name-defined, unused-ignore]
-    """Multi-head attention, a replacement for `keras.layers.MultiHeadAttention`.
+    """Replacement for `keras.layers.MultiHeadAttention` that computes attention with qkv.
 
     Causal masks and windows are not allocated as arrays. A masked query, or a query without any allowed key, gets the
     bias of the output projection as output.
@@ -43,7 +43,10 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         attention_mask: Array | None = None,
         use_causal_mask: bool = False,
     ) -> Mask | None:
-        """Combine all masks of Keras into one mask of qkv; `query` and `value` are not projected yet."""
+        """Return one mask of qkv that combines all masks of Keras, or None if there are none.
+
+        `query` and `value` are not projected yet.
+        """
         mask: Mask | None = None
         window = self._sliding_window
         # Keras applies causal masks and windows along the first axis after the batch; for others it builds an array.
@@ -61,7 +64,7 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         return and_masks(self._pair_mask(array, len(query.shape) + 1), mask)
 
     def _pair_mask(self, mask: Array | None, rank: int) -> Mask | None:
-        """Convert the boolean mask array of Keras to a mask of pairs for projected queries with `rank` axes."""
+        """Return the mask of pairs for a boolean mask of Keras and projected queries with `rank` axes."""
         if mask is None:
             return None
         mask, count = ops.cast(mask, "bool"), len(self._attention_axes)
@@ -84,7 +87,10 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
     ) -> tuple[Array, Array | None]:
-        """Compute output and weights `(batch, …, heads, q, k)` from projected inputs `(batch, *axes, heads, width)`."""
+        """Return the output and the weights, `(batch, …, heads, q, k)`, for projected query, key and value.
+
+        The projected inputs have shape `(batch, *axes, heads, width)`. The weights are None if they are not requested.
+        """
         if self._flash_attention and return_attention_scores:
             raise ValueError(
                 "Returning attention scores is not supported when flash attention is enabled. Please disable "
@@ -113,7 +119,11 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         return self._from_heads(output, query), weights
 
     def _to_heads(self, x: Array) -> Array:
-        """Transpose `(batch, *axes, heads, width)` to `(batch, *other axes, heads, length, width)`."""
+        """Return an array `(batch, *axes, heads, width)` with its heads before the axes of attention.
+
+        The result has shape `(batch, *other axes, heads, length, width)`, where the axes of attention are merged into
+        `length`.
+        """
         x = ops.transpose(x, self._order(len(x.shape)))
         lengths, count = ops.shape(x), len(self._attention_axes)
         if count > 1:
@@ -121,7 +131,7 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         return x
 
     def _from_heads(self, output: Array, query: Array) -> Array:
-        """Transpose the output back to the axes of the query."""
+        """Return the output of attention with its axes in the order of the axes of `query`."""
         rank, lengths = len(query.shape), ops.shape(query)
         order = self._order(rank)
         if len(self._attention_axes) > 1:

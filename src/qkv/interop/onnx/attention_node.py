@@ -35,7 +35,7 @@ __all__ = ["AttentionNode"]
 
 
 class _OperatorScore(NamedTuple):
-    """A score as the operator expresses it: an inner product, its soft cap, and the biases added afterwards."""
+    """Score in the form of ONNX's operator: an inner product, an optional soft cap, and biases added to it."""
 
     product: Score
     cap: float | None
@@ -44,7 +44,7 @@ class _OperatorScore(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionNode(Kernel):
-    """Kernel that exports a call as one node of the operator `Attention`.
+    """Kernel that exports a call as one node of ONNX's operator `Attention`.
 
     Attributes:
         version: version of the operator.
@@ -60,8 +60,8 @@ class AttentionNode(Kernel):
     traceable: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield why the operator does not support a call."""
-        normalizer, score = problem.normalizer, _operator_score(problem.score)
+        """Yield the reasons why ONNX's operator `Attention` does not support a call."""
+        normalizer, score = problem.normalizer, _convert_score(problem.score)
         if not (normalizer.log_sum_exp and normalizer.online and normalizer.shift_invariant):
             yield f"the operator supports softmax without a sink, not {normalizer}"
         if score is None:
@@ -74,14 +74,14 @@ class AttentionNode(Kernel):
             yield "the operator has no dropout"
 
     def cost(self, problem: Problem) -> Cost:
-        """Return a cost of zero, because the node is written and not run."""
+        """Return a cost of zero, because the node is written into a graph and not run."""
         return Cost(0.0, 0.0, 0.0)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Write the node into the graph that is being traced."""
+        """Write a call as one `Attention` node into the graph that PyTorch's exporter is tracing."""
         import torch
 
-        score = _operator_score(call.score)
+        score = _convert_score(call.score)
         assert score is not None
         tile, mask, value = call.tile, call.mask, cast("Tensor", call.value)
         query, key, scale = lift_sides(call, score.product)
@@ -123,8 +123,8 @@ class AttentionNode(Kernel):
         return Result(cast(Array, output.to(call.out_dtype)))
 
 
-def _operator_score(score: Score) -> _OperatorScore | None:
-    """Return the score as the operator expresses it; None if the operator does not support the score."""
+def _convert_score(score: Score) -> _OperatorScore | None:
+    """Return a score in the form of ONNX's operator `Attention`, or None if it has no such form."""
     offsets = []
     while score.lift_kind is None and score.adds_offset:
         assert isinstance(score, PointwiseScore)
@@ -140,7 +140,10 @@ def _operator_score(score: Score) -> _OperatorScore | None:
 
 
 def _reads_nonfinite(nonfinite: Tensor, readable: Tensor | None, causal: bool, q: int) -> Tensor:
-    """Return which queries may attend to a key or value that is not finite, `(*batch, q, 1)`."""
+    """Return a boolean array that is True for queries that may attend to a non-finite key or value.
+
+    Its shape is `(*batch, q, 1)`.
+    """
     import torch
 
     rows = torch.arange(q, device=nonfinite.device)
@@ -156,7 +159,7 @@ def _reads_nonfinite(nonfinite: Tensor, readable: Tensor | None, causal: bool, q
 
 
 def _with_four_axes(batch: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    """Reshape query, key and value to (batch, heads, length, width), with fewer heads of keys in grouped attention."""
+    """Return query, key and value reshaped to (batch, heads, length, width), without repeating shared key heads."""
     query, key, value = (x.reshape((*(1,) * (len(batch) - x.ndim + 2), *x.shape)) for x in (query, key, value))
     shared = len(batch) > 1 and key.shape[-3] == 1 and value.shape[-3] == 1
     key_batch = (*batch[:-1], 1) if shared else batch
@@ -170,7 +173,10 @@ def _with_four_axes(batch: tuple[int, ...], query: Tensor, key: Tensor, value: T
 
 
 def _mask_with_four_axes(call: BoundCall, heads: int, mask: Tensor) -> Tensor:
-    """Reshape the mask to (batch, heads, q, k), with q and k expanded because runtimes do not broadcast these axes."""
+    """Return the mask reshaped to (batch, heads, q, k), with q and k expanded to their lengths in the call.
+
+    Runtimes do not broadcast these axes.
+    """
     batch, tile = call.batch, call.tile
     mask = mask.reshape((*(1,) * (len(batch) - mask.ndim + 2), *mask.shape))
     mask = mask.expand((*mask.shape[:-2], tile.q_total, tile.k_total))

@@ -1,4 +1,4 @@
-"""The `Attention` operator of ONNX on NumPy and PyTorch arrays, computed by `qkv.attend`.
+"""Implementation of ONNX's `Attention` operator on NumPy and PyTorch arrays by `qkv.attend`.
 
     Q * sqrt(scale) · K * sqrt(scale)  ->  Softcap  ->  + mask  ->  Softmax  ->  · V
 
@@ -41,7 +41,7 @@ __all__ = ["OperatorOutputs", "attention"]
 
 
 class OperatorOutputs(NamedTuple):
-    """The four outputs of the `Attention` operator.
+    """The four outputs of ONNX's `Attention` operator.
 
     Attributes:
         Y: `(batch, q_num_heads, q, value_width)`, or `(batch, q, q_num_heads * value_width)` for inputs with
@@ -69,7 +69,7 @@ def attention(
     opset: int = 25,
     **attributes: bool | int | float | None,
 ) -> OperatorOutputs:
-    """Run the `Attention` operator of ONNX on NumPy or PyTorch arrays.
+    """Run ONNX's `Attention` operator on NumPy or PyTorch arrays and return its four outputs.
 
         Y = softmax(softcap(scale · Q Kᵀ) + bias) V
 
@@ -152,16 +152,16 @@ def attention(
 
 @dataclass(frozen=True, eq=False)
 class _Logits(Dense):
-    """Readout of all logits, with −inf for excluded keys."""
+    """Readout of all logits of a call, −inf where a key is masked."""
 
     def read(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile) -> Array:
-        """Return the logits."""
+        """Return the logits of a tile unchanged."""
         return logits
 
 
 @dataclass(frozen=True)
 class _CallShape:
-    """Lengths of the axes of a call, and the reshapes that let grouped heads broadcast."""
+    """Lengths of the axes of a call, with methods that reshape arrays so that grouped heads broadcast."""
 
     batch: int
     heads: int
@@ -171,7 +171,7 @@ class _CallShape:
 
     @classmethod
     def check(cls, query: Array, key: Array, value: Array) -> _CallShape:
-        """Check the shapes of query, key and value with four axes, and return the lengths of the axes."""
+        """Return the lengths of the axes of query, key and value, or raise a `ShapeError` if they do not match."""
         (batch, heads, q, width), (key_batch, kv_heads, k, key_width) = query.shape, key.shape
         if width != key_width:
             raise ShapeError(
@@ -180,24 +180,26 @@ class _CallShape:
             )
         if key_batch != batch or value.shape[:3] != (batch, kv_heads, k):
             raise ShapeError(
-                "Q, K and V must have the same batch size, and K and V the same heads and length, got shapes "
-                f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)} as (batch, heads, length, "
-                "width)."
+                "Q, K and V must have the same batch size, and K and V the same number of heads and the same length, "
+                f"got (batch, heads, length, width) of {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
             )
         if heads % kv_heads:
             raise ShapeError(
-                f"the number of heads of Q must be a multiple of the {kv_heads} heads of K and V, got {heads}. "
-                "Check q_num_heads and kv_num_heads."
+                f"the number of heads of Q must be a multiple of the number of heads of K and V, {kv_heads}, got "
+                f"{heads}. Check the second axes of Q and K, or q_num_heads and kv_num_heads for inputs with three axes."
             )
         return cls(batch, heads, kv_heads, q, k)
 
     @property
     def grouped(self) -> bool:
-        """Whether the heads must be split into two axes; a single key head broadcasts without the split."""
+        """Whether several key heads are each shared by several query heads. A single key head broadcasts."""
         return self.kv_heads not in (1, self.heads)
 
     def split(self, x: Shaped[Array, "batch heads rows cols"], per_head: bool) -> Array:
-        """Reshape `(batch, heads, rows, cols)` to `(batch, kv_heads, group, rows, cols)` if heads are grouped."""
+        """Return an array whose head axis is split into (kv_heads, group) if heads are grouped, else unchanged.
+
+        Without `per_head`, and for an array with one head, the group axis has length 1.
+        """
         if self.grouped:
             batch, heads, *matrix = x.shape
             split = (self.kv_heads, self.heads // self.kv_heads) if per_head and heads != 1 else (heads, 1)
@@ -205,7 +207,7 @@ class _CallShape:
         return x
 
     def per_batch(self, x: Array) -> Array:
-        """Reshape `(batch,)` so that it broadcasts over the heads of the call."""
+        """Return an array `(batch,)` reshaped so that it broadcasts over the heads of the call."""
         reshaped: Array = namespace(x).reshape(x, (-1, 1, 1) if self.grouped else (-1, 1))
         return reshaped
 
@@ -214,43 +216,45 @@ def _check_kinds(inputs: dict[str, Array | None]) -> None:
     arrays = {name: x for name, x in inputs.items() if x is not None}
     for name, x in arrays.items():
         if not is_array(x):
-            raise KindError(f"{name} must be a NumPy or PyTorch array, got a {type(x).__name__}.")
+            raise KindError(f"{name} must be a NumPy array or a PyTorch tensor, got a {type(x).__name__}.")
     library(*arrays.values())
     for name, x in arrays.items():
         if not is_floating(x) and not (name == "attn_mask" and "bool" in dtype_name(x)):
             condition = (
-                "booleans (True means may attend) or floating-point elements to add to the logits"
+                "booleans, True for pairs that may attend, or floating-point elements to add to the logits"
                 if name == "attn_mask"
                 else "floating-point elements"
             )
-            raise KindError(f"{name} must hold {condition}, got {dtype_name(x)}.")
+            raise KindError(f"{name} must hold {condition}, got dtype {dtype_name(x)}.")
 
 
 def _split_heads(Q: Array, K: Array, V: Array, node: Attributes, opset: int) -> tuple[Array, Array, Array]:
-    """Return query, key and value as (batch, heads, length, width)."""
+    """Return Q, K and V with four axes, (batch, heads, length, width)."""
     ranks = {Q.ndim, K.ndim, V.ndim}
     heads = {"q_num_heads": node.q_num_heads, "kv_num_heads": node.kv_num_heads}
     if ranks == {4}:
         for (name, n), x in zip(heads.items(), (Q, K), strict=True):
             if n is not None and (opset >= 25 or n != x.shape[1]):
                 raise OptionError(
-                    f"{name} must be absent for inputs with four axes, got {n}. The length of the second axis, "
+                    f"{name} must be omitted for inputs with four axes, got {n}. The length of the second axis, "
                     f"{x.shape[1]}, is the number of heads."
                 )
         return Q, K, V
     if ranks != {3}:
         raise ShapeError(
-            "Q, K and V must all have four axes (batch, heads, length, width), or all three (batch, length, heads "
-            f"* width), got {Q.ndim}, {K.ndim} and {V.ndim} axes."
+            "Q, K and V must all have four axes, (batch, heads, length, width), or all have three axes, (batch, "
+            f"length, heads * width), got {Q.ndim}, {K.ndim} and {V.ndim} axes."
         )
     for name, n in heads.items():
         if n is None:
-            raise OptionError(f"{name} must be given for inputs with three axes, got None.")
+            raise OptionError(f"{name} must be an integer for inputs with three axes, got None. Pass {name}=….")
     split = []
     for name, x, attribute in (("Q", Q, "q_num_heads"), ("K", K, "kv_num_heads"), ("V", V, "kv_num_heads")):
         xp, n, (batch, length, width) = namespace(x), heads[attribute] or 1, x.shape
         if width % n:
-            raise ShapeError(f"the last axis of {name} must be a multiple of {attribute}={n}, got {width}.")
+            raise ShapeError(
+                f"the length of the last axis of {name} must be a multiple of {attribute}, {n}, got {width}."
+            )
         split.append(xp.permute_dims(xp.reshape(x, (batch, length, n, width // n)), (0, 2, 1, 3)))
     return split[0], split[1], split[2]
 
@@ -263,27 +267,28 @@ def _prepend_past(
     lengths: Array | None,
     opset: int,
 ) -> tuple[Array, Array]:
-    """Return keys and values, with past keys and values prepended."""
+    """Return the keys preceded by `past_key` and the values preceded by `past_value`, if these are passed."""
     if (past_key is None) != (past_value is None):
-        given = "past_value" if past_key is None else "past_key"
-        raise OptionError(f"past_key and past_value must be given together, got only {given}.")
+        passed, missing = ("past_value", "past_key") if past_key is None else ("past_key", "past_value")
+        raise OptionError(f"past_key and past_value must be passed together, got only {passed}. Pass {missing} too.")
     if lengths is not None and opset < 24:
-        raise OptionError(f"opset must be at least 24 with nonpad_kv_seqlen, got {opset}.")
+        raise OptionError(f"opset must be at least 24 if nonpad_kv_seqlen is passed, got {opset}. Pass opset=24.")
     if past_key is None or past_value is None:
         return key, value
     if lengths is not None:
         raise OptionError(
-            "nonpad_kv_seqlen must be None if past_key is given, got both. Pass past_key and past_value, or pass the "
-            "whole cache as K and V with nonpad_kv_seqlen."
+            "nonpad_kv_seqlen must be None if past_key is passed, got an array. Omit it, or pass past and new keys "
+            "together as K, and past and new values together as V."
         )
     xp = namespace(key)
     for name, past, new in (("past_key", past_key, key), ("past_value", past_value, value)):
         if past.ndim != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
             expected = f"({new.shape[0]}, {new.shape[1]}, past, {new.shape[3]})"
-            raise ShapeError(f"{name} must have shape {expected}, got {tuple(past.shape)}.")
+            raise ShapeError(f"{name} must have shape {expected} with any length past, got {tuple(past.shape)}.")
     if past_key.shape[2] != past_value.shape[2]:
         raise ShapeError(
-            f"past_key and past_value must have the same length, got {past_key.shape[2]} and {past_value.shape[2]}."
+            f"past_key and past_value must have equal lengths of axis 2, got {past_key.shape[2]} and "
+            f"{past_value.shape[2]}."
         )
     return xp.concat([past_key, key], axis=2), xp.concat([past_value, value], axis=2)
 
@@ -291,7 +296,7 @@ def _prepend_past(
 def _mask_and_bias(
     shape: _CallShape, attn_mask: Array | None, lengths: Array | None, node: Attributes, opset: int
 ) -> tuple[Mask | None, Array | None]:
-    """Return the mask that excludes pairs, and the bias that is added to the logits."""
+    """Return the mask that excludes pairs and the bias that is added to the logits. Each may be None."""
     masks: list[Mask] = []
     bias = None
     if node.window == (None, 0):
@@ -301,8 +306,8 @@ def _mask_and_bias(
     if lengths is not None:
         if tuple(lengths.shape) != (shape.batch,) or "int" not in dtype_name(lengths):
             raise ShapeError(
-                f"nonpad_kv_seqlen must hold one integer for each batch element, shape ({shape.batch},), got shape "
-                f"{tuple(lengths.shape)} and dtype {dtype_name(lengths)}."
+                f"nonpad_kv_seqlen must hold integers and have shape ({shape.batch},), got dtype {dtype_name(lengths)} "
+                f"and shape {tuple(lengths.shape)}. Pass the number of keys of each batch element."
             )
         masks.append(Lengths(shape.per_batch(lengths)))
     if attn_mask is not None:
@@ -322,7 +327,7 @@ def _mask_and_bias(
 
 
 def _broadcastable_mask(mask: Array, call: _CallShape, opset: int) -> Shaped[Array, "#batch #heads #q #k"]:
-    """Return the mask with four axes, of which the last has the length of the keys or 1."""
+    """Return `mask` with four axes. Its last axis has the length of the keys or 1."""
     xp = namespace(mask)
     expected = (call.batch, call.heads, call.q, call.k)
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
@@ -333,8 +338,8 @@ def _broadcastable_mask(mask: Array, call: _CallShape, opset: int) -> Shaped[Arr
         or not (short or shape[-1] in (1, call.k))
     ):
         raise ShapeError(
-            f"attn_mask must broadcast to {expected} (batch, heads, queries, past and new keys), got "
-            f"shape {tuple(mask.shape)}."
+            f"attn_mask must broadcast to shape {expected}, got {tuple(mask.shape)}. Its axes are batch, heads, "
+            f"queries, and past and new keys."
         )
     mask = xp.reshape(mask, shape)
     if short:
@@ -344,14 +349,18 @@ def _broadcastable_mask(mask: Array, call: _CallShape, opset: int) -> Shaped[Arr
 
 
 def _positions(shape: _CallShape, past_key: Array | None, lengths: Array | None) -> Positions:
-    """Return the position of query 0 among the keys."""
+    """Return the positions of the queries among the keys."""
     if lengths is not None:
         return Positions(query_start=shape.per_batch(lengths) - shape.q)
     return Positions(query_start=0 if past_key is None else int(past_key.shape[2]))
 
 
 def _compute_dtype(x: Array, node: Attributes) -> Array:
-    """Cast to float64 if `softmax_precision` requires it, and NumPy's bfloat16, which has no arithmetic, to float32."""
+    """Return an array in the dtype in which attention is computed.
+
+    The dtype is float64 if `softmax_precision` requires it, and float32 for NumPy's bfloat16, which has no arithmetic.
+    Other arrays are returned unchanged.
+    """
     xp = namespace(x)
     if node.float64_softmax:
         return cast(x, xp.float64)

@@ -1,4 +1,4 @@
-"""Attributes of the `Attention` operator of ONNX, and their valid values in each version.
+"""Attributes of ONNX's `Attention` operator, and their valid values in each opset.
 
 Source: https://onnx.ai/onnx/operators/onnx__Attention.html
 """
@@ -22,7 +22,7 @@ OPSETS = (23, 24, 25)
 
 @dataclass(frozen=True)
 class Attributes:
-    """Attributes of an `Attention` node; attributes that the node does not set have their defaults.
+    """Attributes of an `Attention` node of ONNX, with default values for attributes that the node does not set.
 
     Example:
         >>> Attributes.parse(25, {"is_causal": 1, "left_window_size": 2}).window
@@ -41,7 +41,7 @@ class Attributes:
 
     @classmethod
     def parse(cls, opset: int, attributes: Mapping[str, object]) -> Attributes:
-        """Validate the attributes of a node and return them.
+        """Return the attributes of a node, after checking their names and values.
 
         Raises:
             OptionError: an attribute is unknown in this opset, or has an invalid value.
@@ -59,7 +59,7 @@ class Attributes:
 
     @property
     def window(self) -> tuple[int | None, int | None]:
-        """Number of keys before and after the position of a query that the query may attend to; None for all keys."""
+        """Numbers of keys before and after its position that a query may attend to. None stands for all keys."""
         before = None if self.left_window_size < 0 else self.left_window_size
         after = None if self.right_window_size < 0 else self.right_window_size
         return before, 0 if self.is_causal else after
@@ -71,7 +71,7 @@ class Attributes:
 
 
 def require_opset(opset: int) -> None:
-    """Raise an `OptionError` if the opset does not define a version of the operator."""
+    """Raise an `OptionError` if the opset does not define a version of the `Attention` operator."""
     if opset not in OPSETS:
         raise OptionError(
             f"opset must be 23, 24 or 25, got {opset!r}. Choose the largest of these that does not exceed the "
@@ -80,7 +80,7 @@ def require_opset(opset: int) -> None:
 
 
 class _Rule(NamedTuple):
-    """Valid values of an attribute, and the opset that introduced the attribute."""
+    """Valid values of an attribute of the `Attention` operator, and the opset that introduced the attribute."""
 
     convert: Callable[[Any], bool | int | float]
     valid: Callable[[Any], bool]
@@ -88,7 +88,7 @@ class _Rule(NamedTuple):
     since: int = 23
 
     def check(self, name: str, value: Any) -> bool | int | float:
-        """Return the value, converted to the type of the attribute; raise an `OptionError` if the value is invalid."""
+        """Return the value, converted to the type of the attribute, or raise an `OptionError` if it is invalid."""
         flag = isinstance(value, (bool, np.bool_)) and self.convert is not bool
         if flag or not isinstance(value, _ACCEPTED[self.convert]) or not self.valid(value):
             raise OptionError(f"{name} must be {self.condition}, got {value!r}.")

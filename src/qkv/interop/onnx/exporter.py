@@ -1,4 +1,4 @@
-"""Export a module to an ONNX file, with one `Attention` operator for each supported attention call."""
+"""Export of PyTorch modules to ONNX files, with one `Attention` node for each call that the operator supports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def export(
     output_names: Sequence[str] | None = None,
     finite: bool = False,
 ) -> Path:
-    """Export a module that calls qkv, such as a model with modules of `qkv.nn`, to an ONNX file.
+    """Export a PyTorch module that calls qkv, such as a model with modules of `qkv.nn`, to an ONNX file.
 
     A call becomes one `Attention` node if its score is an inner product, optionally with a soft cap and a
     bias, and its normalizer is softmax; every mask is supported. Other calls become elementary operators,
@@ -79,7 +79,7 @@ def export(
     if not isinstance(module, torch.nn.Module):
         raise KindError(f"module must be a torch.nn.Module, got a {type(module).__name__}.")
     if not isinstance(args, tuple):
-        raise KindError(f"args must be a tuple of inputs, got a {type(args).__name__}.")
+        raise KindError(f"args must be a tuple of inputs, got a {type(args).__name__}. Pass (x,) for one input.")
     require_opset(opset)
     if any(part.training for part in module.modules()):
         raise OptionError("module must be in evaluation mode, got training mode. Call module.eval() first.")
@@ -113,7 +113,7 @@ def _preferred_kernel(kernel: AttentionNode) -> Iterator[None]:
 
 
 def _translations() -> Translations:
-    """Return ONNX translations of the operators that PyTorch's exporter does not support."""
+    """Return a dict of ONNX translations for operators that PyTorch's exporter does not support."""
     try:
         import onnxscript
         import torch

@@ -217,7 +217,7 @@ def lift_sides(call: BoundCall, score: Score) -> tuple[Tensor, Tensor, float]:
     The factor or the queries include the temperature.
     """
     centre = score.centre(call.key)
-    # The centre is computed once, because queries and keys must be shifted by the same vector.
+    # The reference point is computed once, because queries and keys must be shifted by the same vector.
     tile = call.tile if centre is None else dataclasses.replace(call.tile, centre=centre)
     *lifted, scale = score.scaled_lift(call.query, call.key, tile)
     query, key = typing.cast("list[Tensor]", lifted)

@@ -5,7 +5,7 @@
 
 If only the query has the last batch axis, and key and value are broadcast along it, it becomes a group of heads
 (`enable_gqa`), whose gradients are summed inside the operator. All other broadcast axes are expanded with stride 0.
-More than two axes are reduced by merging neighbours along which the same inputs are broadcast.
+More than two axes are reduced by merging neighbors along which the same inputs are broadcast.
 """
 
 from __future__ import annotations
