@@ -149,7 +149,7 @@ def test_another_sink_for_each_query_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["flash-qkv", "eager", "sdpa", "a|b", ""])
 def test_a_name_that_transformers_reads_otherwise_is_refused(name: str) -> None:
-    with pytest.raises(OptionError, match="name must be non-empty"):
+    with pytest.raises(OptionError, match="name must be a non-empty string"):
         huggingface.register(name)
 
 

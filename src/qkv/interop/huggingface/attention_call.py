@@ -312,7 +312,7 @@ def is_causal(mask: Mask | None) -> bool:
 
 
 def key_padding(mask: Mask | None) -> Bool[Tensor, "#batch k"] | None:
-    """Return a boolean array that is True for keys that are not padding, or None if no mask of keys is found."""
+    """Return a boolean array that is True for keys that are not padding, or None without a mask of keys."""
     if isinstance(mask, And):
         found = [x for x in (key_padding(mask.left), key_padding(mask.right)) if x is not None]
         return reduce(torch.logical_and, found) if found else None

@@ -40,7 +40,7 @@ _MODULE = "transformers.masking_utils"
 
 @dataclass(frozen=True)
 class MaskContext:
-    """Ranges of query and key indices for which a mask function is evaluated, with its options.
+    """Ranges of query and key indices of a call, with options for evaluating a mask function on them.
 
     Attributes:
         batch: number of batch elements.

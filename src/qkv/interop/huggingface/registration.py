@@ -76,8 +76,8 @@ def register(
     """
     if not name or "flash" in name or "|" in name or name in _RESERVED:
         raise OptionError(
-            f'name must be non-empty, without "flash" and "|", and none of the names {", ".join(_RESERVED)}, which '
-            f'transformers reserves, got {name!r}. Use a name such as "qkv".'
+            f'name must be a non-empty string that does not contain "flash" or "|" and is not one of '
+            f'{", ".join(_RESERVED)}, which transformers reserves, got {name!r}. Use a name such as "qkv".'
         )
     from transformers import AttentionInterface, AttentionMaskInterface
 

@@ -175,24 +175,25 @@ class _CallShape:
         (batch, heads, q, width), (key_batch, kv_heads, k, key_width) = query.shape, key.shape
         if width != key_width:
             raise ShapeError(
-                f"the heads of Q and K must have the same width, got width {width} and {key_width}. Project Q or K to "
-                "the width of the other input."
+                f"the heads of Q and K must have the same width, got width {width} for Q and {key_width} for K. "
+                "Project Q or K to the width of the other input."
             )
         if key_batch != batch or value.shape[:3] != (batch, kv_heads, k):
             raise ShapeError(
                 "Q, K and V must have the same batch size, and K and V the same number of heads and the same length, "
-                f"got (batch, heads, length, width) of {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
+                f"got shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)} as (batch, heads, "
+                "length, width)."
             )
         if heads % kv_heads:
             raise ShapeError(
                 f"the number of heads of Q must be a multiple of the number of heads of K and V, {kv_heads}, got "
-                f"{heads}. Check the second axes of Q and K, or q_num_heads and kv_num_heads for inputs with three axes."
+                f"{heads}. Check the shapes of Q and K or, for inputs with three axes, q_num_heads and kv_num_heads."
             )
         return cls(batch, heads, kv_heads, q, k)
 
     @property
     def grouped(self) -> bool:
-        """Whether several key heads are each shared by several query heads. A single key head broadcasts."""
+        """Whether there are several key heads, each of which is shared by several query heads."""
         return self.kv_heads not in (1, self.heads)
 
     def split(self, x: Shaped[Array, "batch heads rows cols"], per_head: bool) -> Array:
@@ -272,7 +273,9 @@ def _prepend_past(
         passed, missing = ("past_value", "past_key") if past_key is None else ("past_key", "past_value")
         raise OptionError(f"past_key and past_value must be passed together, got only {passed}. Pass {missing} too.")
     if lengths is not None and opset < 24:
-        raise OptionError(f"opset must be at least 24 if nonpad_kv_seqlen is passed, got {opset}. Pass opset=24.")
+        raise OptionError(
+            f"opset must be at least 24 if nonpad_kv_seqlen is passed, got {opset}. Pass opset=24 or opset=25."
+        )
     if past_key is None or past_value is None:
         return key, value
     if lengths is not None:
@@ -283,11 +286,11 @@ def _prepend_past(
     xp = namespace(key)
     for name, past, new in (("past_key", past_key, key), ("past_value", past_value, value)):
         if past.ndim != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
-            expected = f"({new.shape[0]}, {new.shape[1]}, past, {new.shape[3]})"
-            raise ShapeError(f"{name} must have shape {expected} with any length past, got {tuple(past.shape)}.")
+            expected = f"({new.shape[0]}, {new.shape[1]}, n, {new.shape[3]})"
+            raise ShapeError(f"{name} must have shape {expected} for any n, got {tuple(past.shape)}.")
     if past_key.shape[2] != past_value.shape[2]:
         raise ShapeError(
-            f"past_key and past_value must have equal lengths of axis 2, got {past_key.shape[2]} and "
+            f"past_key and past_value must have the same length along axis 2, got {past_key.shape[2]} and "
             f"{past_value.shape[2]}."
         )
     return xp.concat([past_key, key], axis=2), xp.concat([past_value, value], axis=2)

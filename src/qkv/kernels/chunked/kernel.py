@@ -106,7 +106,7 @@ class ChunkedTensor:
 
 
 def concat_chunks(x: Tensor | ChunkedTensor) -> Tensor:
-    """Return the chunks of a `ChunkedTensor` concatenated into one tensor. Return a tensor unchanged."""
+    """Return the concatenated chunks of `x` if it is a `ChunkedTensor`, else `x` unchanged."""
     return x.concat() if isinstance(x, ChunkedTensor) else x
 
 
@@ -223,7 +223,7 @@ class ChunkedKernel(Kernel):
         return "keys and values are read chunk by chunk"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of one pass over keys and values. The peak memory is several arrays of all pairs."""
+        """Estimate the cost of one pass over keys and values, with a few arrays of q · k elements in memory."""
         pairs = problem.axes.pairs
         peak = pairs * problem.itemsize * row_block_arrays(problem) + problem.untiled_bytes
         return Cost(pairs * problem.flop_per_pair, problem.input_bytes + 2 * peak, peak, 3e-4)

@@ -92,7 +92,7 @@ def operator_arguments(
 
 
 def refuse(message: str) -> NoReturn:
-    """Raise a `RefusedError` about a call that is being compiled.
+    """Raise a `RefusedError` with `message`, about a call that is being compiled.
 
     The compiler runs this function instead of tracing it.
 
@@ -132,7 +132,7 @@ def _flatten(value: Any, tensors: list[Tensor], leaves: list[Any]) -> Structure:
 
 
 def _unflatten(structure: Structure, tensors: list[Any], leaves: list[Any]) -> Any:
-    """Return the value with a given structure. Its tensors and constants are taken from the front of two lists."""
+    """Rebuild a value from its structure, and remove its tensors and constants from the front of two lists."""
     if structure == "tensor":
         return tensors.pop(0)
     if structure == "constant":
@@ -215,7 +215,7 @@ def _find_call(name: str) -> _RegisteredCall:
 
 
 def _uses_random_numbers(name: str) -> bool:
-    """Return whether the registered call of a name uses random numbers."""
+    """Return whether the call registered under `name` uses random numbers."""
     call = _CALLS[name]
     placeholders = [None] * str(call.structure).count("'tensor'")
     score, normalizer, _, _, dropout = _unflatten(call.structure, placeholders, list(call.leaves))

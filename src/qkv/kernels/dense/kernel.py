@@ -37,7 +37,7 @@ class DenseKernel(Kernel):
     traceable: ClassVar[bool] = True
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, assuming that arrays of all pairs are written to memory and read back."""
+        """Estimate the cost of a call, assuming that arrays of q · k elements are written to memory and read back."""
         elements = problem.elements_per_logit if problem.elements_per_logit > 1 else 0
         # Logits, exponentials, weights and the mask; with a gradient also the arrays saved for backward.
         arrays = (4 + elements) * (2 if problem.gradient else 1)
@@ -66,7 +66,7 @@ class DenseKernel(Kernel):
 
 
 def _peak_arrays(problem: Problem, elements: int) -> int:
-    """Return the largest number of arrays of all pairs that are in memory at once.
+    """Return the largest number of arrays of q · k elements that are in memory at once.
 
     The numbers were measured by `benchmarks/explain.py`.
     """

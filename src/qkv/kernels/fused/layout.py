@@ -81,7 +81,7 @@ class Layout:
     def restore(
         self, output: Float[Tensor, "*batch q value_width"], log_sum_exp: Float[Tensor, "*batch q 1"], width: int
     ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
-        """Return output and log-sum-exp with the batch axes of fused attention, the output padded to `width`."""
+        """Return output and log-sum-exp with the batch axes of fused attention. The output is padded to `width`."""
         import torch
 
         rows = (*self.heads, output.shape[-2])
@@ -144,7 +144,7 @@ def _merge_alike(axes: list[tuple[int, tuple[bool, ...]]]) -> list[tuple[int, tu
 
 
 def split_mask(mask: Mask | None, tile: Tile) -> tuple[Mask | None, int | None, bool]:
-    """Split a mask into a mask of keys and the offset of a causal mask, and return whether they are equivalent to it.
+    """Split a mask into a mask of keys and the offset of a causal mask, and return whether the split is exact.
 
     Returns:
         The mask of keys or None, the offset of the causal mask or None, and whether the conjunction of both is

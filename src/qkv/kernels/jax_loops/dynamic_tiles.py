@@ -115,7 +115,7 @@ class DynamicCall:
         return cls(call.with_projections(*call.score.project(query, key, call.tile)), unprojected)
 
     def tile(self, window: DynamicTile) -> Tile:
-        """Return the `Tile` at a position that is computed in the loop."""
+        """Return the `Tile` that corresponds to a `DynamicTile` of this call."""
         return replace(
             self.call.tile,
             rows=(0, window.rows[1]),

@@ -1,4 +1,4 @@
-"""Kernel of compiled JAX loops, in memory linear in the numbers of queries and keys.
+"""Kernel that computes attention in compiled JAX loops, in memory linear in the numbers of queries and keys.
 
 It supports `jit`, `grad` and `vmap`:
 
@@ -50,7 +50,9 @@ Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
 
 @dataclass(frozen=True)
 class JaxLoopsKernel(Kernel):
-    """Kernel of compiled JAX loops, for every score, normalizer and mask and most readouts.
+    """Kernel that computes attention in compiled JAX loops, for every score, normalizer and mask.
+
+    It supports most readouts.
 
     Calls that run tile by tile support reverse-mode derivatives only; for `jax.jvp` and `jax.hessian` use
     `kernel="dense"`.
@@ -148,7 +150,7 @@ class JaxLoopsKernel(Kernel):
 
 
 def _in_tiles(problem: Problem) -> bool:
-    """Return whether a call is computed tile by tile, because its normalizer can be accumulated over tiles.
+    """Return whether a call is computed tile by tile: its normalizer can be accumulated and selects no keys.
 
     Normalizers that select keys do not, because the backward pass would have to select exactly the same keys again.
     """

@@ -47,7 +47,9 @@ Constants = tuple[Any, ...]
 
 
 def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batch q value_width"]:
-    """Return the output of a call, computed tile by tile, with a gradient by `Normalizer.logit_gradient`.
+    """Return the output of a call, computed tile by tile, with support for reverse-mode derivatives.
+
+    The gradient is computed by `Normalizer.logit_gradient`.
 
     Args:
         call: the call.

@@ -88,7 +88,7 @@ class ExponentialAccumulator:
             self.weighted += np.matmul(e[..., chunk], value[..., chunk, :])
 
     def result(self) -> ExponentialSums | None:
-        """Return the sums of exponentials, or None if they cannot be used.
+        """Return the sums of exponentials, or None if they may be wrong, as after a logit that is not finite.
 
         They cannot if a logit or a value with non-zero weight was not finite, or if a row without keys may have lost
         its logits to overflow.

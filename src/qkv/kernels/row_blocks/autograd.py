@@ -334,10 +334,7 @@ def double_backward(blocks: RowBlocks, tensors: Sequence[Tensor], gradients: Seq
 
 
 def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Tensor:
-    """Return the output of a row block that attends to all keys, and overwrite the logits of the block.
-
-    They may also be left unchanged.
-    """
+    """Return the output of a row block that attends to all keys. The logits of the block may be overwritten."""
     tile, normalizer = call.tile.restrict(rows, block.cols), call.normalizer
     if normalizer.power is not None and normalizer.scale is not None:
         weights = sparse_weights_(block.logits, normalizer.power, normalizer.scale, block.group_max)

@@ -51,7 +51,7 @@ CandidateBlock = tuple[Limits, Candidates | None]
 def consecutive(
     blocks: Iterable[CandidateBlock], size: Callable[[Candidates], int], limit: int
 ) -> Iterator[list[CandidateBlock]]:
-    """Group consecutive row blocks until their total size reaches a limit.
+    """Yield lists of consecutive row blocks, each extended until its total size reaches `limit`.
 
     A block without candidates forms its own group.
 
@@ -81,7 +81,7 @@ def consecutive(
 
 
 def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: int) -> Candidates | None:
-    """Return the keys of each query whose rank reaches the normalizer's `threshold_bound`, or None if too many do.
+    """Return the keys whose rank reaches the normalizer's `threshold_bound`, or None if all keys must be used.
 
     Returns:
         The candidates. None if the normalizer returns no bound, as for NaN, or if a query has more than
@@ -113,7 +113,7 @@ def _positions_above(
     bound: Float[Tensor, "rows 1"],
     max_candidates: int,
 ) -> Int[Tensor, " n"] | None:
-    """Return the flat positions of all ranks that reach the bound of their row, or None if too many groups do."""
+    """Return the flat positions of all ranks that reach the bound of their row, or None if there are too many."""
     import torch
 
     width, groups = ranks.shape[1], group_max.shape[1]
@@ -129,7 +129,7 @@ def _positions_above(
 
 
 def _table(block: RowLogits, position: Int[Tensor, " n"], max_candidates: int) -> Candidates | None:
-    """Return candidates with one row per query, from their flat positions, or None if a row has too many."""
+    """Return a table of candidates with one row per query, or None if a row would exceed `max_candidates`."""
     import torch
 
     count, width = block.ranks.shape

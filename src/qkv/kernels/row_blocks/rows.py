@@ -60,7 +60,7 @@ def row_logits_buffer(call: TorchCall, rows: int) -> Float[Tensor, " size"]:
 
 
 def visible_range(call: TorchCall, rows: Limits) -> Limits:
-    """Return a range of keys outside of which the mask allows no pair with the queries `rows`."""
+    """Return a range of keys that contains all keys to which the queries `rows` may attend."""
     k = call.tile.k_total
     if call.mask is None:
         return 0, k

@@ -134,7 +134,7 @@ def weigh_rows(
 
 
 def row_weights(normalizer: Normalizer, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
-    """Return the weights of rows of logits that include all keys.
+    """Return the weights of queries, computed from their logits for all keys.
 
     Sparsemax and entmax in PyTorch do not sort long rows.
     """

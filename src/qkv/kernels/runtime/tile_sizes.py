@@ -32,7 +32,7 @@ _TILE_OVERHEAD = 25_000
 
 
 def tile_shape(problem: Problem, budget: int, arrays: int) -> tuple[int, int]:
-    """Return the number of queries and the number of keys in a tile.
+    """Choose the number of queries and the number of keys in a tile, within `budget` and the memory limit.
 
     Args:
         problem: the problem.
@@ -48,7 +48,7 @@ def tile_shape(problem: Problem, budget: int, arrays: int) -> tuple[int, int]:
 
 
 def row_block_size(problem: Problem, budget: int, arrays: int) -> int:
-    """Return the number of queries in a row block, which is at least 1.
+    """Choose the number of queries in a row block, at least 1, within `budget` and the memory limit.
 
     Args:
         problem: the problem.
@@ -123,7 +123,7 @@ def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSi
 
 
 def _narrow_for_mask(problem: Problem, rows: int) -> int:
-    """Return `rows` or a smaller number of queries per tile, if the mask then excludes more tiles.
+    """Return `rows`, or a smaller number of queries per tile if the mask then excludes more pairs.
 
     Masked pairs of a tile that is not fully masked are computed too.
     """

@@ -43,7 +43,7 @@ BUDGET = 2**18
 
 @dataclass(frozen=True)
 class TiledKernel(Kernel):
-    """Kernel that computes attention tile by tile in PyTorch, for normalizers that can be accumulated.
+    """Kernel that computes attention tile by tile in PyTorch, for normalizers that accumulate over tiles.
 
     Args:
         budget: largest number of elements in any array of a tile.

@@ -46,7 +46,7 @@ def supports_pooling(readout: Readout, normalizer: Normalizer) -> bool:
 
 
 def align_to_cells(side: int, length: int, readouts: Sequence[Readout]) -> int:
-    """Return a number of keys, at most `side`, for tiles that split no cell of a pooled map if possible.
+    """Return the largest tile length up to `side` at which tiles split no cell of a pooled map, or else `side`.
 
     Example:
         >>> from qkv.readouts import PooledMap
@@ -174,7 +174,7 @@ class ElementMap:
         total: Float[Tensor, "q 1"],
         exp: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Normalize the table of the row block, pool it over the queries, and add it to the map.
+        """Normalize the table of the row block, pool it over the queries, and merge it into the map.
 
         Args:
             shift: finite shift of each row.

@@ -147,7 +147,7 @@ class SoftmaxTiles:
         self._values = RowSlices(self.call.value)
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return one phrase for each guard on the data, which states which path was taken."""
+        """Return one phrase for each guard on the data, such as "maximum of each row"."""
         note = f"logits within ±{BOUND:.0f}: no maximum" if self.bounded else "maximum of each row"
         return (note, *self._logits.guard_notes())
 
@@ -307,7 +307,7 @@ class SoftmaxTiles:
         return cast("Tensor", self.call.tile.restrict(rows, cols).dropout_mask(self.call.value, dropout))
 
     def _tiles(self, rows: Limits, workspace: Workspace) -> Iterator[tuple[Limits, Tensor | None]]:
-        """Yield the key range of each tile that is not fully masked, and the array of its masked pairs or None.
+        """Yield the key range of each tile that is not fully masked, with an array of its masked pairs or None.
 
         The boolean array is True for masked pairs; it is None if no pair of the tile is masked.
         """
@@ -334,7 +334,7 @@ class SoftmaxTiles:
 
 
 def _is_moderate(sums: RowSums) -> bool:
-    """Return whether every total is within [1e-12, 1e12], which preserves precision, and no sum overflowed."""
+    """Return whether all totals are in [1e-12, 1e12], so that no precision is lost, and all sums are finite."""
     import torch
 
     _, total, weighted = sums

@@ -47,7 +47,7 @@ class AdditiveLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`."""
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object."""
 
         def backward(gradient: Tensor, gradients: Gradients) -> None:
             vector = cast("Tensor", gradients.score.tanh_vector)
@@ -57,7 +57,7 @@ class AdditiveLogits(TileLogits):
         return self.logits(rows, cols, workspace, shift), backward
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return a note of how many hidden units are expanded and how many use an elementwise tanh."""
+        """Return a note that states how many hidden units are expanded and how many use an elementwise tanh."""
         return (self._units.note,)
 
     @cached_property
@@ -93,7 +93,9 @@ def prepare_units(
     right: Float[Tensor, "k hidden"],
     vector: Float[Tensor, " hidden"],
 ) -> HiddenUnits:
-    """Choose the method that evaluates each hidden unit, by the range of its arguments, in O((q + k) h).
+    """Return the hidden units of an additive score, each with the method that suits the range of its arguments.
+
+    The range of each unit is determined in O((q + k) h).
 
     Args:
         left: projected queries W₁ q + b, float32 or float64.
@@ -159,13 +161,13 @@ class ElementwiseTanh:
     def of_units(
         cls, left: Tensor, right: Tensor, vector: Tensor, sigmoid: bool, units: Tensor | None
     ) -> ElementwiseTanh:
-        """Create the term of the hidden units with the indices `units`, or of all units if it is None."""
+        """Create the term of the hidden units at the indices `units`, or of all if `units` is None."""
         picked = [x if units is None else x[units] for x in (left.T, right.T, vector)]
         scale = 2 if sigmoid else 1
         return cls(picked[0].contiguous() * scale, picked[1].contiguous() * scale, picked[2], sigmoid, units)
 
     def add_logits(self, rows: Limits, cols: Limits, out: Float[Tensor, "q k"], workspace: Workspace) -> None:
-        """Add the sum of v_h tanh(left_ih + right_jh) over these hidden units to the logits `out`."""
+        """Add the sum of v_h tanh(left_ih + right_jh) over the hidden units of this term to `out`."""
         vector = self.vector * 2 if self.sigmoid else self.vector
         for start, stop, tanh in self._row_steps(rows, cols, ELEMENTWISE_BYTES, workspace):
             target = out[start:stop]
@@ -214,7 +216,7 @@ class ElementwiseTanh:
     def _row_steps(
         self, rows: Limits, cols: Limits, size: int, workspace: Workspace
     ) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield the limits of blocks of rows, each with its tanh or sigmoid, `(h, rows, cols)`.
+        """Yield the start and stop of each block of rows, and its tanh or sigmoid, `(h, rows, cols)`.
 
         A block has at most `size` bytes, or a single row.
         """

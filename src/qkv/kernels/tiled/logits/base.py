@@ -142,7 +142,7 @@ class TileLogits(ABC):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`.
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
 
         The argument of this function is the gradient of the plain logits, without factor and shift.
         """

@@ -10,7 +10,7 @@ __all__ = ["center_sides"]
 def center_sides(
     left: Float[Tensor, "q n"], right: Float[Tensor, "k n"]
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return a shift for each column that centers the array of narrower range at 0, and its half range.
+    """Return, for each column, the shift that centers the side of narrower range at 0, and half that range.
 
     Args:
         left: array to which the shift is to be added.

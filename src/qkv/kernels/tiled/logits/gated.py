@@ -66,7 +66,7 @@ class GatedLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`.
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
 
         The function holds the gate and the unshifted logits of the tile.
         """

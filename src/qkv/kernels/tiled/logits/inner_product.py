@@ -29,7 +29,7 @@ class InnerProductLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`.
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
 
         The gradients are dL += dS R and dR += dSᵀ L.
         """

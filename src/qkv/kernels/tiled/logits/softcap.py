@@ -35,7 +35,7 @@ class SoftcapLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients`.
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
 
         The gradient of the inner logits is (1 − tanh²) dS.
         """

@@ -86,7 +86,7 @@ def expansion_limit(itemsize: int, draws: int = 2) -> float:
 
 @dataclass(frozen=True, eq=False)
 class RowPatterns:
-    """Exponentials of all sign patterns for a block of rows of a tile, which fits the processor cache.
+    """Exponentials of all sign patterns for a block of rows that is small enough for the processor cache.
 
     Args:
         limits: range of the rows within the tile.
@@ -156,7 +156,7 @@ class TanhExpansion:
 
     @cached_property
     def key_patterns(self) -> Tensor | None:
-        """Exponentials of the sign patterns of all keys, `(groups, patterns, k)`, or None if too large.
+        """Exponentials of the sign patterns of all keys, `(groups, patterns, k)`, or None if they are too large.
 
         The largest size is `MAX_PATTERN_BYTES`.
         """
@@ -276,7 +276,7 @@ class TanhExpansion:
         return RowPatterns(limits, patterns, list(fraction.mT), [])
 
     def _patterns(self, side: Tensor, sign: int, workspace: Workspace, out: Tensor) -> Tensor:
-        """Compute e^{ε·a − Σ|a|} for all sign patterns ε and set negligible elements to 0.
+        """Compute e^{ε·a − Σ|a|} for projections a and all sign patterns ε, and set negligible elements to 0.
 
         Args:
             side: projected queries or keys, `(n, units)`.
