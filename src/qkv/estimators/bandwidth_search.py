@@ -58,7 +58,7 @@ def search_bandwidth(
     factors: Sequence[float],
     classification: bool,
 ) -> BandwidthSearch:
-    """Return each bandwidth multiplied by the factor of smallest leave-one-out error, with the errors.
+    """Return each bandwidth multiplied by the factor of smallest leave-one-out error, with its errors.
 
     Args:
         keys: keys of all rows.

@@ -129,7 +129,7 @@ class Metric:
 
     @staticmethod
     def decays(name: str) -> bool:
-        """Return whether weight decay applies to the parameter of this name. It applies to matrices only."""
+        """Return whether weight decay applies to the parameter `name`. It applies to matrices only."""
         return name[0].isupper()
 
     def __call__(

@@ -129,7 +129,9 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
             )
         ids = np.arange(len(documents)) if document_ids is None else np.asarray(document_ids)
         if ids.shape != (len(documents),):
-            raise ShapeError(f"document_ids must have shape ({len(documents)},), got {ids.shape}.")
+            raise ShapeError(
+                f"document_ids must have shape ({len(documents)},), got {ids.shape}. Pass one id per document."
+            )
         numbers = [sorted({int(number) for number in each}) for each in relevant]
         pairs = _relevant_pairs(numbers, len(queries), ids, self.loss == "mass")
         penalty = self.penalty / sum(map(len, numbers))
@@ -302,5 +304,5 @@ def _relevant_pairs(
 def _rows(array: ArrayLike, name: str) -> Float[np.ndarray, "rows width"]:
     rows = np.ascontiguousarray(array, np.float32)
     if rows.ndim != 2:
-        raise ShapeError(f"{name} must have shape (rows, width), got {rows.shape}.")
+        raise ShapeError(f"{name} must have shape (rows, width), got {rows.shape}. Pass one vector per row.")
     return rows

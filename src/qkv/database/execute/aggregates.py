@@ -144,7 +144,7 @@ class _Votes(Aggregator):
         return np.ones((len(self.codes), 1))
 
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
-        """Return one-hot columns of the 15 most common values, or a reason if most values are distinct."""
+        """Return one-hot columns of the 15 most common values, or the reason for none if most values are distinct."""
         codes, counts = np.unique(self.codes[complete], return_counts=True)
         if len(codes) > 0.5 * complete.sum():
             return "the values are nearly all different"
@@ -249,11 +249,11 @@ class StreamedAggregator(ABC):
         values: Num[np.ndarray, "rows ..."],
         total: Float[np.ndarray, "q 1"],
     ) -> None:
-        """Add the weighted sums of the values of some rows, whose sums of weights are `total`, to the running sums."""
+        """Add the weighted sums of values to the running sums. `total` is the sum of the weights of each query."""
 
     @abstractmethod
     def aggregates(self, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]) -> list[Aggregate]:
-        """Return the aggregate of each query from its running sums times `scale` and its scaled weight sum `total`."""
+        """Return the aggregate of each query. `scale` multiplies its running sums, and `total` is its total weight."""
 
 
 def streamed_aggregator_for(like: Column, folded: bool, mean: list[float], queries: int) -> StreamedAggregator:

@@ -39,7 +39,7 @@ _MOST_HASHES = 2**22
 
 @dataclass
 class ColumnStatistics:
-    """Statistics of one column of a store, such as the number of missing cells, the mean and the deviation.
+    """Statistics of a column of a store, such as the number of missing cells, the mean and the standard deviation.
 
     Attributes:
         missing: number of missing cells.

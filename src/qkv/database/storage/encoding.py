@@ -250,7 +250,7 @@ class Encoding:
     def _checked(self, vectors: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "n width"]:
         if vectors.shape[1] != self.width:
             raise DataError(
-                f"the encoder must return vectors of {self.width} elements, as the store holds, "
+                f"vectors of the encoder must have {self.width} elements like the vectors in the store, "
                 f"got {vectors.shape[1]} elements. Restore the original encoder, or create the store again."
             )
         return np.asarray(vectors, np.float32)
