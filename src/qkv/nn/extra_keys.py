@@ -79,7 +79,7 @@ def append_extra_keys(
     learned: Sequence[tuple[Tensor, Tensor]],
     zero: bool,
 ) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor, Mask | None]:
-    """Return keys and values extended by learned keys and, if `zero`, a zero key, and the mask that allows them."""
+    """Return keys, values and mask, extended by learned keys and values and, if `zero`, by a zero key and value."""
     if not learned and not zero:
         return key, value, mask
     all_keys, all_values = concat_chunks(key), concat_chunks(value)

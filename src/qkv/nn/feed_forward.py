@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def init_linear(*linears: nn.Linear | None) -> None:
-    """Initialize weights uniformly as in Glorot and Bengio (2010) and biases with 0; skip layers that are None."""
+    """Initialize the weights of linear layers uniformly as in Glorot and Bengio (2010), and their biases with 0."""
     for linear in linears:
         if linear is not None:
             nn.init.xavier_uniform_(linear.weight)

@@ -210,7 +210,7 @@ class HardAttention(torch.nn.Module):
         mask: Mask | None = None,
         positions: Positions | None = None,
     ) -> Float[Tensor, "*batch q"]:
-        """Return the expected loss Σ_j p_j L(v_j) of each query with its exact gradient, from all q · k losses.
+        """Return the expected loss Σ_j p_j L(v_j) of each query with its exact gradient, from the losses of all keys.
 
         Args:
             query: as in `forward`.
@@ -255,7 +255,8 @@ class HardAttention(torch.nn.Module):
         if self.baseline == "exact":
             if expected is None:
                 raise OptionError(
-                    'expected must be a tensor with baseline="exact", got None. Pass expected=module.expected(…).'
+                    'expected must be a tensor with baseline="exact", got None. '
+                    "Pass expected=module.expected(query, key, value, loss)."
                 )
             return expected.detach()
         if self.baseline is None:

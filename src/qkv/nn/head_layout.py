@@ -141,7 +141,7 @@ def selects_heads(readouts: Sequence[Readout]) -> bool:
 
 
 def merge_group_axes(readouts: Sequence[Result], axes: int, groups: Groups) -> tuple[Result, ...]:
-    """Return the readouts, with the two head axes of a call with grouped heads flattened into one."""
+    """Return the readouts of a call, with its two head axes (key_heads, group), if any, flattened into one."""
     if groups is None:
         return tuple(readouts)
     return tuple(unflatten(tuple(_merge_axes(x, axes) for x in flatten(r)), r) for r in readouts)
@@ -159,7 +159,7 @@ def check_head_index(index: int, heads: int) -> int:
         OptionError: if the index is out of range.
     """
     if not isinstance(index, int) or not -heads <= index < heads:
-        raise OptionError(f"index must be an integer from {-heads} to {heads - 1}, got {index!r}.")
+        raise OptionError(f"index of a head must be an integer from {-heads} to {heads - 1}, got {index!r}.")
     return index % heads
 
 

@@ -256,7 +256,7 @@ class MultiHeadAttention(torch.nn.Module):
         return AttentionOutput(output, head_layout.merge_group_axes(result.readouts, axes, groups), result.plan)
 
     def queries(self, query: Float[Tensor, "*batch q width"]) -> Float[Tensor, "*batch heads q head_width"]:
-        """Return the projected and, with `query_key_norm`, normalized queries, split into heads but not rotated."""
+        """Return the projected queries, split into heads and normalized if `query_key_norm` is set, but not rotated."""
         query = check_width("query", query, self.width)
         projected = query if self.query_map is None else self.query_map(query)
         return head_layout.apply_norm(self.query_norm, head_layout.split_heads(projected, self.heads, self.head_width))

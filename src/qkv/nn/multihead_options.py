@@ -84,9 +84,10 @@ def check_widths(
     ]
     for applies, side, name, whole, count, per_head, part in unprojected:
         if applies and whole != count * part:
+            option = f"{side}_map=True" if side in ("value", "output") else 'maps="both"'
             raise OptionError(
                 f"{name} must be {count * part} ({count} heads of {per_head}={part}), because the {side} has no "
-                f"projection, got {whole}. Choose {name}={count * part}, or add the projection."
+                f"projection, got {whole}. Choose {name}={count * part}, or set {option}."
             )
     if maps == "shared" and (key_width != width or key_heads != heads):
         raise OptionError(
@@ -113,7 +114,7 @@ def build_norm(kind: str | None, width: int, factory_kwargs: FactoryKwargs) -> t
 
 
 def check_softmax(normalizer: Normalizer | None, learned: bool) -> None:
-    """Check that the normalizer is a `Softmax` or None if `learned` is True.
+    """Check that the normalizer is a `Softmax` or None if a temperature or a sink is learned.
 
     Raises:
         OptionError: if a temperature or sink is learned and the normalizer is not a softmax.

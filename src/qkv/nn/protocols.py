@@ -59,7 +59,7 @@ class Cache(Protocol):
     def append(
         self, key: Float[Tensor, "*batch new head_width"], value: Float[Tensor, "*batch new head_value_width"]
     ) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor]:
-        """Append keys and values and return all keys and values to attend to."""
+        """Append keys and values to the cache, and return all keys and values to attend to."""
 
     @property
     def positions(self) -> Positions:

@@ -104,8 +104,8 @@ def _is_boolean(name: str, mask: Tensor) -> bool:
         return True
     if not mask.is_floating_point():
         raise KindError(
-            f"{name} must hold booleans (True means may not attend) or floating-point numbers to add to the "
-            f"logits, got {str(mask.dtype).removeprefix('torch.')}."
+            f"{name} must hold booleans, where True means may not attend, or floating-point elements to add to the "
+            f"logits, got {str(mask.dtype).removeprefix('torch.')}. Convert it, for example with {name}.bool()."
         )
     return False
 

@@ -163,7 +163,7 @@ class Decoder(_Stack):
         return x if self.final_norm is None else self.final_norm(x)
 
     def project_memory(self, memory: Float[Tensor, "*batch m memory_width"]) -> list[KeyValue]:
-        """Return the projected keys and values of the memory for each layer, for reuse in many decoding steps."""
+        """Return the projected keys and values of `memory` for each layer, which many decoding steps can reuse."""
         layers: Any = self.layers  # a ModuleList does not state the class of its items
         return [layer.cross.key_value(memory) for layer in layers]
 
@@ -266,6 +266,6 @@ def _item_of_layer(name: str, items: Sequence[T] | None, n: int, count: int) -> 
         method = {"cache": "caches", "memory": "project_memory"}[name]
         raise ShapeError(
             f"{name} must have one item for each of the {count} layers, got {len(items)} items. "
-            f"Pass the result of {method}."
+            f"Pass the result of the method {method}."
         )
     return items[n]

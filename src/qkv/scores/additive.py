@@ -54,7 +54,7 @@ class Additive(GeneralScore):
         return self.vector
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the weights do not fit the widths, differ in hidden units, or lack `vector`."""
+        """Raise a `ShapeError` if the weights do not fit query and key, differ in hidden units, or lack `vector`."""
         expected = (self.query_weight.shape[-1], self.key_weight.shape[-1])
         if (query_width, key_width) != expected:
             raise ShapeError(

@@ -98,7 +98,7 @@ class Score(Part, ABC):
         return ""
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the score cannot compare queries and keys of these two widths."""
+        """Raise a `ShapeError` if queries of width `query_width` and keys of width `key_width` cannot be compared."""
         check_same_width(self, query_width, key_width)
 
     @abstractmethod
@@ -127,7 +127,7 @@ class Score(Part, ABC):
     def scaled_lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"], float]:
-        """Return vectors and a factor; the factor times their inner products gives the inner products of `lift`."""
+        """Return vectors of queries and keys, and a factor that turns their inner products into those of `lift`."""
         return *self.lift(query, key, tile), 1.0
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
@@ -330,10 +330,10 @@ class GeneralScore(Score):
 
     @abstractmethod
     def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch #q #k"]:
-        """Return the logits of all pairs, `(*batch, q, k)`. Each may depend only on its own query and key."""
+        """Return the logits of all pairs, `(*batch, q, k)`. Each logit may depend only on its own query and key."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the larger of both widths, because `compare` may need an array of all features of all pairs."""
+        """Return max(query_width, key_width), because `compare` may need an array of all features of all pairs."""
         return max(query_width, key_width)
 
     @final

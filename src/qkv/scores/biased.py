@@ -57,7 +57,7 @@ class Biased(PointwiseScore):
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the inner score's `lift` with one more column, which is 1 for queries and the bias for keys."""
+        """Return the vectors of the inner score's `lift` with one more column: 1 for queries, the bias for keys."""
         left, right = self.score.lift(query, key, tile)
         one = namespace(left).ones_like(left[..., :1])
         assert self.per_key is not None

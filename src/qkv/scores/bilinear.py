@@ -44,14 +44,14 @@ class Bilinear(InnerProductScore):
     key_factor: Array | None = array_field("key_width", "rank", default=None)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if `weight` or `key_factor` do not fit the widths, or differ in rank."""
+        """Raise a `ShapeError` if `weight` or `key_factor` does not fit query and key, or if their ranks differ."""
         expected = (self.weight.shape[-2], self.weight.shape[-1])
         if self.key_factor is not None:
             rank, key_rank = expected[1], self.key_factor.shape[-1]
             if rank != key_rank:
                 raise ShapeError(
-                    "weight (query_width, rank) and key_factor (key_width, rank) of Bilinear must have the same rank, "
-                    f"got {rank} and {key_rank}."
+                    f"weight and key_factor of Bilinear must have the same rank, got {rank} and {key_rank}. The rank "
+                    "is the length of their last axes."
                 )
             expected = (expected[0], self.key_factor.shape[-2])
         if (query_width, key_width) != expected:

@@ -58,7 +58,7 @@ class ClassTable(PointwiseScore):
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the inner score's `lift` with one more column for each query class or each key class.
+        """Return the vectors of the inner score's `lift` with one more column per query class or per key class.
 
         The side with fewer classes determines the columns. They are one-hot vectors on this side, and entries of the
         table on the other side.

@@ -72,7 +72,7 @@ class SumOf(Score):
         return self.scores[0].default_normalizer
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if any of the summed scores cannot compare query and key of these two widths."""
+        """Raise a `ShapeError` if any summed score cannot compare widths `query_width` and `key_width`."""
         for score in self.scores:
             score.check_widths(query_width, key_width)
 

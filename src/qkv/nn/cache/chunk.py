@@ -29,7 +29,7 @@ class Chunk:
 
     @classmethod
     def empty(cls, start: int, size: int, key: Tensor, value: Tensor, int8: bool) -> Chunk:
-        """Allocate a chunk of `size` rows for keys and values with the axes, widths and dtype of `key` and `value`."""
+        """Allocate a chunk of `size` rows for keys and values like `key` and `value`, quantized if `int8` is True."""
         # Filled with zeros, because in a batch of uneven lengths unwritten rows are multiplied by weights of 0.
         rows = _encode(key[..., :0, :], value[..., :0, :], int8)
         return cls(start, {name: x.new_zeros((*x.shape[:-2], size, x.shape[-1])) for name, x in rows.items()})
@@ -118,7 +118,7 @@ def quantize_int8(
 
 
 def next_chunk_size(total: int, chunk: int) -> int:
-    """Return the rows of the next chunk: `total`/16, rounded down to a multiple of 16, but at least `chunk`.
+    """Return the number of rows of the next chunk: `total`/16 rounded down to a multiple of 16, at least `chunk`.
 
     Chunks in proportion to the cache bound both the unused capacity and the number of chunks.
 

@@ -96,7 +96,7 @@ class KeyValueCache:
     def append(
         self, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
     ) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor]:
-        """Append keys and values and return all keys and values to attend to.
+        """Append keys and values to the cache, and return all keys and values to attend to.
 
         The first call returns its arguments; later calls return the chunks as views. A failed call leaves the cache
         unchanged.
@@ -143,7 +143,7 @@ class KeyValueCache:
     # -- called by users of the cache -------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of tokens appended so far, including dropped ones, or the largest of uneven lengths."""
+        """Return the number of tokens appended so far, including dropped ones; the largest one if lengths differ."""
         return self._total if isinstance(self._total, int) else int(self._total.max())
 
     @property
@@ -201,7 +201,7 @@ class KeyValueCache:
         return other
 
     def key_value(self) -> tuple[ChunkedTensor, ChunkedTensor]:
-        """Return all cached keys and values, as views.
+        """Return all keys and values in the cache, as views of its chunks.
 
         Raises:
             ShapeError: if the cache is empty.
@@ -291,7 +291,7 @@ class KeyValueCache:
             if self.nbytes + new_bytes > self.memory:
                 raise RefusedError(
                     f"memory must be at least {memory_text(self.nbytes + new_bytes)} to add a chunk of {size} tokens, "
-                    f"got {memory_text(self.memory)}. Increase memory, or set window or int8=True."
+                    f"got {memory_text(self.memory)}. Increase memory, or build the cache with window or int8=True."
                 )
         self.chunks.append(Chunk.empty(position, size, key, value, self.int8))
         return self.chunks[-1]
@@ -307,7 +307,9 @@ class KeyValueCache:
     def _scatter(self, before: int | Tensor, after: Tensor, key: Tensor, value: Tensor) -> None:
         batch, n = key.shape[0], key.shape[-2]
         if after.shape != (batch,):
-            raise ShapeError(f"lengths must have one element for each of the {batch} batch elements, got {len(after)}.")
+            raise ShapeError(
+                f"lengths must have one element for each of the {batch} batch elements, got {len(after)} elements."
+            )
         rows = torch.arange(n, device=key.device)
         first = before if isinstance(before, Tensor) else torch.full_like(after, before)
         element, row = ((first[:, None] + rows) < after[:, None]).nonzero(as_tuple=True)

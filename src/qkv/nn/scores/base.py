@@ -42,7 +42,7 @@ class Initial(NamedTuple):
 
 
 class LearnedScore(torch.nn.Module):
-    """Base class of scores with learned parameters.
+    """Base class of modules that hold the learned parameters of a score.
 
     To write one, set `core` to a class of `qkv.scores` and override `fields`, which declares the fields of that
     class. Override `forward` if the score cannot be built from its fields alone.
@@ -145,7 +145,7 @@ class LearnedScore(torch.nn.Module):
 
 
 class WrapperScore(LearnedScore):
-    """Base class of learned scores that modify the logits of an inner score.
+    """Base class of modules that hold the learned parameters of a score that wraps an inner score.
 
     Args:
         query_width: width of the queries.
@@ -179,7 +179,7 @@ def build_score(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> LearnedScore | PartModule[scores.Score]:
-    """Return a module that holds `score`, built if necessary, and returns the score when it is called.
+    """Return a module that holds `score`, or the score that `score` builds, and returns it when called.
 
     Raises:
         KindError: if `score` is neither a score nor a callable that builds one.

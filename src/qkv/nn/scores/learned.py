@@ -299,7 +299,7 @@ class Custom(LearnedScore):
                 parameter.copy_(start)
 
     def forward(self) -> scores.Score:
-        """Return the `scores.Custom` with the function and the current parameters."""
+        """Return a `scores.Custom` with the function of this module and its current parameters."""
         return scores.Custom(self.function, (*self.parameters_given,), self.elements)
 
 
@@ -333,5 +333,5 @@ class SumOf(LearnedScore):
             one.reset_parameters()
 
     def forward(self) -> scores.Score:
-        """Return the `scores.SumOf` of the summed scores with their current parameters."""
+        """Return a `scores.SumOf` of the summed scores with their current parameters."""
         return scores.SumOf(tuple([one() for one in self.score]))

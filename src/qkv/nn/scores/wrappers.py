@@ -66,7 +66,7 @@ class Biased(WrapperScore):
         return {"bias": Initial(shape, partial(trunc_normal_, std=0.02, a=-0.04, b=0.04))}
 
     def forward(self) -> scores.Score:
-        """Return the `scores.Biased` with the inner score and the current bias."""
+        """Return a `scores.Biased` with the inner score and the current bias."""
         if self.per_key:
             return scores.Biased(self.score(), per_key=self.bias)
         return scores.Biased(self.score(), self.bias)
