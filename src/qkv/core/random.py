@@ -211,7 +211,7 @@ def gumbel(
 
 
 def dropout_rate(dropout: float) -> float:
-    """Return `dropout` rounded to a multiple of 2^-16, because 16 random bits decide about each weight.
+    """Return `dropout` rounded to a multiple of 2^-16, because 16 random bits are drawn for each weight.
 
     Example:
         >>> dropout_rate(0.25), round(dropout_rate(0.1), 6)

@@ -121,7 +121,7 @@ class And(_Combined):
 
     @property
     def conjuncts(self) -> tuple[Mask, ...]:
-        """The conjuncts of `left`, followed by the conjuncts of `right`."""
+        """The masks that `left` combines with `&`, followed by the masks that `right` combines with `&`."""
         return (*self.left.conjuncts, *self.right.conjuncts)
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:

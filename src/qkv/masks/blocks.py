@@ -85,7 +85,7 @@ class Blocks(Mask):
         return int(blocks[0]) * size_k, min(tile.k_total, (int(blocks[-1]) + 1) * size_k)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "all", "none" or "part", depending on the elements of `layout` that overlap the tile."""
+        """Return the coverage of the tile, computed from the elements of `layout` that overlap it."""
         if to_numpy(self.layout) is None:
             return "part"
         (r0, r1), (c0, c1) = tile.rows, tile.cols

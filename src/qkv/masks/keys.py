@@ -1,4 +1,4 @@
-"""Padding mask, with one boolean per key."""
+"""Padding mask, which is defined by one boolean per key."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Lengths(Mask):
         return shorter_than(tile, reference, self.lengths)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "all", "none" or "part", from the tile's keys and the smallest and largest length."""
+        """Return the coverage of the tile, computed from its keys and the smallest and largest length."""
         known = length_range(self.lengths)
         if known is None:
             return "part"

@@ -45,10 +45,7 @@ class Prefix(Mask):
         object.__setattr__(self, "length", require_integers("Prefix", "length", self.length))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for the pairs of the tile with j < length or j ≤ i.
-
-        i is the position of the query and j that of the key.
-        """
+        """Return a boolean array that is True for pairs of the tile with a key in the prefix or not after the query."""
         return shorter_than(tile, reference, self.length) | Causal().allowed(tile, reference)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
@@ -59,7 +56,7 @@ class Prefix(Mask):
         return 0, min(tile.k_total, max(Causal().key_range(tile)[1], known[1]))
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "all", "none" or "part", from the coverage of `Causal` and the shortest and longest prefix."""
+        """Return the coverage of the tile, computed from that of `Causal` and the shortest and longest prefix."""
         causal, known = Causal().coverage(tile), length_range(self.length)
         if causal == "all" or known is None:
             return causal if causal == "all" else "part"

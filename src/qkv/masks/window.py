@@ -28,9 +28,9 @@ class BandMask(Mask):
     relative = True
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the pairs of the tile with i − before ≤ j ≤ i + after.
+        """Return a boolean array that is True for the pairs of the tile whose key is in the window of the query.
 
-        i is the position of the query and j that of the key.
+        The condition is query position − before ≤ key position ≤ query position + after.
         """
 
         def inside(distance: Array) -> Array:
@@ -49,7 +49,7 @@ class BandMask(Mask):
         return start, stop
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "all", "none" or "part", from the positions of the tile's first and last query and key."""
+        """Return the coverage of the tile, computed from the positions of its first and last query and key."""
         span = tile.query_position_range(self.align)
         if span is None:
             return "part"

@@ -58,7 +58,7 @@ class Softmax(Normalizer):
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """Whether adding a number to all logits of a row leaves the weights unchanged: True without a sink."""
+        """Whether adding a number to all logits of a row leaves the weights unchanged, which is true without a sink."""
         return self.sink is None
 
     @property

@@ -20,7 +20,7 @@ __all__ = ["Heads"]
 @delegates("readout", "refuse", "element_count", "reductions", "merge", "finalize")
 @dataclass(frozen=True, eq=False)
 class Heads(Readout):
-    """Readout that applies an inner readout to the heads `heads` and returns the results in this order.
+    """Readout that applies an inner readout to selected heads and returns the results in the order of `heads`.
 
     The last batch axis is the axis of heads.
 

@@ -57,7 +57,7 @@ class LogProbability(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> _Drawn:
-        """Return the logit of each query's sampled key, or 0 if it is outside the tile, and the log-sum-exp."""
+        """Return the logit of each query's sampled key, or 0 if it is outside the tile, and the tile's log-sum-exp."""
         assert normalizer.distribution is not None
         drawn = where(weights != 0, normalizer.distribution.prepare(logits), 0.0)
         return _Drawn(namespace(logits).sum(drawn, axis=-1), normalizer.distribution.log_total(logits)[..., 0])
