@@ -43,7 +43,7 @@ MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
     ),
     "a mask of pairs": (
         lambda c: replace(c, mask=masks.Pairs(np.ones((4, 2), dtype=bool))),
-        r"lengths 2 or 1.*\(4, 2\)",
+        r"Pairs must have shape \(\*batch, 2, 4\).*\(4, 2\)",
     ),
     "documents": (
         lambda c: replace(c, mask=masks.Documents(np.zeros(4, dtype=int))),
