@@ -1,4 +1,4 @@
-"""Contract test suites, from which tests of new scores, normalizers, masks, readouts, kernels and stores inherit."""
+"""Test suites from which tests of new scores, normalizers, masks, readouts, kernels and stores are derived."""
 
 from qkv.core.extras import require_packages
 

@@ -1,4 +1,4 @@
-"""Contract tests of normalizers on tiles: output, weights and gradients must equal those of whole rows."""
+"""Contract tests that normalizers compute the same output, weights and gradients from tiles as from whole rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Cuts = list[tuple[int, int]]
 
 
 def example_logits(draw: Draw, non_negative: bool = False) -> ArrayLike:
-    """Return random logits `(*batch, 5, 7)` that cover special cases.
+    """Return random logits `(*batch, 5, 7)`, with rows for special cases such as masked keys.
 
     Row 1 is partly masked, row 2 is fully masked, row 3 has a single key, and row 4 has a wide range of values.
     """
@@ -50,7 +50,7 @@ def accumulate_tiles(
     dropout: float,
     order: Callable[[int], Sequence[int]] | None = None,
 ) -> tuple[ArrayLike, Summary]:
-    """Compute the output and the summary of rows from tiles.
+    """Compute the output and the summary of all rows by accumulating tiles and merging the partial results.
 
     Args:
         normalizer: the normalizer.
@@ -85,7 +85,7 @@ def tiled_and_whole(
     dropout: float,
     order: Callable[[int], Sequence[int]] | None = None,
 ) -> tuple[ArrayLike, ...]:
-    """Return the output and weights computed from tiles, and the output and weights computed from whole rows.
+    """Return four arrays: the output and the weights computed from tiles, and both computed from whole rows.
 
     The arguments are as in `accumulate_tiles`.
     """
@@ -99,7 +99,7 @@ def tiled_and_whole(
 
 
 class AccumulationContract(DifferentiableContract):
-    """Contract tests of the accumulation of tiles, which `NormalizerContract` inherits."""
+    """Tests that accumulating tiles gives the results of whole rows, which `NormalizerContract` inherits."""
 
     non_negative_logits: ClassVar[bool] = False
     """Whether the normalizer accepts only non-negative logits."""
@@ -107,7 +107,7 @@ class AccumulationContract(DifferentiableContract):
     """Whether weights may be negative."""
 
     def online(self, draw: Draw) -> Normalizer:
-        """Return an example of the normalizer, or skip the test if the normalizer is not online."""
+        """Return an example of the normalizer, or skip the test if the normalizer needs whole rows of logits."""
         normalizer: Normalizer = self.make(draw)
         if not normalizer.online:
             pytest.skip(f"{self.part.__name__} needs whole rows")
@@ -166,7 +166,7 @@ class AccumulationContract(DifferentiableContract):
         assert_close(got, expected, 1e-15)
 
     def test_gradients_from_the_summary_are_those_of_the_weights(self) -> None:
-        """Compute `logit_gradient` tile by tile, backpropagate through `prepare`, and add `array_gradients`."""
+        """Check gradients that `logit_gradient` and `array_gradients` compute from the summary against autograd."""
         torch = pytest.importorskip("torch")
         draw = Draw(1, batch=(2,))
         normalizer, tile, cuts = self.online(draw), Tile.whole(5, 7, (2,), seed=5), [(0, 3), (3, 7)]

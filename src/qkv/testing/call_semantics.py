@@ -1,4 +1,4 @@
-"""Contract tests of kernels for positions, empty and unequal lengths, readouts, memory and sizes."""
+"""Contract tests of how kernels handle positions, empty and unequal lengths, readouts, memory and sizes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
 
 
 class CallSemanticsContract(KernelHarness):
-    """Contract tests of positions, lengths, readouts, memory and sizes, which `KernelContract` inherits."""
+    """Tests of how a kernel handles positions, lengths, readouts, memory and sizes, which `KernelContract` inherits."""
 
     # -- 4. Positions ------------------------------------------------------------------------------------
 
@@ -113,7 +113,11 @@ class CallSemanticsContract(KernelHarness):
     # -- 9. Nothing falls to quadratic memory silently ---------------------------------------------------
 
     def peak(self, n: int, setting: Setting, memory: int | str = "1 TiB") -> float:
-        """Return the estimated peak memory of the kernel for n queries and n keys."""
+        """Return the estimated peak memory of the kernel in bytes, for n queries and keys, width 64 and batch size 2.
+
+        Raises:
+            RefusedError: the kernel would allocate more than `memory`.
+        """
         shape = (2, n, 64)
         return qkv.explain(
             shape,
@@ -167,6 +171,6 @@ class CallSemanticsContract(KernelHarness):
 
 
 def _small() -> Call:
-    """Return a call with two queries and four keys, without positions."""
+    """Return a call of softmax attention with two queries and four keys, without positions."""
     rng = np.random.default_rng(2)
     return Call(rng.normal(size=(2, 2)), rng.normal(size=(4, 2)), rng.normal(size=(4, 3)), scores.Dot())

@@ -1,4 +1,4 @@
-"""Example calls for the contract suites, as tables of scores, normalizers, masks and shapes and their combinations.
+"""Define example calls for the contract tests, as combinations of scores, normalizers, masks and shapes.
 
 Every kernel is tested with every part in these tables, so each new part needs one row.
 """
@@ -21,7 +21,7 @@ __all__ = ["Call", "Case", "MASKS", "NORMALIZERS", "SCORES", "SHAPES", "Shape"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths, widths and batch axes of an example call. With `strided`, its arrays are not contiguous."""
+    """Lengths, widths and batch axes of an example call. If `strided` is True, its arrays are not contiguous."""
 
     q: int
     k: int
@@ -49,7 +49,7 @@ SHAPES: dict[str, Shape] = {
 
 
 class Maker:
-    """Argument of the functions in the tables, with the width of the call and generators of random arrays.
+    """Width of an example call and generators of its random arrays, from which the parts of the call are created.
 
     Attributes:
         shape: shape of the call.
@@ -162,7 +162,7 @@ MASKS: dict[str, Callable[[Maker], masks.Mask | None]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of an example call, with all arrays in float64 NumPy."""
+    """Arguments of an example call, with all floating-point arrays as float64 NumPy arrays."""
 
     query: ArrayLike
     key: ArrayLike
@@ -178,7 +178,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Case:
-    """Combination of table entries that defines an example call, like `Case("additive", mask="window").call()`."""
+    """Example call, defined by the names of a score, a normalizer, a mask and a shape in the tables of this module."""
 
     score: str = "scaled dot"
     normalizer: str = "softmax"
@@ -188,11 +188,11 @@ class Case:
 
     @property
     def sensible(self) -> bool:
-        """Whether the normalizer accepts the score: `Sum` does not accept scores with negative logits."""
+        """Whether the normalizer accepts the score. `Sum` accepts only scores without negative logits."""
         return self.normalizer != "sum" or self.score in NONNEGATIVE
 
     def call(self, seed: int = 3) -> Call:
-        """Return the call with random arrays generated from the seed."""
+        """Return the example call, with random arrays generated from `seed`."""
         shape = SHAPES[self.shape]
         key_batch = shape.batch if shape.key_batch is None else shape.key_batch
         maker = Maker(shape, seed)

@@ -1,4 +1,4 @@
-"""Contract tests of kernels for masked, NaN, infinite and zero inputs."""
+"""Contract tests of how kernels handle masked, NaN, infinite and zero inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VARIED_SCORES = ("scaled dot", "gaussian", "additive", "cosine", "gated", "lapla
 
 
 class DataSemanticsContract(KernelHarness):
-    """Contract tests of masked, NaN, infinite and zero inputs, which `KernelContract` inherits."""
+    """Tests of how a kernel handles masked, NaN, infinite and zero inputs, which `KernelContract` inherits."""
 
     # -- 1. True means may attend ------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class DataSemanticsContract(KernelHarness):
             self.assert_output(Call(query, key, value, score, normalizer), setting, [[wanted]])
 
     def assert_empty_row(self, call: Call, setting: Setting, name: str) -> None:
-        """Assert that query 2 has output 0 and gradient 0, and that all other results agree with the reference."""
+        """Assert that query 2 of a call has output 0 and gradient 0, and that all results agree with the reference."""
         got = self.run(call, setting)
         assert not got.output[..., 2, :].any(), f"{name}: output of an empty row {got.output[..., 2, :]}"
         for gradient in got.gradients:
@@ -146,7 +146,7 @@ class DataSemanticsContract(KernelHarness):
     def assert_no_leak(
         self, call: Call, setting: Setting, number: float, message: str, hidden: list[int] = MASKED_KEYS
     ) -> None:
-        """Assert that output and gradients do not depend on the hidden keys and values."""
+        """Assert that output and gradients do not change if the keys and values `hidden` are set to `number`."""
         got = self.run(_with(call, hidden, number), setting)
         assert_agrees(got, oracle_of(_with(call, hidden, 0.0), setting), setting, f"{number} leaks, {message}")
 
@@ -216,7 +216,7 @@ class DataSemanticsContract(KernelHarness):
 
 
 def _with(call: Call, columns: list[int], number: float, values: bool = True) -> Call:
-    """Return a copy of the call with some keys, and by default their values, set to a number."""
+    """Return a copy of a call with the keys `columns`, and their values if `values` is True, set to `number`."""
     key, value = call.key.copy(), call.value.copy()
     key[..., columns, :] = number
     if values:

@@ -1,4 +1,4 @@
-"""Contract tests that scores and normalizers share: gradients, and Python numbers in place of scalar arrays."""
+"""Contract tests of scores and normalizers, for their gradients and for Python numbers in place of scalar arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["DifferentiableContract"]
 
 
 class DifferentiableContract(PartContract):
-    """Contract tests of parts that are functions of arrays. Subclasses must define `inputs` and `evaluate`."""
+    """Contract tests of scores and normalizers. Subclasses must define `inputs` and `evaluate`."""
 
     differentiable: ClassVar[bool] = True
     """Whether the function has non-zero gradients. An attribute `differentiable` of the part takes precedence."""
@@ -27,17 +27,17 @@ class DifferentiableContract(PartContract):
     """Whether second derivatives are compared with finite differences."""
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
-        """Return example inputs of the function as float64 NumPy arrays."""
+        """Return example arguments of `evaluate` with batch axes `batch`, as float64 NumPy arrays."""
         raise NotImplementedError(
             f"{type(self).__name__} must define the method inputs, which returns the arguments of evaluate."
         )
 
     def special_inputs(self) -> tuple[ArrayLike, ...]:
-        """Return example inputs that include points at which gradients are often not finite."""
+        """Return example arguments of `evaluate` that include points at which gradients are often not finite."""
         return self.inputs()
 
     def evaluate(self, part: Any, *inputs: ArrayLike) -> ArrayLike:
-        """Return the logits or weights that the part computes from the inputs."""
+        """Return the logits or weights that a score or normalizer computes from `inputs`."""
         raise NotImplementedError(
             f"{type(self).__name__} must define the method evaluate, which returns logits or weights."
         )
@@ -65,7 +65,7 @@ class DifferentiableContract(PartContract):
             assert_jax_agrees(self._scalar(part), [*self.special_inputs(), *floats(part)])
 
     def _scalar(self, part: Any) -> Callable[..., ArrayLike]:
-        """Return a scalar function of the inputs and the floating-point arrays of the part."""
+        """Return a scalar function of the arguments of `evaluate` and the floating-point arrays of the part."""
 
         def scalar(*leaves: ArrayLike) -> ArrayLike:
             xp, count = namespace(leaves[0]), len(leaves) - len(floats(part))

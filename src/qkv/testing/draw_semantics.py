@@ -1,4 +1,4 @@
-"""Contract tests of kernels for random numbers in dropout and sampling."""
+"""Contract tests of the random numbers with which kernels drop weights and sample keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DrawSemanticsContract"]
 
 
 class DrawSemanticsContract(KernelHarness):
-    """Contract tests of random numbers, which `KernelContract` inherits."""
+    """Tests of the random numbers in dropout and in the sampling of keys, which `KernelContract` inherits."""
 
     def test_nothing_is_dropped_unless_it_is_asked_for(self, setting: Setting) -> None:
         call = Case().call()

@@ -1,4 +1,4 @@
-"""Example data for the contract suites: random arrays for parts, and indices of the elements of a call."""
+"""Generate example data for the contract tests: random arrays, and the indices of elements of a call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ P = TypeVar("P", bound=Part)
 
 
 class At(NamedTuple):
-    """Indices of a pair of query and key (`row`, `col`) and their positions (`i`, `j`)."""
+    """Pair of a query and a key: their indices `row` and `col`, and their positions `i` and `j`."""
 
     row: int
     col: int
@@ -26,7 +26,7 @@ class At(NamedTuple):
 
 
 class RowAt(NamedTuple):
-    """Indices of a row of weights: batch element, query and the keys that are not masked, with the seed of the call."""
+    """Row of weights: flat index of the batch element, index of the query, indices of its unmasked keys, and seed."""
 
     batch: int
     row: int
@@ -35,7 +35,7 @@ class RowAt(NamedTuple):
 
 
 class Draw:
-    """Generator of random float64 NumPy arrays, which all have the same batch axes.
+    """Generator of random NumPy arrays, all of which have the same batch axes.
 
     Example:
         >>> draw = Draw(seed=0, q=2, k=3, batch=(4,))
@@ -48,19 +48,19 @@ class Draw:
         self.q, self.k, self.batch = q, k, batch
 
     def __call__(self, *shape: int) -> ArrayLike:
-        """Return an array of standard normal random numbers."""
+        """Return an array `(*batch, *shape)` of standard normal random numbers."""
         return np.asarray(self.rng.normal(size=(*self.batch, *shape)))
 
     def positive(self, *shape: int) -> ArrayLike:
-        """Return an array of random numbers, uniform in [0.7, 1.8)."""
+        """Return an array `(*batch, *shape)` of random numbers, uniform in [0.7, 1.8)."""
         return np.asarray(self.rng.uniform(0.7, 1.8, size=(*self.batch, *shape)))
 
     def integers(self, below: int, *shape: int) -> ArrayLike:
-        """Return an array of random integers from 0 to `below` − 1."""
+        """Return an array `(*batch, *shape)` of random integers from 0 to `below` − 1."""
         return np.asarray(self.rng.integers(0, below, size=(*self.batch, *shape)))
 
     def booleans(self, *shape: int) -> ArrayLike:
-        """Return an array of random booleans, True with probability 2/3."""
+        """Return an array `(*batch, *shape)` of random booleans, each True with probability 2/3."""
         return np.asarray(self.rng.random(size=(*self.batch, *shape)) < 2 / 3)
 
 
@@ -79,17 +79,17 @@ def element(part: P, batch: tuple[int, ...], index: tuple[int, ...]) -> P:
 
 
 def rebuilt(part: P) -> P:
-    """Return a part constructed again from its fields, which tests that the constructor accepts traced arrays."""
+    """Return a new part with the same fields, to test that the constructor accepts the arrays that JAX traces."""
     made: Any = part
     return type(part)(**{field.name: getattr(part, field.name) for field in dataclasses.fields(made)})
 
 
 def floats(part: Part) -> list[Array]:
-    """Return the floating-point arrays of a part, that is, those that can have gradients."""
+    """Return a list of the floating-point arrays of a part, which can have gradients."""
     return [array for array in part.arrays() if is_floating(array)]
 
 
 def with_floats(part: P, new: ArrayLike) -> P:
-    """Return a part with its floating-point arrays replaced by `new`, in order."""
+    """Return a part with its floating-point arrays replaced by `new`, in the order of `floats`."""
     queue = list(new)
     return part.replace_arrays([queue.pop(0) if is_floating(array) else array for array in part.arrays()])

@@ -1,4 +1,4 @@
-"""Execution of example calls with gradients, by a kernel or by the reference (oracle), in any array library."""
+"""Run example calls with a kernel or with the dense reference in any array library, and compute their gradients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 def rounded(call: Call, setting: Setting) -> Call:
-    """Return a call with its float64 arrays rounded to the precision of the setting's dtype."""
+    """Return a call whose floating-point arrays are rounded to the precision of `setting.dtype`, but stay float64."""
     return replace(
         call,
         query=setting.rounded(call.query),
@@ -53,7 +53,7 @@ def rounded(call: Call, setting: Setting) -> Call:
 
 
 def run(call: Call, setting: Setting, kernel: Kernel | str | None) -> Outcome:
-    """Run a call with a kernel and return its output and gradients. JAX calls are compiled by `jax.jit`."""
+    """Run a call with a kernel, under `jax.jit` if the library is JAX, and return its output and gradients."""
 
     def attend(leaves: Sequence[ArrayLike]) -> ArrayLike:
         return qkv.observe(*leaves[:3], **parts_of(call, setting, leaves[3:]), kernel=kernel).output
@@ -63,7 +63,10 @@ def run(call: Call, setting: Setting, kernel: Kernel | str | None) -> Outcome:
 
 
 def oracle_of(call: Call, setting: Setting) -> Outcome:
-    """Run a call with the dense equation in float64 PyTorch, on inputs rounded to the setting's dtype."""
+    """Return the reference output and gradients of a call, computed densely in PyTorch with float64.
+
+    The inputs are first rounded to the dtype of the setting.
+    """
     rounding = replace(ORACLE, dtype=setting.dtype)  # round in PyTorch, so that all libraries have the same reference
     call = rounded(call, rounding)
 
@@ -75,7 +78,7 @@ def oracle_of(call: Call, setting: Setting) -> Outcome:
 
 @lru_cache(maxsize=4096)
 def oracle(case: Case, dtype: str) -> Outcome:
-    """Return the reference result of a case, computed by `oracle_of` and cached for all kernels."""
+    """Return the reference output and gradients of a case, which are cached for the tests of all kernels."""
     return oracle_of(case.call(), Setting("torch", dtype))
 
 
@@ -87,7 +90,10 @@ def run_eagerly(call: Call, setting: Setting, kernel: Kernel | str | None, **opt
 
 
 def inputs_of(call: Call, setting: Setting) -> list[ArrayLike]:
-    """Return query, key, value and the floating-point arrays of score and normalizer."""
+    """Return the arrays of a call in the library and dtype of a setting.
+
+    They are query, key, value and the floating-point arrays of score and normalizer.
+    """
     sides = [call.query, call.key, call.value]
     arrays = [setting.array(x) for x in (*floats(call.score), *floats(call.normalizer))]
     if not call.strided:
@@ -116,7 +122,7 @@ def parts_of(call: Call, setting: Setting, arrays: Sequence[ArrayLike]) -> dict[
 
 
 def _differentiated(attend: Attend, call: Call, setting: Setting, rounding: Setting | None = None) -> Outcome:
-    """Return the output, and the gradients of the sum of the output multiplied by random factors."""
+    """Return the output of `attend` for a call, and the gradients of the sum of output · random factors."""
     leaves = inputs_of(call, setting)
 
     def factors(output: ArrayLike) -> ArrayLike:

@@ -1,4 +1,4 @@
-"""Comparison of PyTorch gradients with finite differences, and of JAX gradients with PyTorch gradients."""
+"""Compare PyTorch gradients with finite differences, and JAX gradients with PyTorch gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["assert_jax_agrees", "assert_numerical", "in_torch", "torch_gradients
 
 
 def assert_numerical(function: Callable[..., ArrayLike], inputs: list[ArrayLike], second: bool) -> None:
-    """Assert that PyTorch's gradients agree with finite differences.
+    """Assert that PyTorch's gradients of a function agree with finite differences.
 
     Args:
         function: function of the inputs with finite results.
@@ -42,7 +42,7 @@ def torch_gradients(function: Callable[..., ArrayLike], inputs: list[ArrayLike])
 def in_torch(
     function: Callable[[list[Tensor]], Tensor], leaves: list[Tensor], factors: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return the output of a PyTorch function and its gradients.
+    """Return the output of a PyTorch function and the gradient of each of its arguments.
 
     Args:
         function: function of the leaves.
@@ -59,7 +59,10 @@ def in_torch(
 
 
 def assert_jax_agrees(function: Callable[..., ArrayLike], inputs: list[ArrayLike], tolerance: float = 1e-10) -> None:
-    """Assert that `jax.jit(jax.grad(function))` agrees with PyTorch's gradients, if both libraries are installed."""
+    """Assert that `jax.jit(jax.grad(function))` gives the gradients of PyTorch.
+
+    Nothing is checked unless both libraries are installed.
+    """
     if not {"torch", "jax"} <= set(LIBRARIES):
         return
     import jax

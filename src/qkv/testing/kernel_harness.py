@@ -1,4 +1,4 @@
-"""Base class of kernel tests, which runs the supported calls and compares their results with the reference."""
+"""Define the base class of kernel tests, which runs calls with a kernel and compares the results with the reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GRADIENT = {"float64": 1e-9, "float32": 5e-4, "float16": 2e-3, "bfloat16": 1e-2}
 
 
 def settings_of_kernel(kernel: Kernel) -> list[ArrayLike]:
-    """Return one pytest parameter for each array library and dtype of a kernel; slow parameters are marked `long`."""
+    """Return a pytest parameter for each array library and dtype of a kernel, with the mark `long` if it is slow."""
     out: list[ArrayLike] = []
     for library, dtype in itertools.product(filter(installed, kernel.libraries), DTYPES):
         long = library == "jax" and dtype != "float32"
@@ -42,7 +42,7 @@ def settings_of_kernel(kernel: Kernel) -> list[ArrayLike]:
 
 
 def assert_agrees(got: Outcome, wanted: Outcome, setting: Setting, message: str = "", slack: float = 1.0) -> None:
-    """Assert that output and gradients agree with a reference.
+    """Assert that the output and gradients of a call agree with those of the reference, within a tolerance.
 
     Args:
         got: output and gradients of the tested call.
@@ -58,7 +58,7 @@ def assert_agrees(got: Outcome, wanted: Outcome, setting: Setting, message: str 
 
 
 def allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
-    """Decorate a test so that it also passes if the kernel does not support the call and gives a reason."""
+    """Decorate a kernel test so that it also passes if the kernel refuses the call with a reason."""
 
     @functools.wraps(test)
     def accepting(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -74,7 +74,7 @@ def allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
 
 
 class KernelHarness:
-    """Base class of kernel tests. Subclasses set `kernel`.
+    """Base class of kernel tests, with methods to run and check calls. Subclasses must set `kernel`.
 
     A kernel need not support every call, but it must give a reason for each call that it does not support; inherited
     tests then pass. Only the call of `test_runs_scaled_dot_product_attention` must be supported by every kernel.
@@ -94,20 +94,20 @@ class KernelHarness:
     """Whether the kernel supports second derivatives in PyTorch."""
 
     def sample(self, setting: Setting, names: Iterable[str]) -> list[str]:
-        """Return all names for float64, and a different subset of the names for each other dtype."""
+        """Return the elements of `names` to test with a setting: all for float64, and fewer for each other dtype."""
         # JAX compiles each call, so short runs test few calls; long runs test all dtypes.
         step = 8 if str(setting) == "jax-float32" else min(3, 1 + DTYPES.index(setting.dtype))
         return list(names)[DTYPES.index(setting.dtype) % step :: step]
 
     def each_normalizer(self, setting: Setting, **changes: Any) -> Iterator[tuple[str, Call]]:
-        """Yield the name of each normalizer that the kernel supports, and a call with it and a suitable score."""
+        """Yield `(name, call)` for each normalizer that the kernel supports, with the fields in `changes` replaced."""
         for name in self.sample(setting, NORMALIZERS):
             call = replace(Case("similarity" if name == "sum" else "dot", name).call(), **changes)
             if self.accepts(call, setting):
                 yield name, call
 
     def accepts(self, call: Call, setting: Setting, readouts: Sequence[Readout] = ()) -> bool:
-        """Return whether the kernel supports a call, as `qkv.explain` reports."""
+        """Return whether the kernel supports a call, that is, whether `qkv.explain` does not raise `RefusedError`."""
         import qkv
 
         try:
@@ -131,19 +131,19 @@ class KernelHarness:
         return True
 
     def run(self, call: Call, setting: Setting) -> Outcome:
-        """Run a call with the kernel and return its output and gradients."""
+        """Run a call with the kernel under test, and return its output and gradients."""
         return run(call, setting, self.kernel)
 
     def assert_as_oracle(self, call: Call, setting: Setting, message: str = "") -> None:
-        """Assert that the output and the gradients of a call agree with the reference."""
+        """Assert that the kernel's output and gradients for a call agree with the dense float64 reference."""
         assert_agrees(self.run(call, setting), oracle_of(call, setting), setting, message)
 
     def assert_output(self, call: Call, setting: Setting, expected: ArrayLike, message: str = "") -> None:
-        """Assert that a call has the expected output, if the kernel supports the call."""
+        """Assert that the kernel returns the output `expected` for a call, unless it does not support the call."""
         if self.accepts(call, setting):
             got = self.observe(call, setting).output
             assert_close(got, expected, max(1e-12, setting.tolerance), message=message or str(call))
 
     def observe(self, call: Call, setting: Setting, **options: Any) -> Observation:
-        """Run a call with `qkv.observe` and the kernel, and return its result."""
+        """Run a call with the kernel under test, and return the result of `qkv.observe`."""
         return run_eagerly(call, setting, self.kernel, **options)

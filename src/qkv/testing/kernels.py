@@ -1,4 +1,4 @@
-"""Contract tests that every kernel must pass.
+"""Contract tests that every kernel must pass, as a class from which the tests of a kernel inherit.
 
     class TestTiled(KernelContract):
         kernel = TiledKernel(budget=12)
@@ -49,10 +49,10 @@ TWICE = [
 
 
 class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemanticsContract, KernelHarness):
-    """Contract tests of kernels. Subclasses set `kernel`, and `quadratic = True` if its memory grows with q · k."""
+    """Contract tests of kernels. Subclasses must set `kernel`, and set `quadratic` if its memory grows with q · k."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Parametrize `setting` with the libraries and dtypes of the kernel, and `score` with the example scores."""
+        """Parametrize `setting` with the libraries and dtypes of the kernel, and `score` with the names in `SCORES`."""
         if "setting" in metafunc.fixturenames:
             metafunc.parametrize("setting", settings_of_kernel(self.kernel), ids=str)
         if "score" in metafunc.fixturenames:
@@ -93,7 +93,7 @@ class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemantics
         self.check_cases(setting, (Case(score, name, "causal by positions", shape) for shape in SHAPES))
 
     def check_cases(self, setting: Setting, cases: Iterable[Case]) -> None:
-        """Compare output and gradients with the reference for all cases that the kernel supports."""
+        """Assert that output and gradients agree with the reference for all cases that the kernel supports."""
         for case in cases:
             try:
                 got = self.run(case.call(), setting)

@@ -1,4 +1,4 @@
-"""Array libraries and dtypes with which the contract suites run, and comparison of arrays with a tolerance."""
+"""Define the array libraries and dtypes with which the contract tests run, and compare arrays with a tolerance."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 2e
 
 @dataclass(frozen=True)
 class Setting:
-    """Array library and floating-point dtype of a test.
+    """Array library and floating-point dtype with which a test runs.
 
     Example:
         >>> Setting("numpy", "float32").array(np.ones(2)).dtype
@@ -50,26 +50,32 @@ class Setting:
 
     @property
     def tolerance(self) -> float:
-        """Largest allowed error, relative to the largest magnitude."""
+        """Largest allowed error of a result, relative to the largest magnitude of its elements."""
         return _TOLERANCE[self.dtype]
 
     def array(self, x: ArrayLike) -> ArrayLike:
-        """Return `x` as an array of this library, cast to this dtype if it is floating-point."""
+        """Return `x` as an array of the library, cast to the dtype of the setting if it is floating-point."""
         x = np.asarray(x)
         module, convert = _CONVERTERS[self.library]
         xp = importlib.import_module(module)
         return getattr(xp, convert)(x, dtype=getattr(xp, self.dtype) if x.dtype.kind == "f" else None)
 
     def part(self, part: P) -> P:
-        """Return a part with its arrays converted to this library and dtype."""
+        """Return a part with its arrays converted by `array`."""
         return part.map_arrays(self.array)
 
     def rounded(self, x: ArrayLike) -> ArrayLike:
-        """Return `x` as a float64 NumPy array, rounded to the precision of this dtype."""
+        """Return a floating-point `x` as a float64 NumPy array, rounded to the precision of the setting's dtype.
+
+        Other arrays are returned unchanged.
+        """
         return to_float64(self.array(x)) if np.asarray(x).dtype.kind == "f" else x
 
     def active(self) -> AbstractContextManager[object]:
-        """Return a context in which JAX has 64-bit precision if this dtype is float64, and 32-bit otherwise."""
+        """Return a context manager that sets JAX to 64-bit precision for float64, and to 32-bit for other dtypes.
+
+        It has no effect if the library is not JAX.
+        """
         if self.library != "jax":
             return nullcontext()
         import jax
@@ -79,11 +85,11 @@ class Setting:
         return context
 
     def few(self, *cases: T) -> tuple[T, ...]:
-        """Return all cases, or only the first for JAX, because JAX compiles each shape."""
+        """Return `cases`, or only the first if the library is JAX, which compiles a function for each shape."""
         return cases[:1] if self.library == "jax" else cases
 
     def evaluate(self, part: P, function: Callable[..., ArrayLike], *inputs: ArrayLike) -> ArrayLike:
-        """Return `function(part, *inputs)` with all arrays converted. For JAX the function is compiled by `jax.jit`."""
+        """Return `function(part, *inputs)` with all arrays converted by `array`, compiled by `jax.jit` for JAX."""
 
         def evaluate(arrays: ArrayLike, *inputs: ArrayLike) -> ArrayLike:
             return function(part.replace_arrays(arrays), *inputs)
@@ -98,14 +104,14 @@ class Setting:
 
 
 def installed(library: str) -> bool:
-    """Return whether a library is installed. TensorFlow also requires Keras."""
+    """Return whether an array library is installed. TensorFlow counts as installed only together with Keras."""
     if library == "tensorflow":
         return all(importlib.util.find_spec(name) for name in ("tensorflow", "keras"))
     return library in LIBRARIES
 
 
 def settings_of(libraries: tuple[str, ...], dtypes: tuple[str, ...]) -> list[Setting]:
-    """Return the settings of all given libraries that are installed and all given dtypes."""
+    """Return a `Setting` for each of `libraries` that is in `LIBRARIES`, and each of `dtypes`."""
     return [Setting(library, dtype) for library in libraries if library in LIBRARIES for dtype in dtypes]
 
 
@@ -126,7 +132,7 @@ def assert_close(
     message: str = "",
     min_scale: float = 0.0,
 ) -> None:
-    """Assert that two arrays have the same shape and non-finite elements, and agree within a relative tolerance.
+    """Assert that two arrays have equal shapes and equal non-finite elements, and agree within a relative tolerance.
 
     Args:
         actual: array of any library.

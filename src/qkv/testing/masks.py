@@ -1,4 +1,4 @@
-"""Contract tests that every mask must pass.
+"""Contract tests that every mask must pass, as a class from which the tests of a mask inherit.
 
 class TestCausal(MaskContract):
     part = Causal
@@ -50,9 +50,9 @@ class MaskContract(PartContract):
     dtypes = ("float64",)
 
     def formula(self, mask: Mask, at: At) -> bool:
-        """Return whether a query may attend to a key, given the mask of one batch element."""
+        """Return whether the query `at.row` may attend to the key `at.col`, computed without the code under test."""
         raise NotImplementedError(
-            f"{type(self).__name__} must define the method formula, which returns whether a pair is allowed."
+            f"{type(self).__name__} must define the method formula, which returns whether a query may attend to a key."
         )
 
     def test_agrees_with_its_formula(self, setting: Setting) -> None:
@@ -98,7 +98,7 @@ class MaskContract(PartContract):
             assert not of_rows[..., out_of_reach].any()
 
     def test_cover_is_part_where_the_elements_cannot_be_known(self) -> None:
-        """Check under `jax.jit`, where the arrays of a mask are traced, that no tile is skipped."""
+        """Check that the coverage of a tile under `jax.jit` is `"part"` or the same as for known arrays of the mask."""
         jax = pytest.importorskip("jax")
         mask = self.make(Draw(1, 5, 7, (2,)))
         tile = Tile.whole(5, 7, (2,), Positions(align="end"))

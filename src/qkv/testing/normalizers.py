@@ -1,4 +1,4 @@
-"""Contract tests of normalizers on whole rows. `accumulation.py` contains the tests on tiles.
+"""Contract tests that every normalizer must pass, as a class from which the tests of a normalizer inherit.
 
 class TestSoftmax(NormalizerContract):
     part = Softmax
@@ -34,13 +34,13 @@ SEED = 11
 
 
 class NormalizerContract(AccumulationContract):
-    """Contract tests of normalizers. Subclasses must define `part`, `make` and `formula`, and set class attributes."""
+    """Contract tests of normalizers. Subclasses must define `part`, `make` and `formula`."""
 
     reads_logits: ClassVar[bool] = True
     """Whether the weights depend on the values of finite logits."""
 
     def formula(self, normalizer: Normalizer, row: ArrayLike, at: RowAt) -> list[float]:
-        """Return the weights of a row of logits without masked keys, computed by an independent implementation."""
+        """Return the weights of a row of logits at its unmasked keys, computed without the code under test."""
         raise NotImplementedError(
             f"{type(self).__name__} must define the method formula, which returns the weights of a row."
         )
@@ -77,7 +77,7 @@ class NormalizerContract(AccumulationContract):
     @settings(suppress_health_check=[HealthCheck.differing_executors])
     @given(st.lists(st.lists(st.integers(-9, 9) | st.just(None), min_size=4, max_size=4), min_size=1, max_size=3))
     def test_weights_are_what_its_facts_say(self, rows: list[list[int | None]]) -> None:
-        """Check the declared facts on rows of small integers and masked keys, in which ties are common."""
+        """Check what the normalizer declares, such as weights that sum to 1, on rows with ties and masked keys."""
         normalizer = self.make(Draw(1))
         logits = np.array([[-np.inf if x is None else float(x) for x in row] for row in rows])
         logits = np.where(logits == -np.inf, logits, np.abs(logits)) if self.non_negative_logits else logits
@@ -117,7 +117,7 @@ class NormalizerContract(AccumulationContract):
         assert np.isfinite(weights).all()
 
     def test_no_key_below_the_threshold_bound_has_weight_or_changes_the_weights(self) -> None:
-        """The bound of a row, from the maxima of groups of keys, separates the candidates from keys without weight."""
+        """Check that keys below the threshold bound, computed from maxima of groups of keys, have no weight."""
         normalizer, tile = self.make(Draw(1)), Tile.whole(6, 48, seed=SEED)
         logits = np.abs(Draw(5).rng.normal(size=(6, 48)) * 3)
         logits[1, ::3], logits[2, 5:], logits[3, :8] = -np.inf, -np.inf, 2.0
@@ -135,11 +135,11 @@ class NormalizerContract(AccumulationContract):
     # -- inputs and evaluation, which `DifferentiableContract` needs ----------------------------------------
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
-        """Return example logits with the given batch axes."""
+        """Return a tuple with example logits `(*batch, 5, 7)`."""
         return (example_logits(Draw(2, batch=batch), self.non_negative_logits),)
 
     def evaluate(self, part: Normalizer, *inputs: ArrayLike) -> ArrayLike:
-        """Return the weights that the normalizer computes from logits."""
+        """Return the weights that a normalizer computes from the logits in `inputs`."""
         (logits,) = inputs
         *batch, q, k = logits.shape
         with ignore_numpy_warnings():

@@ -1,4 +1,4 @@
-"""Contract tests that every readout must pass.
+"""Contract tests that every readout must pass, as a class from which the tests of a readout inherit.
 
     class TestEntropy(ReadoutContract):
         readout = Entropy()
@@ -52,7 +52,7 @@ PIECEWISE = [
 
 
 class ReadoutContract:
-    """Contract tests of readouts. Subclasses must set `readout`, and may define `formula`."""
+    """Contract tests of readouts. Subclasses must set `readout`, and may define `formula` to check its values."""
 
     readout: ClassVar[Readout]
     differentiable: ClassVar[bool] = True
@@ -62,11 +62,14 @@ class ReadoutContract:
     needs_queries: ClassVar[bool] = False
 
     def formula(self, weights: ArrayLike, logits: ArrayLike) -> ArrayLike:
-        """Return the result for one row `(k,)` of softmax weights and logits, or None to skip this test."""
+        """Return the expected readout of one query, given its softmax weights and logits, each `(k,)`.
+
+        The method of this class returns None, with which no test compares the readout.
+        """
         return None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Parametrize `reader` and `setting` with the kernels that compute readouts in several parts."""
+        """Parametrize `reader` and `setting` with the kernels other than the dense one, and their libraries."""
         if "reader" in metafunc.fixturenames:
             ids = [f"{name}-{setting.library}" for name, setting in PIECEWISE]
             metafunc.parametrize(("reader", "setting"), PIECEWISE, ids=ids)
@@ -74,25 +77,25 @@ class ReadoutContract:
             metafunc.parametrize("setting", DENSE, ids=str)
 
     def calls(self) -> list[tuple[str, Call]]:
-        """Return a call with a fully masked row for each normalizer that the readout supports."""
+        """Return `(name, call)` for each normalizer that the readout supports, with a fully masked row in each call."""
         mask = masks.Pairs(self.allowed())
         calls = [(name, replace(Case("similarity", name).call(), mask=mask)) for name in NORMALIZERS]
         return [(name, call) for name, call in calls if self.readout.refuse(call.normalizer) is None]
 
     def allowed(self) -> ArrayLike:
-        """Return a random mask of pairs that allows each pair with probability 2/3, and no pair of query 2."""
+        """Return a random mask `(7, 11)` that allows each pair with probability 2/3, except those of query 2."""
         allowed = np.random.default_rng(0).random((7, 11)) < 2 / 3
         allowed[2] = False
         return allowed
 
     def observe(self, call: Call, setting: Setting, reader: str = "dense") -> Observation:
-        """Run a call with the readout and a kernel of `READERS`, and return the result of `qkv.observe`."""
+        """Run a call with the readout and the kernel `READERS[reader]`, and return the result of `qkv.observe`."""
         return run_eagerly(call, setting, READERS[reader], readouts=[self.readout])
 
     def accepted(
         self, calls: Iterable[tuple[str, Call]], setting: Setting, reader: str
     ) -> Iterator[tuple[str, Call, Observation]]:
-        """Yield the calls that a kernel supports, with their names and results."""
+        """Yield `(name, call, result)` for each of `calls` that the kernel `READERS[reader]` supports."""
         for name, call in calls:
             try:
                 observation = self.observe(call, setting, reader)
@@ -101,7 +104,10 @@ class ReadoutContract:
             yield name, call, observation
 
     def assert_as_dense(self, calls: Iterable[tuple[str, Call]], setting: Setting, reader: str) -> None:
-        """Assert that a kernel agrees with the dense kernel, for all calls that the kernel supports."""
+        """Assert that the readouts of the kernel `READERS[reader]` agree with those of the dense kernel.
+
+        Calls that the kernel does not support are skipped.
+        """
         for name, call, observation in self.accepted(calls, setting, reader):
             _assert_same(observation, self.observe(call, setting), name)
 
@@ -215,7 +221,7 @@ def _softmax(logits: ArrayLike) -> ArrayLike:
 
 
 def _results(observation: Observation) -> tuple[ArrayLike, ...]:
-    """Return the arrays of the first readout."""
+    """Return the arrays of the first readout of a result as a tuple."""
     result: ArrayLike = observation.readouts[0]
     return result if isinstance(result, tuple) else (result,)
 

@@ -1,4 +1,4 @@
-"""Contract tests that every score must pass.
+"""Contract tests that every score must pass, as a class from which the tests of a score inherit.
 
     class TestDot(ScoreContract):
         part = Dot
@@ -44,7 +44,7 @@ FLOAT64 = Setting("torch", "float64")
 
 
 class ScoreContract(DifferentiableContract):
-    """Contract tests of scores. Subclasses must define `part`, `make` and `formula`, and set class attributes."""
+    """Contract tests of scores. Subclasses must define `part`, `make` and `formula`."""
 
     widths: ClassVar[tuple[int, int]] = (3, 3)
     """Widths of the example queries and keys."""
@@ -52,17 +52,17 @@ class ScoreContract(DifferentiableContract):
     """Whether the score must raise an error for widths that do not match."""
 
     def formula(self, score: Score, q: ArrayLike, k: ArrayLike, at: At) -> float:
-        """Return the logit of a pair, computed independently, given the score of one batch element."""
+        """Return the logit of a query vector and a key vector, computed without the code under test."""
         raise NotImplementedError(
             f"{type(self).__name__} must define the method formula, which returns the logit of a pair."
         )
 
     def edge(self, score: Score, q: ArrayLike, k: ArrayLike, at: At) -> bool:
-        """Return whether a pair is too close to a discontinuity or pole of the score to be compared."""
+        """Return True if no test should compare a pair, which is close to a discontinuity or pole of the score."""
         return False
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
-        """Return example queries with the given batch axes, and keys without batch axes."""
+        """Return example queries `(*batch, 4, width)` and keys `(6, width)`."""
         return self._sides(batch)[0], self._sides()[1]
 
     def special_inputs(self) -> tuple[ArrayLike, ...]:
@@ -73,12 +73,12 @@ class ScoreContract(DifferentiableContract):
         return sides
 
     def evaluate(self, part: Score, *inputs: ArrayLike) -> ArrayLike:
-        """Return the logits that the score computes for all pairs."""
+        """Return the logits that a score computes for all pairs of the queries and keys in `inputs`."""
         query, key = inputs
         return part(query, key, END)
 
     def rows(self, draw: Draw, length: int, width: int) -> ArrayLike:
-        """Return random queries or keys of a given length and width."""
+        """Return random queries or keys `(*batch, length, width)`."""
         return draw(length, width)
 
     # -- values ---------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class ScoreContract(DifferentiableContract):
     # -- helpers --------------------------------------------------------------------------------------------
 
     def _masked_calls(self) -> tuple[Call, Call]:
-        """Return a masked call with finite inputs, and the same call with NaN and infinity in masked inputs."""
+        """Return two calls with a mask: one with finite inputs, and one with NaN and infinity in the masked inputs."""
         (query, key), value = self._sides(), np.arange(12.0).reshape(6, 2)
         allowed = np.ones((4, 6), dtype=bool)
         allowed[:, 2], allowed[3, :], allowed[1, 4] = False, False, False

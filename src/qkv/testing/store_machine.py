@@ -1,4 +1,4 @@
-"""Stateful Hypothesis test of databases on disk: random operations are compared with a plain list of rows.
+"""Test databases on disk by random sequences of operations, and compare their rows with a plain list.
 
     test_machine = store_machine("arrow").TestCase
 
@@ -35,7 +35,7 @@ Row = tuple[int, float, str]
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """State machine with a database on disk and a list of its expected rows; created by `store_machine`."""
+    """Hypothesis state machine that applies random operations to a database on disk and to a list of expected rows."""
 
     backend: str
 
@@ -49,12 +49,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.history: dict[int, list[Row]] = {self.database.version: []}
 
     def teardown(self) -> None:
-        """Remove the folder of the store."""
+        """Remove the folder of the database."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @rule(cells=st.lists(st.tuples(st.integers(0, _KEYS - 1), st.sampled_from(_LABELS)), min_size=1, max_size=8))
     def append(self, cells: list[tuple[int, str]]) -> None:
-        """Append rows, which form a new block."""
+        """Append rows to the database and to the expected rows."""
         rows = [(self.next_id + i, float(key), label) for i, (key, label) in enumerate(cells)]
         self.next_id += len(rows)
         self.database.append([dict(zip(("id", "key", "label"), row, strict=True)) for row in rows])
@@ -63,7 +63,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(divisor=st.integers(2, 4), remainder=st.integers(0, 3))
     def delete(self, divisor: int, remainder: int) -> None:
-        """Delete the rows whose id has a given remainder modulo `divisor`."""
+        """Delete the rows whose id modulo `divisor` is `remainder`, and check the number of deleted rows."""
         remaining = [row for row in self.rows if row[0] % divisor != remainder]
         deleted = self.database.delete(f"id % {divisor} = {remainder}")
         assert deleted == len(self.rows) - len(remaining)
@@ -72,7 +72,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(keep=st.sampled_from([None, 1, 2]))
     def compact(self, keep: int | None) -> None:
-        """Compact the store, and drop versions from the expected history that the store no longer lists."""
+        """Compact the store, check how many versions it keeps, and forget the expected rows of removed versions."""
         self.database.compact(keep)
         self._record()
         readable = {version.number for version in self.database.versions()}
@@ -81,20 +81,20 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Open the store again, as another process would, and verify its files."""
+        """Open the database again, and check that none of its files is damaged."""
         self.database = Database.open(self.folder / "store")
         assert self.database.verify() == []
 
     @rule(index=st.integers(0, 100))
     def read_older_version(self, index: int) -> None:
-        """Open an earlier version and compare its rows with the expected rows."""
+        """Open a random version of the database, and compare its rows with the expected rows."""
         number = sorted(self.history)[index % len(self.history)]
         assert _rows(self.database.at(number)) == self.history[number]
 
     @precondition(lambda self: self.rows)
     @rule(query=st.integers(0, _KEYS - 1))
     def ask(self, query: int) -> None:
-        """Ask for the label of a key with the exact score, in memory and streamed, and check the majority vote."""
+        """Check the answer for a key, in memory and streamed, against the most frequent label among its rows."""
         votes = collections.Counter(label for _, key, label in self.rows if key == query)
         # A Counter preserves the order of first occurrence, and max returns the first of equal counts.
         winner = max(votes, key=votes.__getitem__, default=None)
@@ -121,7 +121,10 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def store_machine(backend: str) -> type[StoreMachine]:
-    """Return the state machine class for a backend. It runs more steps if `HYPOTHESIS_PROFILE` is `long`."""
+    """Return a subclass of `StoreMachine` that tests a store backend, such as `"arrow"`.
+
+    It runs more examples and steps if the environment variable `HYPOTHESIS_PROFILE` is `long`.
+    """
 
     class Machine(StoreMachine):
         pass

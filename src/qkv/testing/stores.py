@@ -1,4 +1,4 @@
-"""Contract tests that every store backend must pass.
+"""Contract tests that every store backend must pass, as a class from which the tests of a backend inherit.
 
     class TestArrowStore(StoreContract):
         backend = "arrow"
@@ -28,7 +28,7 @@ __all__ = ["StoreContract", "every_type", "ids_of", "numbered"]
 
 
 def numbered(start: int, stop: int, width: int = 4) -> pa.Table:
-    """Return a table of rows with ids from `start` to `stop` − 1, and vectors whose elements equal the id."""
+    """Return a table with ids from `start` to `stop` − 1, and in each row a vector whose elements all equal the id."""
     import pyarrow as pa
 
     ids = np.arange(start, stop)
@@ -37,7 +37,7 @@ def numbered(start: int, stop: int, width: int = 4) -> pa.Table:
 
 
 def ids_of(store: stores.Store) -> list[int]:
-    """Return the ids of a store of `numbered` rows, after checking that each vector matches its id."""
+    """Return the ids of all rows in a store, after checking that each row is one that `numbered` returns."""
     found: list[int] = []
     for block in store.blocks():
         present_rows = block.present_rows()
@@ -49,7 +49,7 @@ def ids_of(store: stores.Store) -> list[int]:
 
 
 def every_type() -> pa.Table:
-    """Return a table with one column of every supported type, each with a null."""
+    """Return a table of three rows, with one column of each supported type and a null in each column."""
     import pyarrow as pa
 
     return pa.table(
@@ -70,17 +70,17 @@ def every_type() -> pa.Table:
 
 
 class StoreContract:
-    """Contract tests of stores. Subclasses must set `backend`."""
+    """Contract tests of stores. Subclasses must set `backend` to the name of a store backend."""
 
     backend: ClassVar[str]
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
-        """Return the path of the store under test."""
+        """Return the path at which a test creates its store, in a temporary folder."""
         return tmp_path / "store"
 
     def created(self, path: Path, *ranges: tuple[int, int], **options: Any) -> stores.Store:
-        """Create a store of numbered rows, with one append for each range of ids."""
+        """Create a store at `path`, and append the rows `numbered(start, stop)` for each range `(start, stop)`."""
         store = stores.create(path, numbered(0, 1).schema, backend=self.backend, **options)
         for span in ranges:
             store.append(numbered(*span))
@@ -222,7 +222,7 @@ class StoreContract:
         assert stores.open(path).metadata == metadata
 
     def attached(self, path: Path) -> stores.Store:
-        """Create a store of ten rows with one attached file."""
+        """Create a store of ten rows with metadata and the attached file `notes.bin`."""
         return self.created(path, (0, 10), metadata={"a": 1}, attached={"notes.bin": bytes(range(200))})
 
     def test_an_attached_file_belongs_to_every_version(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Kernel that computes readouts tile by tile, used only by the test suites."""
+"""Define a kernel that computes readouts tile by tile, which only the contract tests use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["TileReader"]
 
 @dataclass(frozen=True)
 class TileReader(Kernel):
-    """Kernel without gradients that computes readouts in a second pass over the tiles of a row block.
+    """Kernel without gradients that computes the output of a row block first, and then the readouts of its tiles.
 
     Args:
         rows: number of queries in a tile.
@@ -37,18 +37,18 @@ class TileReader(Kernel):
     most: int = 2
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the limits of the kernel, which supports neither gradients nor readouts that need whole rows."""
+        """Yield a reason for each feature of a problem that the kernel does not support: gradients, some readouts."""
         if problem.gradient:
             yield "it does not support gradients"
         if not readable_by_tile(problem.readouts, problem.normalizer):
             yield "it does not support readouts that need whole rows"
 
     def cost(self, problem: Problem) -> Cost:
-        """Return a cost of 0, because the kernel runs only if a call names it."""
+        """Return a cost of 0, because the planner never compares this kernel with others."""
         return Cost(0, 0, 0)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output of each row block, and then its readouts."""
+        """Compute the output and the readouts of a call, one row block at a time."""
         tile, reading = call.tile, ReadoutAccumulator(problem.readouts, call.tile)
         output: ArrayLike = zeros(call.value, (*tile.batch, tile.q_total, call.value.shape[-1]))
         with ignore_numpy_warnings():
