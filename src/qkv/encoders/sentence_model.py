@@ -123,7 +123,7 @@ class SentenceModel(TextEncoder):
 
     @property
     def width(self) -> int:
-        """Number of elements of each vector: the hidden size of the model."""
+        """Number of elements of each vector, which is the hidden size of the model."""
         return int(self._model.config.hidden_size)
 
     def settings(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def read_cells(name: str, column: pa.ChunkedArray) -> tuple[Kind, np.ndarray]:
         return "category" if types.is_dictionary(column.type) else "text", cells
     raise DataError(
         f"column {name!r} must hold numbers, timestamps, booleans, texts, categories or vectors, got {type_}. "
-        "Name only other columns in columns."
+        "Leave this column out of the argument columns."
     )
 
 

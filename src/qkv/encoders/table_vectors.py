@@ -89,7 +89,7 @@ class FittedColumn:
         return own + self.missing
 
     def encode(self, cells: Shaped[np.ndarray, " rows"]) -> Float[np.ndarray, "rows width"]:
-        """Encode cells that `read_cells` returned, in float32."""
+        """Encode cells that `read_cells` returned as vectors `(rows, width)`, in float32."""
         absent = is_missing(cells)
         parts = _ENCODE[self.kind](self, cells)
         parts = np.where(absent[:, None], 0.0, parts)

@@ -176,7 +176,7 @@ class LatentEncoder(BagOfWordsEncoder):
 
 
 def default_rank(texts: int) -> int:
-    """Return the default rank of a latent space for a number of texts: half of it, but at least 30 and at most 300.
+    """Return the default rank of a latent space: half the number of texts, at least 30, but at most 300.
 
     For fewer than 30 texts, the rank is the number of texts.
 

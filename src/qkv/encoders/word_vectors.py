@@ -220,7 +220,7 @@ class WordVectors(Encoder):
             KindError: `inputs` is a single string, or an element is not a string.
         """
         if isinstance(inputs, str):
-            raise KindError(f"inputs must be a list of texts, got the string {inputs[:40]!r}. Pass it in a list.")
+            raise KindError(f"inputs must be a list of texts, got the string {inputs[:40]!r}. Pass the text in a list.")
         encoded = np.zeros((len(inputs), self.width), np.float32)
         for index, text in enumerate(inputs):
             rows = self._known_rows(text)

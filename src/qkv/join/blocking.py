@@ -48,7 +48,7 @@ class CandidatePairs:
 
     @property
     def note(self) -> str:
-        """Description of the compared pairs for the notes of a result."""
+        """Number of compared pairs and how they were selected, as a text for the notes of a join."""
         if self.count is None:
             return f"all {self.rows:,} × {self.keys:,} pairs compared"
         return (

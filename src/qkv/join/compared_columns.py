@@ -100,7 +100,7 @@ def _compare_columns(left: Column, right: Column, kind: Kind | None) -> Compared
     for column in (left, right):
         if column.kind == "vector":
             raise DataError(
-                f"column {column.name!r} must hold texts, numbers or dates, got vectors. Name only other columns in on."
+                f"column {column.name!r} must hold texts, numbers or dates, got vectors. Leave it out of on."
             )
     kind = kind or _kind(left, right)
     (left_cells, left_missing), (right_cells, right_missing) = (_convert(column, kind) for column in (left, right))

@@ -42,7 +42,7 @@ class Labels:
 
 
 def row_numbers(table: pa.Table, column: str | None, where: str) -> dict[str, int] | None:
-    """Return a dict from each id in `column` to its row number. Return None if `column` is None.
+    """Return a dict from each id in the column `column` to its row number, or None if `column` is None.
 
     Raises:
         DataError: an id is missing or occurs more than once.

@@ -95,7 +95,7 @@ class JoinResult:
 
     @property
     def itself(self) -> bool:
-        """Whether the result is of a join of a table with itself."""
+        """Whether a table was joined with itself."""
         return self.left is self.right
 
     @property

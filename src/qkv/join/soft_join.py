@@ -105,7 +105,7 @@ class SoftJoin:
             if len(np.unique(sample.labels)) < 2:
                 raise DataError(
                     f"the {name} pairs must include matches and non-matches, got {int(sample.labels.sum())} matches "
-                    f"among {len(sample.labels)} pairs. Add labelled pairs."
+                    f"among {len(sample.labels)} pairs. Add pairs of the missing label."
                 )
         found = fit_labelled(samples[0], samples[1] if len(samples) > 1 else None, progress)
         counted = " and ".join(f"{len(sample.labels):,}" for sample in samples)
