@@ -256,10 +256,7 @@ def _abbreviate(names: Sequence[str]) -> str:
 
 
 def _neighbor_uses_interface(module: torch.nn.Module, names: dict[torch.nn.Module, str]) -> bool:
-    """Return whether an attention module that contains or is contained in `module` uses the interface.
-
-    The interface is the attention interface of transformers.
-    """
+    """Return whether an attention module that contains `module`, or is in it, uses the attention interface."""
     name = names[module]
     return any(
         is_attention(other) and uses_interface(other)

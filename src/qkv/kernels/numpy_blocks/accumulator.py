@@ -88,10 +88,9 @@ class ExponentialAccumulator:
             self.weighted += np.matmul(e[..., chunk], value[..., chunk, :])
 
     def result(self) -> ExponentialSums | None:
-        """Return the sums of exponentials, or None if they may be wrong, as after a logit that is not finite.
+        """Return the sums of exponentials, or None if they may be wrong because an input was not finite.
 
-        They cannot if a logit or a value with non-zero weight was not finite, or if a row without keys may have lost
-        its logits to overflow.
+        They may also be wrong for a row without keys, whose logits may have become −inf when multiplied by `factor`.
         """
         if self.non_finite or not (np.isfinite(self.weighted).all() and np.isfinite(self.total).all()):
             return None
