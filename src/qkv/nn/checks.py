@@ -1,4 +1,4 @@
-"""Check of the shapes of tensors that are passed to attention modules."""
+"""Check the shapes of tensors that are passed to attention modules."""
 
 from __future__ import annotations
 

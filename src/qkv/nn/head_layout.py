@@ -84,7 +84,7 @@ def apply_norm(norm: torch.nn.Module | None, x: Tensor) -> Tensor:
 
 
 def head_groups(heads: int, key_heads: int, expand: bool) -> Groups:
-    """Return (key_heads, group) if the heads are to be two axes of the call, or None if they are to be one.
+    """Return the sizes (key_heads, group) of two head axes for grouped heads, or None for a single head axis.
 
     They become two axes if several heads, but not all, share a key and `expand` does not copy keys for each head.
     """

@@ -41,7 +41,7 @@ __all__ = ["MultiHeadAttention"]
 
 
 class MultiHeadAttention(torch.nn.Module):
-    """Multi-head attention with any score, normalizer and mask.
+    """Multi-head attention with projections and any score, normalizer and mask.
 
         head_h = attend(query W_Q_h, key W_K_h, value W_V_h)          output = Σ_h head_h W_O_h
 

@@ -103,6 +103,8 @@ class Encoder(_Stack):
     def from_torch(cls, encoder: nn.TransformerEncoder) -> Encoder:
         """Return an encoder with copies of the parameters of a `torch.nn.TransformerEncoder`.
 
+        The layers are converted by `EncoderLayer.from_torch`.
+
         Raises:
             KindError: if `encoder` is of another class.
         """
@@ -170,6 +172,8 @@ class Decoder(_Stack):
     @classmethod
     def from_torch(cls, decoder: nn.TransformerDecoder, causal: bool = False) -> Decoder:
         """Return a decoder with copies of the parameters of a `torch.nn.TransformerDecoder`.
+
+        The layers are converted by `DecoderLayer.from_torch`, which describes `causal`.
 
         Raises:
             KindError: if `decoder` is of another class.
@@ -248,6 +252,8 @@ class Transformer(nn.Module):
     @classmethod
     def from_torch(cls, model: nn.Transformer, causal: bool = False) -> Transformer:
         """Return a model with copies of the parameters of a `torch.nn.Transformer`.
+
+        The decoder layers are converted by `DecoderLayer.from_torch`, which describes `causal`.
 
         Raises:
             KindError: if `model` is of another class.

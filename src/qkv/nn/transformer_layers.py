@@ -125,6 +125,8 @@ class EncoderLayer(_Layer):
     def from_torch(cls, layer: nn.TransformerEncoderLayer) -> EncoderLayer:
         """Return a layer with copies of the parameters of a `torch.nn.TransformerEncoderLayer`.
 
+        `MultiHeadAttention.from_torch` lists the differences of layout and masks.
+
         Raises:
             KindError: if `layer` is of another class.
         """
@@ -224,6 +226,8 @@ class DecoderLayer(_Layer):
     @classmethod
     def from_torch(cls, layer: nn.TransformerDecoderLayer, causal: bool = False) -> DecoderLayer:
         """Return a layer with copies of the parameters of a `torch.nn.TransformerDecoderLayer`.
+
+        `MultiHeadAttention.from_torch` lists the differences of layout and masks.
 
         Args:
             layer: PyTorch's layer, which applies a causal mask only if the call passes such a mask.

@@ -285,7 +285,7 @@ class Custom(LearnedScore):
     def build(
         self, *, function: Callable[..., Tensor], parameters: tuple[Tensor, ...] = (), elements: int | None = None
     ) -> None:
-        """Store the function and create the parameters from copies of their initial values."""
+        """Store the function, and create learned parameters from copies of the arrays `parameters`."""
         self.function, self.elements = function, elements
         self.starts = tuple(x.detach().clone() for x in parameters)
         self.parameters_given = torch.nn.ParameterList(

@@ -144,7 +144,7 @@ class RelativePosition(WrapperScore):
     core = scores.RelativePosition
 
     def fields(self, *, buckets: int = 32, bidirectional: bool = True, max_distance: int = 128) -> dict[str, object]:
-        """Return the fields of `scores.RelativePosition`: a learned table and the two options of the buckets."""
+        """Return the fields of `scores.RelativePosition`: a learned table, `bidirectional` and `max_distance`."""
         table = Initial((buckets,), partial(normal_, std=self.query_width**-0.5))
         return {"table": table, "bidirectional": bidirectional, "max_distance": max_distance}
 
