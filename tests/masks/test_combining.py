@@ -9,7 +9,7 @@ import qkv.masks
 from qkv.core.tile import Tile
 from qkv.errors import KindError
 from qkv.masks import Causal, Keys, Lengths, Window
-from qkv.masks.base import require_mask
+from qkv.masks.base import and_masks, require_mask
 
 from . import test_contracts
 
@@ -76,3 +76,14 @@ def test_combinations_print_as_they_were_written():
 )
 def test_whole_tiles_are_known_without_looking_at_pairs(mask, rows, cols, cover):
     assert mask.coverage(Tile.whole(8, 8, (2,)).restrict(rows, cols)) == cover
+
+
+def test_and_masks_joins_the_masks_that_are_given_and_none_is_no_mask():
+    tile, zero = Tile.whole(4, 4), np.zeros(())
+    first, second, third = Keys(np.array([1, 1, 0, 1], dtype=bool)), Lengths(3), Lengths(4)
+    assert and_masks() is and_masks(None, None) is None
+    assert and_masks(None, second) is second
+    joined = and_masks(first, None, second, third)
+    assert joined.allowed(tile, zero).tolist() == [[True, True, False, False]]
+    with pytest.raises(KindError, match="mask must be a Mask, got str"):
+        and_masks(first, "causal")

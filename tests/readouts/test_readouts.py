@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -331,3 +333,15 @@ def test_heads_keep_only_the_heads_named() -> None:
 
     everything, one = peak(readouts.Dense()), peak(readouts.Heads(readouts.Dense(), (0,)))
     assert everything - one == 4 * 11 * 1000 * 1000
+
+
+@pytest.mark.parametrize("indices", [(), (1.0,), (0, True), ("0",), (None, 1)])
+def test_indices_that_are_no_integers_are_refused_by_readout_argument_and_value(indices: Any) -> None:
+    for name, make in (("rows of Rows", readouts.Rows), ("heads of Heads", partial(readouts.Heads, readouts.Dense()))):
+        with pytest.raises(OptionError, match=rf"^{name} must be one or more integers, got {re.escape(repr(indices))}"):
+            make(indices)
+
+
+def test_indices_may_be_any_sequence_and_are_kept_as_a_tuple() -> None:
+    assert readouts.Rows([2, -1]).rows == (2, -1)  # type: ignore[arg-type]
+    assert readouts.Heads(readouts.Dense(), range(3)).heads == (0, 1, 2)  # type: ignore[arg-type]

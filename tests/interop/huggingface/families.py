@@ -39,8 +39,8 @@ class Found:
         inputs: what it was given.
         what: "reached", "partly" (some layers), "bypassed", "without attention", "refused", "unbuilt".
         reached, missed: how many layers call the engine, and do not.
-        logits, weights, gradients: largest distance to eager; of gradients, relative to the largest gradient.
-            None: not compared.
+        logits, weights, gradients: largest distance to eager. That of logits is relative to the largest logit where
+            that exceeds 1; that of gradients to the largest gradient. None: not compared.
         compared: how many arrays of weights.
         generates: "same tokens", or why it was not compared.
         arrays: whether some layer made an array of the mask.
@@ -160,7 +160,7 @@ def _outputs(model: Any, found: Found) -> None:
             got, wanted = got[keep], wanted[keep]
         # What is pooled over a text may stem from its padding, whose rows mean nothing.
         if pad == "none" or of_tokens or "decoder_input_ids" in given:
-            found.logits = max(found.logits, _distance(got, wanted))
+            found.logits = max(found.logits, _distance(got, wanted) / _size(wanted))
         with huggingface.record(model, [Dense()]) as seen:
             _run(model, given)
         for name, calls in seen.layers.items():
@@ -187,6 +187,11 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
             torch.nan_to_num(a), torch.nan_to_num(b), rtol=0, atol=1e-5
         ) else float("inf")  # fmt: skip
     return float((a - b).abs().max()) if a.numel() else 0.0
+
+
+def _size(x: torch.Tensor) -> float:
+    """The largest finite element, at least 1: rounding grows with it."""
+    return max(1.0, float(x[x.isfinite()].abs().max())) if x.isfinite().any() else 1.0
 
 
 def _eager(model: Any, given: dict[str, Any]) -> tuple[torch.Tensor, dict[str, list[Any]]]:
