@@ -17,7 +17,7 @@ settings.register_profile(
     "long",
     deadline=None,
     database=None,
-    max_examples=500,
-    suppress_health_check=[HealthCheck.too_slow],  # five hundred large examples take long
+    max_examples=200,
+    suppress_health_check=[HealthCheck.too_slow],  # two hundred large examples take long
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

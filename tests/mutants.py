@@ -1,10 +1,11 @@
 """Mutation testing on a random sample: changes to the code that no test detects.
 
-    python -m tests.mutants [--seed 1] [--size 1500] [--least 150] [--package masks] [--resume]
+    python -m tests.mutants [--seed 1] [--size 1500] [--least 150] [--package masks] [--seconds 10] [--resume]
 
-mutmut changes one operator, number, name or argument of one function at a time and runs the tests that call the
-function. The sample is stratified by package: at least `--least` mutants of each, the rest in proportion. The report
-lists every mutant that no test detected.
+mutmut changes one operator, number, name or argument of one function at a time and runs tests that call the function:
+those of its own package first, then the others, the fastest first, up to `--seconds` in all. More tests could only
+detect more mutants. The sample is stratified by package: at least `--least` mutants of each, the rest in proportion.
+The report lists every mutant that no test detected.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import os
 import random
 import subprocess
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -31,11 +34,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1500, help="mutants in the sample")
     parser.add_argument("--least", type=int, default=150, help="mutants of each package, at least")
     parser.add_argument("--package", choices=PACKAGES, action="append", help="only this package; may be repeated")
+    parser.add_argument("--seconds", type=float, default=10, help="duration of the tests of one mutant, at most")
     parser.add_argument("--resume", action="store_true", help="use the mutants of an earlier run of the same code")
     given = parser.parse_args()
     packages = tuple(given.package or PACKAGES)
     if not given.resume:
         mutmut("no-such-mutant")  # create the mutants, and record which tests call which function
+        limit_tests(given.seconds)
     sample = drawn(packages, given.size, given.least, random.Random(given.seed))
     names = [name for some in sample.values() for name in some]
     mutmut(*names)
@@ -50,6 +55,19 @@ def mutmut(*names: str) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "mutmut", "run", *names]
         subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env=environment, check=False)
+
+
+def limit_tests(seconds: float) -> None:
+    """Keep, of the tests that call each function, the nearest and fastest that take `seconds` together."""
+    path = ROOT / "mutants" / "mutmut-stats.json"
+    stats = json.loads(path.read_text())
+    for function, tests in stats["tests_by_mangled_function_name"].items():
+        own = f"tests/{function.split('.')[1]}/"
+        durations = {test: stats["duration_by_test"].get(test, 0.0) for test in tests}
+        nearest = sorted(tests, key=lambda test: (not test.startswith(own), durations[test], test))
+        total = list(accumulate(durations[test] for test in nearest))
+        tests[:] = nearest[: max(1, bisect_right(total, seconds))]
+    path.write_text(json.dumps(stats))
 
 
 def results() -> Iterator[tuple[str, int | None]]:

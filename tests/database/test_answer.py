@@ -115,6 +115,67 @@ def test_many_answers_read_as_a_line_each(people):
     assert len(repr(people.ask(["jane roe"] * 50)).splitlines()) == 12
 
 
+def test_every_part_of_an_answer_is_shown():
+    sizes = Database.open({"at": [1.0, 2.0, 4.0], "size": [10.0, 30.0, 50.0]}, key="at", value="size")
+    one = sizes.ask(2.0, score="gaussian:1", normalizer="softmax", top=2)
+    line, first, second = repr(one).splitlines()
+    assert line == f"2 → {one.value:.2g} ± {one.spread:.2g}   effective rows: {one.support:.1f}"
+    assert [text.split() for text in (first, second)] == [
+        [f"{row.weight:.3f}", "distance", f"{row.distance:.3g}", f"at={row.record['at']:g}", f"size={size}"]
+        for row, size in zip(one.rows, (30, 10), strict=True)
+    ]
+    votes = Database.open(PEOPLE, key="name", value="city")
+    assert repr(votes.ask("jane roe")).splitlines()[0] == "jane roe → Rome (100%)   effective rows: 1.0"
+    total = repr(sizes.ask(2.0, score="gaussian:1", normalizer="identity")).splitlines()[0]
+    assert "effective rows" not in total
+
+
+def test_many_answers_show_the_first_ten_and_that_there_are_more(people):
+    ten, eleven = (repr(people.ask(["jane roe"] * n)).splitlines() for n in (10, 11))
+    assert (ten[0], eleven[0]) == ("10 answers (10 found)", "11 answers (11 found)")
+    assert set(ten[1:]) == {"  " + repr(people.ask("jane roe")).splitlines()[0]}
+    assert eleven[:-1] == ["11 answers (11 found)", *ten[1:]]
+    assert eleven[-1] == "  …"
+
+
+def test_a_table_of_answers_holds_every_field(people):
+    many = people.ask(["jane roe", "zzzzzz"])
+    found, missing = many.to_arrow().to_pylist()
+    assert found == {
+        "query": "jane roe", "value": many[0].value, "spread": many[0].spread, "support": many[0].support,
+        "found": True, "reason": None,
+    }  # fmt: skip
+    assert missing == {
+        "query": "zzzzzz", "value": None, "spread": None, "support": 0.0, "found": False, "reason": many[1].reason,
+    }  # fmt: skip
+    assert many[1].reason
+
+
+def test_a_table_of_answers_keeps_queries_given_as_one_text_and_names_the_columns_of_others():
+    pairs = Database.open(PEOPLE, key="name,city", value="income")
+    assert pairs.ask([("Jane Roe", "Rome")]).to_arrow().select([0, 1]).to_pylist() == [
+        {"query_name": "Jane Roe", "query_city": "Rome"}
+    ]
+    assert pairs.ask(["Jane Roe, Rome"]).to_arrow().column_names[0] == "query"
+    assert pairs.ask(["Jane Roe, Rome"]).to_arrow().column("query").to_pylist() == ["Jane Roe, Rome"]
+
+
+def test_a_vector_of_values_is_a_list_in_a_table_of_answers():
+    rows = Database.open({"at": [0.0, 1.0], "point": [[1.0, 2.0], [3.0, 4.0]]}, key="at", value="point")
+    answer = rows.ask([0.0], score="gaussian:0.01", normalizer="softmax")
+    assert answer.to_arrow().column("value").to_pylist() == [pytest.approx([1.0, 2.0])]
+
+
+def test_a_frame_is_of_pandas_or_else_of_polars(people, monkeypatch):
+    assert type(people.ask("jane roe").to_frame()).__module__.startswith("pandas")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert type(people.ask("jane roe").to_frame()).__module__.startswith("polars")
+    message = "to_frame needs pandas, which is not installed. Run: pip install pandas, or use to_arrow()."
+    with pytest.raises(MissingPackageError) as raised:
+        people.ask("jane roe").to_frame("pandas")
+    assert str(raised.value) == message
+
+
 def test_a_database_reads_as_what_it_maps():
     database = Database.open({"k": ["a", None], "v": [1, 2]}, key="k", value="v")
     assert repr(database) == "Database(the dict: k → v, 1 row, 1 left out)"

@@ -12,6 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from qkv.database import Database
+from qkv.database.io.duckdb_reader import _first_sentence
+from qkv.database.io.sources import suggest_name
 from qkv.errors import DataError, QueryError
 
 ROWS = {"name": ["John Doe", "Jane Roe", "Li Mu"], "income": [1000, 2000, 3000]}
@@ -188,3 +190,42 @@ def test_sql_fetches_no_extension():
         Database.sql("select * from st_read('x')", key="name", value="income")
     with pytest.raises(QueryError):
         Database.sql("select * from 'https://example.invalid/x.parquet'", key="name", value="income")
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "text"),
+    [
+        ("incme", ["name", "income"], " Did you mean 'income'?"),
+        ("INCOME", ["Income", "x"], " Did you mean 'Income'?"),
+        ("zzz", ["name", "income"], ""),
+        ("name", [], ""),
+    ],
+)
+def test_the_most_similar_name_is_suggested_as_it_is_written(name, choices, text):
+    assert suggest_name(name, choices) == text
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ("Parser Error: syntax error at x!\nLINE 1: x", "syntax error at x"),
+        ("  Conversion Error: Could not convert: \n", "Could not convert"),
+        ("no class. ", "no class"),
+        ("a very long head that is no name of an error at all Error: kept", None),
+    ],
+)
+def test_an_error_of_duckdb_is_cut_to_its_first_sentence(message, sentence):
+    assert _first_sentence(Exception(message)) == (message if sentence is None else sentence)
+
+
+def test_sql_takes_several_tables_key_columns_and_the_folding_of_names():
+    pay, bonus = {"id": [1, 2], "name": ["EVA", "Li"], "pay": [10.0, 20.0]}, {"id": [2, 1], "bonus": [1.0, 2.0]}
+    query = "select name, id, pay + bonus as total from pay join bonus using (id) order by id"
+    both = Database.sql(query, key="name,id", value="total", tables={"pay": pay, "bonus": bonus})
+    assert (both.key, both.value, both.name, len(both)) == (("name", "id"), "total", "the SQL result", 2)
+    folded, exact = (
+        Database.sql(query, key="name", value="total", tables={"pay": pay, "bonus": bonus}, fold=fold)
+        for fold in (True, False)
+    )
+    assert folded.ask("eva", normalizer="hard").rows[0].similarity == 1.0
+    assert not any(row.similarity == 1.0 for row in exact.ask("eva", normalizer="hard").rows)

@@ -57,6 +57,25 @@ def test_columns_are_reconstructed_from_their_features():
     np.testing.assert_allclose(again[2], gaps, rtol=1e-5)
 
 
+def test_outliers_are_reconstructed_as_large_finite_numbers_of_their_sign():
+    x = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 1e200, -1e200])
+    encoding = fit_encoding([x])
+    (again,) = decode_columns(encoding, encode_columns(encoding, [x]))
+    np.testing.assert_allclose(again[:5], x[:5], rtol=1e-5)
+    assert np.isfinite(again).all()
+    assert again[5] > 1e3
+    assert again[6] < -1e3
+
+
+def test_gaps_of_several_columns_after_a_category_are_reconstructed_where_they_were():
+    columns = columns_of(["a", "b", "a", "c"], [1.0, NAN, 3.0, 9.0], [NAN, 2.0, 2.0, 5.0], [1.0, 2.0, 3.0, NAN])
+    encoding = fit_encoding(columns)
+    again = decode_columns(encoding, encode_columns(encoding, columns))
+    assert again[0].tolist() == ["a", "b", "a", "c"]
+    for got, wanted in zip(again[1:], columns[1:], strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
 def test_a_level_that_was_not_fitted_and_a_rare_one_share_a_code_and_are_reconstructed_as_none():
     frequent = [f"level {n:03}" for n in range(MAX_LEVELS)]
     fitted = columns_of(frequent * 2 + ["rare"])

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from qkv.normalizers import Entmax15, Softmax, Sparsemax
+from qkv.core.tile import Tile
+from qkv.normalizers import Entmax15, Softmax, Sparsemax, Sum
 from qkv.testing.gradients import torch_gradients
 
 ROWS = st.lists(st.floats(-30, 30), min_size=1, max_size=8)
@@ -92,3 +93,15 @@ def test_gradients_by_temperature_and_sink_are_numbers_although_logits_are_minus
     assert gradients[1] != 0
     assert gradients[2] != 0
     assert (gradients[0][1] == 0).all()
+
+
+@pytest.mark.parametrize("row", [[0.25, 0.75], [1.0, 0.0], [2.0, 6.0], [0.0, 0.0], [-math.inf, 1.0]])
+def test_the_gradient_of_sum_is_that_of_the_quotient_and_0_for_rows_without_scores(row):
+    scores, value = np.array([row]), np.array([[3.0, 5.0]])
+    mass = np.where(np.isinf(scores), 0.0, scores)
+    total = mass.sum(axis=-1, keepdims=True)
+    weights = mass / np.where(total == 0, 1.0, total)
+    row_dot = (weights * value).sum(axis=-1, keepdims=True)
+    got = Sum().logit_gradient(scores, weights, value, row_dot, (total,), Tile.whole(1, 2))
+    wanted = np.where(np.isinf(scores) | (total == 0), 0.0, (value - row_dot) / np.where(total == 0, 1.0, total))
+    np.testing.assert_allclose(got, wanted, rtol=1e-15)

@@ -1,0 +1,66 @@
+"""Moments, dates, clock times and durations as integers in the units of Arrow, and back."""
+
+import datetime as dt
+
+import pyarrow as pa
+import pytest
+
+from qkv.database.io.arrow_columns import from_units, to_units, units_per_day, with_microseconds
+
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+MOMENT = dt.datetime(2021, 3, 4, 5, 6, 7)
+SECONDS = int((MOMENT - dt.datetime(1970, 1, 1)).total_seconds())
+CLOCK = 5 * 3600 + 6 * 60 + 7
+
+
+@pytest.mark.parametrize("unit", list(PER_SECOND))
+def test_a_moment_is_counted_from_1970_in_the_unit_of_the_type_and_comes_back(unit):
+    type_ = pa.timestamp(unit)
+    for value in (MOMENT, "2021-03-04 05:06:07", " 2021-03-04T05:06:07 ", MOMENT.replace(tzinfo=dt.UTC)):
+        assert to_units(value, type_) == SECONDS * PER_SECOND[unit]
+    assert to_units("2021-03-04T07:06:07+02:00", type_) == SECONDS * PER_SECOND[unit]
+    assert to_units(dt.date(2021, 3, 4), type_) == (SECONDS - CLOCK) * PER_SECOND[unit]
+    assert from_units(SECONDS * PER_SECOND[unit], type_) == MOMENT
+    assert from_units(SECONDS * PER_SECOND[unit], pa.timestamp(unit, "UTC")) == MOMENT.replace(tzinfo=dt.UTC)
+    assert units_per_day(type_) == 86_400 * PER_SECOND[unit]
+
+
+@pytest.mark.parametrize("unit", list(PER_SECOND))
+def test_a_duration_is_counted_in_the_unit_of_the_type_and_a_text_of_one_is_days(unit):
+    type_, half_a_day = pa.duration(unit), 43_200 * PER_SECOND[unit]
+    assert [to_units(value, type_) for value in (dt.timedelta(hours=12), "0.5", 0.5)] == [half_a_day] * 3
+    assert to_units(-2, type_) == -4 * half_a_day
+    assert from_units(half_a_day, type_) == dt.timedelta(hours=12)
+    with pytest.raises(ValueError, match="could not convert"):
+        to_units("noon", type_)
+
+
+@pytest.mark.parametrize("type_", [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")], ids=str)
+def test_a_clock_time_is_counted_from_midnight_and_a_moment_gives_its_clock_time(type_):
+    for value in (MOMENT.time(), MOMENT, " 05:06:07 "):
+        assert to_units(value, type_) == CLOCK * PER_SECOND[type_.unit]
+    if type_.unit != "ns":
+        assert from_units(CLOCK * PER_SECOND[type_.unit], type_) == MOMENT.time()
+
+
+def test_a_date_is_counted_in_days_or_milliseconds():
+    days = (SECONDS - CLOCK) // 86_400
+    assert [to_units(value, pa.date32()) for value in (dt.date(2021, 3, 4), MOMENT, "2021-03-04")] == [days] * 3
+    assert to_units(dt.date(2021, 3, 4), pa.date64()) == days * 86_400_000
+    assert from_units(days, pa.date32()) == from_units(days * 86_400_000, pa.date64()) == dt.date(2021, 3, 4)
+    assert (units_per_day(pa.date32()), units_per_day(pa.date64())) == (1, 86_400_000)
+
+
+@pytest.mark.parametrize("value", [5, dt.time(1, 2), dt.timedelta(1), None])
+def test_what_is_no_moment_is_refused_with_what_to_pass(value):
+    with pytest.raises(TypeError, match=r"^value must be a date or timestamp, got .*\. Pass a datetime or an ISO text"):
+        to_units(value, pa.timestamp("us"))
+
+
+def test_nanoseconds_of_a_table_are_truncated_and_other_columns_stay():
+    moments = pa.array([1_999, None, -1], pa.timestamp("ns", "UTC"))
+    table = pa.table({"name": ["a", "b", "c"], "at": moments, "ms": pa.array([1, 2, 3], pa.timestamp("ms"))})
+    got = with_microseconds(table)
+    assert got.schema.types == [pa.string(), pa.timestamp("us", "UTC"), pa.timestamp("ms")]
+    assert got.column("at").cast(pa.int64()).to_pylist()[:2] == [1, None]
+    assert got.drop_columns("at").equals(table.drop_columns("at"))
