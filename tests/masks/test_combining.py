@@ -85,5 +85,5 @@ def test_and_masks_joins_the_masks_that_are_given_and_none_is_no_mask():
     assert and_masks(None, second) is second
     joined = and_masks(first, None, second, third)
     assert joined.allowed(tile, zero).tolist() == [[True, True, False, False]]
-    with pytest.raises(KindError, match="mask must be a Mask, got str"):
+    with pytest.raises(KindError, match="mask must be a Mask, got an object of type str"):
         and_masks(first, "causal")

@@ -338,7 +338,9 @@ def test_heads_keep_only_the_heads_named() -> None:
 @pytest.mark.parametrize("indices", [(), (1.0,), (0, True), ("0",), (None, 1)])
 def test_indices_that_are_no_integers_are_refused_by_readout_argument_and_value(indices: Any) -> None:
     for name, make in (("rows of Rows", readouts.Rows), ("heads of Heads", partial(readouts.Heads, readouts.Dense()))):
-        with pytest.raises(OptionError, match=rf"^{name} must be one or more integers, got {re.escape(repr(indices))}"):
+        with pytest.raises(
+            OptionError, match=rf"^{name} must contain one or more integers, got {re.escape(repr(indices))}"
+        ):
             make(indices)
 
 

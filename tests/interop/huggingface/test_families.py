@@ -73,7 +73,7 @@ def test_the_sweep_was_over_all_that_transformers_maps() -> None:
 def test_at_least_45_families_agree_in_every_way_and_their_number_is_the_recorded_one() -> None:
     count = {what: sum(found["what"] == what for found in FAMILIES.values()) for what in WHAT}
     assert count == {
-        "reached": 280, "partly": 7, "bypassed": 58, "refused": 2, "without attention": 12, "unbuilt": 246,
+        "reached": 282, "partly": 7, "bypassed": 58, "refused": 2, "without attention": 12, "unbuilt": 244,
     }  # fmt: skip
     assert len(EXACT) == 273
     assert all(close(FAMILIES[kind]) for kind in EXACT)
