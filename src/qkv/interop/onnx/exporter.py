@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from qkv.errors import KindError, MissingPackageError, OptionError
 from qkv.interop.onnx.attention_node import AttentionNode
 from qkv.interop.onnx.attributes import require_opset
 from qkv.kernels.compiled.export import EXPORT_KERNEL
+from qkv.kernels.runtime.context import set_context
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def export(
     require_opset(opset)
     if any(part.training for part in module.modules()):
         raise OptionError("module must be in evaluation mode, got training mode. Call module.eval() first.")
-    with torch.no_grad(), _preferred_kernel(AttentionNode(opset, finite)):
+    with torch.no_grad(), set_context(EXPORT_KERNEL, AttentionNode(opset, finite)):
         exported = torch.export.export(
             module, args, None if kwargs is None else dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
         )
@@ -101,15 +101,6 @@ def export(
     target = Path(path)
     write_atomic_with_siblings(target, program.save, "the model")
     return target
-
-
-@contextmanager
-def _preferred_kernel(kernel: AttentionNode) -> Iterator[None]:
-    token = EXPORT_KERNEL.set(kernel)
-    try:
-        yield
-    finally:
-        EXPORT_KERNEL.reset(token)
 
 
 def _translations() -> Translations:

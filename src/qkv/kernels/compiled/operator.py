@@ -28,7 +28,8 @@ from qkv.core.axes import Axes
 from qkv.core.parts import Part
 from qkv.core.typing import Tensor
 from qkv.errors import GradientError, RefusedError
-from qkv.kernels.compiled.saved import COLUMNS, SavedStatistics, saving
+from qkv.kernels.compiled.saved import COLUMNS, SAVED, SavedStatistics
+from qkv.kernels.runtime.context import set_context
 from qkv.normalizers import NORMALIZERS, Softmax
 
 if TYPE_CHECKING:
@@ -248,14 +249,14 @@ def _define_operators() -> None:
         needed = known.needed or (False,) * len(tensors)
         with _with_autograd(), torch.set_grad_enabled(known.needed is not None):
             leaves = [x.detach().requires_grad_(n) for x, n in zip(tensors, needed, strict=True)]
-            with saving(SavedStatistics()) as saved:
+            with set_context(SAVED, SavedStatistics()) as saved:
                 output = known(leaves, seed)
             _refuse_closures(output, leaves)
             output = _copy_if_shared(output.detach(), tensors)
             return output, saved.table(output) if any(needed) else output.new_empty(0)
 
     def attend_backward(gradient, output, numbers, tensors, needed, seed, call):  # type: ignore[no-untyped-def]
-        with _with_autograd(), torch.enable_grad(), saving(SavedStatistics((output, numbers))):
+        with _with_autograd(), torch.enable_grad(), set_context(SAVED, SavedStatistics((output, numbers))):
             leaves = [x.detach().requires_grad_(n) for x, n in zip(tensors, needed, strict=True)]
             again = _find_call(call)(leaves, seed)
             inputs = [x for x in leaves if x.requires_grad]

@@ -9,14 +9,13 @@ forward pass again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from qkv.core.typing import Tensor
 
-__all__ = ["COLUMNS", "SavedStatistics", "current_saved", "saving"]
+__all__ = ["COLUMNS", "SAVED", "SavedStatistics"]
 
 COLUMNS = 4
 """Number of columns of the tensor of saved statistics."""
@@ -66,19 +65,5 @@ class SavedStatistics:
         return table
 
 
-_SAVED: ContextVar[SavedStatistics | None] = ContextVar("saved", default=None)
-
-
-@contextmanager
-def saving(saved: SavedStatistics) -> Iterator[SavedStatistics]:
-    """Return a context in which kernels record statistics of each query in `saved` and restore them from it."""
-    token = _SAVED.set(saved)
-    try:
-        yield saved
-    finally:
-        _SAVED.reset(token)
-
-
-def current_saved() -> SavedStatistics | None:
-    """Return the `SavedStatistics` of the compiled operator that is running, or None outside of an operator."""
-    return _SAVED.get()
+SAVED: ContextVar[SavedStatistics | None] = ContextVar("saved", default=None)
+"""Statistics that kernels record and restore within the operator that is running; None outside of an operator."""

@@ -22,10 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.compiled.saved import current_saved
+from qkv.kernels.compiled.saved import SAVED
 from qkv.kernels.fused.layout import Layout, Side
 from qkv.kernels.runtime.autograd_function import autograd_function
 
@@ -87,7 +87,7 @@ class FusedAttention:
         """Return the output and the log-sum-exp of each query."""
         import torch
 
-        run, _ = self._operators(value)
+        run, _ = cast("tuple[Operator, Operator]", operators(value.device.type))
         offset = self.offset
         if not offset:
             output, log_sum_exp = run(query, key, value, 0.0, offset is not None, attn_mask=self.bias, scale=self.scale)
@@ -117,7 +117,7 @@ class FusedAttention:
         """Return the gradients of query, key and value, given the gradient of the output."""
         import torch
 
-        _, run = self._operators(value)
+        _, run = cast("tuple[Operator, Operator]", operators(value.device.type))
         offset = self.offset
         if not offset:
             query_gradient, key_gradient, value_gradient = run(
@@ -144,11 +144,6 @@ class FusedAttention:
         """Return whether `results_are_finite` detects every NaN and infinity in the inputs of this call."""
         has_operators = operators(value.device.type) is not None
         return not self.offset and has_operators and _reveals_nonfinite(str(value.dtype))
-
-    def _operators(self, value: Tensor) -> tuple[Operator, Operator]:
-        found = operators(value.device.type)
-        assert found is not None
-        return found
 
 
 def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Float[Tensor, "b heads q"]) -> bool:
@@ -232,7 +227,7 @@ def attend_public(
 
 
 def _attend(ctx: _Context, attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    layout, saved = attention.layout, current_saved()
+    layout, saved = attention.layout, SAVED.get()
     sides = layout.sides(query, key, value)
     if saved is not None and (known := saved.take()) is not None:
         output, log_sum_exp = layout.restore(known[0], known[1][0], sides[2].shape[-1])

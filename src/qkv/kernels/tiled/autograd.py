@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.compiled.saved import current_saved
+from qkv.kernels.compiled.saved import SAVED
 from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
 from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.gradients import call_tensors
@@ -58,7 +58,7 @@ def tiled_attention() -> Callable[..., Tensor]:
 def _attend(
     ctx: _Context, call: TorchCall, sizes: TileSizes, row_block: int, notes: list[str], *tensors: Tensor
 ) -> Tensor:
-    saved = current_saved()
+    saved = SAVED.get()
     known = saved.take() if saved is not None else None
     output, *summary = forward(call, sizes, notes) if known is None else (known[0], *known[1])
     if saved is not None:

@@ -110,7 +110,7 @@ class TiledKernel(Kernel):
         """Compute the output and the readouts of a call, in one pass over the tiles if possible."""
         import torch
 
-        from qkv.kernels.compiled.saved import current_saved
+        from qkv.kernels.compiled.saved import SAVED
         from qkv.kernels.row_blocks.autograd import RowBlocks
         from qkv.kernels.runtime.gradients import call_tensors
         from qkv.kernels.runtime.isolated_autograd import project_call
@@ -122,7 +122,7 @@ class TiledKernel(Kernel):
             if torch.is_grad_enabled() or any(requires_gradient(x) for x in call_tensors(call)):
                 refuse_closure_gradients(call)
             notes: list[str] = []
-            if current_saved() is None and supports_unchecked(call, problem):
+            if SAVED.get() is None and supports_unchecked(call, problem):
                 output = unchecked_forward(call, tile_sizes(problem, self.budget), notes)
                 if output is not None:
                     return Result(cast(output, call.out_dtype), (), tuple(notes))
