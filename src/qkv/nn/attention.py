@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,22 +23,10 @@ from qkv.nn.protocols import AttentionOutput, Cache
 from qkv.nn.scores.base import LearnedScore, ScoreLike, build_score
 from qkv.normalizers import Normalizer
 from qkv.plan import Spec
+from qkv.plan.spec import CallOptions
 from qkv.readouts import Readout
-from qkv.scores import Score
 
-__all__ = ["Attention", "CallOptions", "append_to_cache", "run_attention"]
-
-
-class CallOptions(TypedDict):
-    """Keyword arguments that attention modules pass to `qkv.attend` and `qkv.observe`."""
-
-    score: Score
-    normalizer: Normalizer | None
-    mask: Mask | None
-    positions: Positions | None
-    dropout: float
-    kernel: str | None
-    memory: int | str
+__all__ = ["Attention", "append_to_cache", "run_attention"]
 
 
 class Attention(torch.nn.Module):

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from qkv.core import random
 from qkv.core.arrays import Array
+from qkv.core.checks import check_choice
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Int
@@ -110,10 +111,8 @@ class HardAttention(torch.nn.Module):
         sharpness: float = 0.5,
     ) -> None:
         super().__init__()
-        if gradient not in ("reinforce", "straight-through", "gumbel"):
-            raise OptionError(f'gradient must be "reinforce", "straight-through" or "gumbel", got {gradient!r}.')
-        if baseline not in ("moving", "exact", None):
-            raise OptionError(f'baseline must be "moving", "exact" or None, got {baseline!r}.')
+        check_choice("gradient", gradient, ("reinforce", "straight-through", "gumbel"))
+        check_choice("baseline", baseline, (None, "moving", "exact"))
         if not 0 <= decay < 1:
             raise OptionError(f"decay must be a number in [0, 1), got {decay!r}.")
         self.score = build_score(score, 1, 1, getattr(score, "heads", None))
@@ -158,12 +157,12 @@ class HardAttention(torch.nn.Module):
         readouts = (SampledKey(), LogProbability())
         sampled = observe(query, key, value, normalizer=self.draw, readouts=readouts, seed=seed, **options)
         output, (keys, log_probability) = cast(Tensor, sampled.output), sampled.readouts
-        if self.gradient == "straight-through":
-            soft = cast(Tensor, attend(query, key, value, normalizer=self.soft, **options))
-            output = output.detach() + (soft - soft.detach())
-        elif self.gradient == "gumbel":
-            options["score"] = _NoisyScore(options["score"], 1.0 / float(self.draw.temperature))
-            soft = cast(Tensor, attend(query, key, value, normalizer=self.sharp, seed=seed, **options))
+        if self.gradient != "reinforce":
+            normalizer = self.soft
+            if self.gradient == "gumbel":
+                options["score"] = _NoisyScore(options["score"], 1.0 / float(self.draw.temperature))
+                normalizer = self.sharp
+            soft = cast(Tensor, attend(query, key, value, normalizer=normalizer, seed=seed, **options))
             output = output.detach() + (soft - soft.detach())
         return HardAttentionOutput(output, keys, log_probability)
 

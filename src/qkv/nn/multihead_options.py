@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
-from qkv.core.checks import check_integers
+from qkv.core.checks import check_choice, check_integers
 from qkv.errors import OptionError
 from qkv.normalizers import Normalizer, Softmax
 
@@ -16,6 +17,7 @@ __all__ = ["FactoryKwargs", "Maps", "Widths", "add_softmax_parameters", "build_n
 
 Maps = Literal["both", "shared", "query", "key", "none"]
 MAPS = ("both", "shared", "query", "key", "none")
+NORMS: dict[str, Callable[..., torch.nn.Module]] = {"rms": torch.nn.RMSNorm, "layer": torch.nn.LayerNorm}
 
 
 class FactoryKwargs(TypedDict):
@@ -52,8 +54,7 @@ def check_widths(
     Raises:
         OptionError: if the widths contradict each other, or require a projection that is switched off.
     """
-    if maps not in MAPS:
-        raise OptionError(f"maps must be one of {', '.join(map(repr, MAPS))}, got {maps!r}.")
+    check_choice("maps", maps, MAPS)
     key_heads = heads if key_heads is None else key_heads
     key_width = width if key_width is None else key_width
     value_width = key_width if value_width is None else value_width
@@ -104,13 +105,8 @@ def build_norm(kind: str | None, width: int, factory_kwargs: FactoryKwargs) -> t
     Raises:
         OptionError: if `kind` is unknown.
     """
-    if kind is None:
-        return None
-    if kind == "rms":
-        return torch.nn.RMSNorm(width, **factory_kwargs)
-    if kind == "layer":
-        return torch.nn.LayerNorm(width, **factory_kwargs)
-    raise OptionError(f'query_key_norm must be "rms", "layer" or None, got {kind!r}.')
+    check_choice("query_key_norm", kind, (None, *NORMS))
+    return None if kind is None else NORMS[kind](width, **factory_kwargs)
 
 
 def check_softmax(normalizer: Normalizer | None, learned: bool) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from qkv.core.checks import check_choice
 from qkv.core.typing import Float
-from qkv.errors import OptionError
 from qkv.masks import Causal, Mask
 from qkv.nn.checks import check_width
 from qkv.nn.feed_forward import Activation, FeedForward
@@ -47,8 +47,7 @@ class _Layer(nn.Module):
         **attention: Any,
     ) -> None:
         super().__init__()
-        if norm not in ("pre", "post"):
-            raise OptionError(f'norm must be "pre" or "post", got {norm!r}.')
+        check_choice("norm", norm, ("pre", "post"))
         self.norm, self.width = norm, width
         factory_kwargs: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.feed_forward = FeedForward(width, hidden, activation=activation, dropout=dropout, **factory_kwargs)

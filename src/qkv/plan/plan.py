@@ -52,6 +52,7 @@ class Plan:
             if axes.query_width == axes.key_width
             else f"widths {axes.query_width} and {axes.key_width}"
         )
+        passes = "one pass over the keys" if requested.normalizer.online else "needs whole rows"
         rows = [
             (
                 "call",
@@ -60,7 +61,7 @@ class Plan:
             ),
             ("", f"{requested.dtype} in {requested.library}{', with gradient' if requested.gradient else ''}"),
             ("score", f"{requested.score}   {_score_fact(requested)}"),
-            ("normalizer", f"{requested.normalizer}   {_passes(requested)}"),
+            ("normalizer", f"{requested.normalizer}   {passes}"),
             ("mask", "none" if spec.mask is None else str(spec.mask)),
             ("positions", "" if spec.positions is None else str(spec.positions)),
             ("dropout", f"{spec.dropout:g} of the weights, from the seed" if spec.dropout else ""),
@@ -90,14 +91,8 @@ def _cost(cost: Cost) -> str:
 
 
 def _score_fact(problem: Problem) -> str:
-    fact = problem.score.lift_kind
-    if fact == "exact":
-        return "an inner product"
-    if fact == "up_to_query_constant":
-        return "an inner product, up to a term of the query"
+    if problem.score.lift_kind is not None:
+        exact = problem.score.lift_kind == "exact"
+        return "an inner product" if exact else "an inner product, up to a term of the query"
     elements = problem.elements_per_logit
     return f"compares pair by pair, {elements} number{'s' if elements > 1 else ''} for each logit"
-
-
-def _passes(problem: Problem) -> str:
-    return "one pass over the keys" if problem.normalizer.online else "needs whole rows"

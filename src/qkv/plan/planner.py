@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qkv.errors import OptionError, RefusedError
+from qkv.core.checks import check_choice
+from qkv.errors import RefusedError
 from qkv.plan.cost import Cost, memory_text
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.plan import Plan
@@ -49,9 +50,7 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
     """
     if isinstance(kernel, Kernel):
         kernels, kernel = (kernel,), kernel.name
-    names = [each.name for each in kernels]
-    if kernel is not None and kernel not in names:
-        raise OptionError(f"kernel must be None or one of {', '.join(names)}, got {kernel!r}.")
+    check_choice("kernel", kernel, (None, *(each.name for each in kernels)))
     problem, rewrites = rewrite(requested)
     refused: dict[str, str] = {}
     able: list[tuple[Kernel, Cost]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, TypedDict
 
 from qkv.core.checks import check_probability
 from qkv.core.parts import Part
@@ -12,7 +13,20 @@ from qkv.masks.base import Mask, require_mask
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.scores import ScaledDot, Score
 
-__all__ = ["Spec"]
+__all__ = ["CallOptions", "Spec"]
+
+
+class CallOptions(TypedDict, total=False):
+    """Keyword arguments of `qkv.attend` and `qkv.observe`."""
+
+    score: Score
+    normalizer: Normalizer | None
+    mask: Mask | None
+    positions: Positions | None
+    dropout: float
+    seed: Any  # an integer, or an array of two integers
+    kernel: str | None
+    memory: int | str
 
 
 @dataclass(frozen=True, eq=False)

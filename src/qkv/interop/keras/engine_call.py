@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, TypeAlias, TypedDict, cast
+from typing import Any, TypeAlias, cast
 
 import keras
 from keras import ops
 
 import qkv
+from qkv.core.checks import check_choice
 from qkv.core.equation import BoundCall, dense
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
-from qkv.errors import OptionError
 from qkv.masks import Mask
 from qkv.normalizers import NORMALIZERS, Normalizer
+from qkv.plan.spec import CallOptions
 from qkv.readouts import Dense
 from qkv.scores import Score
 
@@ -50,8 +51,7 @@ class EngineOptions:
     memory: int | str
 
     def __post_init__(self) -> None:
-        if self.normalizer not in NORMALIZERS:
-            raise OptionError(f"normalizer must be one of the names {', '.join(NORMALIZERS)}, got {self.normalizer!r}.")
+        check_choice("normalizer", self.normalizer, NORMALIZERS)
 
 
 class EngineLayer:
@@ -98,7 +98,7 @@ class EngineLayer:
         normalizer = NORMALIZERS[self.engine.normalizer]()
         if not all(isinstance(n, int) for x in (query, key, value) for n in ops.shape(x)):
             return _attend_unknown_lengths(query, key, value, score, normalizer, mask, dropout, seed, return_weights)
-        call: _ObserveOptions = {
+        call: CallOptions = {
             "score": score,
             "normalizer": normalizer,
             "mask": mask,
@@ -111,26 +111,13 @@ class EngineLayer:
         return _observe_function()(query, key, value, call, return_weights)
 
 
-class _ObserveOptions(TypedDict):
-    """Keyword arguments that are passed to `qkv.observe`."""
-
-    score: Score
-    normalizer: Normalizer
-    mask: Mask | None
-    positions: Positions
-    dropout: float
-    seed: Seed | None
-    kernel: str | None
-    memory: int | str
-
-
-def _observe(query: Array, key: Array, value: Array, call: _ObserveOptions, return_weights: bool) -> Weighted:
+def _observe(query: Array, key: Array, value: Array, call: CallOptions, return_weights: bool) -> Weighted:
     observation = qkv.observe(query, key, value, readouts=[Dense()] if return_weights else [], **call)
     return observation.output, observation.readouts[0] if return_weights else None
 
 
 @cache
-def _observe_function() -> Callable[[Array, Array, Array, _ObserveOptions, bool], Weighted]:
+def _observe_function() -> Callable[[Array, Array, Array, CallOptions, bool], Weighted]:
     """Return the function `_observe`, which `torch.compile` does not trace on the PyTorch backend.
 
     torch.compile cannot trace the seed generators of Keras or the optional weights.
@@ -140,7 +127,7 @@ def _observe_function() -> Callable[[Array, Array, Array, _ObserveOptions, bool]
     import torch
 
     return cast(
-        "Callable[[Array, Array, Array, _ObserveOptions, bool], Weighted]",
+        "Callable[[Array, Array, Array, CallOptions, bool], Weighted]",
         torch.compiler.disable(_observe),  # type: ignore[no-untyped-call]
     )
 
