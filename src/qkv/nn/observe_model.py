@@ -70,12 +70,8 @@ def observe(
     with contextlib.ExitStack() as stack:
         for name, (module, wanted) in selected.items():
             before, after = _make_hooks(tuple(wanted), calls[name])
-            handles = (
-                module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(after, with_kwargs=True),
-            )
-            for handle in handles:
-                stack.callback(handle.remove)
+            stack.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
+            stack.enter_context(module.register_forward_hook(after, with_kwargs=True))
         output = model(*args, **kwargs)
     return ModelObservation(output, calls)
 

@@ -53,16 +53,9 @@ class Registration:
     kernel: str | None = None
     memory: int | str | None = None
 
-    def layer_score(self, module: torch.nn.Module) -> Score | None:
-        """Return the score for an attention layer, or None for the scaled dot product."""
-        return _of_layer(self.score, module)
-
-    def layer_normalizer(self, module: torch.nn.Module) -> Normalizer | None:
-        """Return the normalizer for an attention layer, or None for softmax."""
-        return _of_layer(self.normalizer, module)
-
 
 def _of_layer(option: P | Callable[[torch.nn.Module], P] | None, module: torch.nn.Module) -> P | None:
+    """Return the score or normalizer of an attention layer, which a function of the layer may return; None if unset."""
     return option if option is None or isinstance(option, Part) else option(module)
 
 
@@ -131,7 +124,7 @@ class AttentionCall:
                 "Check num_attention_heads and num_key_value_heads in the config of the model."
             )
         layout = _HeadLayout(heads, key_heads)
-        score = registration.layer_score(module)
+        score = _of_layer(registration.score, module)
         if score is None:
             if isinstance(scaling, torch.Tensor):
                 query, scaling = query * scaling, 1.0
@@ -144,7 +137,7 @@ class AttentionCall:
                 score = Biased(score, bias=layout.split_pairs(bias[..., : key.shape[2]].to(query.dtype)))
         if score.positional and positions is None:
             positions = Positions(align="end")
-        normalizer = registration.layer_normalizer(module)
+        normalizer = _of_layer(registration.normalizer, module)
         sink = sinks if s_aux is None else s_aux
         if sink is not None:
             if normalizer is not None and not isinstance(normalizer, Softmax):
@@ -158,7 +151,7 @@ class AttentionCall:
                     f"{tuple(sink.shape)}. Choose another attn_implementation for this model, such as 'eager'."
                 )
             temperature = 1.0 if normalizer is None else normalizer.temperature
-            normalizer = Softmax(temperature, layout.split_per_head(sink.to(query.dtype)))
+            normalizer = Softmax(temperature, layout.split_heads(sink.to(query.dtype).reshape(1, -1).expand(1, heads)))
         if mask is not None and layout.group_size > 1:
             mask = mask.map_arrays(layout.split_heads if _per_head(mask) else lambda x: torch.unsqueeze(x, 2))  # type: ignore[arg-type]
         if indices is not None:
@@ -252,10 +245,6 @@ class _HeadLayout:
         if self.group_size == 1:
             return x
         return x.unsqueeze(2) if x.shape[1] == 1 else self.split_heads(x)
-
-    def split_per_head(self, x: torch.Tensor) -> torch.Tensor:
-        """Split the head axis of an array that has one element per head, or one element for all heads."""
-        return self.split_heads(x.reshape(1, -1).expand(1, self.heads))
 
 
 def _dot(scaling: float | None, width: int) -> Score:

@@ -5,6 +5,7 @@ Some models of transformers silently accept any `attn_implementation` but comput
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -182,13 +183,10 @@ def layer_coverage(model: torch.nn.Module, name: str = "qkv", **inputs: object) 
         >>> layer_coverage(transformers.BertModel(config), input_ids=torch.tensor([[1, 2, 3]])).covered
         {'encoder.layer.0.attention.self': 1}
     """
-    saved = save_implementations(model)
-    counter = CallCounter(model)
-    try:
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        stack.callback(restore_implementations, save_implementations(model))
+        counter = CallCounter(model)
+        stack.callback(counter.stop)
         switch_implementation(model, name)
-        with torch.no_grad():
-            model(**inputs)
+        model(**inputs)
         return counter.result()
-    finally:
-        counter.stop()
-        restore_implementations(saved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import warnings
 import weakref
@@ -9,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from qkv.core.arrays import is_array
 from qkv.errors import KindError, OptionError
@@ -124,30 +124,32 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         model = self._model
-        self._saved_implementations = save_implementations(model)
-        self._hooks: list[RemovableHandle] = []
-        self._counter = CallCounter(model)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(restore_implementations, save_implementations(model))
+            stack.callback(self._found_weights.clear)
+            self._counter = CallCounter(model)
+            stack.callback(self._counter.stop)
             config = getattr(model, "config", None)
             if getattr(config, "_attn_implementation", None) not in REGISTERED:
                 switch_implementation(model, self._name)
-            self._hooks += [add_listener(module, self._on_call) for module in self._names]
-            self._hooks.append(model.register_forward_pre_hook(self._on_run))
             attention = [x for x in self._names if is_attention(x)]
             innermost = [x for x in attention if not any(y is not x and is_attention(y) for y in x.modules())]
-            if not all(uses_interface(x) or _neighbor_uses_interface(x, self._names) for x in innermost):
-                self._hooks += request_weights(model)
-                self._hooks += [x.register_forward_hook(self._on_output) for x in attention]
-        except BaseException:
-            self._stop()
-            raise
+            covered = all(uses_interface(x) or _neighbor_uses_interface(x, self._names) for x in innermost)
+            hooks = [add_listener(module, self._on_call) for module in self._names]
+            hooks.append(model.register_forward_pre_hook(self._on_run))
+            if not covered:
+                hooks += request_weights(model)
+                hooks += [x.register_forward_hook(self._on_output) for x in attention]
+            for hook in hooks:
+                stack.enter_context(hook)
+            self._open = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         coverage = self._counter.result()
-        self._stop()
+        self._open.close()
         missed = [name for name in coverage.missed if self._is_selected(name)]
         self.missed = tuple(name for name in missed if not nested(name, self.materialized))
         if kind is None and (self.materialized or self.missed):
@@ -162,13 +164,6 @@ class Recorder:
                 BypassWarning,
                 stacklevel=2,
             )
-
-    def _stop(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._counter.stop()
-        self._found_weights.clear()
-        restore_implementations(self._saved_implementations)
 
     def _is_selected(self, name: str) -> bool:
         return self._selected is None or name in self._selected

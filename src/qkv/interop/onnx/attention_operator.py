@@ -129,7 +129,7 @@ def attention(
     capped = Softcap(product, node.softcap) if node.softcap else product
     score = capped if bias is None else Biased(capped, bias)
 
-    mode, matrix = node.qk_matmul_output_mode, None
+    xp, mode, matrix = namespace(query), node.qk_matmul_output_mode, None
     if mode in (2, 3):
         # The requested output is quadratic, so the memory limit must allow it.
         memory = 2**29 + 4 * shape.batch * shape.heads * shape.q * shape.k * max(4, itemsize(dtype_name(query)))
@@ -139,9 +139,8 @@ def attention(
     else:
         output = attend(*grouped, score=score, mask=mask, positions=positions)
         if mode is not None:
-            left, right = (_at_least_float32(x) for x in grouped[:2])
+            left, right = (cast(x, xp.float32) if itemsize(dtype_name(x)) < 4 else x for x in grouped[:2])
             matrix = (product if mode == 0 else capped)(left, right)
-    xp = namespace(output)
     if matrix is not None:
         matrix = cast(xp.reshape(matrix, (shape.batch, shape.heads, shape.q, shape.k)), Q.dtype)
     output = xp.reshape(cast(output, Q.dtype), (shape.batch, shape.heads, shape.q, output.shape[-1]))
@@ -365,10 +364,6 @@ def _compute_dtype(x: Array, node: Attributes) -> Array:
     Other arrays are returned unchanged.
     """
     xp = namespace(x)
-    if node.float64_softmax:
+    if node.softmax_precision == 11:  # float64 in ONNX
         return cast(x, xp.float64)
     return cast(x, xp.float32) if library(x) == "numpy" and dtype_name(x) == "bfloat16" else x
-
-
-def _at_least_float32(x: Array) -> Array:
-    return cast(x, namespace(x).float32) if itemsize(dtype_name(x)) < 4 else x

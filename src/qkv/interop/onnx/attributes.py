@@ -64,11 +64,6 @@ class Attributes:
         after = None if self.right_window_size < 0 else self.right_window_size
         return before, 0 if self.is_causal else after
 
-    @property
-    def float64_softmax(self) -> bool:
-        """Whether the softmax must be computed in float64."""
-        return self.softmax_precision == 11
-
 
 def require_opset(opset: int) -> None:
     """Raise an `OptionError` if the opset does not define a version of the `Attention` operator."""
