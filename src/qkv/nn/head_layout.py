@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Float
 from qkv.errors import OptionError
 from qkv.kernels.chunked.kernel import ChunkedTensor, concat_chunks
 from qkv.nn.align_batch import Groups
@@ -144,12 +144,7 @@ def merge_group_axes(readouts: Sequence[Result], axes: int, groups: Groups) -> t
     """Return the readouts of a call, with its two head axes (key_heads, group), if any, flattened into one."""
     if groups is None:
         return tuple(readouts)
-    return tuple(unflatten(tuple(_merge_axes(x, axes) for x in flatten(r)), r) for r in readouts)
-
-
-def _merge_axes(x: Array, axis: int) -> Array:
-    assert isinstance(x, Tensor)
-    return x.flatten(axis, axis + 1)
+    return tuple(unflatten(tuple(cast(Tensor, x).flatten(axes, axes + 1) for x in flatten(r)), r) for r in readouts)
 
 
 def check_head_index(index: int, heads: int) -> int:

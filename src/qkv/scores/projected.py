@@ -48,8 +48,7 @@ class Projected(WrapperScore):
     key_weight: Array | None = array_field("hidden", "key_width", default=None)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if a weight does not fit query or key, or the inner score rejects the new widths."""
-        widths = []
+        """Raise a `ShapeError` if a weight does not fit its width, or the inner score rejects the projected widths."""
         for side, weight, width in (
             ("query", self.query_weight, query_width),
             ("key", self.key_weight, key_width),
@@ -59,8 +58,7 @@ class Projected(WrapperScore):
                     f"{side} of width {width} must match {side}_weight of Projected, got a weight for width "
                     f"{weight.shape[-1]}. Give {side}_weight of shape (hidden, {width})."
                 )
-            widths.append(width if weight is None else weight.shape[-2])
-        self.score.check_widths(*widths)
+        self.score.check_widths(*self._widths(query_width, key_width))
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return the number of array elements per logit of the inner score for the projected widths."""

@@ -36,10 +36,6 @@ class TextScore(GeneralScore):
         """Raise a `MissingPackageError` if RapidFuzz is not installed."""
         require_packages("text scores need", "ask", "rapidfuzz")
 
-    def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 1, because `compare` computes no array of features for each pair."""
-        return 1
-
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
         """Return an estimate of 500 operations for each function in `scorers`."""
         return 500 * len(self.scorers)

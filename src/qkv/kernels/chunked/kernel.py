@@ -183,11 +183,6 @@ class ChunkedCall(TorchCall):
         fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
         return cls(**{**fields, "chunked": (key, value), "finite": finite})
 
-    @property
-    def ranges(self) -> list[Limits]:
-        """Start and stop of the keys of each chunk."""
-        return self.chunked[0].ranges
-
     def first_pair(self) -> BoundCall:
         """Return the call restricted to the first query and the first key, in the dtype of accumulation."""
         key = self.key[..., :1, :] if self.score.keeps_dtype else cast(self.key[..., :1, :], self.dtype)
@@ -244,7 +239,7 @@ class ChunkedKernel(Kernel):
         dropped = apply_dropout(weights, tile, call.dropout)
         support = None if call.finite_value else normalizer.support(logits, weights)
         output = None
-        for n, (start, stop) in enumerate(call.ranges):
+        for n, (start, stop) in enumerate(call.chunked[0].ranges):
             weights_of_chunk, values = dropped[..., start:stop], call.chunk(1, n)
             if support is None:
                 part = _product(weights_of_chunk, values)
@@ -274,9 +269,9 @@ def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
         lifted, _, scale = score.scaled_lift(query, query, call.tile)
         query = typing.cast("Tensor", lifted if scale == 1 else lifted * scale)
     if _is_plain(call):
-        found = [_product(query, call.chunk(0, n).mT) for n in range(len(call.ranges))]
+        found = [_product(query, call.chunk(0, n).mT) for n in range(len(call.chunked[0].chunks))]
     else:
-        found = [_chunk_logits(call, query, n, cols) for n, cols in enumerate(call.ranges)]
+        found = [_chunk_logits(call, query, n, cols) for n, cols in enumerate(call.chunked[0].ranges)]
     logits = typing.cast("Tensor", namespace(query).concat(found, axis=-1))
     return logits if tuple(logits.shape[:-2]) == call.batch else logits.expand(*call.batch, *logits.shape[-2:])
 

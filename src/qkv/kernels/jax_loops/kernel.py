@@ -118,7 +118,10 @@ class JaxLoopsKernel(Kernel):
         The loop is compiled once per plan, or as part of a function that JAX traces.
         """
         tile = call.tile
-        seed = None if tile.seed is None else tuple(_seed_array(x) for x in seed_words(tile.seed))
+        # Arrays, so that the compiled function takes the words of the seed as arguments.
+        seed = None
+        if tile.seed is not None:
+            seed = tuple(np.uint32(x) if isinstance(x, int) else x for x in seed_words(tile.seed))
         static = _StaticCall(
             lengths=(tile.q_total, tile.k_total),
             batch=tile.batch,
@@ -175,11 +178,6 @@ class _StaticCall:
     readouts: tuple[Readout, ...] = field(compare=False)
     signatures: tuple[Hashable, ...]
     """Signatures of the readouts, which are compared in place of the readouts because those hold no arrays."""
-
-
-def _seed_array(number: int | Array) -> np.uint32 | Array:
-    """Return 32 bits of the seed as an array, so that the compiled function takes them as an argument."""
-    return np.uint32(number) if isinstance(number, int) else number
 
 
 @cache

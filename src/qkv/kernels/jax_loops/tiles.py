@@ -124,27 +124,18 @@ class _TileLoop:
         sides = ("q", "width"), ("k", "width"), ("k", "value_width")
         return [*sides, *axis_names(self.call.score), *axis_names(self.call.normalizer)]
 
-    @cached_property
-    def lengths(self) -> tuple[int, int]:
-        return self.call.tile.q_total, self.call.tile.k_total
-
-    @cached_property
-    def numbers(self) -> Int[np.ndarray, "n 2"]:
-        """Row and column numbers of the tiles that are computed."""
-        return tile_numbers(self.call.mask, self.call.tile, self.sides)
-
     def forward(self) -> tuple[Float[Array, "*batch q value_width"], Summary]:
         """Return the output and the normalizer's summary of all queries."""
         import jax
 
         call, normalizer = self.call, self.call.normalizer
-        tile = call.tile.restrict((0, self.lengths[0]), (0, 0))
+        tile = call.tile.restrict((0, call.tile.q_total), (0, 0))
         no_logits = fully_masked(call, tile.rows, 0)
         empty = normalizer.accumulate(no_logits, call.value[..., :0, :], tile, call.dropout, True)
         axis = len(call.batch)
 
         def step(carried: list[Array], number: Array) -> tuple[list[Array], None]:
-            window = DynamicTile.of((number[0], number[1]), self.sides, self.lengths)
+            window = self._window(number)
             old = [jax.lax.dynamic_slice_in_dim(x, *window.rows, axis) for x in carried]
             query, key, value = self._tile_arrays(window)[:3]
             tile = self.dynamic.tile(window)
@@ -161,7 +152,7 @@ class _TileLoop:
             write = jax.lax.dynamic_update_slice_in_dim
             return [write(x, y, window.rows[0], axis) for x, y in zip(carried, new, strict=True)], None
 
-        carried = _scan(step, _arrays(empty), self.numbers)
+        carried = self._scan(step, _arrays(empty))
         return normalizer.finalize(_with_arrays(empty, carried), tile, call.dropout)
 
     def backward(self, output: Array, summary: Summary, gradient: Array) -> list[Array]:
@@ -173,7 +164,7 @@ class _TileLoop:
         names = self._floats(self.names)
 
         def step(totals: list[Array], number: Array) -> tuple[list[Array], None]:
-            window = DynamicTile.of((number[0], number[1]), self.sides, self.lengths)
+            window = self._window(number)
             of_tile = self._tile_arrays(window)
             rows = [slice_axis(x, window.rows, -2) for x in (gradient, row_dot, *summary)]
             more = self._compute_unless_masked(
@@ -183,7 +174,7 @@ class _TileLoop:
             )
             return [add_to_slice(x, y, of_x, window) for x, y, of_x in zip(totals, more, names, strict=True)], None
 
-        totals = list(_scan(step, self._floats([jnp.zeros_like(x) for x in self.arrays]), self.numbers))
+        totals = self._scan(step, self._floats([jnp.zeros_like(x) for x in self.arrays]))
         floating = self._floats(range(len(self.arrays)))
         # Add gradients that do not pass through the normalizer's `prepare`; the normalizer's arrays come last.
         rest = call.normalizer.array_gradients(summary, row_dot)
@@ -225,6 +216,21 @@ class _TileLoop:
         (found,) = vjp(logit_gradient)
         value_gradient = _sum_to(jnp.matrix_transpose(dropped) @ gradient, value.shape)
         return [value_gradient if n == 2 else x for n, x in zip(self._floats(range(len(of_tile))), found, strict=True)]
+
+    def _scan(self, step: Callable[[list[Array], Array], tuple[list[Array], None]], first: list[Array]) -> list[Array]:
+        """Return the carried arrays after a step of `jax.lax.scan` for each tile in which the mask may allow a pair."""
+        import jax
+
+        numbers = tile_numbers(self.call.mask, self.call.tile, self.sides)
+        if not len(numbers):
+            # JAX would trace a step even for an empty scan, and slices of empty arrays fail.
+            return first
+        return list(cast("list[Array]", jax.lax.scan(step, first, numbers)[0]))
+
+    def _window(self, number: Array) -> DynamicTile:
+        """Return the tile with the given row and column number."""
+        tile = self.call.tile
+        return DynamicTile.of((number[0], number[1]), self.sides, (tile.q_total, tile.k_total))
 
     def _tile_arrays(self, window: DynamicTile) -> list[Array]:
         """Return query, key, value and the arrays of score and normalizer, restricted to a tile."""
@@ -276,18 +282,6 @@ def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[n
             if mask is None or mask.coverage(part) != "none":
                 found.append((i, j))
     return np.asarray(found, dtype=np.int32).reshape(-1, 2)
-
-
-def _scan(
-    step: Callable[[list[Array], Array], tuple[list[Array], None]], first: list[Array], numbers: Int[np.ndarray, "n 2"]
-) -> list[Array]:
-    """Return the arrays that `jax.lax.scan` carries after its last step."""
-    import jax
-
-    if not len(numbers):
-        # JAX would trace a step even for an empty scan, and slices of empty arrays fail.
-        return first
-    return cast("list[Array]", jax.lax.scan(step, first, numbers)[0])
 
 
 def _arrays(partial: PartialResult) -> list[Array]:

@@ -27,7 +27,7 @@ from qkv.kernels.row_blocks.candidates import (
     find_candidates,
 )
 from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits_buffer, visible_range
-from qkv.kernels.row_blocks.thresholds import sparse_weights_
+from qkv.kernels.row_blocks.thresholds import write_sparse_weights
 from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.gradients import (
     accumulate,
@@ -337,7 +337,7 @@ def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Tensor:
     """Return the output of a row block that attends to all keys. The logits of the block may be overwritten."""
     tile, normalizer = call.tile.restrict(rows, block.cols), call.normalizer
     if normalizer.power is not None and normalizer.scale is not None:
-        weights = sparse_weights_(block.logits, normalizer.power, normalizer.scale, block.group_max)
+        weights = write_sparse_weights(block.logits, block.logits, normalizer.power, normalizer.scale, block.group_max)
     else:
         weights = cast("Tensor", normalizer.weights(block.logits, tile))
     return apply_dropout(weights, tile, call.dropout) @ take_range(call.value, block.cols)

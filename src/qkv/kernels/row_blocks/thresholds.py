@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         scale: float
 
 
-__all__ = ["newton_threshold", "sparse_weights", "sparse_weights_"]
+__all__ = ["newton_threshold", "sparse_weights", "write_sparse_weights"]
 
 CHUNK = 2**17
 """Number of elements in rows that are processed at once, so that they and their differences stay in the cache."""
@@ -48,32 +48,27 @@ def sparse_weights(logits: Float[Tensor, "*batch q k"], power: int, scale: float
     return weights
 
 
-def sparse_weights_(
-    logits: Float[Tensor, "q k"], power: int, scale: float, group_max: Float[Tensor, "q groups"] | None = None
-) -> Float[Tensor, "q k"]:
-    """Overwrite rows of logits with their sparsemax or entmax weights, without a gradient, and return them.
+def write_sparse_weights(
+    logits: Float[Tensor, "*batch q k"],
+    out: Float[Tensor, "*batch q k"],
+    power: int,
+    scale: float,
+    group_max: Float[Tensor, "q groups"] | None = None,
+) -> Float[Tensor, "*batch q k"]:
+    """Write the sparsemax or entmax weights of rows of logits to `out`, without a gradient, and return `out`.
+
+    Newton's method runs on some rows at a time, first on the maxima of groups and then on all keys.
 
     Args:
         logits: whole rows of logits.
+        out: contiguous tensor for the weights, which may be the same tensor as `logits`.
         power: exponent p of the projection.
         scale: factor of the logits.
         group_max: maxima of groups of keys that together cover each row; computed if None.
     """
-    return _weights(logits, power, scale, logits, group_max)
-
-
-def _weights(
-    logits: Tensor, power: int, scale: float, out: Tensor | None = None, group_max: Tensor | None = None
-) -> Tensor:
-    """Return the weights of rows of logits, by Newton's method on group maxima first and then on all keys.
-
-    `out` may be the same tensor as `logits`.
-    """
     import torch
 
     k = logits.shape[-1]
-    if out is None:
-        out = torch.empty_like(logits, memory_format=torch.contiguous_format)
     if out.numel() == 0:
         return out
     rows, weights = logits.reshape(-1, k), out.view(-1, k)
@@ -167,7 +162,10 @@ def _logit_gradient(weights: Tensor, gradient: Tensor, power: int, scale: float)
 
 
 def _forward(ctx: _Context, logits: Tensor, power: int, scale: float) -> Tensor:
-    weights = _weights(logits, power, scale)
+    import torch
+
+    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    weights = write_sparse_weights(logits, out, power, scale)
     ctx.save_for_backward(weights)
     ctx.power, ctx.scale = power, scale
     return weights

@@ -33,6 +33,8 @@ class GatedLogits(TileLogits):
     """Logits and gradients of tiles for a gated score, that is, a score with `gated_product`."""
 
     def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
+        import torch
+
         super().__init__(call, factor, ops)
         # Copy without the last column, because matrix products need contiguous rows.
         self._left = RowSlices(call.query[..., :-1].contiguous())
@@ -44,7 +46,8 @@ class GatedLogits(TileLogits):
         # u and v if the gate is computed by a division, otherwise g and h.
         self._query_gates, self._key_gates = (RowSlices(x) for x in (gates if powers is None else powers))
         if powers is not None:
-            self._query_factors, self._key_factors = (RowSlices(_append_ones(x)) for x in powers)
+            pad = torch.nn.functional.pad
+            self._query_factors, self._key_factors = (RowSlices(pad(x, (0, 1), value=1.0)) for x in powers)
 
     def guard_notes(self) -> tuple[str, ...]:
         """Return a note that states whether the gate is computed by a division or by a sigmoid."""
@@ -139,9 +142,3 @@ def bounded_exponentials(
     if not (exact and float(half_range) <= NARROW):
         return None
     return (left + shift).clamp_(-CLAMP, CLAMP).neg_().exp_(), (right - shift).clamp_(-CLAMP, CLAMP).neg_().exp_()
-
-
-def _append_ones(column: Tensor) -> Tensor:
-    import torch
-
-    return torch.cat([column, torch.ones_like(column)], dim=-1)
