@@ -23,7 +23,7 @@ from qkv.core.online_softmax import (
     rescale_factor,
 )
 from qkv.kernels.tiled.pooled_map import ElementMap
-from qkv.readouts.cells import cell_start
+from qkv.readouts.cells import cell_lengths
 
 
 def merge_all(partials):
@@ -199,7 +199,7 @@ def test_tiled_log_sum_exp_is_that_of_the_shared_definition(spread, offset):
 @pytest.mark.parametrize("cells", [8, 7], ids=["equal cells", "unequal cells"])
 def test_tiled_pooled_map_has_the_sums_of_the_shared_definition(cells, spread, offset):
     logits, _, allowed = problem(spread, offset)
-    counts = np.diff([cell_start(cell, cells, K) for cell in range(cells + 1)])
+    counts = np.asarray(cell_lengths(cells, K))
     in_cell = np.repeat(np.eye(cells), counts, axis=0)
     with ignore_numpy_warnings():
         wanted = shared(logits, in_cell, allowed).finalize()[0] / counts

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.core.equation import bind_call
 from qkv.core.tile import Tile
-from qkv.kernels.tiled.pooled_map import PooledMaps, align_to_cells, supports_pooling
+from qkv.kernels.runtime.tile_readouts import readable_in_forward
+from qkv.kernels.tiled.pooled_map import align_to_cells
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.readouts import Heads, PooledMap, Readout, TopWeights
 from qkv.testing.tile_reader import TileReader
@@ -29,9 +29,9 @@ def forward(query: Any, key: Any, readouts: Sequence[Readout], rows: int, cols: 
     base, bound, allowed = how.get("base", 1), how.get("bound"), how.get("allowed")
     exp = torch.exp2 if base == 2 else torch.exp
     tile = Tile.whole(query.shape[-2], key.shape[-2], tuple(query.shape[:-2]))
-    maps = PooledMaps(readouts, tile, query)
+    collector = ReadoutCollector(readouts, tile, query)
     for index in np.ndindex(*tile.batch):
-        blocks = maps.element(index)
+        blocks = collector.element_maps(index)
         logits = query[index] @ key[index].T * (math.log2(math.e) if base == 2 else 1)
         if allowed is not None:
             logits = logits.where(allowed, -math.inf)
@@ -58,7 +58,7 @@ def forward(query: Any, key: Any, readouts: Sequence[Readout], rows: int, cols: 
                 shift, total = torch.full_like(maximum, bound), exp(some - bound).sum(-1, keepdim=True)
             for one in blocks:
                 one.finalize(shift, total, exp)
-    return maps.results()
+    return collector.results()
 
 
 def drawn(q: int, k: int, batch: tuple[int, ...] = ()) -> Any:
@@ -112,12 +112,15 @@ def test_only_selected_heads_have_a_map() -> None:
 
 
 def test_one_pass_supports_softmax_alone() -> None:
-    softmax = qkv.normalizers.Softmax(sink=1.0)
-    assert supports_pooling(PooledMap(4), softmax)
-    assert supports_pooling(Heads(PooledMap(4, "max"), (0,)), softmax)
-    assert not supports_pooling(TopWeights(4), softmax)
-    assert not supports_pooling(PooledMap(4), qkv.normalizers.TopK(3))
-    assert not supports_pooling(PooledMap(4), qkv.normalizers.Sigmoid())
+    assert readable_in_forward([PooledMap(4)], qkv.normalizers.Softmax(sink=1.0))
+    assert not readable_in_forward([PooledMap(4)], qkv.normalizers.TopK(3))
+    assert not readable_in_forward([PooledMap(4)], qkv.normalizers.Sigmoid())
+
+
+def test_readouts_other_than_maps_and_log_sum_exp_need_a_second_pass() -> None:
+    tile, like = Tile.whole(6, 9, (2,)), torch.zeros(())
+    assert ReadoutCollector([PooledMap(4), Heads(PooledMap(4, "max"), (0,))], tile, like).in_parallel
+    assert not ReadoutCollector([PooledMap(4), TopWeights(4)], tile, like).in_parallel
 
 
 @pytest.mark.parametrize(
@@ -169,5 +172,4 @@ def test_log_sum_exp_needs_no_second_pass_over_the_tiles(sink: float | None, wid
     for mine, theirs in zip(found, other, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=1e-14)
     assert (found[0] == -math.inf).any() == (sink is None)
-    call = bind_call(query, key, key, score=qkv.scores.ScaledDot(), normalizer=options["normalizer"])
-    assert ReadoutCollector(readouts, call).accumulator is None
+    assert ReadoutCollector(readouts, Tile.whole(300, 520, (2, 3)), query).in_parallel

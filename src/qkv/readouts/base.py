@@ -26,7 +26,6 @@ __all__ = [
     "Result",
     "across_keys",
     "flatten",
-    "query_slice",
     "unflatten",
 ]
 
@@ -155,7 +154,7 @@ class Readout(Part, ABC):
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Return a `Reduction` for each array that `read` returns, by default for one array `(*batch, q)`."""
-        return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, self.reduce_op), self.initial),)
+        return (Reduction((tile.q_total,), (slice(*tile.rows),), across_keys(tile, self.reduce_op), self.initial),)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
         """Combine the arrays `old`, stored so far, with the arrays `new` of a tile, and return the result."""
@@ -168,11 +167,6 @@ class Readout(Part, ABC):
         The default returns the arrays unchanged.
         """
         return whole
-
-
-def query_slice(tile: Tile) -> tuple[slice]:
-    """Return the index of the tile's queries along the query axis of an array for the whole call."""
-    return (slice(*tile.rows),)
 
 
 def across_keys(tile: Tile, op: ReduceOp) -> ReduceOp:

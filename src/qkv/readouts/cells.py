@@ -13,33 +13,7 @@ import numpy as np
 
 from qkv.core.arrays import Array, asarray_like, library, namespace, requires_gradient, where
 
-__all__ = ["cell_count", "cell_lengths", "cell_start", "cell_range", "pool_cells"]
-
-
-def cell_count(size: int, length: int) -> int:
-    """Return the number of cells of an axis, the smaller of `size` and `length`."""
-    return min(size, length)
-
-
-def cell_start(cell: int, cells: int, length: int) -> int:
-    """Return the index of the first entry of a cell, or the length of the axis if `cell` equals `cells`.
-
-    Example:
-        >>> [cell_start(c, 3, 10) for c in range(4)]
-        [0, 4, 7, 10]
-    """
-    return -(-cell * length // cells) if cells else 0
-
-
-def cell_lengths(cells: int, length: int) -> list[int]:
-    """Return the number of entries of each of the `cells` cells of an axis.
-
-    Example:
-        >>> cell_lengths(3, 10)
-        [4, 3, 3]
-    """
-    starts = [cell_start(c, cells, length) for c in range(cells + 1)]
-    return [stop - start for start, stop in itertools.pairwise(starts)]
+__all__ = ["cell_edges", "cell_lengths", "cell_range", "pool_cells"]
 
 
 def cell_range(limits: tuple[int, int], cells: int, length: int) -> tuple[int, int]:
@@ -53,6 +27,27 @@ def cell_range(limits: tuple[int, int], cells: int, length: int) -> tuple[int, i
     if start >= stop:
         return 0, 0
     return start * cells // length, (stop - 1) * cells // length + 1
+
+
+def cell_edges(limits: tuple[int, int], cells: int, length: int) -> list[int]:
+    """Return the first entry within `limits` of each cell that overlaps the range `limits`, and the end of the last.
+
+    Example:
+        >>> cell_edges((0, 10), 3, 10), cell_edges((3, 5), 3, 10)
+        ([0, 4, 7, 10], [3, 4, 5])
+    """
+    first, last = cell_range(limits, cells, length)
+    return [min(max(-(-c * length // max(1, cells)), limits[0]), limits[1]) for c in range(first, last + 1)]
+
+
+def cell_lengths(cells: int, length: int) -> list[int]:
+    """Return the number of entries of each of the `cells` cells of an axis.
+
+    Example:
+        >>> cell_lengths(3, 10)
+        [4, 3, 3]
+    """
+    return [stop - start for start, stop in itertools.pairwise(cell_edges((0, length), cells, length))]
 
 
 def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length: int, how: str) -> Array:
@@ -72,11 +67,10 @@ def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length:
         >>> pool_cells(np.arange(10.0), -1, (0, 10), 3, 10, "sum")
         array([ 6., 15., 24.])
     """
-    first, last = cell_range(limits, cells, length)
     shape = list(x.shape)
     tile = x.ndim + axis
-    edges = [min(max(cell_start(c, cells, length), limits[0]), limits[1]) for c in range(first, last + 1)]
-    lengths = np.diff(np.asarray(edges, dtype=np.int64)) if edges else np.zeros(0, dtype=np.int64)
+    edges = np.asarray(cell_edges(limits, cells, length), dtype=np.int64)
+    lengths = np.diff(edges)
     if not len(lengths):
         return x[..., :0] if axis == -1 else x[..., :0, :]
     xp, widest = namespace(x), int(lengths.max())
@@ -84,7 +78,7 @@ def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length:
     if not even:
         # Short cells are padded with their last entry, which leaves maxima unchanged; sums count it once.
         step = np.minimum(np.arange(widest), lengths[:, None] - 1)
-        index = (np.asarray(edges[:-1])[:, None] - limits[0] + step).ravel()
+        index = (edges[:-1, None] - limits[0] + step).ravel()
         x = xp.take(x, asarray_like(x, index), axis=axis)
     by_cell = xp.reshape(x, (*shape[:tile], len(lengths), widest, *shape[tile + 1 :]))
     if how == "max":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
-from qkv.readouts.base import Readout, Reduction, query_slice
+from qkv.readouts.base import Readout, Reduction
 
 __all__ = ["Dense"]
 
@@ -42,4 +42,4 @@ class Dense(Readout):
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Return a reduction that stores the weights at the queries and keys of the tile."""
-        return (Reduction((tile.q_total, tile.k_total), (*query_slice(tile), slice(*tile.cols))),)
+        return (Reduction((tile.q_total, tile.k_total), (slice(*tile.rows), slice(*tile.cols))),)

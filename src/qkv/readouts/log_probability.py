@@ -17,7 +17,7 @@ from qkv.core.arrays import namespace, where
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
-from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
+from qkv.readouts.base import Readout, Reduction, across_keys
 
 __all__ = ["LogProbability"]
 
@@ -64,7 +64,7 @@ class LogProbability(Readout):
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Return two reductions, which add the logits and combine the log-sum-exps of tiles."""
-        shape, at = (tile.q_total,), query_slice(tile)
+        shape, at = (tile.q_total,), (slice(*tile.rows),)
         return (
             Reduction(shape, at, across_keys(tile, "add")),
             Reduction(shape, at, across_keys(tile, "logaddexp"), -math.inf),

@@ -18,7 +18,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction
-from qkv.readouts.cells import cell_count, cell_lengths, cell_range, pool_cells
+from qkv.readouts.cells import cell_lengths, cell_range, pool_cells
 
 __all__ = ["PooledMap"]
 
@@ -68,7 +68,7 @@ class PooledMap(Readout):
 
     def sides(self, q: int, k: int) -> tuple[int, int]:
         """Return the number of rows and the number of columns of the pooled map for `q` queries and `k` keys."""
-        return cell_count(self.size, q), cell_count(self.size, k)
+        return min(self.size, q), min(self.size, k)
 
     def read(
         self,

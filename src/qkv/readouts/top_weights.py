@@ -12,7 +12,7 @@ from qkv.core.parts import require_positive_integer
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
-from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
+from qkv.readouts.base import Readout, Reduction, across_keys
 
 __all__ = ["Top", "TopWeights"]
 
@@ -81,7 +81,7 @@ class TopWeights(Readout):
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Return two reductions, which merge the k largest weights and the indices of their keys of several tiles."""
-        shape, at = (tile.q_total, self.k), (*query_slice(tile), slice(None))
+        shape, at = (tile.q_total, self.k), (slice(*tile.rows), slice(None))
         how = across_keys(tile, "top-k")
         return Reduction(shape, at, how), Reduction(shape, at, how, -1)
 

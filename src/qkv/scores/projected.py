@@ -48,7 +48,7 @@ class Projected(WrapperScore):
     key_weight: Array | None = array_field("hidden", "key_width", default=None)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if a weight does not fit its width, or the inner score rejects the projected widths."""
+        """Raise a `ShapeError` if a weight does not fit query or key, or the inner score rejects the new widths."""
         for side, weight, width in (
             ("query", self.query_weight, query_width),
             ("key", self.key_weight, key_width),

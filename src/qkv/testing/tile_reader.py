@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -49,7 +49,7 @@ class TileReader(Kernel):
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Compute the output and the readouts of a call, one row block at a time."""
-        tile, reading = call.tile, ReadoutAccumulator(problem.readouts, call.tile)
+        tile, accumulators = call.tile, [ReadoutAccumulator(readout, call.tile) for readout in problem.readouts]
         output: ArrayLike = zeros(call.value, (*tile.batch, tile.q_total, call.value.shape[-1]))
         with ignore_numpy_warnings():
             for index in batch_indices(tile.batch, self.most):
@@ -57,20 +57,27 @@ class TileReader(Kernel):
                 for rows in ranges(tile.q_total, self.rows):
                     rows_output, summary = attend_rows(one, rows, self.cols)
                     output[(*index, slice(*rows)) if index else (..., slice(*rows), slice(None))] = rows_output
-                    self._read(reading, one, summary, rows, index)
-        return Result(cast(output, call.out_dtype), reading.results())
+                    self._read(accumulators, one, summary, rows, index)
+        return Result(cast(output, call.out_dtype), tuple(accumulator.result() for accumulator in accumulators))
 
     def _read(
-        self, accumulator: ReadoutAccumulator, call: BoundCall, summary: Summary, rows: Limits, index: BatchIndex
+        self,
+        accumulators: Sequence[ReadoutAccumulator],
+        call: BoundCall,
+        summary: Summary,
+        rows: Limits,
+        index: BatchIndex,
     ) -> None:
         normalizer = call.normalizer
         for limits in ranges(call.tile.k_total, self.cols):
             tile, logits = call.tile.restrict(rows, limits), call.logits(rows, limits)
             if logits is None and limits[0] > 0:
-                accumulator.skip(tile, index)
+                for accumulator in accumulators:
+                    accumulator.skip(tile, index)
                 continue
             if logits is None:  # the first tile is always accumulated: it allocates the results and includes the sink
                 logits = fully_masked(call, rows, limits[1])
             # The logits must equal those of the forward pass bit for bit, because a normalizer may compare them.
             weights = normalizer.tile_weights(normalizer.prepare(logits), summary, tile)
-            accumulator.update(logits, weights, normalizer, tile, index)
+            for accumulator in accumulators:
+                accumulator.update(logits, weights, normalizer, tile, index)

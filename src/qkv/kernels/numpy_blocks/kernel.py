@@ -79,20 +79,21 @@ class NumpyBlocksKernel(Kernel):
                 return Result(attend_softmax(call, softmax_tiles(problem, self.budget)))
         call = call.with_all_cast()
         block_rows, cols = self._shape(problem)
-        outputs, readouts = [], ReadoutAccumulator(problem.readouts, call.tile)
+        outputs, accumulators = [], [ReadoutAccumulator(readout, call.tile) for readout in problem.readouts]
         with ignore_numpy_warnings():
             for rows in ranges(call.tile.q_total, block_rows):
                 output: Array | None
                 if _needs_rows(problem):
                     logits = row_logits(call, rows, cols)
                     output, read = weigh_rows(call, rows, logits, problem.readouts)
-                    readouts.add(read, call.tile.restrict(rows, (0, call.tile.k_total)))
+                    for accumulator, result in zip(accumulators, read, strict=True):
+                        accumulator.add(result, call.tile.restrict(rows, (0, call.tile.k_total)))
                 else:
                     output, _ = attend_rows(call, rows, cols)
                 assert output is not None
                 outputs.append(cast(output, call.out_dtype))
             joined = outputs[0] if len(outputs) == 1 else namespace(call.value).concat(outputs, axis=-2)
-            return Result(joined, readouts.results())
+            return Result(joined, tuple(accumulator.result() for accumulator in accumulators))
 
     def _shape(self, problem: Problem) -> tuple[int, int]:
         """Return the numbers of queries and keys in a tile of logits."""

@@ -5,11 +5,11 @@ Gradients are not supported.
 An online normalizer can compute the weights of any tile from its summary of the rows. Readouts are therefore computed
 in a second pass over the tiles:
 
-    accumulator = ReadoutAccumulator(readouts, tile)      once per call
+    accumulator = ReadoutAccumulator(readout, tile)       once per call and readout
     for each batch element and row block:
         for each tile of its keys, after the output of the rows is computed:
             accumulator.update(logits, weights, normalizer, tile, index)
-    accumulator.results()
+    accumulator.result()
 
 Only the accumulated results and the results of one tile are in memory. Readouts that need no second pass are in
 `tiled/pooled_map.py`.
@@ -26,14 +26,14 @@ from qkv.core.batch import BatchIndex
 from qkv.core.tile import Tile
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Readout
-from qkv.readouts.base import flatten, unflatten
+from qkv.readouts.base import Result, flatten, unflatten
 
 __all__ = [
     "ReadoutAccumulator",
     "readable_by_tile",
     "readable_in_forward",
     "result_batch",
-    "result_indices",
+    "selected_heads",
 ]
 
 
@@ -52,32 +52,44 @@ def result_batch(readout: Readout, batch: tuple[int, ...]) -> tuple[int, ...]:
     return batch if readout.head_indices is None else (*batch[:-1], len(readout.head_indices))
 
 
-def result_indices(readout: Readout, batch: tuple[int, ...], index: BatchIndex) -> list[BatchIndex]:
-    """Return the indices in a readout's result to which one batch element of the call contributes.
+def selected_heads(readout: Readout, batch: tuple[int, ...], index: BatchIndex) -> list[tuple[BatchIndex, int | None]]:
+    """Return where a readout's result receives contributions from some batch elements, and from which of their heads.
 
     Args:
         readout: the readout.
         batch: batch shape of the call.
-        index: index of the batch element.
+        index: index of the batch elements in the call; () for all of them.
+
+    Returns:
+        Pairs of an index in the result and a position on the head axis of the batch elements at `index`; the position
+        is None if the result takes these elements as a whole.
     """
-    if readout.head_indices is None:
-        return [index]
-    return [(*index[:-1], n) for n, head in enumerate(readout.head_indices) if head % batch[-1] == index[-1]]
+    if readout.head_indices is None or not index:
+        return [(index, None)]
+    count, at = batch[-1], index[-1]
+    positions: dict[int, int | None] = (
+        {head: n for n, head in enumerate(range(*at.indices(count)))} if isinstance(at, slice) else {at: None}
+    )
+    heads = [head % count for head in readout.head_indices]
+    return [((*index[:-1], n), positions[head]) for n, head in enumerate(heads) if head in positions]
 
 
 class ReadoutAccumulator:
-    """Accumulator of the results of readouts over the tiles of a call.
+    """Accumulator of the result of one readout over the tiles of a call, allocated at the first tile.
 
     Args:
-        readouts: the readouts.
+        readout: the readout.
         tile: the tile that covers the whole call.
     """
 
-    def __init__(self, readouts: Sequence[Readout], tile: Tile) -> None:
-        self._accumulators = [_Accumulator(readout, tile) for readout in readouts]
+    def __init__(self, readout: Readout, tile: Tile) -> None:
+        self.readout, self.tile = readout, tile
+        self.batch = result_batch(readout, tile.batch)
+        self.arrays: list[Any] = []
+        self.kind: type = object
 
     def update(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile, index: BatchIndex = ()) -> None:
-        """Compute the readouts of one tile and merge them into the results.
+        """Compute the readout of one tile and add it to the result.
 
         Args:
             logits: logits of the tile, −inf where a key is masked.
@@ -86,99 +98,49 @@ class ReadoutAccumulator:
             tile: the tile.
             index: index of the tile's batch elements in the call; () if the tile holds all batch elements.
         """
-        for accumulator in self._accumulators:
-            accumulator.update(logits, weights, normalizer, tile, index)
-
-    def add(self, results: Sequence[Any], tile: Tile) -> None:
-        """Merge readouts that were already computed for a tile of all batch elements into the results.
-
-        Args:
-            results: result of each readout for the tile.
-            tile: the tile.
-        """
-        for accumulator, result in zip(self._accumulators, results, strict=True):
-            accumulator.add(accumulator.readout, flatten(result), tile, (), type(result))
-
-    def skip(self, tile: Tile, index: BatchIndex = ()) -> None:
-        """Merge a fully masked tile into the results, without computing its logits.
-
-        The first tile of a row must be passed to `update`, which allocates the results.
-        """
-        for accumulator in self._accumulators:
-            accumulator.skip(tile, index)
-
-    def results(self) -> tuple[Any, ...]:
-        """Return the results of the readouts, in the order of the readouts."""
-        return tuple(accumulator.result() for accumulator in self._accumulators)
-
-
-class _Accumulator:
-    """Accumulator of the result of one readout, whose arrays are allocated at the first tile."""
-
-    def __init__(self, readout: Readout, tile: Tile) -> None:
-        self.readout, self.tile = readout, tile
-        self.heads = readout.head_indices
-        self.batch = result_batch(readout, tile.batch)
-        self.arrays: list[Any] = []
-        self.kind: type = object
-
-    def update(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile, index: BatchIndex) -> None:
-        if self.heads is None or not index:
-            result = self.readout.read(logits, weights, normalizer, tile)
-            self.add(self.readout, flatten(result), tile, index, type(result))
-            return
-        inner = self.readout.per_head
-        for target, position in self._selected_heads(index):
-            if position is None:
-                result = inner.read(logits, weights, normalizer, tile)
-            else:
-                before: BatchIndex = tuple(slice(None) for _ in tile.batch[:-1])
-                one: BatchIndex = (*before, position)
-                cut = (*before, position, slice(None), slice(None))
+        readout = self.readout.per_head if index else self.readout
+        for target, position in selected_heads(self.readout, self.tile.batch, index):
+            selected = logits, weights, normalizer, tile
+            if position is not None:
+                one: BatchIndex = (*(slice(None) for _ in tile.batch[:-1]), position)
+                cut = (*one, slice(None), slice(None))
                 # Readouts use no random numbers, so the position of the tile in the call is not needed.
                 here = replace(tile.select_batch(one), batch_origin=None)
-                result = inner.read(logits[cut], weights[cut], normalizer.select_batch(one), here)
-            self.add(inner, flatten(result), tile, target, type(result))
+                selected = logits[cut], weights[cut], normalizer.select_batch(one), here
+            self.add(readout.read(*selected), tile, target)
 
-    def _selected_heads(self, index: BatchIndex) -> list[tuple[BatchIndex, int | None]]:
-        """Return, for each selected head of the tile, its index in the result and its position on the tile's head axis.
+    def add(self, result: Result, tile: Tile, index: BatchIndex = ()) -> None:
+        """Add a readout that was already computed for a tile.
 
-        The position is None if the tile holds a single head without a head axis.
+        Args:
+            result: result of the readout for the tile.
+            tile: the tile.
+            index: index in the result of the call; () if the tile holds all batch elements.
         """
-        assert self.heads is not None
-        count, at = self.tile.batch[-1], index[-1]
-        selected: list[tuple[BatchIndex, int | None]] = []
-        for n, head in enumerate(self.heads):
-            head %= count
-            if isinstance(at, int):
-                if head == at:
-                    selected.append(((*index[:-1], n), None))
-            elif head in (here := range(*at.indices(count))):
-                selected.append(((*index[:-1], n), here.index(head)))
-        return selected
-
-    def add(self, readout: Readout, arrays: tuple[Array, ...], tile: Tile, index: BatchIndex, kind: type) -> None:
-        reductions = readout.reductions(tile)
+        arrays, reductions = flatten(result), self.readout.reductions(tile)
         if not self.arrays:
-            self.kind = kind
+            self.kind = type(result)
             self.arrays = [reduction.allocate(x, self.batch) for reduction, x in zip(reductions, arrays, strict=True)]
         targets: tuple[Any, ...] = tuple(
             reduction.slice(whole[index]) for reduction, whole in zip(reductions, self.arrays, strict=True)
         )
         if any(reduction.op != "set" for reduction in reductions):
-            arrays = readout.merge(targets, arrays, tile)
+            arrays = self.readout.merge(targets, arrays, tile)
         for target, x in zip(targets, arrays, strict=True):
             target[...] = x
 
-    def skip(self, tile: Tile, index: BatchIndex) -> None:
-        all_heads = self.heads is None or not index
-        indices = [index] if all_heads else [target for target, _ in self._selected_heads(index)]
+    def skip(self, tile: Tile, index: BatchIndex = ()) -> None:
+        """Merge a fully masked tile into the result, without computing its logits.
+
+        The first tile of a row must be passed to `update`, which allocates the result.
+        """
         for n, reduction in enumerate(self.readout.reductions(tile)):
             if reduction.masked is None:
                 continue
-            for at in indices:
+            for at, _ in selected_heads(self.readout, self.tile.batch, index):
                 target: Any = reduction.slice(self.arrays[n][at])
                 target[...] = reduction.combine(target, zeros(target, target.shape) + reduction.masked)
 
     def result(self) -> Any:
+        """Return the result of the call."""
         return self.readout.finalize(unflatten(tuple(self.arrays), self.kind), self.tile)

@@ -151,7 +151,7 @@ def _collect(call: TorchCall, problem: Problem, sizes: TileSizes) -> Result:
     from qkv.kernels.tiled.readouts import ReadoutCollector
 
     notes: list[str] = []
-    collector = ReadoutCollector(problem.readouts, call)
+    collector = ReadoutCollector(problem.readouts, call.tile, like=call.value)
     maps = [readout for readout in problem.readouts if readout.pooling]
     sizes = replace(sizes, cols=align_to_cells(sizes.cols, call.tile.k_total, maps), batch=1)
     output = forward(call, sizes, notes, collector)[0]

@@ -8,14 +8,13 @@ divided by the total of its row, and added to its cell of the map:
 
 For maximum pooling, the largest exponential of each cell replaces the sum. The loop over tiles calls:
 
-    maps = PooledMaps(readouts, tile, like=value)           once per call
     for each batch element:
-        for each row block, with every element_map of maps.element(index):
+        element_map = ElementMap(mean, targets, tile)       for each pooled map
+        for each row block:
             element_map.start(rows)
             for each tile of keys:                          except fully masked tiles
                 element_map.update(e, cols, maximum)        e before dropout, 0 where masked
             element_map.finalize(shift, total)
-    maps.results()
 
 Pooling is fastest if the side of a tile is a multiple of that of a cell; `align_to_cells` returns such a side.
 """
@@ -28,21 +27,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from qkv.core.batch import BatchIndex
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import Limits
-from qkv.kernels.runtime.tile_readouts import result_batch, result_indices
-from qkv.normalizers.base import Normalizer
 from qkv.readouts import PooledMap, Readout
-from qkv.readouts.cells import cell_range, cell_start, pool_cells
+from qkv.readouts.cells import cell_edges, cell_range, pool_cells
 
-__all__ = ["ElementMap", "PooledMaps", "align_to_cells", "supports_pooling"]
-
-
-def supports_pooling(readout: Readout, normalizer: Normalizer) -> bool:
-    """Return whether `PooledMaps` can compute a readout of the weights of a normalizer."""
-    return readout.pooling is not None and normalizer.log_sum_exp and normalizer.online
+__all__ = ["ElementMap", "align_to_cells"]
 
 
 def align_to_cells(side: int, length: int, readouts: Sequence[Readout]) -> int:
@@ -54,49 +45,11 @@ def align_to_cells(side: int, length: int, readouts: Sequence[Readout]) -> int:
         480
     """
     for readout in readouts:
-        size = _pooled_map(readout).size
+        size = cast("PooledMap", readout.per_head).size  # guaranteed by `readout.pooling`
         width = length // min(size, length) if length else 1
         if length % max(1, width) == 0 and 1 < width <= side:
             return side - side % width
     return side
-
-
-def _pooled_map(readout: Readout) -> PooledMap:
-    return cast("PooledMap", readout.per_head)  # guaranteed by `readout.pooling`
-
-
-class PooledMaps:
-    """Accumulator of the pooled attention maps of a call.
-
-    Args:
-        readouts: readouts for which `supports_pooling` is true.
-        tile: the tile that covers the whole call.
-        like: tensor with the dtype and device of accumulation.
-    """
-
-    def __init__(self, readouts: Sequence[Readout], tile: Tile, like: Tensor) -> None:
-        self.readouts, self.tile = tuple(readouts), tile
-        self.whole = []
-        for readout in self.readouts:
-            sides = _pooled_map(readout).sides(tile.q_total, tile.k_total)
-            self.whole.append(like.new_zeros((*result_batch(readout, tile.batch), *sides)))
-
-    def element(self, index: BatchIndex) -> list[ElementMap]:
-        """Return an accumulator for each pooled map that includes the batch element at `index`.
-
-        Several elements may be accumulated in parallel.
-        """
-        maps = []
-        for readout, whole in zip(self.readouts, self.whole, strict=True):
-            targets = [whole[at] for at in result_indices(readout, self.tile.batch, index)]
-            if targets:
-                maps.append(ElementMap(readout.pooling == "mean", targets, self.tile))
-        return maps
-
-    def results(self) -> tuple[Tensor, ...]:
-        """Return the finished pooled maps, in the order of the readouts."""
-        pairs = zip(self.readouts, self.whole, strict=True)
-        return tuple(cast("Tensor", readout.finalize(whole, self.tile)) for readout, whole in pairs)
 
 
 @dataclass
@@ -206,9 +159,8 @@ class ElementMap:
     def _new_tile(self, cols: Limits) -> _TileCells:
         length, count = self.tile.k_total, self.sides[1]
         cells = cell_range(cols, count, length)
-        edges = [min(max(cell_start(c, count, length), cols[0]), cols[1]) for c in range(cells[0], cells[1] + 1)]
         entries = (self.width, self.width + cells[1] - cells[0])
-        tile = self.tiles[cols] = _TileCells(len(self.tiles), entries, cells, edges)
+        tile = self.tiles[cols] = _TileCells(len(self.tiles), entries, cells, cell_edges(cols, count, length))
         self.width = entries[1]
         return tile
 

@@ -8,18 +8,15 @@ computed (`kernels/runtime/tile_readouts.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from qkv.core.batch import BatchIndex
-from qkv.core.equation import TorchCall
+from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, result_batch, result_indices
-from qkv.kernels.tiled.pooled_map import ElementMap, PooledMaps, supports_pooling
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, result_batch, selected_heads
+from qkv.kernels.tiled.pooled_map import ElementMap
 from qkv.readouts import Readout
 
 __all__ = ["ReadoutCollector"]
-
-Kind = Literal["map", "log total", "tiles"]
 
 
 class ReadoutCollector:
@@ -27,34 +24,35 @@ class ReadoutCollector:
 
     Args:
         readouts: the readouts.
-        call: the call.
+        tile: the tile that covers the whole call.
+        like: tensor with the dtype and device of accumulation.
 
     Attributes:
-        accumulator: accumulator of readouts that need a second pass over the tiles; None if there are none.
+        accumulators: accumulators of the readouts that need a second pass over the tiles.
     """
 
-    def __init__(self, readouts: Sequence[Readout], call: TorchCall) -> None:
-        self._kinds = [_kind(readout, call) for readout in readouts]
-
-        def of(kind: Kind) -> list[Readout]:
-            return [readout for readout, other in zip(readouts, self._kinds, strict=True) if other == kind]
-
-        self._maps = PooledMaps(of("map"), call.tile, like=call.value)
-        self._batch = call.tile.batch
-        self._log_totals = [
-            (readout, call.value.new_empty((*result_batch(readout, self._batch), call.tile.q_total)))
-            for readout in of("log total")
-        ]
-        self.accumulator = ReadoutAccumulator(of("tiles"), call.tile) if "tiles" in self._kinds else None
+    def __init__(self, readouts: Sequence[Readout], tile: Tile, like: Tensor) -> None:
+        self._tile = tile
+        self._results = [(readout, _allocate(readout, tile, like)) for readout in readouts]
+        self.accumulators = [ReadoutAccumulator(readout, tile) for readout, whole in self._results if whole is None]
 
     @property
     def in_parallel(self) -> bool:
         """Whether batch elements may be computed in parallel."""
-        return self.accumulator is None
+        return not self.accumulators
 
     def element_maps(self, index: BatchIndex) -> list[ElementMap]:
-        """Return the accumulators of the pooled maps for the batch element at `index`."""
-        return self._maps.element(index)
+        """Return the accumulators of the pooled maps for the batch element at `index`.
+
+        Several elements may be accumulated in parallel.
+        """
+        maps = []
+        for readout, whole in self._results:
+            if readout.pooling and whole is not None:
+                targets = [whole[at] for at, _ in selected_heads(readout, self._tile.batch, index)]
+                if targets:
+                    maps.append(ElementMap(readout.pooling == "mean", targets, self._tile))
+        return maps
 
     def add_log_totals(self, index: BatchIndex, rows: tuple[int, int], log_total: Callable[[], Tensor]) -> None:
         """Store the log-sum-exp of a range of queries if a readout of the call needs it.
@@ -64,21 +62,23 @@ class ReadoutCollector:
             rows: range of the queries.
             log_total: function that computes the log-sum-exp, `(rows, 1)`.
         """
-        for readout, whole in self._log_totals:
-            for at in result_indices(readout, self._batch, index):
-                whole[(*at, slice(*rows))] = log_total()[..., 0]
+        for readout, whole in self._results:
+            if readout.is_log_sum_exp and whole is not None:
+                for at, _ in selected_heads(readout, self._tile.batch, index):
+                    whole[(*at, slice(*rows))] = log_total()[..., 0]
 
     def results(self) -> tuple[object, ...]:
         """Return the results of the readouts, in the order of the readouts."""
-        results = {
-            "map": iter(self._maps.results()),
-            "log total": iter([whole for _, whole in self._log_totals]),
-            "tiles": iter(self.accumulator.results() if self.accumulator else ()),
-        }
-        return tuple(next(results[kind]) for kind in self._kinds)
+        accumulators = iter(self.accumulators)
+        return tuple(
+            next(accumulators).result() if whole is None else readout.finalize(whole, self._tile)
+            for readout, whole in self._results
+        )
 
 
-def _kind(readout: Readout, call: TorchCall) -> Kind:
-    if supports_pooling(readout, call.normalizer):
-        return "map"
-    return "log total" if readout.is_log_sum_exp else "tiles"
+def _allocate(readout: Readout, tile: Tile, like: Tensor) -> Tensor | None:
+    """Return the result of a readout that the first pass over the tiles fills, or None if it needs a second pass."""
+    if not (readout.pooling or readout.is_log_sum_exp):
+        return None
+    (reduction,) = readout.reductions(tile)
+    return like.new_zeros((*result_batch(readout, tile.batch), *reduction.shape))

@@ -14,7 +14,7 @@ Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -165,8 +165,8 @@ class SoftmaxTiles:
             pooled.finalize(shift, total, torch.exp2 if self._base2 else torch.exp)
         if self.collector is not None:
             self.collector.add_log_totals(self.index, rows, lambda: self._log_total(shift, total))
-            if self.collector.accumulator is not None:
-                self._read(self.collector.accumulator, rows, shift, total, workspace)
+            if self.collector.accumulators:
+                self._read(self.collector.accumulators, rows, shift, total, workspace)
         return output, shift, total
 
     def _accumulate(self, rows: Limits, workspace: Workspace, running: bool) -> RowSums:
@@ -232,7 +232,12 @@ class SoftmaxTiles:
         return total.log().add_(shift, alpha=math.log(2) if self._base2 else 1.0)
 
     def _read(
-        self, accumulator: ReadoutAccumulator, rows: Limits, shift: Tensor, total: Tensor, workspace: Workspace
+        self,
+        accumulators: Sequence[ReadoutAccumulator],
+        rows: Limits,
+        shift: Tensor,
+        total: Tensor,
+        workspace: Workspace,
     ) -> None:
         """Recompute the weights of a range of queries tile by tile and accumulate readouts from them."""
         import torch
@@ -243,7 +248,8 @@ class SoftmaxTiles:
             here = tile.restrict(rows, cols)
             coverage = "all" if call.mask is None else call.mask.coverage(here)
             if coverage == "none" and cols[0] > 0:
-                accumulator.skip(here, self.index)
+                for accumulator in accumulators:
+                    accumulator.skip(here, self.index)
                 continue
             logits = self._logits.logits(rows, cols, workspace)
             weights = workspace.take("weights", tuple(logits.shape), logits)
@@ -256,7 +262,8 @@ class SoftmaxTiles:
                 excluded = self._excluded(call.mask, here, workspace)
                 logits.masked_fill_(excluded, -math.inf)
                 weights.masked_fill_(excluded, 0.0)
-            accumulator.update(logits, weights, call.normalizer, here, self.index)
+            for accumulator in accumulators:
+                accumulator.update(logits, weights, call.normalizer, here, self.index)
 
     def backward(
         self,
