@@ -119,3 +119,10 @@ def test_tracers_pass_construction():
 def test_a_number_outside_what_is_wanted_is_refused_by_owner_name_and_value(value):
     with pytest.raises(OptionError, match=r"width of Owner must be positive, got"):
         require_number("Owner", "width", value, lambda x: x > 0, "positive")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_another_number_of_arrays_than_the_part_has_is_refused(count):
+    part = Example(scale=np.ones(2), inner=Example(scale=np.ones(3)))
+    with pytest.raises(ShapeError, match=rf"number of arrays for Example must be 2, got {count}\. Pass as many"):
+        part.replace_arrays([np.ones(1)] * count)

@@ -45,6 +45,11 @@ def test_what_is_no_mask_at_all_is_refused_by_its_kind():
         require_mask("causal")
 
 
+def test_a_class_of_masks_is_refused_by_its_name():
+    with pytest.raises(KindError, match=r"mask must be a Mask, got the class Causal\. Pass an instance"):
+        require_mask(Causal)
+
+
 def test_a_mask_of_keys_and_a_mask_of_pairs_is_no_mask_of_keys():
     assert (Keys(np.array([True])) & Lengths(1)).key_only
     assert not (Keys(np.array([True])) & Causal()).key_only

@@ -90,6 +90,8 @@ def test_positions_of_the_spec_apply_unless_the_call_gives_others() -> None:
         (lambda: nn.Attention(mask=np.ones((2, 2), bool)), KindError, "masks.Pairs"),
         (lambda: nn.Attention(dropout=-0.1), OptionError, "dropout must be a number in"),
         (lambda: nn.Attention(score=nn.Gaussian), KindError, "nn.Gaussian\\(query_width"),
+        (lambda: nn.Attention(score="dot"), KindError, "got 'dot'. Pass an instance"),  # type: ignore[arg-type]
+        (lambda: nn.HardAttention(score=nn.Additive), KindError, "got the class Additive. Pass an instance"),
     ],
 )
 def test_invalid_arguments_are_refused(make: Any, error: type[Exception], said: str) -> None:

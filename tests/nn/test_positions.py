@@ -153,6 +153,8 @@ def test_only_the_learned_table_is_in_the_state_dict() -> None:
         (lambda: Rotary(4)(torch.zeros(2, 3, 4), torch.tensor([0, 5])), ShapeError, r"position_ids\(start, 3\)"),
         (lambda: Learned(5, 4)(torch.zeros(1, 6, 4)), ShapeError, "from 0 to 4, got 0 to 5"),
         (lambda: Learned(5, 4)(torch.zeros(1, 2, 4), 4), ShapeError, "got 4 to 5"),
+        (lambda: Learned(5, 4)(torch.zeros(1, 2, 4), torch.tensor([[-1, 0]])), ShapeError, "from 0 to 4, got -1 to 0"),
+        (lambda: Learned(5, 4)(torch.zeros(1, 2, 4), torch.tensor([[4, 5]])), ShapeError, "from 0 to 4, got 4 to 5"),
         (lambda: Sinusoidal(4)(torch.zeros(1, 2, 5)), ShapeError, r"x must have shape \(\*batch, length, 4\)"),
         (lambda: sinusoidal_table(3, 4, base=0.0), OptionError, "positive"),
     ],

@@ -74,6 +74,11 @@ def test_cisis_judgements_are_read_in_their_own_columns(tmp_path):
     assert read_judgements(tmp_path / "rel") == {"1": {"28": 1, "35": 1}}
 
 
+def test_the_document_0_keeps_its_number(tmp_path):
+    (tmp_path / "rel").write_text("1 0\n007 012\n")
+    assert read_judgements(tmp_path / "rel") == {"1": {"0": 1}, "7": {"12": 1}}
+
+
 def test_trec_judgements_keep_their_grades(tmp_path):
     (tmp_path / "qrels").write_text("q1 0 doc-7 2\nq1 0 doc-8 0\n")
     assert read_judgements(tmp_path / "qrels") == {"q1": {"doc-7": 2, "doc-8": 0}}

@@ -114,9 +114,18 @@ def test_a_damaged_manifest_is_named_and_the_version_before_it_opens(path: Path)
     made(path)
     newest = sorted((path / "versions").iterdir())[-1]
     flip(newest, newest.stat().st_size // 2)
-    with pytest.raises(DamagedStoreError, match=r"manifest of version 4 .* Open version 3"):
+    with pytest.raises(DamagedStoreError, match=r"manifest of version 4 .* from a copy, or open version 3\.$"):
         stores.open(path)
     assert ids_of(stores.open(path, version=3)) == list(range(20))
+
+
+def test_no_older_version_is_suggested_for_the_damaged_first_one(path: Path) -> None:
+    made(path)
+    first = sorted((path / "versions").iterdir())[0]
+    number = min(version.number for version in stores.open(path).versions())
+    flip(first, first.stat().st_size // 2)
+    with pytest.raises(DamagedStoreError, match=rf"manifest of version {number} .*Restore versions/.* from a copy\.$"):
+        stores.open(path, version=number)
 
 
 def test_a_store_of_a_newer_format_asks_for_an_update(path: Path) -> None:

@@ -120,14 +120,17 @@ class Part:
         The order is that of the method `arrays()`.
 
         Raises:
-            ShapeError: `arrays` has more elements than the part has arrays.
+            ShapeError: the number of `arrays` is not the number of arrays of the part.
         """
         queue = list(arrays)
-        out = self._map(lambda array, names: queue.pop(0))
-        if queue:
+        try:
+            out = self._map(lambda array, names: queue.pop(0))
+        except IndexError:
+            out = self
+        if queue or out is self:
             raise ShapeError(
-                f"the number of arrays for {type(self).__name__} must be {len(arrays) - len(queue)}, got "
-                f"{len(arrays)}. Pass as many arrays as its method arrays returns."
+                f"the number of arrays for {type(self).__name__} must be {len(self.arrays())}, got {len(arrays)}. Pass "
+                "as many arrays as its method arrays returns."
             )
         return out
 

@@ -8,7 +8,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from qkv import scores
 from qkv.core.checks import check_probability
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
@@ -20,7 +19,7 @@ from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
 from qkv.nn.part_module import PartModule
 from qkv.nn.protocols import AttentionOutput, Cache
-from qkv.nn.scores.base import LearnedScore, ScoreLike, build_score
+from qkv.nn.scores.base import ScoreLike, wrap_score
 from qkv.normalizers import Normalizer
 from qkv.plan import Spec
 from qkv.plan.spec import CallOptions
@@ -79,15 +78,7 @@ class Attention(torch.nn.Module):
             normalizer = spec.normalizer if normalizer is None else normalizer
             mask = spec.mask if mask is None else mask
             dropout = dropout or spec.dropout
-        portable = isinstance(score, type) and issubclass(score, scores.Score)
-        if not (score is None or portable or isinstance(score, (scores.Score, torch.nn.Module))):
-            got = f"the class {score.__name__}" if isinstance(score, type) else repr(score)
-            name = score.__name__ if isinstance(score, type) and issubclass(score, LearnedScore) else "Additive"
-            raise KindError(
-                f"score must be a score of qkv.scores, or an instance of a learned score of qkv.nn, got {got}. Pass an "
-                f"instance, such as scores.Dot() or nn.{name}(query_width, key_width)."
-            )
-        self.score = build_score(score, 1, 1, getattr(score, "heads", None))
+        self.score = wrap_score(score)
         self.normalizer = PartModule(normalizer)
         self.mask = PartModule(None if mask is None else require_mask(mask))
         self.positions = None if spec is None else spec.positions

@@ -35,7 +35,7 @@ from qkv.masks import Mask
 from qkv.masks.base import and_masks
 from qkv.nn.align_batch import align_batch
 from qkv.nn.part_module import PartModule
-from qkv.nn.scores.base import ScoreLike, build_score
+from qkv.nn.scores.base import ScoreLike, wrap_score
 from qkv.normalizers import Sample, Softmax
 from qkv.readouts import Dense, LogProbability, SampledKey, TopWeights
 from qkv.scores import Score
@@ -115,7 +115,7 @@ class HardAttention(torch.nn.Module):
         check_choice("baseline", baseline, (None, "moving", "exact"))
         if not 0 <= decay < 1:
             raise OptionError(f"decay must be a number in [0, 1), got {decay!r}.")
-        self.score = build_score(score, 1, 1, getattr(score, "heads", None))
+        self.score = wrap_score(score)
         self.mask = PartModule(mask)
         self.draw, self.soft = Sample(temperature), Softmax(temperature)
         self.sharp = Softmax(sharpness)

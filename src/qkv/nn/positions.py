@@ -173,7 +173,13 @@ class Learned(nn.Module):
                     "or use Sinusoidal or Rotary, which have no limit."
                 )
             return x + self.table[positions:stop]
-        return x + self.table[_token_positions(x, positions)]
+        try:  # unlike an index into the table, an embedding refuses negative positions
+            return x + nn.functional.embedding(_token_positions(x, positions), self.table)
+        except IndexError:
+            raise ShapeError(
+                f"positions must be from 0 to {length - 1}, got {int(positions.min())} to {int(positions.max())}. "
+                "Use a larger length, or use Sinusoidal or Rotary, which have no limit."
+            ) from None
 
     def extra_repr(self) -> str:
         """Return the length and the width of the table as text for `print`."""

@@ -33,7 +33,7 @@ def read_judgements(path: Path) -> Judgements:
             return query, document, round(float(grade))
         cells = line.split()
         if len(cells) in (2, 3) or (len(cells) == 4 and "." in cells[3]):
-            return cells[0].lstrip("0"), cells[1].lstrip("0"), 1
+            return cells[0].lstrip("0") or "0", cells[1].lstrip("0") or "0", 1
         return cells[0], cells[2], int(cells[3])
 
     remedy = "a query, a document and a grade in the format of TREC, BEIR or SMART"

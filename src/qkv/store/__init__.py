@@ -16,9 +16,10 @@ require_packages("tables and stores need", "ask", "pyarrow", "filelock")
 
 from qkv.store.arrow import ArrowStore
 from qkv.store.attachments import read_attached
-from qkv.store.base import Block, BlockSelector, Damage, Store, Version
+from qkv.store.base import Block, BlockSelector, Damage, Store
 from qkv.store.lance import LanceStore
 from qkv.store.opening import create, is_store, open, remove, require_free
+from qkv.store.versions import Version
 
 __all__ = [
     "ArrowStore",

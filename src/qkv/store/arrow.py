@@ -26,9 +26,10 @@ from qkv.core.typing import Bool
 from qkv.errors import DamagedStoreError
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
-from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store, Version
+from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store
 from qkv.store.disk import TEMPORARY, sync_folder
 from qkv.store.manifest import Manifest, RowFile, latest, manifest_path, numbers, read_manifest
+from qkv.store.versions import Version
 
 if TYPE_CHECKING:
     import pyarrow as pa

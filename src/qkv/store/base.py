@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -20,11 +19,12 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Int
 from qkv.errors import DamagedStoreError, DataError, OptionError
 from qkv.store.locking import writer_lock
+from qkv.store.versions import Version
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Block", "BlockSelector", "Damage", "Metadata", "RowPredicate", "Store", "Version"]
+__all__ = ["Block", "BlockSelector", "Damage", "Metadata", "RowPredicate", "Store"]
 
 _FEW = 8
 """Maximum number of rows for which slicing each row is faster than `Table.take`."""
@@ -40,23 +40,6 @@ BlockSelector = Callable[[Sequence["Block"]], Sequence[np.ndarray | None]]
 
 None selects no rows. The function may select rows that are already deleted.
 """
-
-
-@dataclass(frozen=True)
-class Version:
-    """The description of a version of a store, which is a committed state of its rows.
-
-    Attributes:
-        number: the number, 1 for the empty store that `create` makes, increased by 1 with each commit.
-        operation: the operation that committed the version: `create`, `append`, `delete` or `compact`.
-        rows: number of rows.
-        written: time of the commit, in UTC.
-    """
-
-    number: int
-    operation: str
-    rows: int
-    written: datetime
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from qkv.errors import (
 )
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
-from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store, Version
+from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store
 from qkv.store.disk import sync_folder
 from qkv.store.lance_files import (
     FOLDERS,
@@ -42,6 +42,7 @@ from qkv.store.lance_files import (
     sync_all,
     translate_errors,
 )
+from qkv.store.versions import Version, older_version
 
 if TYPE_CHECKING:
     import lance
@@ -269,14 +270,15 @@ class LanceStore(Store):
                 ) from None
             raise DamagedStoreError(
                 f"the manifest of version {version} of {self.path.name!r} is damaged: {first_line(error)}. "
-                f"Open version {version - 1}, or restore the manifest from a copy."
+                f"Restore the manifest from a copy{older_version(version, numbers)}."
             ) from None
 
     def _set_aside(self, numbers: list[int]) -> None:
         names = ", ".join(map(str, numbers))
+        subject, verb = ("versions", "were") if len(numbers) > 1 else ("version", "was")
         warnings.warn(
-            f"{self.path.name!r}: version {names} cannot be read, probably because of a power loss, and was set aside. "
-            "The newest readable version is open. Repeat the last write.",
+            f"{self.path.name!r}: {subject} {names} cannot be read, probably because of a power loss, and {verb} set "
+            "aside. The newest readable version is open. Repeat the last write.",
             UserWarning,
             stacklevel=4,
         )

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from qkv.errors import DamagedStoreError, DataError
-from qkv.store.base import Metadata, Version
+from qkv.store.base import Metadata
 from qkv.store.disk import checksum, sync_folder, write_synced
+from qkv.store.versions import Version, older_version
 
 __all__ = ["FORMAT", "Manifest", "RowFile", "latest", "manifest_path", "numbers", "read_manifest"]
 
@@ -147,7 +148,7 @@ def read_manifest(folder: Path, number: int) -> Manifest:
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedStoreError(
             f"the manifest of version {number} of {folder.parent.name!r} is damaged: {error}. "
-            f"Open version {number - 1}, or restore {folder.name}/{path.name} from a copy."
+            f"Restore {folder.name}/{path.name} from a copy{older_version(number, numbers(folder))}."
         ) from None
     body = json.loads(text)
     if body.pop("format") > FORMAT:

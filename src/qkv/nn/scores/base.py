@@ -171,6 +171,23 @@ class WrapperScore(LearnedScore):
         return type(self).core(self.score(), **self.current_fields())
 
 
+def wrap_score(score: ScoreLike) -> LearnedScore | PartModule[scores.Score]:
+    """Return a module that holds `score`, for modules that do not know the widths of queries and keys.
+
+    Raises:
+        KindError: if `score` is a class of learned scores, which needs these widths, or no score.
+    """
+    portable = isinstance(score, type) and issubclass(score, scores.Score)
+    if not (score is None or portable or isinstance(score, (scores.Score, torch.nn.Module))):
+        got = f"the class {score.__name__}" if isinstance(score, type) else repr(score)
+        name = score.__name__ if isinstance(score, type) and issubclass(score, LearnedScore) else "Additive"
+        raise KindError(
+            f"score must be a score of qkv.scores, or an instance of a learned score of qkv.nn, got {got}. Pass an "
+            f"instance, such as scores.Dot() or nn.{name}(query_width, key_width)."
+        )
+    return build_score(score, 1, 1, getattr(score, "heads", None))
+
+
 def build_score(
     score: ScoreLike,
     query_width: int,

@@ -1,0 +1,32 @@
+"""Descriptions of the versions of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+__all__ = ["Version", "older_version"]
+
+
+@dataclass(frozen=True)
+class Version:
+    """The description of a version of a store, which is a committed state of its rows.
+
+    Attributes:
+        number: the number, 1 for the empty store that `create` makes, increased by 1 with each commit.
+        operation: the operation that committed the version: `create`, `append`, `delete` or `compact`.
+        rows: number of rows.
+        written: time of the commit, in UTC.
+    """
+
+    number: int
+    operation: str
+    rows: int
+    written: datetime
+
+
+def older_version(version: int, versions: Sequence[int]) -> str:
+    """Return ", or open version …" with the newest of the `versions` before `version`, or "" if there is none."""
+    older = [number for number in versions if number < version]
+    return f", or open version {max(older)}" if older else ""
