@@ -57,7 +57,7 @@ def test_a_model_is_kept_by_its_folder_and_missed_when_it_is_gone(tmp_path):
     rest = Database.open(tmp_path / "store", damaged="skip")
     assert rest.verify() == []
     assert rest.ask("Cats and dogs.", score="spelling").value == pytest.approx(3)
-    with pytest.raises(DataError, match="Restore or install"):
+    with pytest.raises(DataError, match="Restore the folder of the model, or install"):
         rest.ask("golden ring")
     shutil.move(tmp_path / "away", model)
     assert Database.open(tmp_path / "store").ask("golden ring").value == pytest.approx(wanted)

@@ -243,7 +243,7 @@ def test_outliers_are_predicted_and_infinite_numbers_refused():
 def test_text_in_a_column_that_was_fitted_as_numbers_is_refused():
     pandas = pytest.importorskip("pandas")
     model = quick().fit(pandas.DataFrame({"a": X[:, 0]}), Y)
-    with pytest.raises(DataError, match="must hold numbers, as when"):
+    with pytest.raises(DataError, match="must hold numbers, because it held numbers in the call of fit"):
         model.predict(pandas.DataFrame({"a": ["x"]}))
 
 
