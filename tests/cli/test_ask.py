@@ -153,7 +153,7 @@ def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
         (("ask", *PEOPLE, "x", "--where", "income >"), "failed"),
         (("ask", *GPA, "abc"), "must be a finite number"),
         (("ask", "--sql", "selct", "--key", "a", "--value", "b", "x"), "SQL"),
-        (("ask", *GPA, "3.5", "--queries", "q.txt"), "Choose one"),
+        (("ask", *GPA, "3.5", "--queries", "q.txt"), "Omit one of them"),
         (("ask", *GPA, "--queries", "no-such-file"), "must be a readable file"),
         (("ask", *GPA, "--queries", "."), "folder"),
         (("ask", *GPA, "3", "2", "--plot", "x.png"), "--plot must be used with exactly one query"),

@@ -64,7 +64,7 @@ def test_weights_that_do_not_fit_the_tokens_are_refused(shape):
 
 @pytest.mark.parametrize("place", [(1, 0, 0), (0, 2, 0), (0, 0, 3), (-1, 0, 0)])
 def test_a_map_that_does_not_exist_is_refused(place):
-    with pytest.raises(LookupError, match="must name a map"):
+    with pytest.raises(LookupError, match="must be one of thumbnails"):
         Page.from_views(view()).read("map", place)
 
 
@@ -324,7 +324,7 @@ def test_the_kernel_answers_requests_for_maps_and_refuses_others():
     ):
         answer, data = respond(page, wrong)
         assert answer["id"] == 5
-        assert "must name a map" in answer["error"]
+        assert "must be one of thumbnails" in answer["error"]
         assert data == []
     assert respond(page, "nonsense")[0]["id"] is None
 

@@ -131,7 +131,7 @@ def test_a_page_serves_tiled_maps_in_tiles_and_rows():
     assert len(page.read("tile", (0, 0, 1, 0, 1, 1))) == 2 * TILE_SIZE * TILE_SIZE
     assert page.read("row", (0, 0, 1, 5)) == json.dumps(view.head(0, 1).row(5)).encode()
     assert len(page.read("thumbnails", (0,))) == 2 * 32 * 32
-    with pytest.raises(LookupError, match="must name a map"):
+    with pytest.raises(LookupError, match="must be one of thumbnails"):
         page.read("map", (0, 0, 0))
     meta = page.meta()["views"][0]
     assert (meta["levels"], meta["base"], meta["overview"]) == (4, 4, [64, 64])

@@ -114,7 +114,7 @@ def test_a_text_whose_maps_do_not_fit_the_memory_comes_in_tiles_with_the_same_we
     text = " ".join("abcdefghij"[i * i % 10] for i in range(700))
     (short,) = text_views(reader, [text], all_heads=False)
     said = []
-    (long,) = text_views(reader, [text], memory="4 MiB", layers=[0, 2], say=said.append)
+    (long,) = text_views(reader, [text], memory="4 MiB", layers=[0, 2], notify=said.append)
     assert said == ["2 layers of 2 heads over 700 tokens take about 2.19 MiB in tiles; the limit is 4 MiB"]
     assert [name for name, _ in long.layers] == ["layer 0", "layer 2"]
     for layer, number in ((0, 0), (1, 2)):

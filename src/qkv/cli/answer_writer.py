@@ -1,4 +1,4 @@
-"""The base class of the output formats of `qkv ask`."""
+"""Base class of the writers that print the answers of `qkv ask` as tables, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AnswerWriter(ABC):
     notes: tuple[str, ...] = ()
 
     def write(self, answers: Answer) -> None:
-        """Print the answers to several queries."""
+        """Print the answers to several queries, and store their plan and notes for `finish`."""
         self.plan, self.notes = self.plan or answers.plan, answers.notes
         for answer in answers:
             self.write_one(answer)
@@ -43,6 +43,6 @@ class AnswerWriter(ABC):
         """Print the answer to one query."""
 
     def finish(self) -> None:
-        """Print the execution plan to stderr if requested, because stdout contains only answers."""
+        """Print the execution plan to stderr if `explain` is True. Stdout contains only answers."""
         if self.explain:
             print(self.plan, file=sys.stderr)

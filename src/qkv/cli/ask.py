@@ -64,7 +64,7 @@ def ask(
     ] = "512 MiB",
     seed: Annotated[int | None, typer.Option(metavar="NUMBER", help="Seed of random normalizers.")] = None,
 ) -> None:
-    """Query a table: the answer is the weighted mean (or vote) of the values whose keys resemble the query.
+    """Query a table. An answer is the mean of the values, or a vote, weighted by the similarity of keys and query.
 
     FILE is a .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather file, optionally compressed (.gz), or a
     store created by `qkv store create`, which defines the key and value columns. A QUERY is a value of the key
@@ -97,10 +97,11 @@ def ask(
 
     stored = sql is None and bool(arguments) and is_store(arguments[0])
     if sql is None and not arguments:
-        raise DataError("FILE must be given. Name a table, or use --sql; see qkv ask --help for examples.")
+        raise DataError("FILE must be given. Name a table or a store, or pass --sql. Examples are in qkv ask --help.")
     if not stored and (not key or not value):
         raise OptionError(
-            f"--{'value' if key else 'key'} must be given. Name the column, for example --key name --value income."
+            f"--{'value' if key else 'key'} must be given unless FILE is a store. "
+            "Name the column, for example --key name --value income."
         )
     if version is not None and not stored:
         raise OptionError("--version must be used with a store, got a table. Omit --version, or name a store.")
@@ -156,23 +157,23 @@ def _open_store(path: str, key: str, value: str, version: int | None, memory: st
 
 
 def _check_arguments(arguments: list[str], format_: str) -> list[str]:
-    """Return the arguments, after checking the output format and that no argument is an unknown option."""
+    """Return `arguments`, after checking that no argument is an option and that `format_` is an output format."""
     for argument in arguments:
         # A dash before a digit starts a negative number; before a letter, an unknown option.
         if argument.startswith("--") or (argument[:1] == "-" and argument[1:2].isalpha()):
             raise OptionError(
-                f"options must be among those of qkv ask --help, got {argument.split('=')[0]}. "
-                "To pass a query that starts with a dash, write it to a file and use --queries."
+                f"options must be listed in qkv ask --help, got {argument.split('=')[0]}. "
+                "To ask a query that starts with a dash, write it to a file and pass --queries FILE."
             )
     check_choice("--format", format_, _FORMATS)
     return arguments
 
 
 def _check_single(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Yield the only chunk, after checking that it contains exactly one query."""
+    """Yield the only chunk of queries, after checking that it contains exactly one query."""
     first = next(chunks, [])
     if len(first) != 1 or next(chunks, []):
         raise QueryError(
-            "--plot must be used with exactly one query, got none or several. Ask one query, or omit --plot."
+            "--plot must be used with exactly one query, got no query or several. Ask one query, or omit --plot."
         )
     yield first

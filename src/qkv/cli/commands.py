@@ -30,7 +30,7 @@ _SUMMARIES = {
 
 
 def create_app(names: Iterable[str] = tuple(_SUMMARIES)) -> typer.Typer:
-    """Return the command with the named subcommands; each is defined in the module of `qkv.cli` with its name."""
+    """Return the Typer application with the named subcommands, each of which is defined in `qkv.cli.NAME`."""
     # No rich markup: the examples in the help must keep their lines, so that they can be copied and run.
     app = typer.Typer(
         add_completion=False,
@@ -68,13 +68,13 @@ def _qkv(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Attention as a query engine: query tables, search texts, join rows, and inspect models."""
+    """Query tables, search texts, join tables and inspect models by attention."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code, with errors printed to stderr.
+    """Run the command `qkv`, print errors to stderr, and return the exit code.
 
     The exit codes are listed in `qkv.cli.main`.
 
@@ -121,7 +121,7 @@ def _report_bug(error: BaseException) -> int:
 
 
 def _ignore_closed_pipe() -> int:
-    """Return exit code 0 after a pipe was closed, and redirect stdout so that buffered output is discarded."""
+    """Discard buffered output after a pipe was closed, by redirecting stdout to the null device. Return exit code 0."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 

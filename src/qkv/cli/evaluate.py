@@ -22,7 +22,7 @@ __all__ = ["BuildOptions", "evaluate", "open_judged"]
 
 
 class BuildOptions(TypedDict):
-    """Options that define how a search index is built."""
+    """Options that define how a search index is built: its encoder, rank, stemming and passage length."""
 
     encoder: str | None
     rank: int | None
@@ -72,12 +72,12 @@ def evaluate(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object with every query.")] = False,
 ) -> None:
-    """Evaluate rankings against relevance judgements by nDCG@10, MAP and recall@100 (ir-measures).
+    """Evaluate rankings against relevance judgements by nDCG@10, MAP and recall@100, or by other measures.
 
     COLLECTION is a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv), a folder of SMART files (such as
     Cranfield: documents, .qry, rel), documents in a format of `qkv search`, or an index; documents and indexes also
     need --queries and --relevant. The command compares raw word counts, BM25, latent semantics (or --encoder), and
-    a mixture of BM25 and the latter.
+    a mixture of BM25 and the latter. Measures are those of ir-measures.
 
     \b
     Examples:
@@ -97,7 +97,9 @@ def evaluate(
     notes: list[str] = []
     gained: dict[str, Gain] = {}
     if collection is None and not run:
-        raise DataError("COLLECTION must be given. Name a collection, or use --run with --relevant.")
+        raise DataError(
+            "COLLECTION must be given unless --run is given. Name a collection, or pass --run FILE --relevant FILE."
+        )
 
     from qkv.core.progress import ProgressBar
 
@@ -143,7 +145,8 @@ def _evaluate_runs(
         ranked = read_run(Path(path))
         if not set(ranked) & set(judged):
             raise DataError(
-                f"--run must contain queries of --relevant, got {path!r} without any query of {relevant!r}. "
+                f"--run must rank at least one query that has a relevant document in --relevant, got {path!r} and "
+                f"{relevant!r}. "
                 "Check that both files belong to the same collection."
             )
         if unjudged := len(set(ranked) - set(judged)):
@@ -164,7 +167,7 @@ def open_judged(
     text: str | None,
     split: str,
 ) -> tuple[Index, collections.Collection]:
-    """Return a search index with the queries and the relevance judgements for its documents.
+    """Return a search index, and a collection with queries and relevance judgements for its documents.
 
     Args:
         collection: path or name of the collection, the documents or the index.
@@ -217,7 +220,7 @@ def _evaluate_systems(
 
 
 def _depth(index: Index) -> int:
-    """Return the number of documents in each ranking, which is limited for large indexes."""
+    """Return the number of passages to rank per query: all for an index of at most 5,000 passages, otherwise 1,000."""
     return len(index) if len(index) <= 5000 else 1000
 
 

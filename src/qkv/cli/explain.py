@@ -53,7 +53,7 @@ def explain(
         str, typer.Option(metavar="SIZE", help="Memory limit in addition to query, key, value and output.")
     ] = "512 MiB",
 ) -> None:
-    """Print the execution plan of a call: the chosen kernel, the refused kernels, FLOPs and memory.
+    """Print the execution plan of an attention call: the chosen kernel, the refused kernels, FLOPs and memory.
 
     A shape is …,length,width; batch axes, such as heads, come first. For scores of text, queries and keys have no
     width. Nothing is computed, and no arrays are allocated.
@@ -117,13 +117,14 @@ def _shape(name: str, text: str) -> tuple[int, ...]:
         shape = ()
     if not shape or min(shape) < 0:
         raise OptionError(
-            f"--{name} must be a shape of integers separated by commas, got {text!r}. For example, write 8,1024,64."
+            f"--{name} must be non-negative integers separated by commas, got {text!r}. "
+            f"For example, write --{name} 8,1024,64."
         )
     return shape
 
 
 def _score(text: str, query_width: int, key_width: int) -> Score:
-    """Create a score by name, with zeros as learned parameters because a plan depends only on shapes."""
+    """Create the score that `text` names. Learned parameters are zeros, because a plan depends only on their shapes."""
     import numpy as np
 
     from qkv import scores
@@ -153,7 +154,8 @@ def _mask(causal: bool, window: str | None) -> Mask | None:
         before, comma, after = window.partition(",")
         if not comma or not before.strip().isdigit() or not after.strip().isdigit():
             raise OptionError(
-                f"--window must be two non-negative integers, got {window!r}. For example, write --window 128,0."
+                f"--window must be two non-negative integers separated by a comma, got {window!r}. "
+                "For example, write --window 128,0."
             )
         masks.append(Window(int(before), int(after)))
     return None if not masks else masks[0] if len(masks) == 1 else masks[0] & masks[1]
@@ -167,6 +169,7 @@ def _readout(text: str) -> Readout:
     kind = plain.get(name.lower().replace("-", ""))
     if kind is None or (number and not number.isdigit()):
         raise OptionError(
-            f"--readout must be one of entropy, log-sum-exp, dense, top-weights:K, got {text!r}. Choose one of them."
+            f"--readout must be entropy, log-sum-exp, dense, or top-weights:K with an integer K, got {text!r}. "
+            "For example, write --readout top-weights:10."
         )
     return kind(int(number or 10)) if kind is readouts.TopWeights else kind()

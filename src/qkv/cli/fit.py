@@ -57,10 +57,10 @@ def fit_search(
     ] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Maximum steps of L-BFGS; default: 20.")] = None,
 ) -> None:
-    """Learn W_Q and W_K from queries with relevant documents, and save them in an index.
+    """Learn the projections W_Q and W_K from queries with relevant documents, and save them in a search index.
 
     COLLECTION is a BEIR folder, a folder of SMART files, documents or an index; documents and indexes also need
-    --queries and --relevant. Training starts from latent semantics and maximises the weight of relevant documents.
+    --queries and --relevant. Training starts from latent semantics and maximizes the weight of relevant documents.
     `qkv search` then uses the trained index; `qkv evaluate COLLECTION --learned` measures the gain on held-out
     queries.
 
@@ -83,7 +83,7 @@ def fit_search(
     index = open_index(collection, text=text, **build)
     target = collection if save is None else save
     if index is None and save is None:
-        raise OptionError("--save must be given, unless COLLECTION is an index. Name a folder for the trained index.")
+        raise OptionError("--save must be given unless COLLECTION is an index. Name a folder for the trained index.")
     check_index_path(Path(target))
     given = {"penalty": penalty, "temperature": temperature, "loss": loss, "steps": steps}
     options: dict[str, object] = {name: value for name, value in given.items() if value is not None}

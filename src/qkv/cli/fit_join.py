@@ -1,4 +1,4 @@
-"""The command `qkv fit join`, which trains a join model from labelled pairs."""
+"""The command `qkv fit join`, which trains a join model from labelled pairs or from the two tables alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fit_join(
     ] = None,
     candidates: Candidates = None,
 ) -> None:
-    """Train a model for qkv join from labelled pairs, and write it to a file.
+    """Train a model for qkv join from labelled pairs or from the two tables alone, and write it to a file.
 
     The pairs are a table with the columns left, right and match: row numbers counted from 0, or cells of the column
     given by --id, and 0 or 1. The pairs of --valid choose the strength of the prior and the threshold. Without

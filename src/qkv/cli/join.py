@@ -44,7 +44,7 @@ def join(
     evaluate: Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate the result on labelled pairs.")] = None,
     top: Annotated[int, typer.Option(metavar="N", min=0, help="Pairs to show, by decreasing weight.")] = 10,
 ) -> None:
-    """Match the rows of two tables: find for each row of LEFT the rows of RIGHT that describe the same thing.
+    """Match the rows of two tables. For each row of LEFT, find the rows of RIGHT that describe the same entity.
 
     LEFT and RIGHT are tables in a format of qkv ask; without RIGHT, the command finds duplicates within LEFT. The
     weight of a pair is the share of the left row's attention that the right row gets; the rest goes to "no match".
@@ -92,7 +92,7 @@ def join(
 
 
 def _write(table: pa.Table, path: Path) -> None:
-    """Write a table atomically in the format given by the suffix of the path."""
+    """Write a table to a file atomically, in the format that the suffix of `path` names."""
     import json
 
     import pyarrow as pa
@@ -119,7 +119,8 @@ def _write(table: pa.Table, path: Path) -> None:
                         stream.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
         except pa.ArrowException as error:
             raise DataError(
-                f"--out must have a format that can store the pairs, got {kind}: {error}. Choose .arrow."
+                f"--out must have a format that can store the pairs, got {kind}, but writing it failed: {error}. "
+                "Name a file that ends in .arrow."
             ) from None
 
     write_atomic(path, fill, "the pairs")
@@ -169,7 +170,7 @@ def _print(joined: JoinResult, top: int) -> None:
 
 
 def _line(table: pa.Table, row: int, names: list[str]) -> Text:
-    """Format the compared cells of one row as `Text`, in which brackets are not parsed as markup."""
+    """Return the cells of one row in the named columns as rich text, in which brackets are not parsed as markup."""
     from rich.text import Text
 
     return Text(", ".join(str(table.column(name)[row].as_py() or "—") for name in names))

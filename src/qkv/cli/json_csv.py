@@ -1,4 +1,4 @@
-"""Print answers as JSON lines or CSV as they are computed.
+"""Writers that print the answers of `qkv ask` as JSON lines or CSV, each answer as soon as it is computed.
 
 Dates and times are written in ISO 8601, and their spread in days. NaN and infinity, which JSON does not support, are
 written as null.
@@ -33,7 +33,7 @@ class JsonWriter(AnswerWriter):
     """
 
     def write_one(self, one: Answer) -> None:
-        """Print the answer to one query."""
+        """Print the answer to one query as a JSON object on one line."""
         line: dict[str, object] = {"query": one.query, "value": one.value, "spread": one.spread}
         line |= {"support": one.support, "found": one.found}
         if one.probabilities:
@@ -60,14 +60,14 @@ class CsvWriter(AnswerWriter):
         self._writer.writerow(["query", "value", *probability, "spread", "support", "found", "reason"])
 
     def write_one(self, one: Answer) -> None:
-        """Print the answer to one query."""
+        """Print the answer to one query as one row of CSV."""
         probability = [one.probabilities.get(one.value)] if self.database.votes else []
         cells = [one.query, one.value, *probability, one.spread, one.support, one.found, one.reason]
         self._writer.writerow([_to_csv(cell) for cell in cells])
 
 
 def _to_json(value: object) -> object:
-    """Convert a value to a type that `json` can serialize."""
+    """Convert a value and the values nested in it to types that `json.dumps` can serialize."""
     if isinstance(value, dict):
         # `json` writes boolean keys as true and false.
         return {name if isinstance(name, bool) else str(name): _to_json(item) for name, item in value.items()}

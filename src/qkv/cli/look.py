@@ -80,14 +80,15 @@ def look(
     """
     texts = [*(text or []), *_texts(file, whole)]
     if not texts and arrays is None:
-        raise OptionError('--text or FILE must be given. For example, use --text "the cat sat".')
+        raise OptionError('--text, FILE or --arrays must be given. For example, pass --text "the cat sat".')
     if texts and arrays is not None:
-        raise OptionError("--arrays must not be given with a text. Omit the text or --arrays.")
+        raise OptionError("--arrays must not be given with FILE or --text. Omit --arrays, or omit FILE and --text.")
     if not 0 <= port < 65536:
-        raise OptionError(f"--port must be between 0 and 65535, got {port}. Use 0 for any free port.")
+        raise OptionError(f"--port must be between 0 and 65535, got {port}. Pass 0 to use any free port.")
     if arrays is not None and (export is not None or terminal):
         raise OptionError(
-            "--arrays must not be given with --export or --terminal, which need dense maps. Omit these options."
+            "--arrays must not be given with --export or --terminal, which show dense maps only. "
+            "Omit --export and --terminal."
         )
     chosen = _parse_layers(layers)
 
@@ -121,7 +122,7 @@ def look(
                 generate=generate,
                 layers=chosen,
                 memory=memory,
-                say=_print_stderr,
+                notify=_print_stderr,
             )
         return Page.from_views(views)
 
@@ -173,7 +174,7 @@ def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, np.ndarray, 
     heads = len(query) if query.ndim == 3 else 1
     subject = f"{heads} x {query.shape[-2]:,} queries x {key.shape[-2]:,} keys"
     advice = "Increase --memory, or save fewer heads."
-    check_memory(required, allowed, subject, advice, place="in addition to the arrays", say=_print_stderr)
+    check_memory(required, allowed, subject, advice, detail="in addition to the arrays", notify=_print_stderr)
     return Path(paths[0]).stem, query, key
 
 
@@ -181,7 +182,7 @@ def _texts(file: str | None, whole: bool) -> list[str]:
     if file is None:
         return []
     if not Path(file).is_file():
-        raise DataError(f"FILE must exist, got {file!r}. To pass a text on the command line, use --text.")
+        raise DataError(f"FILE must be an existing file, got {file!r}. To pass a text on the command line, use --text.")
     from qkv.search.text_sources import read_file
 
     content = read_file(Path(file))
@@ -198,22 +199,23 @@ def _draw(page: Page, layer: int, head: int) -> None:
         if isinstance(view, TiledView):
             raise OptionError(
                 f"--terminal must be used with texts whose dense maps fit in --memory, got {view.name!r}. "
-                "Omit --terminal to open the page."
+                "Increase --memory, or omit --terminal to open the page."
             )
         last = len(view.layers) - 1
         if not 0 <= layer <= last:
             raise OptionError(
-                f"--layer must be between 0 and {last} ({view.layers[-1].name!r}), got {layer}. Choose one of them."
+                f"--layer must be between 0 and {last}, got {layer}. "
+                f"For example, pass --layer {last} for {view.layers[last].name!r}."
             )
         heads = view.layers[layer].heads
         if not 0 <= head < len(heads):
             raise OptionError(
-                f"--head must be between 0 and {len(heads) - 1} in {view.layers[layer].name}, got {head}. "
-                "Choose one of them."
+                f"--head must be between 0 and {len(heads) - 1} for --layer {layer}, got {head}. "
+                f"For example, pass --head 0 for {heads[0]!r}."
             )
         print(f"{view.name}: {view.layers[layer].name}, {view.layers[layer].heads[head]}")
         keys = (view.keys or view.queries).tokens
         width = shutil.get_terminal_size().columns
-        # In a file or a pipe, escape sequences of colours would be unreadable.
-        colour = None if sys.stdout.isatty() or os.environ.get("FORCE_COLOR") else False
-        print(text_map(view.weights(layer, head), view.queries.tokens, keys, width=width, colour=colour))
+        # In a file or a pipe, escape sequences of colors would be unreadable.
+        color = None if sys.stdout.isatty() or os.environ.get("FORCE_COLOR") else False
+        print(text_map(view.weights(layer, head), view.queries.tokens, keys, width=width, color=color))

@@ -21,7 +21,7 @@ __all__ = ["main", "run"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit the process with its exit code."""
+    """Run the command `qkv` and exit the process with its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A terminal that cannot encode an arrow gets a question mark instead of a traceback.
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code, with errors printed to stderr.
+    """Run the command `qkv`, print errors to stderr, and return the exit code.
 
     Args:
         arguments: the arguments after `qkv`; None: those of the process.

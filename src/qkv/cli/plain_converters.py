@@ -1,4 +1,4 @@
-"""Convert command-line parameters of plain types faster than Typer.
+"""Convert command-line parameters to `int`, `float` and `str` faster than Typer does with pydantic.
 
 Typer 0.2x builds a pydantic adapter for every parameter, which takes a third of the time of a small query. This module
 replaces the conversion of plain types; it does not change other versions of Typer.
@@ -17,7 +17,7 @@ __all__ = ["use_plain_converters"]
 
 
 def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
-    """Make a command group convert its parameters by `int`, `float` and `str` instead of pydantic.
+    """Make the commands of a group convert their parameters by `int`, `float` and `str` instead of by pydantic.
 
     Args:
         group: the click group of a Typer application.
@@ -32,7 +32,7 @@ def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
         return group
 
     class Converted(RuntimeParam):
-        """A parameter that converts its value to the plain type of its annotation."""
+        """A Typer parameter that converts its value by calling the type of its annotation, such as `int`."""
 
         def _coerce_value(self, value: Any, param: Any, ctx: object) -> object:
             kind = _plain_kind(self.annotation)
@@ -63,7 +63,10 @@ def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
 
 
 def _plain_kind(annotation: object) -> Any:
-    """Return the plain type of an annotation that may be optional, or None if there is no single plain type."""
+    """Return the type that an annotation names, or None unless it is one of int, float, str, bool and list.
+
+    An optional annotation, such as `int | None`, counts as the type without None.
+    """
     options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     kinds = [get_origin(option) or option for option in options if option is not NoneType]
     return kinds[0] if len(kinds) == 1 and kinds[0] in (int, float, str, bool, list) else None

@@ -1,4 +1,4 @@
-"""Read queries from files and pipes in chunks as soon as they arrive."""
+"""Read queries from files and pipes in chunks, without waiting for the end of the input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_CHUNK = 256
 
 
 def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) -> Iterator[list[str]]:
-    """Yield chunks of queries from the command line, a file or standard input.
+    """Yield lists of queries from the command line, a file or standard input.
 
     A file has one query per line. Empty lines are skipped, and so is a first line with the names of the key columns.
 
@@ -29,7 +29,7 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
         DataError: the file cannot be read, or is not text in UTF-8.
     """
     if given and path is not None:
-        raise QueryError("queries must come from the command line or from --queries, got both. Choose one.")
+        raise QueryError("QUERY and --queries must not be given together. Omit one of them.")
     if given:
         yield list(given)
         return
@@ -49,7 +49,7 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
 
 
 def read_lines(path: str | None) -> Iterator[list[str]]:
-    """Yield the lines of a file or of standard input in lists, as they arrive.
+    """Yield lists of the lines of a file or of standard input, each list as soon as its lines have arrived.
 
     The function reads from the file descriptor, because Python's buffer waits until it is full. Lines of a slow
     producer therefore arrive one by one, and lines of a fast producer in large chunks.
@@ -68,7 +68,8 @@ def read_lines(path: str | None) -> Iterator[list[str]]:
             descriptor, name = os.open(path, os.O_RDONLY), path
         except OSError as error:
             raise DataError(
-                f"--queries must be a readable file, got {path!r}: {error.strerror}. Check the file name."
+                f"--queries must be a readable file, got {path!r}, but opening it failed: {error.strerror}. "
+                "Check the file name."
             ) from None
     rest = b""
     try:
@@ -92,5 +93,6 @@ def _text(line: bytes, name: str) -> str:
         return line.decode("utf-8").rstrip("\r")
     except UnicodeDecodeError:
         raise DataError(
-            f"queries must be text in UTF-8, got another encoding in {name}. Convert the text, for example with iconv."
+            f"queries must be encoded in UTF-8, got another encoding in {name}. "
+            "Convert the file, for example with iconv."
         ) from None

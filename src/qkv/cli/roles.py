@@ -36,7 +36,7 @@ def roles(
     json: Annotated[str | None, typer.Option(metavar="FILE.json", help="Write all scores to a JSON file.")] = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE.png", help="Plot one heatmap per role.")] = None,
 ) -> None:
-    """Measure the role of every attention head over the sentences of one or more files.
+    """Measure the roles of every attention head of a model over the sentences of one or more files.
 
     Positional roles (previous, next, self, first, separator, duplicate, induction, broad) are measured on any text.
     Annotated files give more roles: --kind gap (pronouns with two names), winobias (pronouns with two occupations)

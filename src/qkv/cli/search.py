@@ -53,7 +53,7 @@ def search(
     save: Annotated[str | None, typer.Option(metavar="FOLDER", help="Save the index in this folder.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object per query.")] = False,
 ) -> None:
-    """Search texts by ranking their passages by attention weight.
+    """Search texts by ranking their passages by their attention weight for the query.
 
     SOURCE is a folder of .txt and .md files, one such file, a table with a text column (.csv, .jsonl, .parquet, …), a
     collection (SMART, BEIR), or an index saved by --save. Texts are split into passages at the ends of paragraphs
@@ -68,7 +68,7 @@ def search(
       qkv search papers "wing flutter" --mix 0 --stem
       printf 'ring\\nden\\n' | qkv search notes --json
 
-    The score of a passage is half latent semantics (log-entropy weights), half BM25, each standardised over all
+    The score of a passage is half latent semantics (log-entropy weights), half BM25, each standardized over all
     passages; --mix changes the shares. The weight is the softmax of the scores. The words below a passage are those
     that contributed most to its score.
 
@@ -110,7 +110,7 @@ def search(
 
 
 def open_index(source: str, **options: object) -> Index | None:
-    """Open the search index in a folder, or return None if there is no index.
+    """Open the search index in a folder. Return None if the path is not the folder of a search index.
 
     Args:
         source: a path.
@@ -148,7 +148,7 @@ def build_index(
     passage: int | None = None,
     mix: float | None = None,
 ) -> Index:
-    """Build a search index of texts, with default values for options that are None.
+    """Build a search index of texts. Options that are None have the defaults of `qkv search`.
 
     Args:
         source: a path, or documents.
@@ -198,7 +198,7 @@ def _print_json(query: str, hits: list[Hit]) -> None:
 
 
 class _HitsWriter:
-    """Writer that prints passages with their matching words in colour, or in [brackets] without colour."""
+    """Writer that prints the passages found for a query. Matching words are colored, or in [brackets] without color."""
 
     def __init__(self, index: Index) -> None:
         from qkv.cli.text_output import new_console
@@ -224,15 +224,18 @@ class _HitsWriter:
                 head.append("  " + " ".join(hit.title.split()), style="cyan")
             head.append(f"   weight {hit.weight:.3f}, score {hit.score:.2f}", style="dim")
             self._console.print(head, soft_wrap=True)
-            self._console.print(Padding(self._marked(hit, shares), (0, 0, 0, 5), expand=False))
+            self._console.print(Padding(self._mark_words(hit, shares), (0, 0, 0, 5), expand=False))
             named = [f"{word} {share:+.2f}" for word, share in shares.items() if word and share >= _MIN_SHARE][:8]
             if named:
                 self._console.print(
                     Padding(Text("matched: " + ", ".join(named), style="dim"), (0, 0, 0, 5), expand=False)
                 )
 
-    def _marked(self, hit: Hit, shares: dict[str, float]) -> Text:
-        """Return the excerpt of a passage with the largest sum of shares, with its matching words marked."""
+    def _mark_words(self, hit: Hit, shares: dict[str, float]) -> Text:
+        """Return the excerpt of a passage whose words contribute most to its score, with these words marked.
+
+        `shares` contains the contribution of each word.
+        """
         from rich.text import Text
 
         text = " ".join(hit.text.removeprefix(hit.title).split()) or hit.title
@@ -241,14 +244,14 @@ class _HitsWriter:
         maximum = max(shares.values(), default=0.0)
         marked = Text("…" if start else "")
         at = start
-        colour = self._console.color_system is not None
+        color = self._console.color_system is not None
         for left, right, share in words:
             if left < start or right > end or share < max(0.1 * maximum, _MIN_SHARE):
                 continue
             marked.append(text[at:left])
             word = text[left:right]
             style = "bold red" if share >= 0.5 * maximum else "yellow"
-            marked.append(word if colour else f"[{word}]", style=style)
+            marked.append(word if color else f"[{word}]", style=style)
             at = right
         return marked.append(text[at:end]).append("…" if end < len(text) else "")
 
@@ -260,7 +263,10 @@ _EXCERPT_LENGTH = 480
 
 
 def _excerpt(text: str, words: list[tuple[int, int, float]]) -> tuple[int, int]:
-    """Return the start and the end of the excerpt with the largest sum of shares, at word boundaries."""
+    """Return the start and the end of the excerpt of `text` whose words contribute most to the score.
+
+    `words` contains the start, the end and the share of each word. The excerpt starts and ends between words.
+    """
     if len(text) <= _EXCERPT_LENGTH:
         return 0, len(text)
     best, begin = -1.0, 0

@@ -109,7 +109,7 @@ def append(
         typer.Argument(metavar="FILE", help="Files of rows with the columns of the store.", show_default=False),
     ],
 ) -> None:
-    """Append the rows of files as one new version.
+    """Append the rows of one or more files to a store as one new version.
 
     \b
     Example:
@@ -129,7 +129,9 @@ def delete(
         str, typer.Argument(metavar="SQL", help="SQL predicate of the rows to delete.", show_default=False)
     ],
 ) -> None:
-    """Delete the rows that satisfy a predicate; older versions keep them until `compact --keep`.
+    """Delete the rows of a store that satisfy a predicate. Older versions still contain these rows.
+
+    `qkv store compact --keep N` deletes older versions.
 
     \b
     Example:
@@ -142,7 +144,7 @@ def delete(
 
 @store.command()
 def versions(path: StorePath) -> None:
-    """List the versions, oldest first.
+    """List the versions of a store, oldest first.
 
     \b
     Example:
@@ -158,7 +160,7 @@ def compact(
     path: StorePath,
     keep: Annotated[int | None, typer.Option(metavar="N", min=1, help="Delete all but the N newest versions.")] = None,
 ) -> None:
-    """Merge small blocks and blocks with deleted rows, and free disk space that no version uses.
+    """Merge the small blocks of a store and its blocks with deleted rows, and free disk space that no version uses.
 
     \b
     Example:
@@ -174,7 +176,7 @@ def compact(
 
 @store.command(short_help="Verify the checksums of all files.")
 def verify(path: StorePath) -> None:
-    """Verify the checksums of all files.
+    """Verify the checksums of all files of a store.
 
     Damaged files are listed, and the exit code is then 2.
 
@@ -184,11 +186,11 @@ def verify(path: StorePath) -> None:
     """
     opened = _open(path, damaged="skip")
     with ProgressBar() as progress:
-        damages = opened.verify(progress)
-    if damages:
+        damaged = opened.verify(progress)
+    if damaged:
         raise DamagedStoreError(
-            f"the checksums of {path!r} must match, got damaged files: {'; '.join(map(str, damages))}. "
-            "Restore these files from a backup."
+            f"the files of the store {path!r} must match their checksums, got {'; '.join(map(str, damaged))}. "
+            "Restore the damaged files from a backup."
         )
     print(f"all checksums match; {opened}")
 

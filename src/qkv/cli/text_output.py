@@ -1,4 +1,4 @@
-"""Print answers to the terminal, with their evidence and with notes on the computation."""
+"""Writer that prints answers as tables, with their evidence rows and with notes on the computation."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def new_console(width: int = 140) -> Console:
-    """Create a console for stdout.
+    """Create a rich console that prints to stdout.
 
-    Rich omits colours if NO_COLOR is set or stdout is not a terminal.
+    Rich omits colors if NO_COLOR is set or stdout is not a terminal.
 
     Args:
         width: width in characters, used if stdout is not a terminal and COLUMNS is not set.
@@ -37,19 +37,19 @@ def new_console(width: int = 140) -> Console:
 
 @dataclass
 class TableWriter(AnswerWriter):
-    """Writer that prints answers as tables for the terminal."""
+    """Writer that prints each answer on one line, followed by a table of its evidence rows."""
 
     def __post_init__(self) -> None:
         self._console = new_console()
 
     def write_one(self, one: Answer) -> None:
-        """Print the answer to one query."""
+        """Print the answer to one query, and its evidence rows if there are rows to show."""
         self._print_headline(one)
         if self.rows and one.found:
             self._print_evidence(one)
 
     def finish(self) -> None:
-        """Print the notes of the last answers, and the execution plan if requested."""
+        """Print the notes of the last answers, and the execution plan if `explain` is True."""
         if self.notes:
             self._console.print()
         for note in self.notes:
@@ -83,7 +83,7 @@ class TableWriter(AnswerWriter):
         from qkv.database.io.formatting import format_value
 
         measure = [one.measure] if one.measure else []
-        names = self._fitting_columns(one, 24 + sum(len(title) + 2 for title in measure))
+        names = self._select_columns(one, 24 + sum(len(title) + 2 for title in measure))
         grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
         grid.add_column("  weight", no_wrap=True)
         for title in measure:
@@ -107,8 +107,11 @@ class TableWriter(AnswerWriter):
         if remarks:
             self._console.print(f"  {'; '.join(remarks)}", style="dim")
 
-    def _fitting_columns(self, one: Answer, used: int) -> list[str]:
-        """Return the key and value columns, and as many other columns as fit in the width of the console."""
+    def _select_columns(self, one: Answer, used: int) -> list[str]:
+        """Return the names of the key and value columns, and of as many other columns as fit on a line.
+
+        `used` is the number of characters that the other parts of a line take.
+        """
         from qkv.database.io.formatting import format_value
 
         first = [*one.keys, one.value_name]
@@ -122,7 +125,7 @@ class TableWriter(AnswerWriter):
 
 
 def _bar(share: float) -> str:
-    """Draw a bar of 12 characters in steps of an eighth."""
+    """Return a bar for a share from 0 to 1, which is up to 12 characters long in steps of an eighth of a character."""
     eighths = round(max(0.0, min(1.0, share)) * _BAR_WIDTH * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR_WIDTH)

@@ -1,4 +1,4 @@
-"""Plot answers, regressions and attention weights; compute rollout and flow; show maps on an interactive page."""
+"""Plots of answers, regressions and attention weights, attention rollout and flow, and interactive attention maps."""
 
 from qkv.look.answer_plot import plot_answer
 from qkv.look.heatmaps import alignment, attention, heads, heatmaps

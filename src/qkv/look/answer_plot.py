@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.errors import DataError
-from qkv.look.figure import ANSWER_COLOUR, CURVE_COLOUR, DARK, INK, PAPER, label_axes, new_figure, set_title, style_axes
+from qkv.look.figure import ANSWER_COLOR, CURVE_COLOR, DARK, INK, PAPER, label_axes, new_figure, set_title, style_axes
 from qkv.look.query_plot import answer_title, draw_weight_bars
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def plot_answer(answer: Answer, *, dark: bool = False) -> Figure:
     """
     if not answer.single:
         raise DataError(
-            f"answer must be for one query, got {len(answer)} queries. Select one by index, for example answer[0]."
+            f"answer must be the answer to one query, got {len(answer)} answers. "
+            "Select one by index, for example answer[0]."
         )
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     figure = new_figure((8.4, 4.0), paper=paper)
@@ -79,12 +80,12 @@ def _is_point(value: object) -> bool:
 def _draw_values(axes: Axes, answer: Answer, ink: str) -> None:
     values = [row.record[answer.value_name] for row in answer.rows]
     weights = np.array([row.weight for row in answer.rows])
-    axes.vlines(values, 0, weights, color=ANSWER_COLOUR, lw=1.2, alpha=0.5, zorder=3)
-    axes.plot(values, weights, "o", ms=5, color=ANSWER_COLOUR, alpha=0.85, mew=0, zorder=4, label="rows")
-    axes.axvline(answer.value, color=CURVE_COLOUR, lw=1.8, zorder=5, label="answer")
+    axes.vlines(values, 0, weights, color=ANSWER_COLOR, lw=1.2, alpha=0.5, zorder=3)
+    axes.plot(values, weights, "o", ms=5, color=ANSWER_COLOR, alpha=0.85, mew=0, zorder=4, label="rows")
+    axes.axvline(answer.value, color=CURVE_COLOR, lw=1.8, zorder=5, label="answer")
     if answer.spread is not None:
         ends = (answer.value - answer.spread, answer.value + answer.spread)
-        axes.axvspan(*ends, color=CURVE_COLOUR, alpha=0.13, lw=0, label="± spread")
+        axes.axvspan(*ends, color=CURVE_COLOR, alpha=0.13, lw=0, label="± spread")
     axes.set_ylim(bottom=min(0.0, 1.1 * weights.min()))
     label_axes(axes, answer.value_name, "weight", ink)
 
@@ -94,7 +95,7 @@ def _draw_probabilities(axes: Axes, answer: Answer, ink: str) -> None:
 
     likeliest = list(answer.probabilities.items())[:_MAX_PROBABILITIES]
     places = np.arange(len(likeliest))
-    axes.barh(places, [share for _, share in likeliest], color=CURVE_COLOUR, alpha=0.85, height=0.66)
+    axes.barh(places, [share for _, share in likeliest], color=CURVE_COLOR, alpha=0.85, height=0.66)
     axes.set_yticks(places, [format_value(value)[:28] for value, _ in likeliest])
     axes.invert_yaxis()
     axes.set_xlim(0, 1)

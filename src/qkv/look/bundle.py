@@ -1,4 +1,4 @@
-"""Bundle the JavaScript modules of the page for notebooks and exported files, which cannot import other files."""
+"""Join the JavaScript modules of the attention page for notebooks and exported files, which cannot import files."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _DEFAULT = re.compile(r"^export default ", re.MULTILINE)
 
 
 def read_web_file(name: str) -> str:
-    """Return the text of one of the `WEB_FILES`.
+    """Return the text of a file of the attention page, which must be one of `WEB_FILES`.
 
     Raises:
         KeyError: the name is not in `WEB_FILES`.
     """
     if name not in WEB_FILES:
-        raise KeyError(name)
+        raise KeyError(f"name must be in qkv.look.bundle.WEB_FILES, got {name!r}.")
     return (files("qkv.look") / "web" / name).read_text(encoding="utf-8")
 
 
 @cache
 def bundle(entry: str) -> str:
-    """Join a JavaScript module and all modules that it imports into one text.
+    """Return the text of a JavaScript module of the page, joined with the texts of all modules that it imports.
 
     Each module is included once, before the modules that import it. The bundler relies on three rules: each import is
     on a separate line, names are exported where they are declared, and no two modules declare the same name.

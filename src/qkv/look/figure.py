@@ -1,4 +1,4 @@
-"""Create, style and save matplotlib figures, with the colours that all plots share."""
+"""Create, style and save matplotlib figures, with the colors that all plots share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "ANSWER_COLOUR",
-    "CURVE_COLOUR",
+    "ANSWER_COLOR",
+    "CURVE_COLOR",
     "DARK",
-    "DATA_COLOUR",
+    "DATA_COLOR",
     "FORMATS",
     "INK",
     "PAPER",
@@ -38,9 +38,9 @@ __all__ = [
 INK = "#2b303a"
 PAPER = "#ffffff"
 DARK = {"ink": "#e4e6ea", "paper": "#15181d"}
-DATA_COLOUR = "#b8bec6"
-CURVE_COLOUR = "#3b6ea8"
-ANSWER_COLOUR = "#c8321e"
+DATA_COLOR = "#b8bec6"
+CURVE_COLOR = "#3b6ea8"
+ANSWER_COLOR = "#c8321e"
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -51,7 +51,7 @@ def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) ->
     Args:
         size: width and height in inches.
         dpi: pixels per inch.
-        paper: background colour.
+        paper: background color.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
@@ -59,12 +59,12 @@ def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) ->
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise missing_package("plots need", "matplotlib", "look") from None
+        raise missing_package(purpose="plots need", packages="matplotlib", extra="look") from None
     return _notebook_figure(Figure)(figsize=size, dpi=dpi, layout="constrained", facecolor=paper)
 
 
 def style_axes(axes: Axes, ink: str = INK) -> None:
-    """Set the colour of the ticks and of the left and bottom spines, and hide the other spines."""
+    """Set the color of the ticks and of the left and bottom spines of axes, and hide their other spines."""
     axes.tick_params(colors=ink, labelsize=9)
     for spine in axes.spines.values():
         spine.set_visible(spine.spine_type in ("left", "bottom"))
@@ -72,7 +72,7 @@ def style_axes(axes: Axes, ink: str = INK) -> None:
 
 
 def label_axes(axes: Axes, xlabel: str, ylabel: str, ink: str = INK) -> None:
-    """Set the labels of both axes, and add a legend without a frame."""
+    """Set the labels of the horizontal and the vertical axis, and add a legend without a frame."""
     axes.set_xlabel(xlabel, color=ink)
     axes.set_ylabel(ylabel, color=ink)
     axes.legend(frameon=False, fontsize=8, labelcolor=ink)
@@ -88,19 +88,19 @@ def draw_weighted_points(
     ink: str = INK,
     cmap: str = "Reds",
 ) -> None:
-    """Draw a scatter plot in which points of larger weight are darker and larger, and add a colour bar.
+    """Draw a scatter plot in which points of larger weight are darker and larger, and add a color bar.
 
     Points with at most 1 % of the largest weight are not drawn.
 
     Args:
-        figure: the figure, to which the colour bar is added.
+        figure: the figure, to which the color bar is added.
         axes: the axes to draw on.
         x: horizontal coordinates of the points, numbers or dates.
         y: vertical coordinates of the points.
         weights: weight of each point.
-        label: label of the colour bar.
-        ink: colour of the labels of the colour bar.
-        cmap: a matplotlib colour map.
+        label: label of the color bar.
+        ink: color of the labels of the color bar.
+        cmap: a matplotlib color map.
     """
     maximum = weights.max()
     share = weights / maximum
@@ -117,15 +117,12 @@ def draw_weighted_points(
 
 
 def set_title(figure: Figure, title: str, ink: str = INK) -> None:
-    """Set the title of a figure in bold, left-aligned."""
+    """Set the title of a figure, in bold and aligned with the left edge."""
     figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=ink, fontweight="bold")
 
 
 def check_figure_path(path: str | os.PathLike[str]) -> Path:
-    """Check that a figure can be saved to a path.
-
-    Returns:
-        The path as a `Path`.
+    """Return `path` as a `Path`, after checking that a figure can be saved to it.
 
     Raises:
         DataError: the suffix is not one of `FORMATS`, or the folder does not exist or is not writable.

@@ -1,4 +1,4 @@
-"""Create views of the attention weights of generated tokens.
+"""Create attention views of the tokens that a model generates from a text.
 
 The model first generates tokens greedily, and then runs once over the whole sequence. Because the attention of a
 decoder is causal, the weights of this single run equal the weights of the individual generation steps.
@@ -26,7 +26,7 @@ __all__ = ["generation_views"]
 def generation_views(
     text_model: TextModel, encoded: Mapping[str, torch.Tensor], tokens: TokenAxis, name: str, count: int
 ) -> list[View]:
-    """Generate tokens and return views of their attention weights.
+    """Generate tokens from a text with a model, and return views of the attention weights of the model.
 
     An encoder-decoder model gives three views: cross-attention to the text, self-attention to previously generated
     tokens, and self-attention of the encoder. A decoder-only model gives one view: self-attention to all previous
@@ -47,8 +47,8 @@ def generation_views(
     model = text_model.model
     if not getattr(model, "can_generate", lambda: False)():
         raise DataError(
-            f"--generate must be used with a model that has a language model head, got {text_model.name}, which cannot "
-            "generate text. Omit --generate, or name a model that was trained to generate text."
+            f"text_model must have a language model head, got {text_model.name}, which cannot generate text. "
+            "Name a model that was trained to generate text, or omit generate (--generate on the command line)."
         )
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     with torch.no_grad():
@@ -57,7 +57,10 @@ def generation_views(
         )[:1]
         start = 1 if encoder_decoder else encoded["input_ids"].shape[1]
         if generated.shape[1] <= start:
-            raise DataError(f"{text_model.name} generated no tokens for the text {name!r}. Try another text.")
+            raise DataError(
+                f"the model must generate at least one token, got none from {text_model.name} for the text {name!r}. "
+                "Try another text or another model."
+            )
     inputs, outputs = generated[:, :-1], generated[:, start:]
     arguments = {**encoded, "decoder_input_ids": inputs} if encoder_decoder else {"input_ids": inputs}
     steps, previous = (token_axis(text_model.tokenizer, {"input_ids": numbers}) for numbers in (outputs, inputs))
@@ -80,9 +83,9 @@ def generation_views(
 
 
 def _padding_token(text_model: TextModel) -> int | None:
-    """Return the id of the padding token, or of the end token if there is no padding token.
+    """Return the id of the padding token of a model, or of its end token if it has no padding token.
 
-    Without a padding token, `generate` warns on every call.
+    The result is None if the model has neither. Without a padding token, `generate` warns on every call.
     """
     config = text_model.model.generation_config
     padding = getattr(config, "pad_token_id", None)

@@ -5,7 +5,7 @@
     alignment(source, target, weights)    plot a translation (queries) against its source (keys)
     heads(weights)                        plot all layers and heads of a model as a grid of small maps
 
-All panels of a figure share one colour scale. If a panel has more queries or keys than can be drawn, each cell shows
+All panels of a figure share one color scale. If a panel has more queries or keys than can be drawn, each cell shows
 the maximum of the weights that it covers. Averaging, as matplotlib does, would hide a single weight of 1 among 4,096.
 """
 
@@ -53,7 +53,7 @@ def heatmaps(
     scale: str = "linear",
     dark: bool = False,
 ) -> Figure:
-    """Plot weights `(rows, columns, q, k)` as a grid of heatmaps with one colour bar.
+    """Plot weights `(rows, columns, q, k)` as a grid of heatmaps with one color bar.
 
     Args:
         weights: array of any supported library; two axes give one panel, and three axes give one row of panels.
@@ -61,15 +61,15 @@ def heatmaps(
         ylabel: label of the vertical axis.
         titles: one title per column of panels.
         figsize: size of the figure in inches; it is increased if the panels would be too small to read.
-        cmap: a matplotlib colour map. `Reds` runs from light to dark in one hue, so it can be read without
+        cmap: a matplotlib color map. `Reds` runs from light to dark in one hue, so it can be read without
             distinguishing red from green.
         keys: tick labels of the horizontal axis; if not all labels fit, only every n-th is drawn.
         queries: tick labels of the vertical axis.
         rows: one name per row of panels.
-        vmax: the upper end of the colour scale; None: the largest weight, but at least 1. Pass the largest weight
+        vmax: the upper end of the color scale; None: the largest weight, but at least 1. Pass the largest weight
             if all weights are small.
         scale: `"linear"`, `"sqrt"` or `"log"`; the logarithmic scale starts at `vmax` / 10,000.
-        dark: draw light labels on a dark background; `Reds` is replaced by a colour map with a dark lower end.
+        dark: draw light labels on a dark background; `Reds` is replaced by a color map with a dark lower end.
 
     Returns:
         A matplotlib figure; `savefig` writes PNG, SVG or PDF, and notebooks display it.
@@ -86,7 +86,12 @@ def heatmaps(
     """
     panels = _panels(weights)
     down, across, q, k = panels.shape
-    _check_names(("titles", titles, across), ("rows", rows, down), ("queries", queries, q), ("keys", keys, k))
+    _check_names(
+        ("titles", titles, across, "column of panels"),
+        ("rows", rows, down, "row of panels"),
+        ("queries", queries, q, "query"),
+        ("keys", keys, k, "key"),
+    )
     limit = _color_limit(panels, vmax)
     norm = _color_norm(scale, limit)
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
@@ -120,7 +125,7 @@ def heatmaps(
         _label_axis(axes.xaxis, keys, width / across, rotation=90)
         _label_axis(axes.yaxis, queries, height / down, rotation=0)
     bar = figure.colorbar(image, ax=grid, shrink=0.8 if down == 1 else 0.6)
-    # Left-aligned: centred on such narrow axes, the label would overlap the map.
+    # Left-aligned: centered on such narrow axes, the label would overlap the map.
     bar.ax.set_xlabel("weight", color=ink, fontsize=8, loc="left")
     bar.ax.tick_params(colors=ink, labelsize=8)
     bar.outline.set_visible(False)
@@ -135,7 +140,7 @@ def attention(
     title: str | None = None,
     **options: Any,
 ) -> Figure:
-    """Plot one map of weights `(q, k)` with its tokens on both axes.
+    """Plot one attention map `(q, k)`, with the tokens of its queries and keys on the axes.
 
     Args:
         tokens: the tokens of the keys.
@@ -204,7 +209,7 @@ def heads(weights: ArrayLike, *, layers: Sequence[str] | None = None, **options:
     """
     if np.ndim(weights) != 4:
         raise ShapeError(
-            f"weights must have four axes, (layers, heads, queries, keys), got {np.ndim(weights)} axes. "
+            f"weights must have shape (layers, heads, queries, keys), got shape {np.shape(weights)}. "
             "Pass the weights of one input in all layers."
         )
     down, across = np.shape(weights)[:2]
@@ -222,17 +227,19 @@ def _panels(weights: ArrayLike) -> Float[np.ndarray, "rows columns q k"]:
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
-def _check_names(*given: tuple[str, Sequence[str] | None, int]) -> None:
-    for argument, names, count in given:
+def _check_names(*arguments: tuple[str, Sequence[str] | None, int, str]) -> None:
+    for argument, names, count, item in arguments:
         if names is not None and len(names) != count:
-            raise ShapeError(f"{argument} must have {count} elements, got {len(names)}. Pass {count} names.")
+            raise ShapeError(f"{argument} must have {count} elements, got {len(names)}. Pass one for each {item}.")
 
 
 def _color_limit(panels: Float[np.ndarray, "rows columns q k"], vmax: float | None) -> float:
     if vmax is None:
         return max(1.0, float(np.nanmax(panels)) if np.isfinite(panels).any() else 1.0)
     if not vmax > 0:
-        raise OptionError(f"vmax must be positive, got {vmax!r}. Pass the largest weight, or None.")
+        raise OptionError(
+            f"vmax must be positive, got {vmax!r}. Pass the upper end of the color scale, or None to use the weights."
+        )
     return float(vmax)
 
 
@@ -246,7 +253,7 @@ def _color_norm(scale: str, limit: float) -> Normalize:
 
 
 def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotation: float) -> None:
-    """Set the tick labels of an axis, or every n-th label if not all fit; without labels, show integer indices."""
+    """Set every n-th tick label of an axis, with the smallest n for which they fit. Without labels, show indices."""
     if labels is None:
         from matplotlib.ticker import MaxNLocator
 

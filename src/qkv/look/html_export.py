@@ -60,7 +60,7 @@ def export_html(page: Page, path: str | os.PathLike[str]) -> Path:
 
 
 def page_html(page: Page) -> str:
-    """Return a page as self-contained HTML.
+    """Return the HTML text of a page, which contains all scripts, styles and attention maps.
 
     Each layer is compressed separately (gzip, base64), so that a head is shown before all layers are unpacked.
 
@@ -71,8 +71,8 @@ def page_html(page: Page) -> str:
     for i, view in enumerate(page.views):
         if isinstance(view, TiledView):
             raise DataError(
-                f"an exported page must not contain tiled views, got {view.name!r} with {len(view.queries.tokens):,} "
-                "tokens. Serve the page, and save a part of the map from the browser."
+                f"page must not contain tiled views, got the tiled view {view.name!r} of {len(view.queries.tokens):,} "
+                "tokens. Serve the page instead of exporting it, and save a part of the map in the browser."
             )
         parts[f"thumbnails/{i}"] = _compressed(view.thumbnails())
         for j, layer in enumerate(view.layers):

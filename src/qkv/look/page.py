@@ -1,4 +1,4 @@
-"""A page of attention views, with the data that the server, the exported file and the widget show."""
+"""The class `Page`, which holds the attention views that a server, an exported file or a notebook widget shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUESTS = ("thumbnails", "map", "tile", "row")
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """A page that shows one or more attention views.
+    """One or more attention views with a common title, which are shown together on one page.
 
     Attributes:
         views: the views, dense or tiled.
@@ -47,7 +47,7 @@ class Page:
 
     @property
     def tiled(self) -> bool:
-        """Whether any view is tiled; such a page cannot be exported to a file."""
+        """Whether at least one view is tiled. A page with tiled views cannot be exported to a file."""
         return any(isinstance(view, TiledView) for view in self.views)
 
     def meta(self) -> dict[str, object]:
@@ -59,24 +59,27 @@ class Page:
             "views": [view.meta() for view in self.views],
         }
 
-    def read(self, what: str, place: Sequence[str | int]) -> bytes:
-        """Return the bytes that answer a request of the browser.
+    def read(self, request: str, indices: Sequence[str | int]) -> bytes:
+        """Return the bytes of an attention map, tile or row, or of the thumbnails of a view, for the browser.
 
         Args:
-            what: method of the view to call, one of `REQUESTS`.
-            place: index of the view, and the arguments of the method, such as the indices of layer and head.
+            request: method of the view to call, one of `REQUESTS`.
+            indices: index of the view, and the arguments of the method, such as the indices of layer and head.
 
         Returns:
             The quantized weights; for `row`, a JSON array.
 
         Raises:
-            LookupError: `what` or `place` is invalid, or the array does not exist.
+            LookupError: `request` is not one of `REQUESTS`, or an index is invalid.
         """
         try:
-            view, *indices = map(int, place)
-            if what not in REQUESTS or min(view, *indices, 0) < 0:
+            view, *arguments = map(int, indices)
+            if request not in REQUESTS or min(view, *arguments, 0) < 0:
                 raise IndexError
-            answer: bytes = getattr(self.views[view], what)(*indices)
+            answer: bytes = getattr(self.views[view], request)(*arguments)
         except (AttributeError, IndexError, TypeError, ValueError):  # such as a tile of a view that is not tiled
-            raise LookupError(f"request must name a map of this page, got {what!r} with indices {place!r}.") from None
+            raise LookupError(
+                f"request must be one of {', '.join(REQUESTS)} with indices that exist on this page, got {request!r} "
+                f"with indices {indices!r}. The indices of a map, tile or row start with those of view, layer and head."
+            ) from None
         return answer

@@ -18,7 +18,7 @@ THUMBNAIL_SIZE = 32
 
 
 def quantize(weights: ArrayLike) -> tuple[Num[np.ndarray, "*maps q k"], Float[np.ndarray, "*maps"] | np.float32]:
-    """Quantize attention maps to uint8, each map relative to its largest weight.
+    """Quantize attention maps to uint8 codes relative to the largest weight of each map.
 
     Args:
         weights: `(*maps, q, k)` of any supported array library. Negative, infinite and NaN weights count as 0.
@@ -38,12 +38,12 @@ def quantize(weights: ArrayLike) -> tuple[Num[np.ndarray, "*maps q k"], Float[np
 
 
 def dequantize(codes: Num[np.ndarray, "*maps q k"], scale: ArrayLike) -> Float[np.ndarray, "*maps q k"]:
-    """Convert codes from `quantize` back to weights in float32."""
+    """Return the weights in float32 that the codes and scales returned by `quantize` represent."""
     return np.asarray(np.square(codes.astype(np.float32) / 255.0) * np.asarray(scale)[..., None, None])
 
 
 def thumbnails(codes: Num[np.ndarray, "heads q k"], size: int = THUMBNAIL_SIZE) -> Num[np.ndarray, "heads size size"]:
-    """Resize quantized maps to `size` × `size` pixels, each the maximum of the codes that it covers.
+    """Resize each quantized map to `size` × `size` pixels. A pixel is the maximum of the codes that it covers.
 
     Example:
         >>> thumbnails(np.diag([1, 2, 3, 4]).astype(np.uint8)[None], 2).tolist()
@@ -55,7 +55,7 @@ def thumbnails(codes: Num[np.ndarray, "heads q k"], size: int = THUMBNAIL_SIZE) 
 
 
 def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Num[np.ndarray, "*maps rows columns"]:
-    """Reduce a map to at most `rows` × `columns` cells, each the maximum of the weights that it covers.
+    """Reduce each map to at most `rows` × `columns` cells. A cell is the maximum of the weights that it covers.
 
     Example:
         >>> max_pool(np.diag([0.0, 0.0, 0.0, 1.0]), 2, 2).tolist()
@@ -69,7 +69,7 @@ def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Nu
 
 
 def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Num[np.ndarray, "*shape"]:
-    """Convert an array of any supported library to NumPy.
+    """Convert an array of any supported library to a NumPy array.
 
     PyTorch tensors in half precision are converted to float32.
 

@@ -3,7 +3,7 @@
 The plot depends on the key columns:
 
 one column of numbers or dates     the data points, the estimate along the key, the query and its answer
-two columns of numbers or dates    the data points coloured by value, with rings near the query sized by weight
+two columns of numbers or dates    the data points colored by value, with rings near the query sized by weight
 any other columns                  one bar per evidence row; its length is the weight of the row
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 
 from qkv.errors import DataError
 from qkv.look.figure import (
-    ANSWER_COLOUR,
-    CURVE_COLOUR,
-    DATA_COLOUR,
+    ANSWER_COLOR,
+    CURVE_COLOR,
+    DATA_COLOR,
     INK,
     check_figure_path,
     draw_weighted_points,
@@ -47,7 +47,9 @@ _MAX_BARS = 12
 
 
 def plot_query(database: Queryable, answer: Answer, **options: Any) -> Figure:
-    """Plot the answer to one query together with the data of its table.
+    """Plot the answer to one query with the data of its table, or with one bar per evidence row.
+
+    The data are drawn if the keys are one or two columns of numbers or dates, and the values are numbers or dates.
 
     Args:
         database: the database that gave the answer.
@@ -61,7 +63,8 @@ def plot_query(database: Queryable, answer: Answer, **options: Any) -> Figure:
     """
     if not answer.single:
         raise DataError(
-            f"answer must be for one query, got {len(answer)} queries. Select one by index, for example answer[0]."
+            f"answer must be the answer to one query, got {len(answer)} answers. "
+            "Select one by index, for example answer[0]."
         )
     figure = new_figure((7.2, 4.4))
     columns = [database.column(name) for name in database.key]
@@ -83,7 +86,7 @@ def plot_query(database: Queryable, answer: Answer, **options: Any) -> Figure:
 
 
 def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike[str], **options: Any) -> None:
-    """Save the figure that `plot_query` draws to a file atomically.
+    """Draw the same figure as `plot_query`, and save it to a file atomically.
 
     Args:
         database: the database that gave the answer.
@@ -99,7 +102,7 @@ def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike
 
 
 def answer_title(answer: Answer) -> str:
-    """Return a figure title with the query, its answer, and the spread or the vote probability."""
+    """Return a figure title with a query, its answer, and the spread or the vote probability if there is one."""
     from qkv.database.io.formatting import format_spread, format_value
 
     query = (
@@ -113,7 +116,7 @@ def answer_title(answer: Answer) -> str:
 
 
 def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
-    """Draw the weights of the evidence rows as horizontal bars labelled with their values.
+    """Draw the weights of the first evidence rows, at most 12, as horizontal bars with the value of each row.
 
     If the answer has no rows, the reason for "no match" is written instead.
     """
@@ -130,8 +133,8 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
     weights = np.array([row.weight for row in rows])
     maximum = max(np.abs(weights).max(), 1e-300)
     places = np.arange(len(rows))
-    colours = [(*_RING, 0.25 + 0.75 * share) for share in np.abs(weights) / maximum]
-    axes.barh(places, weights, color=colours, height=0.66)
+    colors = [(*_RING, 0.25 + 0.75 * share) for share in np.abs(weights) / maximum]
+    axes.barh(places, weights, color=colors, height=0.66)
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     # Leave space after the longest bar for its label.
@@ -149,22 +152,22 @@ def _plot_one_key(figure: Figure, database: Queryable, answer: Answer, options: 
     present = ~(key.missing | value.missing)
     x, y = _coordinates(key, key.cells[present]), _coordinates(value, value.cells[present])
     opacity = float(np.clip(30 / np.sqrt(max(present.sum(), 1)), 0.15, 0.9))
-    axes.plot(x, y, "o", ms=3.5, color=DATA_COLOUR, alpha=opacity, mew=0, zorder=1)
+    axes.plot(x, y, "o", ms=3.5, color=DATA_COLOR, alpha=opacity, mew=0, zorder=1)
     grid = np.linspace(key.cells[present].min(), key.cells[present].max(), 160)
     queries = [key.timestamp(cell) if key.kind == "timestamp" else cell for cell in grid]
     curve = [one for one in database.ask(queries, **options, top=1) if one.found]
     if len(curve) > 1:
         along = [one.query for one in curve]
-        axes.plot(along, [one.value for one in curve], color=CURVE_COLOUR, lw=1.8, zorder=3, label="weighted answer")
+        axes.plot(along, [one.value for one in curve], color=CURVE_COLOR, lw=1.8, zorder=3, label="weighted answer")
         if all(one.spread is not None for one in curve):
             lower, upper = [one.value - one.spread for one in curve], [one.value + one.spread for one in curve]
-            axes.fill_between(along, lower, upper, color=CURVE_COLOUR, alpha=0.13, lw=0, zorder=2, label="± spread")
+            axes.fill_between(along, lower, upper, color=CURVE_COLOR, alpha=0.13, lw=0, zorder=2, label="± spread")
     keys, values = ([row.record[name] for row in answer.rows] for name in (key.name, value.name))
     draw_weighted_points(figure, axes, keys, values, np.array([row.weight for row in answer.rows]))
     (place,) = _query_coordinates(answer.query, key)
-    axes.axvline(place, color=ANSWER_COLOUR, lw=1, ls=(0, (4, 3)), zorder=4)
+    axes.axvline(place, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
     bar = None if answer.spread is None else [answer.spread]
-    style: dict[str, Any] = {"fmt": "o", "ms": 8, "color": ANSWER_COLOUR, "mec": "white", "capsize": 4, "zorder": 6}
+    style: dict[str, Any] = {"fmt": "o", "ms": 8, "color": ANSWER_COLOR, "mec": "white", "capsize": 4, "zorder": 6}
     axes.errorbar([place], [answer.value], yerr=bar, **style)
     label_axes(axes, key.name, value.name)
     return [axes]
@@ -179,19 +182,19 @@ def _plot_two_keys(figure: Figure, database: Queryable, answer: Answer) -> list[
     present = ~(across.missing | up.missing | value.missing)
     x, y = _coordinates(across, across.cells[present]), _coordinates(up, up.cells[present])
     size = float(np.clip(4000 / max(1, present.sum()), 1.5, 20))
-    centre = _query_coordinates(answer.query, across, up)
+    center = _query_coordinates(answer.query, across, up)
     records = [row.record for row in answer.rows]
     share = np.array([row.weight for row in answer.rows]) / answer.rows[0].weight
     points = [record[across.name] for record in records], [record[up.name] for record in records]
     for axes, scale in ((whole, 1.0), (near, 12.0)):
         dots = axes.scatter(x, y, c=value.cells[present], s=size * scale, cmap="cividis", lw=0, rasterized=True)
-        axes.plot([centre[0]], [centre[1]], "*", ms=13, color=ANSWER_COLOUR, mec="white", zorder=5)
+        axes.plot([center[0]], [center[1]], "*", ms=13, color=ANSWER_COLOR, mec="white", zorder=5)
         axes.set_xlabel(across.name, color=INK)
-    colours = [(*_RING, max(0.03, each)) for each in share]
-    near.scatter(*points, s=20 + 160 * share, facecolors="none", edgecolors=colours, linewidths=1.3)
+    colors = [(*_RING, max(0.03, each)) for each in share]
+    near.scatter(*points, s=20 + 160 * share, facecolors="none", edgecolors=colors, linewidths=1.3)
     # The right axes cover the rows with more than 2 % of the largest weight, and a margin of 30 %.
     heavy = share > 0.02
-    for set_limits, along, middle in ((near.set_xlim, points[0], centre[0]), (near.set_ylim, points[1], centre[1])):
+    for set_limits, along, middle in ((near.set_xlim, points[0], center[0]), (near.set_ylim, points[1], center[1])):
         distances = [abs(cell - middle) for cell, counts in zip(along, heavy, strict=True) if counts]
         if max(distances):
             set_limits(middle - 1.3 * max(distances), middle + 1.3 * max(distances))
@@ -212,7 +215,7 @@ def _coordinates(column: Column, cells: Float[np.ndarray, " n"]) -> Any:
 
 
 def _query_coordinates(query: object, *columns: Column) -> list[Any]:
-    """Return the plot coordinates of a query, one for each key column."""
+    """Return the plot coordinates of a query, one coordinate for each key column."""
     from qkv.database.keys.queries import Queries
 
     cells = Queries.parse([query], columns).cells

@@ -1,4 +1,4 @@
-"""Plot a fitted regressor along one column, with its data and one prediction.
+"""Plot the estimate of a fitted regressor along one column, with the fitted rows and one prediction.
 
 dots     the fitted rows; rows of larger weight in the prediction are darker and larger
 line     the estimate along the column, with all other columns fixed to the values of the query
@@ -15,10 +15,10 @@ import numpy as np
 from qkv.errors import DataError, OptionError
 from qkv.estimators.features import Features, decode_columns, encode_columns
 from qkv.look.figure import (
-    ANSWER_COLOUR,
-    CURVE_COLOUR,
+    ANSWER_COLOR,
+    CURVE_COLOR,
     DARK,
-    DATA_COLOUR,
+    DATA_COLOR,
     INK,
     PAPER,
     draw_weighted_points,
@@ -96,17 +96,17 @@ def plot_regression(
     axes = figure.add_subplot(facecolor=paper)
     sample = np.flatnonzero(present)
     sample = sample[:: max(1, len(sample) // _MAX_DOTS)]
-    axes.plot(x[sample], y[sample], "o", ms=3.5, color=DATA_COLOUR, alpha=0.45, mew=0, zorder=1, label="fitted rows")
-    axes.plot(grid, curve, color=CURVE_COLOUR, lw=1.8, zorder=3, label="estimate")
+    axes.plot(x[sample], y[sample], "o", ms=3.5, color=DATA_COLOR, alpha=0.45, mew=0, zorder=1, label="fitted rows")
+    axes.plot(grid, curve, color=CURVE_COLOR, lw=1.8, zorder=3, label="estimate")
     if np.isfinite(band).all():
         style: dict[str, Any] = {"alpha": 0.3 if dark else 0.15, "lw": 0, "zorder": 2, "label": "± expected error"}
-        axes.fill_between(grid, curve - band, curve + band, color=CURVE_COLOUR, **style)
-    colours = "inferno" if dark else "Reds"
+        axes.fill_between(grid, curve - band, curve + band, color=CURVE_COLOR, **style)
+    colors = "inferno" if dark else "Reds"
     visible = ~np.isnan(x[explained.rows[0]])
     weighted, weights = explained.rows[0][visible], explained.weights[0][visible]
-    draw_weighted_points(figure, axes, x[weighted], y[weighted], weights, "weight in the answer", ink, colours)
-    axes.axvline(at, color=ANSWER_COLOUR, lw=1, ls=(0, (4, 3)), zorder=4)
-    style = {"fmt": "X", "ms": 9, "color": ANSWER_COLOUR, "mec": "white", "capsize": 4, "zorder": 6, "label": "answer"}
+    draw_weighted_points(figure, axes, x[weighted], y[weighted], weights, "weight in the answer", ink, colors)
+    axes.axvline(at, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
+    style = {"fmt": "X", "ms": 9, "color": ANSWER_COLOR, "mec": "white", "capsize": 4, "zorder": 6, "label": "answer"}
     axes.errorbar([at], [answer], yerr=[error] if np.isfinite(error) else None, **style)
     label_axes(axes, name, "value" if len(model.y_mean_) == 1 else f"value {output}", ink)
     style_axes(axes, ink)
@@ -127,11 +127,13 @@ def _column_index(model: AttentionRegressor, feature: str | int) -> tuple[int, s
     count = model.n_features_in_
     if isinstance(feature, str):
         if feature not in names:
-            known = ", ".join(names[:12]) or f"an index from 0 to {count - 1}"
-            raise OptionError(f"feature must be a column of the fitted table, got {feature!r}. Choose from: {known}.")
+            known = f"one of {', '.join(names[:12])}" if names else f"an index from 0 to {count - 1}"
+            raise OptionError(f"feature must be a column of the fitted table, got {feature!r}. Pass {known}.")
         return names.index(feature), feature
     if isinstance(feature, bool) or not 0 <= feature < count:
-        raise OptionError(f"feature must be an index from 0 to {count - 1}, got {feature}. Choose one of them.")
+        raise OptionError(
+            f"feature must be an index from 0 to {count - 1}, got {feature}. Pass the index of a numeric column."
+        )
     return int(feature), names[feature] if names else f"column {feature}"
 
 
@@ -141,5 +143,5 @@ def _query_features(model: AttentionRegressor, rows: dict[str, np.ndarray], quer
         return Features(rows["numbers"][[middle]], rows["codes"][[middle]])
     features: Features = model._query_features(query)
     if len(features) != 1:
-        raise DataError(f"query must be one row, got {len(features)} rows. Select one row.")
+        raise DataError(f"query must be one row, got {len(features)} rows. Select one row, for example query[:1].")
     return features

@@ -1,8 +1,8 @@
-"""Aggregate attention weights across layers, and scale them by gradients or by value norms.
+"""Aggregate attention weights across layers, and scale attention weights by gradients or by value norms.
 
     rollout(weights)                   product over layers of the head-averaged weights
     flow(weights)                      maximum flow from output to input tokens, with weights as capacities
-    gradient_weighted(weights, g)      weights times the positive part of their gradient
+    gradient_weighted(weights, g)      positive part of weights times gradient
     norm_weighted(weights, values)     weights times the norm of the value vectors
 
 `rollout` and `flow` take the weights of one input, `(layers, heads, q, k)`, from any supported array
@@ -51,13 +51,13 @@ def rollout(weights: ArrayLike, residual: float = 0.5) -> Float[np.ndarray, "q k
         >>> rollout(np.stack([previous, previous])[:, None])[2].tolist()
         [0.25, 0.5, 0.25]
     """
-    return np.asarray(reduce(lambda product, layer: layer @ product, _mixed_with_identity(weights, residual)))
+    return np.asarray(reduce(lambda product, layer: layer @ product, _mix_with_identity(weights, residual)))
 
 
 def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None = None) -> Float[np.ndarray, "q k"]:
     """Compute the attention flow from each token of the last layer to each input token.
 
-    Attention flow is the maximum flow in a graph whose edges connect the tokens of neighbouring layers. The
+    Attention flow is the maximum flow in a graph whose edges connect the tokens of neighboring layers. The
     capacities of the edges are the head-averaged weights mixed with the identity, as in `rollout`.
 
     Args:
@@ -86,7 +86,7 @@ def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import maximum_flow
 
-    mixed = _mixed_with_identity(weights, residual)
+    mixed = _mix_with_identity(weights, residual)
     layers, tokens = mixed.shape[:2]
     level, above, below = np.nonzero(mixed > 0)
     capacity = np.rint(mixed[level, above, below] * _UNIT).astype(np.int32)
@@ -103,7 +103,7 @@ def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None
 
 
 def gradient_weighted(weights: ArrayLike, gradients: ArrayLike) -> Float[np.ndarray, "*shape"]:
-    """Compute the attention weights times the positive part of their gradient.
+    """Compute the positive part of the product of attention weights and their gradient.
 
         max(0, ∂y/∂A ⊙ A)
 
@@ -134,13 +134,13 @@ def gradient_weighted(weights: ArrayLike, gradients: ArrayLike) -> Float[np.ndar
 def norm_weighted(
     weights: ArrayLike, values: ArrayLike, output_map: ArrayLike | None = None
 ) -> Float[np.ndarray, "*maps q k"]:
-    """Compute the norms of the weighted and projected value vectors, ‖a_ij v_j W_O‖.
+    """Compute the norm of each weighted value vector, ‖a_ij v_j W_O‖, or ‖a_ij v_j‖ if `output_map` is None.
 
     Args:
         weights: `(*batch, heads, q, k)`.
         values: `(*batch, heads, k, value_width)`.
-        output_map: the output projection W_O as one block per head, `(heads, value_width, width)`; None: use the
-            norms of the values themselves.
+        output_map: the output projection W_O as one block per head, `(heads, value_width, width)`; None: no
+            projection.
 
     Returns:
         An array of the shape of the weights.
@@ -176,8 +176,8 @@ def _project(
     return np.asarray(values @ output_map)
 
 
-def _mixed_with_identity(weights: ArrayLike, residual: float) -> Float[np.ndarray, "layers tokens tokens"]:
-    """Return head-averaged weights mixed with the identity, which represents the residual connection."""
+def _mix_with_identity(weights: ArrayLike, residual: float) -> Float[np.ndarray, "layers tokens tokens"]:
+    """Return the mean weights over the heads of each layer, mixed with the identity for the residual connection."""
     array = to_numpy(weights, np.float64)
     if array.ndim != 4 or array.shape[-1] != array.shape[-2] or not array.size:
         raise ShapeError(
@@ -185,5 +185,8 @@ def _mixed_with_identity(weights: ArrayLike, residual: float) -> Float[np.ndarra
             "Pass the self-attention of one input in all layers."
         )
     if not 0.0 <= residual <= 1.0:
-        raise OptionError(f"residual must be between 0 and 1, got {residual!r}. A common value is 0.5.")
+        raise OptionError(
+            f"residual must be between 0 and 1, got {residual!r}. "
+            "Pass 0.5 to weight attention and the residual connection equally."
+        )
     return np.asarray(residual * np.eye(array.shape[-1]) + (1.0 - residual) * array.mean(axis=1))

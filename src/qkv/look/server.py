@@ -1,4 +1,4 @@
-"""A local web server for attention pages that accepts only requests with its secret token.
+"""Local web server for attention pages, which accepts only requests that contain its secret token.
 
 The server listens on 127.0.0.1. Its address contains a random token, and requests without this token or with another
 host name are refused. The server delivers only the files and maps of the page, and its content security policy
@@ -49,7 +49,7 @@ _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
 @dataclass
 class ServedPage:
-    """The state of a served page, which may not be ready yet.
+    """The state of a served page: its progress while it is created, and then the page or an error.
 
     Attributes:
         page: the page; None while the page is created.
@@ -67,7 +67,7 @@ class ServedPage:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Update the progress that the browser shows."""
+        """Store the name of the current step and its progress, which the browser shows."""
         self.doing, self.done, self.total = what, done, total
 
     def state(self) -> dict[str, object]:
@@ -98,7 +98,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     from starlette.routing import Route
 
     async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Refuse requests with another host or token before routing, and add the security headers to all responses."""
+        """Refuse requests with a wrong host, a wrong token or a long path, and add security headers to responses."""
         host, path = request.headers.get("host", ""), request.scope["path"]
         if host not in hosts:
             response = Response(
@@ -177,7 +177,8 @@ def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
     except OSError as error:
         listener.close()
         raise OptionError(
-            f"port must be available, got port {port}: {error.strerror}. Use port 0 for any free port."
+            f"port must be available, got port {port}, but listening failed: {error.strerror}. "
+            "Pass 0 to use any free port."
         ) from None
     # From here on the socket queues requests until the server accepts them.
     listener.listen()
@@ -200,9 +201,9 @@ def serve(
     *,
     port: int = 0,
     browser: bool = True,
-    say: Callable[[str], None] = print,
+    notify: Callable[[str], None] = print,
 ) -> None:
-    """Serve a page until the process is interrupted.
+    """Create a page and serve it until the process is interrupted.
 
     The browser shows the progress while the page is created.
 
@@ -210,7 +211,7 @@ def serve(
         create_page: function that creates the page; its argument is a progress callback.
         port: port to listen on; 0: any free port.
         browser: open the page in the default browser.
-        say: function that prints the address for the user.
+        notify: function that prints the address for the user.
 
     Raises:
         OptionError: the port is in use.
@@ -218,7 +219,7 @@ def serve(
     """
     served = ServedPage()
     with serve_in_thread(served, port) as address:
-        say(f"{address}\nPress Ctrl-C to stop.")
+        notify(f"{address}\nPress Ctrl-C to stop.")
         if browser:
             webbrowser.open(address)
         try:

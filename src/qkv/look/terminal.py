@@ -1,6 +1,6 @@
 """Format attention maps as text for the terminal.
 
-With colour, half-block characters show two queries per line in 24-bit colour; without colour, digits show one query
+With color, half-block characters show two queries per line in 24-bit color; without color, digits show one query
 per line.
 """
 
@@ -27,20 +27,20 @@ def text_map(
     keys: Sequence[str],
     *,
     width: int = 80,
-    colour: bool | None = None,
+    color: bool | None = None,
 ) -> str:
-    """Format an attention map as text, in which each cell is the maximum of the weights that it covers.
+    """Return an attention map as text for the terminal. A cell shows the maximum of the weights that it covers.
 
     Args:
         weights: the weights of one head.
         queries: token of each query, shown at the left.
         keys: token of each key, shown below the map if each key has a separate column.
         width: width of the terminal in characters.
-        colour: True: use 24-bit colour; False: use digits from 0 to 9, tenths of the maximum; None: use colour,
+        color: True: use 24-bit color; False: use digits from 0 to 9, tenths of the maximum; None: use color,
             unless the environment variable NO_COLOR is set.
 
     Example:
-        >>> print(text_map(np.array([[1.0, 0.0], [0.5, 0.5]]), ["he", "saw"], ["he", "saw"], colour=False))
+        >>> print(text_map(np.array([[1.0, 0.0], [0.5, 0.5]]), ["he", "saw"], ["he", "saw"], color=False))
         query ↓ key →   maximum 1.00
          he  90
         saw  55
@@ -48,18 +48,18 @@ def text_map(
              ea
               w
     """
-    if colour is None:
-        colour = not os.environ.get("NO_COLOR")
+    if color is None:
+        color = not os.environ.get("NO_COLOR")
     maximum = float(weights.max(initial=0.0))
     share = weights / maximum if maximum > 0 else np.zeros_like(weights)
-    names = _paired_names(queries) if colour else list(queries)
-    margin = min(19 if colour else 14, max(map(len, names), default=0))
+    names = _pair_names(queries) if color else list(queries)
+    margin = min(19 if color else 14, max(map(len, names), default=0))
     available = max(1, width - margin - 2)
-    cell_width = max(1, min(3, available // max(1, len(keys)))) if colour else 1
+    cell_width = max(1, min(3, available // max(1, len(keys)))) if color else 1
     cells = max_pool(share, len(share), available // cell_width)
     columns = cells.shape[1]
     lines = [f"query ↓ key →   maximum {maximum:.2f}"]
-    if colour:
+    if color:
         pairs = zip_longest(cells[::2], cells[1::2], fillvalue=[None] * columns)
         rows = ["".join(_block(*pair) * cell_width for pair in zip(*both, strict=True)) + "\x1b[0m" for both in pairs]
     else:
@@ -72,8 +72,8 @@ def text_map(
     return "\n".join(lines)
 
 
-def _paired_names(words: Sequence[str]) -> list[str]:
-    """Join the names of the two queries that share a line, the upper query first."""
+def _pair_names(words: Sequence[str]) -> list[str]:
+    """Join the names of each two consecutive queries, which share a line, and truncate each name to 9 characters."""
     short = [_aligned(word, min(9, len(word))) for word in words]
     return ["/".join(short[top : top + 2]) for top in range(0, len(short), 2)]
 

@@ -28,7 +28,7 @@ _WORD_STARTS = ("▁", "Ġ")
 
 @dataclass(frozen=True)
 class TextModel:
-    """A transformers model with its tokenizer.
+    """A transformers model with its tokenizer and the name under which it is displayed.
 
     Attributes:
         model: the model.
@@ -42,13 +42,13 @@ class TextModel:
 
     @property
     def max_tokens(self) -> int | None:
-        """The context length of the model in tokens; None if its configuration does not define it."""
+        """The context length of the model in tokens, or None if the configuration of the model does not define it."""
         stated = getattr(self.model.config, "max_position_embeddings", None)
         return int(stated) if isinstance(stated, int) and stated > 0 else None
 
 
 def model_folder(path: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder of a model, after checking that it contains a model.
+    """Return the path of a model folder, after checking that the folder contains a readable config.json.
 
     Args:
         path: a folder written by `save_pretrained`; None: the small sentence model all-MiniLM-L6-v2.
@@ -70,7 +70,7 @@ def model_folder(path: str | os.PathLike[str] | None = None) -> Path:
 
 
 def load_text_model(path: str | os.PathLike[str] | None = None) -> TextModel:
-    """Load a model and its tokenizer from a folder, without network access or execution of its code.
+    """Load a model and its tokenizer from a folder, without network access and without executing code in the folder.
 
     Args:
         path: a folder written by `save_pretrained`; None: the small sentence model all-MiniLM-L6-v2.
@@ -112,7 +112,7 @@ def run_dense(
 
 
 def token_axis(tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding | Mapping[str, torch.Tensor]) -> TokenAxis:
-    """Return the readable tokens of an encoded text and the words to which the tokens belong.
+    """Return the tokens of an encoded text as readable strings, with the index of the word to which each belongs.
 
     Args:
         tokenizer: the tokenizer.

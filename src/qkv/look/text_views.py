@@ -39,7 +39,7 @@ def text_views(
     generate: int = 0,
     layers: Sequence[int] | None = None,
     memory: int | str = "1 GiB",
-    say: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> list[View | TiledView]:
     """Run a model on each text and return attention views of all its heads.
 
@@ -55,7 +55,7 @@ def text_views(
             tokens.
         layers: indices of the layers to show for texts that exceed the memory limit; None: all.
         memory: limit on the memory of the maps of one text.
-        say: function that prints the predicted memory of a long text before the model runs.
+        notify: function that prints messages, such as the predicted memory of a long text before the model runs.
 
     Raises:
         DataError: a text is empty, or exceeds the context length of the model.
@@ -81,11 +81,11 @@ def text_views(
             _check_generated_length(text_model, count, generate)
             views += generation_views(text_model, inputs, tokens, title, generate)
         elif _BYTES_PER_WEIGHT * all_layers * heads * count**2 <= memory_bytes(memory):
-            if layers is not None and say is not None:
-                say(f"--layers has no effect on a text of {count:,} tokens, so all layers are shown")
+            if layers is not None and notify is not None:
+                notify(f"--layers has no effect on a text of {count:,} tokens, so all layers are shown")
             views.append(_dense_view(text_model, title, inputs, tokens, all_heads))
         else:
-            _check_tiled_memory(text_model, count, layers, memory_bytes(memory), say)
+            _check_tiled_memory(text_model, count, layers, memory_bytes(memory), notify)
             model, name = text_model.model, text_model.name
             views.append(recorded_view(model, inputs, tokens, name=title, model_name=name, layers=layers))
     return views
@@ -95,30 +95,34 @@ def _check_layers(text_model: TextModel, layers: Sequence[int] | None, count: in
     for layer in layers or ():
         if not 0 <= layer < count:
             raise OptionError(
-                f"--layers must be between 0 and {count - 1} for {text_model.name}, got {layer}. "
-                "Choose layers of this model."
+                f"layers (--layers on the command line) must be between 0 and {count - 1} for {text_model.name}, "
+                f"got {layer}. Omit this layer."
             )
 
 
 def _check_generated_length(text_model: TextModel, count: int, generate: int) -> None:
     encoder_decoder = getattr(text_model.model.config, "is_encoder_decoder", False)
-    total = max(count, generate) if encoder_decoder else count + generate
-    if text_model.max_tokens is not None and total > text_model.max_tokens:
+    if text_model.max_tokens is None:
+        return
+    # The tokens of a text do not exceed the context length, because `_tokenize` has checked them.
+    most = text_model.max_tokens if encoder_decoder else text_model.max_tokens - count
+    if generate > most:
         raise DataError(
-            f"--generate must not exceed the context length of {text_model.name}, {text_model.max_tokens:,} tokens, "
-            f"got {generate:,} after a text of {count:,} tokens. Generate fewer tokens."
+            f"generate (--generate on the command line) must be at most {most:,} for a text of {count:,} tokens, "
+            f"because {text_model.name} has a context length of {text_model.max_tokens:,} tokens, got {generate:,}. "
+            "Generate fewer tokens, or shorten the text."
         )
 
 
 def _check_tiled_memory(
-    text_model: TextModel, count: int, layers: Sequence[int] | None, allowed: int, say: Callable[[str], None] | None
+    text_model: TextModel, count: int, layers: Sequence[int] | None, allowed: int, notify: Callable[[str], None] | None
 ) -> None:
     all_layers, heads, width = model_dimensions(text_model.model)
     chosen = all_layers if layers is None else len(layers)
     required = heads_required_bytes(count, width, heads * chosen)
     subject = f"{chosen} layers of {heads} heads over {count:,} tokens"
-    advice = "Name fewer layers (for example --layers 0,1), or increase --memory."
-    check_memory(required, allowed, subject, advice, place="in tiles", say=say)
+    advice = "Name fewer layers, or increase memory (--layers and --memory on the command line)."
+    check_memory(required, allowed, subject, advice, detail="in tiles", notify=notify)
 
 
 def _tokenize(text_model: TextModel, text: str) -> tuple[BatchEncoding, TokenAxis]:

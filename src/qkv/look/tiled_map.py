@@ -51,7 +51,7 @@ _LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, eq=False)
 class TiledMap:
-    """The attention map of one head, which can be computed at any resolution.
+    """The attention map of one head, from which tiles at several resolutions are computed on demand.
 
     Attributes:
         call: the bound call of the head, without batch axes.
@@ -184,7 +184,10 @@ class TiledMap:
         return to_numpy(weights)
 
     def _weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> Float[Array, "q k"] | None:
-        """Compute weights in the array library of the query; None if the mask excludes all of them."""
+        """Compute the weights for a range of queries and keys in the array library of the query.
+
+        The result is None if the mask excludes all pairs.
+        """
         logits = self.call.logits(rows, cols)
         if logits is None:
             return None
@@ -196,31 +199,40 @@ class TiledMap:
 
     @cached_property
     def _divisor(self) -> Float[Array, " q"]:
-        """The log-sum-exp of each query, with infinity for fully masked queries so that their weights are 0."""
+        """The log-sum-exp of each query, or infinity for fully masked queries, so that their weights are 0."""
         return namespace(self.log_sum_exp).where(self.log_sum_exp <= -math.inf, math.inf, self.log_sum_exp)
 
     def tile(self, level: int, y: int, x: int) -> Num[np.ndarray, "2 256 256"]:
-        """Return the maximum and the mean weight of each cell of a tile as quantized weights.
+        """Return the quantized maximum and mean weight of each cell of a tile, an array `(2, 256, 256)` of uint8.
 
         Cells outside the map are 0.
+
+        Args:
+            level: level of the tile, from 0 (one cell per pair of tokens) to `levels` (a single tile).
+            y: row of the tile, counted in tiles from the first query.
+            x: column of the tile, counted in tiles from the first key.
 
         Raises:
             IndexError: the tile does not exist.
         """
         if not 0 <= level <= self.levels:
-            raise IndexError(f"level must be between 0 and {self.levels}, got {level}.")
+            raise IndexError(f"level must be between 0 and {self.levels}, got {level}. Level 0 is the finest.")
         coarse = level >= self.base
         factor = 2 ** (level - self.base if coarse else level)
         height, width = self.mean_overview.shape if coarse else self.shape
         top, left = y * TILE_SIZE * factor, x * TILE_SIZE * factor
         if not (0 <= top < height and 0 <= left < width):
-            raise IndexError(f"y and x must be the indices of a tile of level {level}, got {y} and {x}.")
+            down, across = (-(-length // (TILE_SIZE * factor)) for length in (height, width))
+            raise IndexError(
+                f"y must be between 0 and {down - 1} and x between 0 and {across - 1} for a tile of level {level}, "
+                f"got y={y} and x={x}."
+            )
         rows, cols = (top, min(height, top + TILE_SIZE * factor)), (left, min(width, left + TILE_SIZE * factor))
         if coarse:
             part = slice(*rows), slice(*cols)
             pooled = _pool(self.max_overview[part], factor)[0], _pool(self.mean_overview[part], factor)[1]
         else:
-            pooled = self._pooled_weights(rows, cols, factor)
+            pooled = self._compute_pooled_weights(rows, cols, factor)
         codes = np.zeros((2, TILE_SIZE, TILE_SIZE), np.uint8)
         for channel, cells in enumerate(pooled):
             share = cells / self.max_weight if self.max_weight > 0 else cells
@@ -228,7 +240,7 @@ class TiledMap:
         return codes
 
     def row(self, query: int, count: int = 10) -> list[tuple[int, float]]:
-        """Return the keys with the largest weights for one query, as pairs (key index, weight).
+        """Return the `count` keys with the largest weights for one query, as pairs (key index, weight).
 
         The pairs are in decreasing order of weight; ties go to the lower key index.
 
@@ -241,8 +253,8 @@ class TiledMap:
         order = np.argsort(-weights, kind="stable")[:count]
         return [(int(key), float(weights[key])) for key in order]
 
-    def _pooled_weights(self, rows: tuple[int, int], cols: tuple[int, int], factor: int) -> _Pooled:
-        """Compute the maximum and the mean weight of each cell, a few rows of cells at a time."""
+    def _compute_pooled_weights(self, rows: tuple[int, int], cols: tuple[int, int], factor: int) -> _Pooled:
+        """Compute the maximum and the mean weight of each cell of `factor` × `factor` pairs, a few rows at a time."""
         top, bottom = rows
         step = max(1, _BLOCK_WEIGHTS // ((cols[1] - cols[0]) * factor)) * factor
         maximum, mean = np.zeros((2, -(-(bottom - top) // factor), -(-(cols[1] - cols[0]) // factor)))
@@ -257,7 +269,7 @@ class TiledMap:
 
 @dataclass(frozen=True, eq=False)
 class TiledView:
-    """The attention maps of one long text in one model, computed tile by tile instead of stored as in `View`.
+    """The attention maps of one long text in one model. Tiles are computed on demand; a `View` stores all weights.
 
     Attributes:
         name: title of the view.
@@ -279,19 +291,22 @@ class TiledView:
         Raises:
             IndexError: the head does not exist.
         """
-        if min(layer, head) < 0:
-            raise IndexError(f"layer and head must not be negative, got {layer} and {head}.")
-        return list(self.layers[layer][1].values())[head]
+        if not 0 <= layer < len(self.layers):
+            raise IndexError(f"layer must be between 0 and {len(self.layers) - 1}, got {layer}.")
+        heads = list(self.layers[layer][1].values())
+        if not 0 <= head < len(heads):
+            raise IndexError(f"head must be between 0 and {len(heads) - 1}, got {head}.")
+        return heads[head]
 
     def tile(self, layer: int, head: int, level: int, y: int, x: int) -> bytes:
-        """Return one tile of a head as quantized weights.
+        """Return the quantized weights of one tile of a head as bytes.
 
         The tile holds first the maximum and then the mean weight of each of its 256 × 256 cells.
         """
         return self.head(layer, head).tile(level, y, x).tobytes()
 
     def row(self, layer: int, head: int, query: int) -> bytes:
-        """Return the keys with the largest weights for one query of a head, as JSON pairs [key index, weight]."""
+        """Return the ten keys with the largest weights for one query of a head, as JSON pairs [key index, weight]."""
         return json.dumps(self.head(layer, head).row(query)).encode()
 
     def thumbnails(self) -> bytes:
@@ -322,7 +337,7 @@ _Pooled = tuple[Float[np.ndarray, "rows columns"], Float[np.ndarray, "rows colum
 
 
 def overview_size(tokens: int, least: int = 1024, most: int = 2048) -> int:
-    """Return the number of cells along each side of the overview for a number of queries or keys."""
+    """Return the number of cells along each side of the overview of `tokens` queries or keys, within limits."""
     return min(most, max(least, -(-tokens // _CELL_TOKENS)))
 
 
@@ -332,7 +347,7 @@ def _readouts(size: int | None, q: int, k: int) -> list[Readout]:
 
 
 def _pool(weights: Float[Array, "q k"], factor: int) -> _Pooled:
-    """Return the maximum and the mean of each block of `factor` × `factor` weights; blocks at the edges are smaller."""
+    """Return the maximum and the mean of each block of `factor` × `factor` weights. Blocks at the edges are smaller."""
     if factor == 1:
         return to_numpy(weights), to_numpy(weights)
     xp, (rows, columns) = namespace(weights), weights.shape

@@ -50,7 +50,8 @@ def read_array(path: str | os.PathLike[str]) -> Float[np.ndarray, "*heads tokens
         array = np.load(file, mmap_mode="c", allow_pickle=False)
     except OSError as error:
         raise DataError(
-            f"the array file must be readable, got {str(path)!r}: {error.strerror or error}. Check the file."
+            f"the array file must be readable, got {str(path)!r}, but reading failed: {error.strerror or error}. "
+            "Check its path and permissions."
         ) from None
     except (ValueError, EOFError):
         # NumPy assumes that any unknown file is a pickle, and its message explains how to allow pickles.
@@ -113,14 +114,14 @@ def arrays_view(
     maps = {}
     for head, rows in enumerate(track(queries, "reading heads", progress)):
         group = keys[head * len(keys) // len(queries)]
-        maps[f"head {head}"] = TiledMap.from_arrays(_as_preferred(rows), _as_preferred(group), mask=mask)
+        maps[f"head {head}"] = TiledMap.from_arrays(_to_fastest_library(rows), _to_fastest_library(group), mask=mask)
     q, k = queries.shape[-2], keys.shape[-2]
     columns = None if q == k else TokenAxis.from_count(k)
     return TiledView(name, "", TokenAxis.from_count(q), columns, (("arrays", maps),))
 
 
 def model_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
-    """Return the number of layers, heads per layer and features per head of a transformers model."""
+    """Return the numbers of layers, of heads per layer and of features per head of a transformers model."""
     config = model.config
     layers = int(getattr(config, "num_hidden_layers", 1))
     heads = int(getattr(config, "num_attention_heads", 1))
@@ -129,7 +130,7 @@ def model_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
 
 
 def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
-    """Predict the bytes that `recorded_view` allocates.
+    """Predict the bytes that `recorded_view` allocates for a text.
 
     For each head, these are the query, the key, the log-sum-exp and the overview.
     """
@@ -137,7 +138,10 @@ def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
 
 
 def _model_overview_size(tokens: int) -> int:
-    """Return the size of each overview for a model, smaller than for a single map because a model has many heads."""
+    """Return the number of cells along each side of the overview of each head of a model.
+
+    It is smaller than for a single map, because a model has many heads.
+    """
     return overview_size(tokens, 256, 1024)
 
 
@@ -180,7 +184,7 @@ def recorded_view(
         if last.saved is None:
             raise DataError(
                 f"model must use the attention interface of transformers for a text whose maps exceed the memory "
-                f"limit, got {model_name}, which computes attention itself. Shorten the text, or increase the limit."
+                f"limit, got {model_name}, which computes attention itself. Shorten the text, or increase memory."
             )
         maps = {f"head {head}": TiledMap.from_record(last, head) for head in last.heads}
         result.append((f"layer {number}", maps))
@@ -193,24 +197,24 @@ def check_memory(
     subject: str,
     advice: str,
     *,
-    place: str = "",
-    say: Callable[[str], None] | None = None,
+    detail: str = "",
+    notify: Callable[[str], None] | None = None,
 ) -> None:
-    """Check that the memory required does not exceed the memory allowed.
+    """Raise a `RefusedError` if attention maps require more memory than is allowed.
 
     Args:
         required: required memory in bytes.
         allowed: allowed memory in bytes.
         subject: description of the maps, such as their number of heads and tokens.
         advice: the last sentence of the error message.
-        place: description of how the memory is used, for the message that `say` prints.
-        say: function that prints the required memory before the check.
+        detail: description of what the memory is used for, in the message that `notify` prints.
+        notify: function that prints the required memory before the check.
 
     Raises:
         RefusedError: the memory required exceeds the memory allowed.
     """
-    if say is not None:
-        say(f"{subject} take about {memory_text(required)} {place}; the limit is {memory_text(allowed)}")
+    if notify is not None:
+        notify(f"{subject} take about {memory_text(required)} {detail}; the limit is {memory_text(allowed)}")
     if required > allowed:
         raise RefusedError(
             f"memory must be at least {memory_text(required)} for {subject}, got {memory_text(allowed)}. {advice}"
@@ -221,8 +225,8 @@ def _overview_bytes(q: int, k: int, size: int) -> int:
     return 8 * min(size, q) * min(size, k) + 4 * q
 
 
-def _as_preferred(rows: Float[np.ndarray, "tokens width"]) -> Float[Array, "tokens width"]:
-    """Convert an array to a PyTorch tensor if PyTorch is installed, because PyTorch is three times as fast."""
+def _to_fastest_library(rows: Float[np.ndarray, "tokens width"]) -> Float[Array, "tokens width"]:
+    """Convert an array to a PyTorch tensor if PyTorch is installed, which computes maps three times as fast."""
     if not find_spec("torch"):
         return rows
     import torch

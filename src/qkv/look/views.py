@@ -1,4 +1,4 @@
-"""Attention views, which hold the tokens of one text and the quantized attention maps of one model."""
+"""The class `View`, which holds the tokens of one text and the quantized attention maps of one model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["HeadRole", "LayerMaps", "TokenAxis", "View"]
 
 @dataclass(frozen=True)
 class TokenAxis:
-    """The tokens along one axis of a map.
+    """The tokens along one axis of an attention map, with the word to which each token belongs.
 
     Attributes:
         tokens: the displayed text of each token.
@@ -43,12 +43,12 @@ class TokenAxis:
 
     @classmethod
     def from_words(cls, words: Sequence[object]) -> TokenAxis:
-        """Create an axis from whole words, with one token per word."""
+        """Create an axis with one token for each word."""
         names = tuple(str(word) for word in words)
         return cls(names, names, tuple(range(len(names))), (False,) * len(names))
 
     def meta(self) -> dict[str, object]:
-        """Return the fields as a JSON-serializable dictionary."""
+        """Return the axis as a JSON-serializable dictionary, which contains only the count of numbered tokens."""
         if self.numbered:
             return {"count": len(self.tokens)}
         return {name: list(getattr(self, name)) for name in ("tokens", "pieces", "words", "special")}
@@ -79,7 +79,7 @@ class LayerMaps:
 
 @dataclass(frozen=True)
 class HeadRole:
-    """A role of an attention head, measured over many sentences.
+    """A role of an attention head, with its score over many sentences and the score of a baseline.
 
     Attributes:
         role: name of the role, such as `previous`.
@@ -202,12 +202,12 @@ class View:
         return cls.from_weights(maps, queries, keys, name=name, model=model)
 
     def weights(self, layer: int, head: int) -> Float[np.ndarray, "q k"]:
-        """Return the dequantized weights of one head."""
+        """Return the dequantized weights of one head, `(q, k)`."""
         maps = self.layers[layer]
         return dequantize(maps.codes[head], maps.scales[head])
 
     def map(self, layer: int, head: int) -> bytes:
-        """Return the quantized weights of one head in row-major order."""
+        """Return the quantized weights of one head as bytes in row-major order."""
         return bytes(self.layers[layer].codes[head].tobytes())
 
     def thumbnails(self) -> bytes:

@@ -1,4 +1,4 @@
-"""A notebook widget that shows an attention page and loads its maps from the kernel on request."""
+"""Notebook widget that shows an attention page and requests its maps from Python when they are needed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _widget_class() -> Callable[[Page], AnyWidget]:
     import traitlets
 
     class HeadsWidget(anywidget.AnyWidget):
-        """A widget that sends attention maps to the browser on request."""
+        """A notebook widget that sends attention maps to the browser on request."""
 
         _esm = bundle("heads.js")
         _css = read_web_file("style.css")
@@ -63,7 +63,7 @@ def _widget_class() -> Callable[[Page], AnyWidget]:
 
 
 def respond(page: Page, message: object) -> tuple[dict[str, object], list[bytes]]:
-    """Return the response to a request from the browser.
+    """Return the response to a request from the browser, as a dictionary and a list of binary buffers.
 
     Args:
         page: the page.

@@ -1,4 +1,4 @@
-"""Read annotated sentences, whose questions ask to which of several candidates a word refers."""
+"""Read annotated sentences with questions that ask which of several candidate words is related to a word."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Question:
-    """A question about which candidate is related to a word, such as the antecedent of a pronoun.
+    """A question that asks which of several candidates is related to a word, such as the antecedent of a pronoun.
 
     Attributes:
         role: the relation, such as `coreference` or `nsubj`.
@@ -49,7 +49,7 @@ class Question:
 
 @dataclass(frozen=True)
 class AnnotatedSentence:
-    """A text with questions about its words.
+    """A text, usually one sentence, with questions about its words.
 
     Attributes:
         text: the text.
@@ -61,7 +61,7 @@ class AnnotatedSentence:
 
 
 def plain_sentences(texts: Iterable[str]) -> list[AnnotatedSentence]:
-    """Return texts as sentences without questions, which suffice to measure positional roles."""
+    """Return an `AnnotatedSentence` without questions for each non-empty text, to measure positional roles."""
     return [AnnotatedSentence(text) for text in texts if text.strip()]
 
 
@@ -127,11 +127,11 @@ def read_winobias(
         marked = re.sub(r"^\d+\s+", "", line.strip())
         if not marked:
             continue
-        text, spans = _unmarked(marked)
+        text, spans = _remove_brackets(marked)
         if len(spans) < 2:
             raise DataError(
                 f"the file must be in WinoBias format, got {Path(path).name!r} with {len(spans)} words in brackets "
-                f"on line {number}. Mark the pronoun and its occupation by [brackets]."
+                f"on line {number}. Mark the pronoun and the occupation that it refers to by [brackets]."
             )
         pronouns = [span for span in spans if text[slice(*span)].lower() in _PRONOUNS]
         mentions = [span for span in spans if span not in pronouns]
@@ -147,7 +147,7 @@ def read_winobias(
 
 
 def read_conllu(path: str | os.PathLike[str], relations: Iterable[str] | None = None) -> list[AnnotatedSentence]:
-    """Read sentences with syntax trees from a CoNLL-U file, with one question for the head of each word.
+    """Read sentences with syntax trees from a CoNLL-U file, with one question about the syntactic head of each word.
 
     The role of a question is the relation of the word to its head (`nsubj`, `obj`, `det` …).
 
@@ -178,7 +178,7 @@ def _tree(lines: list[tuple[int, str]], kept: set[str] | None, name: str) -> Ann
         if len(cells) != 10:
             raise DataError(
                 f"the file must be in CoNLL-U format, got {name!r} with {len(cells)} columns on line {number}. "
-                "Separate 10 columns by tabs."
+                "Write 10 columns separated by tabs on each line that is not a comment."
             )
         glue = "" if "SpaceAfter=No" in cells[9].split("|") else " "
         if "." in cells[0]:  # an empty node has no text
@@ -201,15 +201,15 @@ def _tree(lines: list[tuple[int, str]], kept: set[str] | None, name: str) -> Ann
 
 
 def _paragraphs(path: str | os.PathLike[str]) -> Iterator[list[tuple[int, str]]]:
-    """Yield the numbered lines of each sentence, without comments."""
+    """Yield for each sentence of a CoNLL-U file a list of its line numbers and lines, without comments."""
     numbered = enumerate(read_file(Path(path)).splitlines(), 1)
     for empty, lines in groupby(numbered, key=lambda line: not line[1].strip()):
         if not empty:
             yield [(number, line) for number, line in lines if not line.startswith("#")]
 
 
-def _unmarked(marked: str) -> tuple[str, list[Span]]:
-    """Return a text without its brackets, and the spans that were in brackets."""
+def _remove_brackets(marked: str) -> tuple[str, list[Span]]:
+    """Return a text without its brackets, and the spans in the returned text that were in brackets."""
     pieces = re.split(r"[][]", marked)
     ends = list(accumulate(map(len, pieces)))
     return "".join(pieces), list(zip(ends[::2], ends[1::2], strict=False))

@@ -52,13 +52,13 @@ def measure_roles(
     """
     if not sentences:
         raise DataError(
-            "sentences must not be empty, got 0 sentences. Pass many sentences, because a role is a statistic."
+            "sentences must not be empty. Pass at least 30 sentences, which RoleTable.labels requires for a role."
         )
     masses: dict[tuple[str, str], list[_Mass]] = defaultdict(list)
     results: dict[tuple[str, str], list[QuestionResult]] = defaultdict(list)
     layers: list[int] = []
     for sentence in track(sentences, "reading sentences", progress):
-        encoded, maps = _run(text_model, sentence.text)
+        encoded, maps = _run_model(text_model, sentence.text)
         layers = [len(each) for each in maps]
         weights = np.concatenate(maps)
         length = next((f"≤ {limit} tokens" for limit in lengths if len(encoded.ids) <= limit), "longer")
@@ -81,10 +81,10 @@ _Mass = tuple[Float[np.ndarray, " heads"], float]
 """The scores of all heads, and the score of uniform weights."""
 
 
-def _run(text_model: TextModel, text: str) -> tuple[EncodedSentence, list[Float[np.ndarray, "heads n n"]]]:
-    """Return the tokens of a sentence and the attention weights of each layer.
+def _run_model(text_model: TextModel, text: str) -> tuple[EncodedSentence, list[Float[np.ndarray, "heads n n"]]]:
+    """Run a model on a text, and return the tokens and the self-attention weights of each layer.
 
-    The sentence is truncated to the context length of the model.
+    The text is truncated to the context length of the model.
     """
     encoded = text_model.tokenizer(
         text,

@@ -54,7 +54,7 @@ class HeadScore:
 
 @dataclass(frozen=True)
 class RoleTable:
-    """A table of the scores of all attention heads of a model.
+    """A table of the scores of all attention heads of a model for each role.
 
     Attributes:
         model: name of the model.
@@ -67,11 +67,11 @@ class RoleTable:
     rows: tuple[HeadScore, ...]
 
     def roles(self) -> list[str]:
-        """Return the names of the roles, in the order of the rows."""
+        """Return the names of the roles, in the order in which they first occur in `rows`."""
         return list(dict.fromkeys(row.role for row in self.rows))
 
     def ranked(self, role: str, group: str = "all") -> list[HeadScore]:
-        """Return the scores of all heads for a role in decreasing order."""
+        """Return the scores of all heads for a role over a group of sentences, in decreasing order of score."""
         scores = [row for row in self.rows if row.role == role and row.group == group]
         return sorted(scores, key=lambda row: -row.score)
 
@@ -80,7 +80,7 @@ class RoleTable:
         return list(dict.fromkeys(row.group for row in self.rows if row.role == role))
 
     def labels(self) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
-        """Return the roles of each head as a dictionary with keys (layer, head).
+        """Return a dictionary from (layer, head) to the roles of the head. Heads without a role are left out.
 
         A head has a role if the lower end of its interval exceeds the baseline by at least 0.1, its score is at
         least 0.5, and at least 30 sentences or questions were counted. For the role `broad`, the lower end must be at
@@ -97,7 +97,7 @@ class RoleTable:
         return {place: tuple(roles) for place, roles in labels.items()}
 
     def to_text(self, best: int = 3, groups: bool = False) -> str:
-        """Format the best heads of each role as a table.
+        """Return a text table with the scores of the best heads of each role.
 
         Args:
             best: number of heads per role.
@@ -116,7 +116,7 @@ class RoleTable:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows to a JSON file atomically.
+        """Write the table to a JSON file atomically.
 
         Raises:
             DataError: the file cannot be written.
@@ -131,7 +131,7 @@ class RoleTable:
         return cls(body["model"], body["sentences"], tuple(HeadScore(**row) for row in body["rows"]))
 
     def plot(self, roles: Iterable[str] | None = None) -> Figure:
-        """Plot the scores of each role as a heatmap of layers by heads.
+        """Plot the scores of each role as a heatmap, with layers as rows and heads as columns.
 
         Args:
             roles: names of roles; None: all.

@@ -1,4 +1,4 @@
-"""Score attention heads in one sentence, by the weights of target keys and by answers to questions."""
+"""Score attention heads on one sentence by the weights of target keys and by their answers to questions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["EncodedSentence", "QuestionResult", "position_scores", "score_questi
 
 @dataclass(frozen=True, eq=False)
 class EncodedSentence:
-    """A tokenized sentence.
+    """A tokenized sentence, with the id and the character span of each token.
 
     Attributes:
         ids: `(n,)`, the token ids.
@@ -28,13 +28,13 @@ class EncodedSentence:
     spans: tuple[Span, ...]
 
     def tokens(self, span: Span) -> Int[np.ndarray, " m"]:
-        """Return the indices of the tokens that overlap a span of characters."""
+        """Return the indices of the tokens, except special tokens, that overlap a span of characters."""
         starts, stops = np.reshape(self.spans, (-1, 2)).T
         return np.flatnonzero((starts < span[1]) & (span[0] < stops) & ~self.special)
 
 
-def _targets(encoded: EncodedSentence) -> dict[str, Bool[np.ndarray, "n n"]]:
-    """Return for each role a boolean matrix of the target keys of each query, whose rows may be empty."""
+def _target_keys(encoded: EncodedSentence) -> dict[str, Bool[np.ndarray, "n n"]]:
+    """Return for each positional role a boolean matrix `(n, n)` that is True for the target keys of each query."""
     n = len(encoded.ids)
     key, query = np.arange(n), np.arange(n)[:, None]
     same = encoded.ids[:, None] == encoded.ids
@@ -70,7 +70,7 @@ def position_scores(
     """
     n = weights.shape[-1]
     scores = {}
-    for role, target in _targets(encoded).items():
+    for role, target in _target_keys(encoded).items():
         queries = target.any(axis=1) & ~encoded.special
         if queries.any():
             mass = (weights * target).sum(axis=-1)[:, queries].mean(axis=1)
@@ -107,9 +107,10 @@ class QuestionResult:
 def score_question(
     weights: Float[np.ndarray, "heads n n"], encoded: EncodedSentence, question: Question
 ) -> QuestionResult | None:
-    """Determine for every head whether the right candidate of a question has the largest weight.
+    """Determine whether each head, and each of two baseline rules, chooses the right candidate of a question.
 
-    The weight of a candidate is averaged over the tokens of the query and summed over those of the candidate.
+    A head chooses the candidate of largest weight. The weight of a candidate is averaged over the tokens of the query
+    and summed over those of the candidate.
 
     Args:
         weights: `(heads, n, n)`, the attention weights.
