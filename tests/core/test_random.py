@@ -187,3 +187,10 @@ def test_seed_in_an_array_is_the_same_seed(seed):
         if np.iinfo(dtype).min <= seed <= np.iinfo(dtype).max:
             words = seed_words(np.asarray(seed, dtype=dtype))
             assert tuple(int(word) & mask for word in words) == wanted
+
+
+@pytest.mark.parametrize(("dtype", "high"), [(np.uint32, 0), (np.uint64, 3)])
+def test_an_unsigned_seed_in_an_array_is_not_extended_by_a_sign(dtype, high):
+    low, upper = seed_words(np.asarray(high * 2**32 + 2**31 + 5, dtype=dtype))
+    assert (int(low) & (2**32 - 1), int(upper) & (2**32 - 1)) == (2**31 + 5, high)
+    assert seed_words((7, 9)) == (7, 9)

@@ -3,10 +3,13 @@
 import datetime as dt
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from qkv import scores
 from qkv.database import Database
+from qkv.database.execute.aggregates import aggregator_for
+from qkv.database.keys.columns import Column
 
 X = np.linspace(0.0, 1.0, 50)
 
@@ -95,3 +98,30 @@ def test_signed_weights_have_no_spread():
     assert answer.value == pytest.approx(1.0 - 5.0)
     assert answer.spread is None
     assert answer.support is None
+
+
+def targets_of(values, complete=None):
+    column = Column.from_table(pa.table({"v": values}), "v", False)
+    return aggregator_for(column).targets(np.ones(len(values), bool) if complete is None else complete)
+
+
+def test_a_bandwidth_is_fitted_to_the_most_common_values_of_a_vote():
+    values = [f"common {n}" for n in range(14) for _ in range(4)] + ["three"] * 3 + ["pair"] * 2 + ["single"]
+    targets = targets_of(values)
+    assert targets.shape == (len(values), 15)
+    assert targets[:, :14].sum(axis=0).tolist() == [4.0] * 14
+    assert targets[:, 14].tolist() == [float(value == "three") for value in values]
+    assert targets_of(["a", "b", "b", "a", "c"], np.array([True, True, True, True, False])).tolist() == [
+        [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0],
+    ]  # fmt: skip
+
+
+def test_no_bandwidth_is_fitted_to_a_vote_of_mostly_different_values():
+    assert targets_of(["a", "b", "c", "a"]) == "the values are nearly all different"
+    assert targets_of(["a", "b", "a", "b"]).shape == (4, 2)
+
+
+def test_a_bandwidth_is_fitted_to_the_elements_of_a_vector_that_vary_most():
+    values = np.arange(3.0)[:, None] * np.where(np.arange(40) % 2, 1.0, 100.0)
+    targets = targets_of([row.tolist() for row in values])
+    assert targets.tolist() == values[:, :32:2].tolist()

@@ -137,6 +137,24 @@ def test_a_query_of_another_kind_than_its_key_is_refused(table, key, query, said
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("cells", "example"),
+    [
+        ([1.0, 2.5, 4.0], "2.5"),
+        ([123456.789, 0.0], "0"),
+        ([None, 7.0, None], "7"),
+        ([True, False, True], "true"),
+        ([dt.date(2020, 1, 2), dt.date(2020, 3, 4)], "2020-03-04"),
+        ([[1.0, 2.0], [3.25, 4.0]], "[3.25, 4]"),
+        ([[1.0, 2.0, 3.0, 4.0, 5.0]], "[1, 2, 3, 4, …]"),
+    ],
+)
+def test_a_refused_query_is_shown_the_middle_cell_of_the_key_as_an_example(cells, example):
+    with pytest.raises(QueryError) as error:
+        Database.open({"k": cells, "v": list(range(len(cells)))}, key="k", value="v").ask(object())
+    assert str(error.value).endswith(f"Use, for example, {example}.")
+
+
 def test_a_frame_of_queries_without_the_key_is_refused_with_its_columns():
     with pytest.raises(QueryError, match="must have the key column 'y', got the columns x, z"):
         points().ask(pd.DataFrame({"x": [1.0], "z": [2.0]}))
