@@ -110,6 +110,15 @@ def test_a_table_is_read_back_as_it_was_saved(tmp_path):
     assert table.ranked("next") == [row(role="next")]
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model": "m", "sentences": 1, "rows": [{"role": "next"}]}'])
+def test_a_file_that_holds_no_table_of_roles_is_refused(text, tmp_path):
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(DataError, match=r"t\.json' does not hold a table of roles\. Write one with RoleTable\.save"):
+        RoleTable.load(tmp_path / "t.json")
+    with pytest.raises(DataError, match=r"absent\.json' cannot be read: No such file"):
+        RoleTable.load(tmp_path / "absent.json")
+
+
 def test_the_number_of_sentences_is_singular_or_plural():
     assert RoleTable("m", 1, (row(),)).to_text().startswith("m, 1 sentence; scores")
     assert RoleTable("m", 1799, (row(),)).to_text().startswith("m, 1,799 sentences; scores")

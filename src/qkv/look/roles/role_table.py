@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.core.files import write_atomic
+from qkv.errors import DataError
 from qkv.look.figure import INK, new_figure
 from qkv.look.views import HeadRole
 
@@ -126,9 +127,18 @@ class RoleTable:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RoleTable:
-        """Load a table from a file written by `save`."""
-        body = json.loads(Path(path).read_bytes())
-        return cls(body["model"], body["sentences"], tuple(HeadScore(**row) for row in body["rows"]))
+        """Load a table from a file written by `save`.
+
+        Raises:
+            DataError: the file does not exist, or does not hold a table of roles.
+        """
+        try:
+            body = json.loads(Path(path).read_bytes())
+            return cls(body["model"], body["sentences"], tuple(HeadScore(**row) for row in body["rows"]))
+        except OSError as error:
+            raise DataError(f"{str(path)!r} cannot be read: {error.strerror}. Check the path.") from None
+        except (ValueError, KeyError, TypeError):
+            raise DataError(f"{str(path)!r} does not hold a table of roles. Write one with RoleTable.save.") from None
 
     def plot(self, roles: Iterable[str] | None = None) -> Figure:
         """Plot the scores of each role as a heatmap, with layers as rows and heads as columns.
