@@ -63,9 +63,9 @@ def test_every_exported_normalizer_has_a_name():
     ("text", "said"),
     [
         ("gausian", "Did you mean 'gaussian'"),
-        ("additive", "whose required parameters are numbers"),
-        ("by-column", "whose required parameters are numbers"),
-        ("exact:3", "'exact' must be followed by at most 0 numbers, got 1"),
+        ("additive", "must have only numbers as required parameters"),
+        ("by-column", "must have only numbers as required parameters"),
+        ("exact:3", "'exact' must be followed by no number, got 1"),
         ("gaussian:a", "text after a colon must be a number"),
         ("gaussian:-1", "positive"),
         ("", "score must be one of .* got ''"),

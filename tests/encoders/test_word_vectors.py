@@ -71,13 +71,17 @@ def test_the_first_vector_of_a_repeated_word_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("content", "name", "said"),
     [
-        (b"a 1 2\nb 3\n", "a.txt", "a.txt, line 2, must hold a word and a vector of width 2, got width 1"),
+        (
+            b"a 1 2\nb 3\n",
+            "a.txt",
+            "a.txt, line 2, must hold a word and a vector of width 2, like the other lines, got width 1",
+        ),
         (b"2 2\na 1 2\nb x 4\n", "a.txt", "a.txt, line 3, must hold a word and a vector of width 2, got 'b x 4'"),
         (b"3 2\na 1 2\n", "a.txt", "a.txt must hold 3 words, as its first line states, got only 1"),
         (b"a 1 nan\n", "a.txt", "the vector of 'a' in a.txt, line 1, must be finite"),
         (b"a 1\n\xff\xfe 1\n", "a.txt", "word in a.txt, line 2, must be valid UTF-8"),
         (b"", "a.txt", "got an empty line"),
-        (b"word\n", "a.txt", "line 1, must hold a word and a vector of width 1, got width 0"),
+        (b"word\n", "a.txt", "line 1, must hold a word and at least one number, got width 0"),
         (b"a b\n", "a.bin", "the first line of a.bin must be the number of words"),
         (
             b"2 2\na " + struct.pack("<2f", 1, 2),

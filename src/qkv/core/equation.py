@@ -125,7 +125,7 @@ class BoundCall:
 
     @cached_property
     def finite_sides(self) -> bool:
-        """Whether all elements of query and key are known to be finite, which is checked on first access."""
+        """Whether all elements of query and key are known to be finite, by `finite` or by a check on first access."""
         return all_finite(self.query) and all_finite(self.key) if self.finite is None else self.finite[0]
 
     @cached_property

@@ -86,8 +86,8 @@ def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
     if Path(text).is_file():
         return WordVectors.load(text, progress=progress)
     raise OptionError(
-        "encoder must be one of latent, latent:RANK, latent-tfidf, sentences and table, the path of a folder with a "
-        f"sentence model, or the path of a file with word vectors, got {text!r}."
+        "encoder must be one of latent, latent:RANK, latent-tfidf, latent-tfidf:RANK, sentences and table, the path "
+        f"of a folder with a sentence model, or the path of a file with word vectors, got {text!r}."
     )
 
 

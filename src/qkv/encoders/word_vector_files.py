@@ -116,9 +116,8 @@ def _text_rows(
         cells = line.rstrip(b"\r\n ").split(b" ")
         width = len(cells) - 1 if width is None else width
         if width < 1 or len(cells) < width + 1:
-            raise DataError(
-                f"{where}, must hold a word and a vector of width {max(width, 1)}, got width {len(cells) - 1}."
-            )
+            expected = "at least one number" if width < 1 else f"a vector of width {width}, like the other lines"
+            raise DataError(f"{where}, must hold a word and {expected}, got width {len(cells) - 1}. Check the line.")
         word = _decode(b" ".join(cells[:-width]), where)
         try:
             vector = np.array(cells[-width:]).astype(np.float32)

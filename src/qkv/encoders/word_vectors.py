@@ -104,7 +104,7 @@ class WordVectors(Encoder):
         return WordVectors(*read_word_vectors(Path(path), format, limit, progress))
 
     def save(self, path: str | os.PathLike[str], *, format: str = "word2vec") -> None:
-        """Write words and vectors, but not weights, to a file atomically.
+        """Write words and vectors, but not the weights of words,, to a file atomically.
 
         Args:
             path: path of the file; `.gz` compresses it.

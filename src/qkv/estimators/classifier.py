@@ -87,7 +87,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         return super().fit(X, y, sample_weight)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """Store further rows for prediction. The first call also learns the metric and the bandwidth.
+        """Store further rows for prediction. If the model is not fitted, also learn the metric and bandwidth.
 
         Args:
             X: rows, as in `fit`.

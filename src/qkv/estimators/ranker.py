@@ -284,7 +284,10 @@ def _relevant_pairs(
     numbers = np.array([number for each in relevant for number in each], np.int64)
     owner = np.repeat(np.arange(queries), [len(each) for each in relevant])  # the query of each number
     if not len(numbers):
-        raise DataError("relevant must name at least one document, got only empty lists. List some documents.")
+        raise DataError(
+            "relevant must name at least one document, got only empty lists. List the ids of the relevant documents of "
+            "at least one query."
+        )
     starts, ends = (np.searchsorted(document_ids[order], numbers, side=side) for side in ("left", "right"))
     if (starts == ends).any():
         unknown = np.argmax(starts == ends)

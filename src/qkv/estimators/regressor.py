@@ -131,7 +131,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         return explanation._replace(values=explanation.values * self.y_scale_[output] + self.y_mean_[output])
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Store further rows for prediction. The first call also learns the metric, trend and bandwidth.
+        """Store further rows for prediction. If the model is not fitted, learn metric, trend and bandwidth.
 
         Predictions are exactly those of the learned metric over all rows so far.
 

@@ -48,7 +48,7 @@ class TokenAxis:
         return cls(names, names, tuple(range(len(names))), (False,) * len(names))
 
     def meta(self) -> dict[str, object]:
-        """Return the axis as a JSON-serializable dictionary, which contains only the count of numbered tokens."""
+        """Return the axis as a JSON-serializable dictionary, or only its length if the tokens are numbers from 0."""
         if self.numbered:
             return {"count": len(self.tokens)}
         return {name: list(getattr(self, name)) for name in ("tokens", "pieces", "words", "special")}

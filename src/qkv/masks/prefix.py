@@ -49,7 +49,7 @@ class Prefix(Mask):
         return shorter_than(tile, reference, self.length) | Causal().allowed(tile, reference)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the range from key 0 to the last query's position or the end of the longest prefix."""
+        """Return the range from key 0 to the last query or to the end of the longest prefix, whichever is later."""
         known = length_range(self.length)
         if known is None:
             return 0, tile.k_total

@@ -59,8 +59,8 @@ def torch_masks(
     """Translate the masks of `torch.nn.MultiheadAttention` into a mask and a bias for `MultiHeadAttention`.
 
     Args:
-        attn_mask: `(q, k)` or `(batch · heads, q, k)`. True means may not attend; floating-point
-            elements are added to the logits.
+        attn_mask: `(q, k)` or `(batch · heads, q, k)`. True means that the query may not attend to the key;
+            floating-point elements are added to the logits.
         key_padding_mask: `(batch, k)` or `(k,)`, with the same meaning.
         heads: number of heads, by which the first axis of a three-dimensional `attn_mask` is divided.
 
@@ -104,8 +104,8 @@ def _is_boolean(name: str, mask: Tensor) -> bool:
         return True
     if not mask.is_floating_point():
         raise KindError(
-            f"{name} must hold booleans, where True means may not attend, or floating-point elements to add to the "
-            f"logits, got {str(mask.dtype).removeprefix('torch.')}. Convert it, for example with {name}.bool()."
+            f"{name} must hold booleans, where True excludes a pair, or floating-point numbers that are added "
+            f"to the logits, got {str(mask.dtype).removeprefix('torch.')}. Convert it, for example with {name}.bool()."
         )
     return False
 

@@ -53,7 +53,7 @@ class OneHot(Normalizer):
     def candidate_weights(
         self, logits: Float[Array, "*batch q k"], ranks: Float[Array, "*batch q k"], tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return weight 1 for the first candidate with the highest rank, and 0 for the other candidates."""
+        """Return weight 1 for the first candidate with the largest element of `ranks`, and 0 for the others."""
         return self._one(self.prepare(logits), select_top(ranks, 1))
 
     def accumulate(

@@ -264,7 +264,7 @@ class WrapperScore(Score):
         return self.uses_positions or self.score.positional
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the operations per logit of the inner score plus 4, an estimate for changing a logit."""
+        """Return the operations per logit of the inner score plus 4 for changing a logit, an estimate."""
         return self.score.flop_per_logit(query_width, key_width) + 4
 
     def _lift_description_with(self, addition: str) -> str:

@@ -50,7 +50,7 @@ class QuadraticPosition(PointwiseScore):
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the vectors of the inner score's `lift` with two more columns, whose product is 2c·i·j − c·j²."""
+        """Return the vectors of the inner score's `lift` and two more columns, with inner product 2c·i·j − c·j²."""
         left, right = self.score.lift(query, key, tile)
         i = _center_positions(tile.query_positions(left), tile, left)
         j = _center_positions(tile.key_positions(right), tile, right)[:, None]

@@ -61,7 +61,8 @@ def save_index(index: Index, path: Path) -> None:
             _replace(index, path)
     except Timeout:
         raise StoreBusyError(
-            f"the index {str(path)!r} must not be in use by another process that is saving it. Try again later."
+            f"the index {str(path)!r} must not be saved by two processes at once, and another process is saving it. "
+            "Try again later."
         ) from None
     except OSError as error:
         raise DataError(

@@ -150,7 +150,7 @@ def _find(name: str, kinds: dict[str, type[_Part]], module: ModuleType, part: st
         return plain[wanted]
     if wanted in {other.lower() for other in module.__all__}:
         raise OptionError(
-            f"{part} must be a class whose required parameters are numbers, or an object, got {name!r}. "
+            f"a {part} given by name must have only numbers as required parameters, got {name!r}, which has others. "
             f"Construct the {part} in Python and pass the object."
         )
     raise OptionError(f"{part} must be one of {', '.join(sorted(kinds))}, got {name!r}.{suggest_name(name, kinds)}")
@@ -168,8 +168,11 @@ def _numbers(text: str, parts: list[str]) -> tuple[float, ...]:
 def _build(kind: type[_Part], numbers: tuple[float, ...], **parts: Normalizer) -> _Part:
     fields = [field.name for field in dataclasses.fields(kind) if _is_number(field)]  # type: ignore[arg-type]
     if len(numbers) > len(fields):
-        most = f"{len(fields)} number{'s' * (len(fields) != 1)}" + (f" for {', '.join(fields)}" if fields else "")
-        raise OptionError(f"{_in_words(kind.__name__)!r} must be followed by at most {most}, got {len(numbers)}.")
+        most = f"at most {len(fields)} number{'s' * (len(fields) != 1)}, for {', '.join(fields)}"
+        raise OptionError(
+            f"{_in_words(kind.__name__)!r} must be followed by {most if fields else 'no number'}, got {len(numbers)}. "
+            "Omit the rest."
+        )
     try:
         return kind(**dict(zip(fields, numbers, strict=False)), **parts)
     except TypeError as error:

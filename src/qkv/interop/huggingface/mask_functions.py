@@ -115,7 +115,7 @@ class FunctionMask(Mask):
     vmapped: bool = False
 
     def signature(self) -> tuple[type, bool, tuple[int, ...]]:
-        """Return the type, the options and the shape of the mask as a key for the plan cache.
+        """Return the type, the option `vmapped` and the shape of `elements` as a key for the plan cache.
 
         The function is not part of the key, because its closure would stay in memory.
         """

@@ -30,7 +30,7 @@ class SoftmaxTiles:
     batch: int
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, assuming that a tile fits the cache. Keys are read once per group."""
+        """Estimate the cost of a call, if tiles fit the processor's cache and keys are read once per group."""
         axes, item = problem.axes, problem.itemsize
         tile = self.batch * self.rows * self.cols * item * _elements_per_pair(problem)
         keys = self.batch * self.cols * _elements_per_key(problem) * item

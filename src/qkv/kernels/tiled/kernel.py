@@ -74,7 +74,7 @@ class TiledKernel(Kernel):
         return f"tiles of {size_text(sizes.rows, sizes.cols)}; backward recomputes the logits"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, assuming that a tile fits the cache. Backward recomputes every tile."""
+        """Estimate the cost of a call if a tile fits the processor's cache. Backward recomputes every tile."""
         axes, normalizer = problem.axes, problem.normalizer
         sizes = tile_sizes(problem, self.budget)
         softmax = normalizer.log_sum_exp and normalizer.scale is not None

@@ -52,7 +52,7 @@ def measure_roles(
     """
     if not sentences:
         raise DataError(
-            "sentences must not be empty. Pass at least 30 sentences, which RoleTable.labels requires for a role."
+            "sentences must not be empty. Pass at least 30 sentences; RoleTable.labels names no role from fewer."
         )
     masses: dict[tuple[str, str], list[_Mass]] = defaultdict(list)
     results: dict[tuple[str, str], list[QuestionResult]] = defaultdict(list)
