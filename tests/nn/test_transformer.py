@@ -264,7 +264,7 @@ def test_each_call_of_a_module_is_observed_and_its_own_readouts_are_kept() -> No
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda: nn.EncoderLayer(8, 2, norm="middle"), OptionError, '"pre" or "post"'),
+        (lambda: nn.EncoderLayer(8, 2, norm="middle"), OptionError, "norm must be one of pre, post, got 'middle'"),
         (lambda: nn.FeedForward(8, activation="sine"), OptionError, "'relu', 'gelu', 'silu'"),
         (lambda: nn.FeedForward(8, 0), OptionError, "hidden must be an integer of at least 1, got 0"),
         (lambda: nn.Encoder(0, 8, 2), OptionError, "layers must be an integer of at least 1, got 0"),
