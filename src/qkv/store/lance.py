@@ -25,7 +25,6 @@ from qkv.core.progress import Progress, track
 from qkv.core.typing import Int
 from qkv.errors import (
     DamagedStoreError,
-    DataError,
     MissingPackageError,
 )
 from qkv.store import row_files
@@ -42,7 +41,7 @@ from qkv.store.lance_files import (
     sync_all,
     translate_errors,
 )
-from qkv.store.versions import Version, older_version
+from qkv.store.versions import Version, missing_version, older_version
 
 if TYPE_CHECKING:
     import lance
@@ -264,10 +263,7 @@ class LanceStore(Store):
         except (OSError, ValueError) as error:
             numbers = self._numbers()
             if version not in numbers:
-                there = ", ".join(map(str, numbers[-5:])) or "none"
-                raise DataError(
-                    f"version must exist in {self.path.name!r}, got {version}. The newest versions are {there}."
-                ) from None
+                raise missing_version(self.path.name, version, numbers) from None
             raise DamagedStoreError(
                 f"the manifest of version {version} of {self.path.name!r} is damaged: {first_line(error)}. "
                 f"Restore the manifest from a copy{older_version(version, numbers)}."

@@ -14,7 +14,7 @@ from pathlib import Path
 from qkv.errors import DamagedStoreError, DataError
 from qkv.store.base import Metadata
 from qkv.store.disk import checksum, sync_folder, write_synced
-from qkv.store.versions import Version, older_version
+from qkv.store.versions import Version, missing_version, older_version
 
 __all__ = ["FORMAT", "Manifest", "RowFile", "latest", "manifest_path", "numbers", "read_manifest"]
 
@@ -141,10 +141,7 @@ def read_manifest(folder: Path, number: int) -> Manifest:
         if checksum(text.encode()) != whole["check"]:
             raise ValueError("the checksum does not match")
     except FileNotFoundError:
-        there = ", ".join(map(str, numbers(folder)[-5:])) or "none"
-        raise DataError(
-            f"version must exist in {folder.parent.name!r}, got {number}. The newest versions are {there}."
-        ) from None
+        raise missing_version(folder.parent.name, number, numbers(folder)) from None
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedStoreError(
             f"the manifest of version {number} of {folder.parent.name!r} is damaged: {error}. "

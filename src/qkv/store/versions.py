@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-__all__ = ["Version", "older_version"]
+from qkv.errors import DataError
+
+__all__ = ["Version", "missing_version", "older_version"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,14 @@ class Version:
     operation: str
     rows: int
     written: datetime
+
+
+def missing_version(store: str, version: int, versions: Sequence[int]) -> DataError:
+    """Return the error to raise if `store` does not have a version; it names the newest of the `versions`."""
+    newest = (
+        f"The newest versions are {', '.join(map(str, versions[-5:]))}" if versions else "The store has no versions"
+    )
+    return DataError(f"version must exist in {store!r}, got {version}. {newest}.")
 
 
 def older_version(version: int, versions: Sequence[int]) -> str:

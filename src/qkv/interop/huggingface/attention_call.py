@@ -128,7 +128,8 @@ class AttentionCall:
         if score is None:
             if isinstance(scaling, torch.Tensor):
                 query, scaling = query * scaling, 1.0
-            score = _dot(scaling, query.shape[-1])
+            scale = None if scaling is None else float(scaling)
+            score = ScaledDot(scale=None if scale == 1 / math.sqrt(max(1, query.shape[-1])) else scale)
         if softcap is not None:
             score = Softcap(score, cap=float(softcap))
         mask, positions, float_mask = _parse_mask(attention_mask, module, is_causal, query.shape[2], key.shape[2])
@@ -153,7 +154,8 @@ class AttentionCall:
             temperature = 1.0 if normalizer is None else normalizer.temperature
             normalizer = Softmax(temperature, layout.split_heads(sink.to(query.dtype).reshape(1, -1).expand(1, heads)))
         if mask is not None and layout.group_size > 1:
-            mask = mask.map_arrays(layout.split_heads if _per_head(mask) else lambda x: torch.unsqueeze(x, 2))  # type: ignore[arg-type]
+            per_head_mask = isinstance(mask, Pairs) and mask.array.shape[1] != 1
+            mask = mask.map_arrays(layout.split_heads if per_head_mask else lambda x: torch.unsqueeze(x, 2))  # type: ignore[arg-type]
         if indices is not None:
             mask = and_masks(mask, IndexedMask(layout.split_pairs(indices[:, None])))
         if block_indices is not None:
@@ -247,11 +249,6 @@ class _HeadLayout:
         return x.unsqueeze(2) if x.shape[1] == 1 else self.split_heads(x)
 
 
-def _dot(scaling: float | None, width: int) -> Score:
-    own = 1 / math.sqrt(max(1, width))
-    return ScaledDot() if scaling is None or float(scaling) == own else ScaledDot(scale=float(scaling))
-
-
 def _parse_mask(
     mask: torch.Tensor | None, module: torch.nn.Module, causal: bool | None, q: int, k: int
 ) -> tuple[Mask | None, Positions | None, torch.Tensor | None]:
@@ -280,10 +277,6 @@ def _parse_mask(
         if bool((allowed | (mask <= torch.finfo(mask.dtype).min / 2)).all()):
             return Pairs(allowed), None, None
     return None, None, mask
-
-
-def _per_head(mask: Mask) -> bool:
-    return isinstance(mask, Pairs) and mask.array.shape[1] != 1
 
 
 def is_causal(mask: Mask | None) -> bool:

@@ -214,11 +214,6 @@ def _padding(function: MaskFunction, closure: Closure, context: MaskContext) -> 
     return Keys(context.slice_keys(closure["padding_mask"]).to(torch.bool))
 
 
-def _packed(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
-    ids = closure["packed_sequence_mask"]
-    return Documents(context.slice_queries(ids), context.slice_keys(ids))
-
-
 def _translate_packed_positions(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
     """Return the mask for a mask function that is called with positions within packed sequences.
 
@@ -226,9 +221,9 @@ def _translate_packed_positions(function: MaskFunction, closure: Closure, contex
     `packed_sequence_mask_function`, so distances within a sequence are those of the call.
     """
     inner = closure["mask_function"]
-    if _depends_on_distance(inner):
-        return translate_mask(inner, context)
-    return translate_mask(inner, replace(context, ids=closure["position_ids"]))
+    return translate_mask(
+        inner, context if _depends_on_distance(inner) else replace(context, ids=closure["position_ids"])
+    )
 
 
 def _depends_on_distance(function: MaskFunction) -> bool:
@@ -254,6 +249,8 @@ _TRANSLATIONS: dict[str, Callable[[MaskFunction, Closure, MaskContext], Mask | N
     "chunked_overlay.<locals>.inner_mask": _chunks,
     "blockwise_overlay.<locals>.inner_mask": _blocks,
     "padding_mask_function.<locals>.inner_mask": _padding,
-    "packed_sequence_mask_function.<locals>.inner_mask": _packed,
+    "packed_sequence_mask_function.<locals>.inner_mask": lambda function, closure, context: Documents(
+        context.slice_queries(closure["packed_sequence_mask"]), context.slice_keys(closure["packed_sequence_mask"])
+    ),
     "remap_positions_for_packed_sequence.<locals>.inner_mask": _translate_packed_positions,
 }
