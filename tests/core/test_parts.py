@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.core.parts import Part, array_field, require_number
+from qkv.core.parts import Part, array_field, delegates, require_number
 from qkv.errors import OptionError, ShapeError
 from qkv.scores import Biased, Dot, Gaussian, SumOf
 
@@ -126,3 +126,15 @@ def test_another_number_of_arrays_than_the_part_has_is_refused(count):
     part = Example(scale=np.ones(2), inner=Example(scale=np.ones(3)))
     with pytest.raises(ShapeError, match=rf"number of arrays for Example must be 2, got {count}\. Pass as many"):
         part.replace_arrays([np.ones(1)] * count)
+
+
+def test_delegated_names_read_the_inner_part_and_say_so():
+    @delegates("inner", "scale", "name")
+    @dataclass(frozen=True, eq=False)
+    class Outer(Part):
+        inner: Any = None
+
+    outer = Outer(Example("word", scale=2.5))
+    assert (outer.scale, outer.name) == (2.5, "word")
+    assert "`scale` of `inner`" in Outer.scale.__doc__
+    assert "`name` of `inner`" in Outer.name.__doc__

@@ -77,3 +77,27 @@ def test_a_start_that_is_no_integer_is_refused(start):
 def test_starts_for_another_number_of_batch_elements_are_refused():
     with pytest.raises(ShapeError, match=r"must broadcast to the batch axes \(2,\) of the call, got \(3,\)"):
         Positions(query_start=[0, 1, 2]).bind(np.zeros(()), (2,))
+
+
+@pytest.mark.parametrize(("arguments", "given"), [({}, "none"), ({"align": "end", "query_start": 2}, "both")])
+def test_the_error_says_whether_none_or_both_were_given(arguments, given):
+    with pytest.raises(OptionError) as error:
+        Positions(**arguments)
+    assert str(error.value) == (
+        f'exactly one of align and query_start must be given, got {given}. Pass align="start", align="end" or '
+        "query_start=n."
+    )
+
+
+def test_what_a_tile_lacks_is_named_with_what_to_pass():
+    with pytest.raises(PositionError) as position:
+        Tile.whole(5, 7).offset()
+    assert str(position.value).endswith(
+        'the lengths differ. Pass positions=Positions(align="start") if query 0 has the position of key 0, or '
+        'positions=Positions(align="end") if the last query has the position of the last key.'
+    )
+    with pytest.raises(OptionError) as seed:
+        Tile.whole(5, 7).uniform(np.zeros(()), 1)
+    assert str(seed.value) == (
+        "seed must be given for dropout and random normalizers, got None. Pass an integer, such as seed=0."
+    )

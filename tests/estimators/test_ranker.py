@@ -103,7 +103,7 @@ def test_it_is_cloned_with_its_options():
         ({}, {"relevant": [[0]]}, ShapeError, "each of 7 queries, got 1 lists"),
         ({}, {"relevant": [[40]] * 7}, DataError, "must hold only ids of documents, got 40"),
         ({}, {"relevant": [[]] * 7}, DataError, "at least one document"),
-        ({}, {"queries": np.zeros((7, 4))}, ShapeError, "got 4"),
+        ({}, {"queries": np.zeros((7, 4))}, ShapeError, r"got 4\. Use the same encoder for both\.$"),
         ({}, {"queries": np.zeros(7)}, ShapeError, r"shape \(rows, width\)"),
         ({}, {"document_ids": [1]}, ShapeError, "document_ids"),
         ({}, {"documents": np.full((40, 5), np.nan)}, DataError, "must be finite"),

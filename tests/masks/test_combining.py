@@ -7,8 +7,8 @@ import pytest
 
 import qkv.masks
 from qkv.core.tile import Tile
-from qkv.errors import KindError
-from qkv.masks import Causal, Keys, Lengths, Window
+from qkv.errors import KindError, OptionError, ShapeError
+from qkv.masks import Blocks, Causal, Documents, Keys, Lengths, Pairs, Prefix, Window
 from qkv.masks.base import and_masks, require_mask
 
 from . import test_contracts
@@ -92,3 +92,56 @@ def test_and_masks_joins_the_masks_that_are_given_and_none_is_no_mask():
     assert joined.allowed(tile, zero).tolist() == [[True, True, False, False]]
     with pytest.raises(KindError, match="mask must be a Mask, got an object of type str"):
         and_masks(first, "causal")
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "owner"),
+    [
+        (lambda: Pairs([[True, False]]), "array", Pairs),
+        (lambda: Keys([True, False]), "array", Keys),
+        (lambda: Prefix([1, 2]), "length", Prefix),
+        (lambda: Lengths([1, 2]), "lengths", Lengths),
+        (lambda: Blocks([[True]], 2), "layout", Blocks),
+        (lambda: Documents([0, 1]), "query_ids", Documents),
+    ],
+)
+def test_a_list_becomes_an_array_of_the_mask(make, field, owner):
+    mask = make()
+    assert isinstance(mask, owner)
+    assert isinstance(getattr(mask, field), np.ndarray)
+
+
+@pytest.mark.parametrize("make", [Keys, Pairs, lambda array: Blocks(array, 1)], ids=["Keys", "Pairs", "Blocks"])
+def test_integers_in_place_of_booleans_are_refused_by_the_name_of_the_mask(make, request):
+    with pytest.raises(KindError, match=rf"array of {request.node.callspec.id} must be boolean, got"):
+        make([[1, 0]])
+
+
+def test_the_shape_of_a_block_layout_is_explained():
+    with pytest.raises(ShapeError) as error:
+        Blocks(np.ones((2, 2), dtype=bool), (2, 3)).check(5, 7)
+    assert str(error.value) == (
+        "layout of Blocks must have shape (*batch, 3, 3) for 5 queries and 7 keys in blocks of size (2, 3), got shape "
+        "(2, 2). Pass one element for each pair of blocks."
+    )
+
+
+@pytest.mark.parametrize("size", [(2,), (2, 3, 4)])
+def test_a_block_size_of_another_number_of_axes_is_refused(size):
+    with pytest.raises(OptionError, match="size of Blocks must be an integer of at least 1 or a tuple of two"):
+        Blocks(np.ones((2, 2), dtype=bool), size)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "cover"),
+    [("none", "none", "none"), ("none", "part", "part"), ("part", "none", "part"), ("none", "all", "all")],
+)
+def test_the_coverage_of_two_masks_of_which_one_suffices(left, right, cover):
+    keys = {"none": [False, False], "part": [True, False], "all": [True, True]}
+    assert (Keys(keys[left]) | Keys(keys[right])).coverage(Tile.whole(3, 2)) == cover
+
+
+def test_document_key_ranges_read_the_queries_of_the_tile_alone():
+    mask = Documents([5, 1, 1], [0, 1, 2])
+    assert mask.key_range(Tile.whole(3, 3).restrict((1, 3), (0, 3))) == (1, 2)
+    assert mask.key_range(Tile.whole(3, 3).restrict((0, 1), (0, 3))) == (0, 0)

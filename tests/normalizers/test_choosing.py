@@ -118,3 +118,19 @@ def test_the_threshold_bound_of_a_sparse_normalizer_is_its_threshold_where_each_
 
 def test_the_threshold_bound_of_a_one_hot_normalizer_is_the_largest_rank():
     assert Hard().threshold_bound(np.array([[1.0, 5.0, 2.0]])).tolist() == [[5.0]]
+
+
+@pytest.mark.parametrize("scale", [1.0, 3000.0])
+@pytest.mark.parametrize("normalizer", [Sparsemax(), Entmax15()])
+def test_the_threshold_bound_merges_many_groups_by_their_maxima_and_leaves_room_for_rounding(normalizer, scale):
+    rng = np.random.default_rng(1)
+    largest = (rng.normal(size=(3, 300)) * 2 + scale).astype(np.float32)
+    merged = np.maximum(largest[:, :150], largest[:, 150:])
+    bound = normalizer.threshold_bound(largest)
+    assert (bound == normalizer.threshold_bound(merged)).all()
+    maximum = merged.max(axis=-1, keepdims=True)
+    shifted = (merged - maximum).astype(np.float64)
+    exact = normalizer.threshold_bound(shifted) + maximum
+    slack = (exact - bound) / (np.finfo(np.float32).eps * (1 + np.abs(maximum)))
+    assert (slack > 12).all()
+    assert (slack < 20).all()

@@ -14,6 +14,7 @@ if importlib.util.find_spec("lance") is None:
 
 from qkv import store as stores
 from qkv.errors import DamagedStoreError
+from qkv.store.lance_files import first_line
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
 from .crashes import WRITER, check_crash
@@ -199,3 +200,11 @@ def test_a_writer_killed_at_any_moment_loses_no_row_that_it_acknowledged(path: P
 @pytest.mark.parametrize("seed", range(4, 50))
 def test_a_writer_killed_at_many_moments_loses_no_row(path: Path, seed: int) -> None:
     check_crash(path, seed, "lance")
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [("  one. \ntwo", "one"), ("", "ValueError"), ("x" * 300, "x" * 200), ("why: ...", "why:")],
+)
+def test_an_error_of_lance_is_cut_to_its_first_line(message: str, line: str) -> None:
+    assert first_line(ValueError(message)) == line

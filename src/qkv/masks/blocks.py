@@ -46,7 +46,7 @@ class Blocks(Mask):
     def validate(self) -> None:
         """Check that `layout` is boolean and that the block sizes are positive integers."""
         object.__setattr__(self, "layout", require_boolean("Blocks", as_array(self.layout)))
-        if not all(is_int(n) and n >= 1 for n in self.sizes):
+        if len(self.sizes) != 2 or not all(is_int(n) and n >= 1 for n in self.sizes):
             raise OptionError(
                 f"size of Blocks must be an integer of at least 1 or a tuple of two such integers, got {self.size!r}."
             )

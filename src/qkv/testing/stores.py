@@ -266,6 +266,16 @@ class StoreContract:
         stores.remove(path)
         assert not path.exists()
 
+    def test_removing_a_store_leaves_other_files_of_its_folder(self, path: Path) -> None:
+        self.created(path, (0, 10)).delete(lambda table: table.column("id").to_numpy() < 4)
+        (path / "mine.txt").write_text("mine")
+        stores.remove(path)
+        assert [file.name for file in path.iterdir()] == ["mine.txt"]
+        (path / "mine.txt").unlink()
+        stores.remove(path)
+        assert not path.exists()
+        stores.remove(path)
+
     def test_a_store_is_not_created_over_existing_files(self, path: Path) -> None:
         path.mkdir()
         (path / "mine.txt").write_text("mine")
