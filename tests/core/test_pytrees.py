@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from qkv import masks, normalizers, scores
-from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Maker
+from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, PartFactory
 
 jax = pytest.importorskip("jax")
 
-MAKER = Maker(SHAPES["heads that share keys"], 0)
+FACTORY = PartFactory(SHAPES["heads that share keys"], 0)
 PARTS = {
     f"{kind}: {name}": made
     for kind, table in (("score", SCORES), ("normalizer", NORMALIZERS), ("mask", MASKS))
     for name, make in table.items()
-    if (made := make(MAKER)) is not None
+    if (made := make(FACTORY)) is not None
 }
 
 

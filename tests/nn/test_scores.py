@@ -127,7 +127,7 @@ def test_every_learned_score_is_exported_and_is_in_this_table() -> None:
             if isinstance(thing, type) and issubclass(thing, nn.LearnedScore):
                 found.add(name)
     assert found <= set(nn.__all__)
-    assert found - {"LearnedScore", "WrapperScore"} == {name.split(",")[0] for name in MADE}
+    assert found - {"LearnedScore", "LearnedWrapper"} == {name.split(",")[0] for name in MADE}
 
 
 @pytest.mark.parametrize(("width", "least", "most"), [(4, 0.15, 1.6), (64, 0.4, 1.3)])

@@ -14,7 +14,7 @@ from qkv.nn.latent_attention import LatentAttention
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.observe_model import ModelObservation, observe
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
-from qkv.nn.scores.base import LearnedScore, WrapperScore
+from qkv.nn.scores.base import LearnedScore, LearnedWrapper
 from qkv.nn.scores.learned import (
     Additive,
     Bilinear,
@@ -68,7 +68,7 @@ __all__ = [
     "ModelObservation",
     "Rotation",
     "LearnedScore",
-    "WrapperScore",
+    "LearnedWrapper",
     "Additive",
     "Bilinear",
     "Gated",

@@ -117,8 +117,8 @@ class HardAttention(torch.nn.Module):
             raise OptionError(f"decay must be a number in [0, 1), got {decay!r}.")
         self.score = wrap_score(score)
         self.mask = PartModule(mask)
-        self.draw, self.soft = Sample(temperature), Softmax(temperature)
-        self.sharp = Softmax(sharpness)
+        self.sampler, self.soft = Sample(temperature), Softmax(temperature)
+        self.sharpened_softmax = Softmax(sharpness)
         self.gradient, self.baseline, self.decay = gradient, baseline, decay
         # Σ decay^i L and Σ decay^i, whose ratio is a moving average without bias towards its initial value.
         self.register_buffer("average", torch.zeros(()))
@@ -155,13 +155,13 @@ class HardAttention(torch.nn.Module):
             return self._most_likely(query, key, value, options)
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
         readouts = (SampledKey(), LogProbability())
-        sampled = observe(query, key, value, normalizer=self.draw, readouts=readouts, seed=seed, **options)
+        sampled = observe(query, key, value, normalizer=self.sampler, readouts=readouts, seed=seed, **options)
         output, (keys, log_probability) = cast(Tensor, sampled.output), sampled.readouts
         if self.gradient != "reinforce":
             normalizer = self.soft
             if self.gradient == "gumbel":
-                options["score"] = _NoisyScore(options["score"], 1.0 / float(self.draw.temperature))
-                normalizer = self.sharp
+                options["score"] = _NoisyScore(options["score"], 1.0 / float(self.sampler.temperature))
+                normalizer = self.sharpened_softmax
             soft = cast(Tensor, attend(query, key, value, normalizer=normalizer, seed=seed, **options))
             output = output.detach() + (soft - soft.detach())
         return HardAttentionOutput(output, keys, log_probability)
@@ -229,7 +229,7 @@ class HardAttention(torch.nn.Module):
     def extra_repr(self) -> str:
         """Return the sampled softmax, the gradient estimator and the baseline as text for `print`."""
         baseline = f", baseline={self.baseline!r}" if self.gradient == "reinforce" else ""
-        return f"{self.draw}, gradient={self.gradient!r}{baseline}"
+        return f"{self.sampler}, gradient={self.gradient!r}{baseline}"
 
     def _options(self, query: Tensor, key: Tensor, mask: Mask | None, positions: Positions | None) -> _CallOptions:
         axes = max(query.ndim, key.ndim) - 3

@@ -61,6 +61,8 @@ class _Stack(nn.Module):
 class Encoder(_Stack):
     """Stack of encoder layers, which with a causal mask and caches serves as a decoder-only model.
 
+    It is unrelated to `qkv.encoders.Encoder`, the base class of encoders that map texts or table rows to vectors.
+
     Args:
         layers: number of layers.
         width: width of a token.

@@ -273,17 +273,16 @@ class WrapperScore(Score):
 
 @delegates("score", "query_term")
 class PointwiseScore(WrapperScore):
-    """Base class of scores that change each logit of an inner score. Subclasses define `offset` or `transform`."""
+    """Base class of scores that change each logit of an inner score. Subclasses define `offset` or `transform`.
+
+    A subclass that defines `offset` also declares `adds_offset = True`, and kernels then add the offset to the inner
+    logits by themselves.
+    """
 
     @property
     def inner(self) -> Score:  # type: ignore[override]
         """The inner score, whose logits this score changes."""
         return self.score
-
-    @property
-    def adds_offset(self) -> bool:  # type: ignore[override]
-        """Whether the score adds `offset` to the inner logits, which holds unless its class overrides `transform`."""
-        return type(self).transform is PointwiseScore.transform
 
     @property
     def is_inner_product(self) -> bool:

@@ -39,6 +39,7 @@ class Biased(PointwiseScore):
     score: Score
     bias: Array | None = array_field("q", "k", default=None)
     per_key: Array | None = array_field("k", default=None)
+    adds_offset = True
 
     def validate(self) -> None:
         """Check that exactly one of `bias` and `per_key` is given."""

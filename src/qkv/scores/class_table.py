@@ -49,6 +49,7 @@ class ClassTable(PointwiseScore):
     table: Array = array_field("query_classes", "key_classes")
     query_classes: Array = array_field("q", default=None)
     key_classes: Array = array_field("k", default=None)
+    adds_offset = True
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]

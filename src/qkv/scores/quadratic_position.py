@@ -41,6 +41,7 @@ class QuadraticPosition(PointwiseScore):
     score: Score
     coefficient: Array | float = array_field(default=1.0)
     uses_positions: ClassVar[bool] = True
+    adds_offset = True
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]

@@ -4,7 +4,7 @@ from qkv.core.extras import require_packages
 
 require_packages("qkv.testing needs", "test", "pytest", "hypothesis")
 
-from qkv.testing.examples import At, Draw, RowAt
+from qkv.testing.examples import Draw, PairIndex, WeightRow
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close
 from qkv.testing.masks import MaskContract
@@ -14,7 +14,7 @@ from qkv.testing.readouts import ReadoutContract
 from qkv.testing.scores import ScoreContract
 
 __all__ = [
-    "At",
+    "PairIndex",
     "Draw",
     "KernelContract",
     "LIBRARIES",
@@ -22,7 +22,7 @@ __all__ = [
     "NormalizerContract",
     "PartContract",
     "ReadoutContract",
-    "RowAt",
+    "WeightRow",
     "ScoreContract",
     "Setting",
     "assert_close",

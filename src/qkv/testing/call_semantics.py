@@ -30,7 +30,7 @@ POSITIONAL: dict[str, Any] = {
     "quadratic position": {"score": scores.SumOf((scores.QuadraticPosition(scores.Dot(), 0.5), scores.Dot()))},
 }
 
-MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
+INVALID_CALLS: dict[str, tuple[Callable[[Call], Call], str]] = {
     "values": (
         lambda c: replace(c, value=np.ones((3, 2))),
         r"key and value must have the same length, got 4 keys .* and 3 values",
@@ -82,7 +82,7 @@ class CallSemanticsContract(KernelHarness):
     # -- 5. Lengths that do not fit ----------------------------------------------------------------------
 
     def test_lengths_that_do_not_fit_raise_and_are_named(self, setting: Setting) -> None:
-        for change, message in MISFITS.values():
+        for change, message in INVALID_CALLS.values():
             with pytest.raises(ShapeError, match=message):
                 run_eagerly(change(_small()), setting, self.kernel)
 

@@ -48,7 +48,7 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-class Maker:
+class PartFactory:
     """Width of an example call and generators of its random arrays, from which the parts of the call are created.
 
     Attributes:
@@ -77,7 +77,7 @@ def _similarity(query: ArrayLike, key: ArrayLike) -> ArrayLike:
     return xp.exp(xp.matmul(query, xp.matrix_transpose(key)) / 4)
 
 
-SCORES: dict[str, Callable[[Maker], scores.Score]] = {
+SCORES: dict[str, Callable[[PartFactory], scores.Score]] = {
     "dot": lambda m: scores.Dot(),
     "scaled dot": lambda m: scores.ScaledDot(),
     "bilinear": lambda m: scores.Bilinear(m.draw(m.width, m.width)),
@@ -113,7 +113,7 @@ SCORES: dict[str, Callable[[Maker], scores.Score]] = {
 NONNEGATIVE = ("constant", "exact", "similarity")
 """Names of the scores without negative logits, which `Sum` requires."""
 
-NORMALIZERS: dict[str, Callable[[Maker], normalizers.Normalizer]] = {
+NORMALIZERS: dict[str, Callable[[PartFactory], normalizers.Normalizer]] = {
     "softmax": lambda m: normalizers.Softmax(),
     "softmax with temperature": lambda m: normalizers.Softmax(m.heads.positive()),
     "softmax with sink": lambda m: normalizers.Softmax(0.8, sink=m.heads()),
@@ -134,17 +134,17 @@ NORMALIZERS: dict[str, Callable[[Maker], normalizers.Normalizer]] = {
 }
 
 
-def _pairs(m: Maker) -> masks.Mask:
+def _pairs(m: PartFactory) -> masks.Mask:
     allowed = m.all.booleans(m.draw.q, m.draw.k)
     allowed[..., 2:3, :] = False  # query 2 may attend to no key
     return masks.Pairs(allowed)
 
 
-def _blocks(m: Maker) -> masks.Mask:
+def _blocks(m: PartFactory) -> masks.Mask:
     return masks.Blocks(m.draw.booleans(-(-m.draw.q // 4), -(-m.draw.k // 4)), 4)
 
 
-MASKS: dict[str, Callable[[Maker], masks.Mask | None]] = {
+MASKS: dict[str, Callable[[PartFactory], masks.Mask | None]] = {
     "none": lambda m: None,
     "causal at the end": lambda m: masks.Causal("end"),
     "causal from the start": lambda m: masks.Causal("start"),
@@ -195,7 +195,7 @@ class Case:
         """Return the example call, with random arrays generated from `seed`."""
         shape = SHAPES[self.shape]
         key_batch = shape.batch if shape.key_batch is None else shape.key_batch
-        maker = Maker(shape, seed)
+        factory = PartFactory(shape, seed)
         key = Draw(seed + 4, batch=key_batch)(shape.k, shape.width)
         query = Draw(seed + 3, batch=shape.batch)(shape.q, shape.width)
         if self.score == "exact" and shape.k:
@@ -206,9 +206,9 @@ class Case:
             query,
             key,
             Draw(seed + 5, batch=key_batch)(shape.k, shape.value_width),
-            SCORES[self.score](maker),
-            NORMALIZERS[self.normalizer](maker),
-            MASKS[self.mask](maker),
+            SCORES[self.score](factory),
+            NORMALIZERS[self.normalizer](factory),
+            MASKS[self.mask](factory),
             Positions(align="end"),
             self.dropout,
             strided=shape.strided,

@@ -11,12 +11,12 @@ from qkv.core.arrays import Array, is_floating
 from qkv.core.parts import Part
 from qkv.core.typing import ArrayLike
 
-__all__ = ["At", "Draw", "RowAt", "element", "floats", "rebuilt", "with_floats"]
+__all__ = ["PairIndex", "Draw", "WeightRow", "element", "floats", "rebuilt", "with_floats"]
 
 P = TypeVar("P", bound=Part)
 
 
-class At(NamedTuple):
+class PairIndex(NamedTuple):
     """Pair of a query and a key: their indices `row` and `col`, and their positions `i` and `j`."""
 
     row: int
@@ -25,7 +25,7 @@ class At(NamedTuple):
     j: int
 
 
-class RowAt(NamedTuple):
+class WeightRow(NamedTuple):
     """Row of weights: flat index of the batch element, index of the query, indices of its unmasked keys, and seed."""
 
     batch: int

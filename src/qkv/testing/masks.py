@@ -26,7 +26,7 @@ from qkv.errors import PositionError
 from qkv.masks import Keys, Mask, Window
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
-from qkv.testing.examples import At, Draw, element
+from qkv.testing.examples import Draw, PairIndex, element
 from qkv.testing.libraries import Setting, settings_of, to_float64
 from qkv.testing.parts import PartContract
 
@@ -49,7 +49,7 @@ class MaskContract(PartContract):
 
     dtypes = ("float64",)
 
-    def formula(self, mask: Mask, at: At) -> bool:
+    def formula(self, mask: Mask, at: PairIndex) -> bool:
         """Return whether the query `at.row` may attend to the key `at.col`, computed without the code under test."""
         raise NotImplementedError(
             f"{type(self).__name__} must define the method formula, which returns whether a query may attend to a key."
@@ -64,7 +64,7 @@ class MaskContract(PartContract):
                 assert "bool" in str(got.dtype)
                 wanted = np.empty((2, 3, 5, 7), dtype=bool)
                 for *index, row, col in np.ndindex(*wanted.shape):
-                    at = At(row, col, row + positions.offset(5, 7), col)
+                    at = PairIndex(row, col, row + positions.offset(5, 7), col)
                     wanted[(*index, row, col)] = self.formula(element(mask, batch, tuple(index)), at)
                 assert (np.broadcast_to(np.asarray(got), wanted.shape) == wanted).all(), f"{batch}, {positions}"
 

@@ -24,7 +24,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import ArrayLike
 from qkv.normalizers import Normalizer
 from qkv.testing.accumulation import AccumulationContract, example_logits
-from qkv.testing.examples import Draw, RowAt, element, floats
+from qkv.testing.examples import Draw, WeightRow, element, floats
 from qkv.testing.gradients import torch_gradients
 from qkv.testing.libraries import Setting, assert_close
 
@@ -39,7 +39,7 @@ class NormalizerContract(AccumulationContract):
     reads_logits: ClassVar[bool] = True
     """Whether the weights depend on the values of finite logits."""
 
-    def formula(self, normalizer: Normalizer, row: ArrayLike, at: RowAt) -> list[float]:
+    def formula(self, normalizer: Normalizer, row: ArrayLike, at: WeightRow) -> list[float]:
         """Return the weights of a row of logits at its unmasked keys, computed without the code under test."""
         raise NotImplementedError(
             f"{type(self).__name__} must define the method formula, which returns the weights of a row."
@@ -61,7 +61,7 @@ class NormalizerContract(AccumulationContract):
                 for row in range(5):
                     keys = [col for col in range(7) if rounded[(*index, row, col)] != -np.inf]
                     if keys:
-                        at = RowAt(flat, row, keys, SEED)
+                        at = WeightRow(flat, row, keys, SEED)
                         own = element(exact, batch, index)
                         wanted[(*index, row, keys)] = self.formula(own, rounded[(*index, row, keys)], at)
             assert_close(got, wanted, setting.tolerance, message=f"{setting}, {shape}:")

@@ -28,10 +28,10 @@ from qkv.core.typing import ArrayLike
 from qkv.errors import ShapeError
 from qkv.masks import Pairs
 from qkv.normalizers import NORMALIZERS
-from qkv.scores import Score
+from qkv.scores import PointwiseScore, Score
 from qkv.testing.cases import Call
 from qkv.testing.differentiable import DifferentiableContract
-from qkv.testing.examples import At, Draw, element, floats
+from qkv.testing.examples import Draw, PairIndex, element, floats
 from qkv.testing.execution import oracle_of, run
 from qkv.testing.gradients import torch_gradients
 from qkv.testing.kernel_harness import assert_agrees
@@ -51,13 +51,13 @@ class ScoreContract(DifferentiableContract):
     compares_widths: ClassVar[bool] = True
     """Whether the score must raise an error for widths that do not match."""
 
-    def formula(self, score: Score, q: ArrayLike, k: ArrayLike, at: At) -> float:
+    def formula(self, score: Score, q: ArrayLike, k: ArrayLike, at: PairIndex) -> float:
         """Return the logit of a query vector and a key vector, computed without the code under test."""
         raise NotImplementedError(
             f"{type(self).__name__} must define the method formula, which returns the logit of a pair."
         )
 
-    def edge(self, score: Score, q: ArrayLike, k: ArrayLike, at: At) -> bool:
+    def edge(self, score: Score, q: ArrayLike, k: ArrayLike, at: PairIndex) -> bool:
         """Return True if no test should compare a pair, which is close to a discontinuity or pole of the score."""
         return False
 
@@ -112,7 +112,7 @@ class ScoreContract(DifferentiableContract):
                 element(score, batch, lead),
                 query[(*lead, row)],
                 key[(*lead, col)],
-                At(row, col, row + k - q, col),
+                PairIndex(row, col, row + k - q, col),
             )
             wanted[index], compared[index] = self.formula(*pair), not self.edge(*pair)
         return wanted, compared
@@ -126,6 +126,11 @@ class ScoreContract(DifferentiableContract):
         if self.compares_widths:
             with pytest.raises(ShapeError, match=rf"\b{left + 8}\b.*\b({left}|{right})\b.*(Give|Project|must be)"):
                 score(np.zeros((2, left + 8)), np.zeros((2, right)), END)
+
+    def test_declares_an_offset_only_if_it_changes_logits_in_no_other_way(self) -> None:
+        score = self.make(Draw(1))
+        if isinstance(score, PointwiseScore):
+            assert score.adds_offset == (type(score).transform is PointwiseScore.transform)
 
     def test_states_what_a_logit_costs(self) -> None:
         score = self.make(Draw(1))

@@ -16,7 +16,7 @@ from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Lengths, Mask, Window
 from qkv.masks.base import and_masks
 from qkv.nn.cache.chunk import Chunk, next_chunk_size
-from qkv.nn.cache.safetensors_file import CacheFacts, read_cache, write_cache
+from qkv.nn.cache.safetensors_file import CacheState, read_cache, write_cache
 from qkv.plan.cost import memory_bytes, memory_text
 
 __all__ = ["KeyValueCache"]
@@ -216,21 +216,21 @@ class KeyValueCache:
         Raises:
             MissingPackageError: if safetensors is not installed.
         """
-        facts: CacheFacts = {
+        state: CacheState = {
             "chunk": self.chunk,
             "window": self.window,
             "int8": self.int8,
             "memory": self.memory,
             "dtype": str(self._dtype).removeprefix("torch."),
-            "clean": self._finite,
+            "finite": self._finite,
             "starts": [chunk.start for chunk in self.chunks],
         }
         tensors = {f"{name}.{n}": x for n, c in enumerate(self.chunks) for name, x in c.rows().items()}
         if isinstance(self._total, Tensor):
             tensors["total"] = self._total
         else:
-            facts["total"] = self._total
-        write_cache(Path(path), tensors, facts)
+            state["total"] = self._total
+        write_cache(Path(path), tensors, state)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> KeyValueCache:
@@ -240,13 +240,13 @@ class KeyValueCache:
             DataError: if the file does not exist or is not a cache.
             MissingPackageError: if safetensors is not installed.
         """
-        tensors, facts = read_cache(Path(path), device)
+        tensors, state = read_cache(Path(path), device)
         try:
-            cache = cls(chunk=facts["chunk"], window=facts["window"], int8=facts["int8"], memory=facts["memory"])
-            cache._finite, cache._dtype = list(facts["clean"]), getattr(torch, facts["dtype"], None)
-            cache._total = cache._before = facts["total"] if "total" in facts else tensors["total"]
+            cache = cls(chunk=state["chunk"], window=state["window"], int8=state["int8"], memory=state["memory"])
+            cache._finite, cache._dtype = list(state["finite"]), getattr(torch, state["dtype"], None)
+            cache._total = cache._before = state["total"] if "total" in state else tensors["total"]
             names = ("key", "value", "key_scale", "value_scale") if cache.int8 else ("key", "value")
-            for n, start in enumerate(facts["starts"]):
+            for n, start in enumerate(state["starts"]):
                 rows = {name: tensors[f"{name}.{n}"] for name in names}
                 cache.chunks.append(Chunk(start, rows, rows["key"].shape[-2]))
         except (KeyError, TypeError, ValueError) as error:

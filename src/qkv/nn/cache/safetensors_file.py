@@ -12,15 +12,15 @@ from torch import Tensor
 from qkv.core.files import atomic_path
 from qkv.errors import DataError, MissingPackageError
 
-__all__ = ["CacheFacts", "read_cache", "write_cache"]
+__all__ = ["CacheState", "read_cache", "write_cache"]
 
 _KIND = "qkv key-value cache 1"
 
 
-class CacheFacts(TypedDict, total=False):
+class CacheState(TypedDict, total=False):
     """Options and state of a key-value cache, stored as JSON in the metadata of its file.
 
-    `clean` states for keys and for values whether all elements are finite. `starts` is the first position of each
+    `finite` states for keys and for values whether all elements are finite. `starts` is the first position of each
     chunk. `total` is the number of tokens; it is absent if lengths are uneven, which are stored as a tensor instead.
     """
 
@@ -29,24 +29,24 @@ class CacheFacts(TypedDict, total=False):
     int8: bool
     memory: int | None
     dtype: str
-    clean: list[bool]
+    finite: list[bool]
     starts: list[int]
     total: int
 
 
-def write_cache(path: Path, tensors: dict[str, Tensor], facts: CacheFacts) -> None:
+def write_cache(path: Path, tensors: dict[str, Tensor], state: CacheState) -> None:
     """Write the tensors, options and state of a key-value cache to a safetensors file atomically.
 
     Raises:
         MissingPackageError: if safetensors is not installed.
     """
     package = _safetensors()
-    metadata = {"kind": _KIND, "facts": json.dumps(facts)}
+    metadata = {"kind": _KIND, "facts": json.dumps(state)}
     with atomic_path(path) as partial:
         package.torch.save_file({k: x.contiguous() for k, x in tensors.items()}, partial, metadata=metadata)
 
 
-def read_cache(path: Path, device: str) -> tuple[dict[str, Tensor], CacheFacts]:
+def read_cache(path: Path, device: str) -> tuple[dict[str, Tensor], CacheState]:
     """Return the tensors, and the options and state, of a key-value cache from a file that `write_cache` wrote.
 
     Raises:
@@ -63,7 +63,10 @@ def read_cache(path: Path, device: str) -> tuple[dict[str, Tensor], CacheFacts]:
                     "Pass a file written by KeyValueCache.save."
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- not a dictionary
-            return tensors, json.loads(metadata["facts"])
+            state = json.loads(metadata["facts"])
+            if "clean" in state:  # the name of `finite` in files of version 0.1
+                state["finite"] = state.pop("clean")
+            return tensors, state
     except (OSError, package.SafetensorError, KeyError, ValueError) as error:
         if isinstance(error, DataError):
             raise

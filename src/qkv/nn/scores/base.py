@@ -19,7 +19,7 @@ from qkv.errors import KindError, OptionError
 from qkv.nn.multihead_options import FactoryKwargs
 from qkv.nn.part_module import PartModule
 
-__all__ = ["Initial", "LearnedScore", "ScoreLike", "WrapperScore", "build_score"]
+__all__ = ["Initial", "LearnedScore", "LearnedWrapper", "ScoreLike", "build_score"]
 
 ScoreLike = Union[scores.Score, type[scores.Score], "LearnedScore", Callable[..., object], None]
 """A score, a learned score, or a callable that builds one from `(query_width, key_width, heads=heads)`."""
@@ -144,7 +144,7 @@ class LearnedScore(torch.nn.Module):
         return text if self.heads is None else f"{text}, heads={self.heads}"
 
 
-class WrapperScore(LearnedScore):
+class LearnedWrapper(LearnedScore):
     """Base class of modules that hold the learned parameters of a score that wraps an inner score.
 
     Args:

@@ -287,16 +287,16 @@ class Custom(LearnedScore):
     ) -> None:
         """Store the function, and create learned parameters from copies of the arrays `parameters`."""
         self.function, self.elements = function, elements
-        self.starts = tuple(x.detach().clone() for x in parameters)
+        self.initial_values = tuple(x.detach().clone() for x in parameters)
         self.parameters_given = torch.nn.ParameterList(
-            [torch.nn.Parameter(x.clone().to(**self.factory_kwargs)) for x in self.starts]
+            [torch.nn.Parameter(x.clone().to(**self.factory_kwargs)) for x in self.initial_values]
         )
 
     def reset_parameters(self) -> None:
         """Set the parameters to the initial values that were passed as `parameters`."""
         with torch.no_grad():
-            for parameter, start in zip(self.parameters_given, self.starts, strict=True):
-                parameter.copy_(start)
+            for parameter, value in zip(self.parameters_given, self.initial_values, strict=True):
+                parameter.copy_(value)
 
     def forward(self) -> scores.Score:
         """Return a `scores.Custom` with the function of this module and its current parameters."""

@@ -1,6 +1,6 @@
 """Modules that hold the learned parameters of scores of `qkv.scores` that modify another score.
 
-All classes take the arguments of `WrapperScore`; their `Args` list further keyword arguments.
+All classes take the arguments of `LearnedWrapper`; their `Args` list further keyword arguments.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch.nn.init import normal_, trunc_normal_, zeros_
 
 from qkv import scores
 from qkv.core.checks import check_integers
-from qkv.nn.scores.base import Initial, ScoreLike, WrapperScore, build_score
+from qkv.nn.scores.base import Initial, LearnedWrapper, ScoreLike, build_score
 from qkv.nn.scores.learned import glorot_, positive
 
 __all__ = ["ALiBi", "Biased", "ClassTable", "Projected", "QuadraticPosition", "RelativePosition", "Softcap"]
 
 
-class Softcap(WrapperScore):
+class Softcap(LearnedWrapper):
     """`scores.Softcap` with a learned cap: logit = cap · tanh(score(q, k) / cap).
 
     Gemma Team (2024), Gemma 2, https://arxiv.org/abs/2408.00118, section 2, use a fixed cap of 50.
@@ -42,7 +42,7 @@ class Softcap(WrapperScore):
         return {"cap": positive("cap", cap, 50.0)}
 
 
-class Biased(WrapperScore):
+class Biased(LearnedWrapper):
     """`scores.Biased` with a learned bias for each pair or each key, for sequences of a fixed length.
 
     The bias is initialized from a normal distribution with standard deviation 0.02, truncated at ±0.04, as in the code
@@ -72,7 +72,7 @@ class Biased(WrapperScore):
         return scores.Biased(self.score(), self.bias)
 
 
-class ALiBi(WrapperScore):
+class ALiBi(LearnedWrapper):
     """`scores.ALiBi` with a learned slope per head: logit = score(q_i, k_j) − slope · |i − j|.
 
     The initial slopes are 2^(−8/heads), 2^(−16/heads), … as in Press et al. (2022), https://arxiv.org/abs/2108.12409,
@@ -93,7 +93,7 @@ class ALiBi(WrapperScore):
         return {"slope": Initial((), _fill_log_slopes, learned, log=True)}
 
 
-class QuadraticPosition(WrapperScore):
+class QuadraticPosition(LearnedWrapper):
     """`scores.QuadraticPosition` with a learned coefficient per head: logit = score(q_i, k_j) − c · (i − j)².
 
     The initial c is s²/2 with the initial slopes s of `ALiBi`, which gives Gaussian windows with standard deviations
@@ -125,7 +125,7 @@ def _fill_log_coefficients(x: Tensor) -> None:
     x.copy_((_slopes(x) ** 2 / 2).log())
 
 
-class RelativePosition(WrapperScore):
+class RelativePosition(LearnedWrapper):
     """`scores.RelativePosition` with a learned bias per bucket and head: score(q_i, k_j) + table[bucket(j − i)].
 
     The table is initialized from a normal distribution with variance 1/query_width, as in the published code of T5
@@ -149,7 +149,7 @@ class RelativePosition(WrapperScore):
         return {"table": table, "bidirectional": bidirectional, "max_distance": max_distance}
 
 
-class ClassTable(WrapperScore):
+class ClassTable(LearnedWrapper):
     """`scores.ClassTable` with a learned table, for classes that are the same in every call.
 
     logit = score(q_i, k_j) + T[a_i, b_j]. The initial table is 0, so that the score initially equals the inner score.
@@ -176,7 +176,7 @@ class ClassTable(WrapperScore):
         return {"table": Initial(classes, zeros_), "query_classes": query_classes, "key_classes": key_classes}
 
 
-class Projected(WrapperScore):
+class Projected(LearnedWrapper):
     """`scores.Projected` with learned projections to a common width: logit(q, k) = score(W_Q q, W_K k).
 
     Projections are initialized uniformly as in Glorot and Bengio (2010), https://proceedings.mlr.press/v9/glorot10a.html.
