@@ -14,7 +14,15 @@ from typing import IO
 
 from qkv.errors import DataError
 
-__all__ = ["atomic_path", "check_creatable", "check_writable", "fsync", "write_atomic", "write_atomic_with_siblings"]
+__all__ = [
+    "atomic_path",
+    "check_creatable",
+    "check_writable",
+    "fsync",
+    "replace_subfolder",
+    "write_atomic",
+    "write_atomic_with_siblings",
+]
 
 
 @contextmanager
@@ -166,6 +174,59 @@ def write_atomic_with_siblings(target: Path, save: Callable[[Path], object], des
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def replace_subfolder(
+    parent: Path,
+    prefix: str,
+    write: Callable[[Path], object],
+    index: str,
+    describe: Callable[[Path], bytes],
+    description: str = "the file",
+) -> None:
+    """Write files to a new subfolder, then an index file that names it, and remove the previous subfolders.
+
+    The files are flushed to the disk before the index file is replaced atomically, so that a reader of the index file
+    finds either all old or all new files, also after a power loss. If writing fails, the new subfolder is removed.
+
+    Args:
+        parent: an existing folder, which only one process may write to at a time.
+        prefix: start of the names of the subfolders; all others with this prefix are removed at the end.
+        write: function that writes the files into the new subfolder.
+        index: name of the index file in `parent`.
+        describe: function that returns the content of the index file, given the new subfolder with its files.
+        description: name of the index file in error messages.
+
+    Raises:
+        DataError: the index file cannot be written.
+        OSError: another file cannot be written.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as parent:
+        ...     for text in ("old", "new"):
+        ...         replace_subfolder(
+        ...             Path(parent), "g-", lambda folder: (folder / "a.txt").write_text(text), "index",
+        ...             lambda folder: folder.name.encode(),
+        ...         )
+        ...     (Path(parent) / (Path(parent) / "index").read_text() / "a.txt").read_text(), len(os.listdir(parent))
+        ('new', 2)
+    """
+    folder = parent / f"{prefix}{secrets.token_hex(6)}"
+    try:
+        folder.mkdir()
+        write(folder)
+        content = describe(folder)
+        for part in (*folder.iterdir(), folder):
+            fsync(part)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    # Not removed if this fails, because the index file may already name it; the next call removes it.
+    write_atomic(parent / index, content, description, sync=True)
+    fsync(parent)
+    for other in parent.glob(f"{prefix}*"):
+        if other.name != folder.name:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _unwritable(description: str, target: Path, reason: str | None) -> DataError:

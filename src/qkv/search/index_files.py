@@ -11,14 +11,13 @@ is removed. A crash at any point leaves the previous index intact.
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.files import check_creatable, fsync, write_atomic
+from qkv.core.files import check_creatable, replace_subfolder
 from qkv.encoders.encoder import read_arrays
 from qkv.errors import DamagedStoreError, DataError, StoreBusyError
 
@@ -29,6 +28,7 @@ __all__ = ["is_index", "check_index_path", "read_index", "save_index"]
 
 _FORMAT = 2
 _LOCK = "writer.lock"
+_PREFIX = "g-"
 
 
 def is_index(path: Path) -> bool:
@@ -58,7 +58,9 @@ def save_index(index: Index, path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
         with FileLock(path / _LOCK, timeout=0):
-            _replace(index, path)
+            replace_subfolder(
+                path, _PREFIX, partial(_write_parts, index), "index.json", partial(_index_json, index), "the index"
+            )
     except Timeout:
         raise StoreBusyError(
             f"the index {str(path)!r} must not be saved by two processes at once, and another process is saving it. "
@@ -70,17 +72,7 @@ def save_index(index: Index, path: Path) -> None:
         ) from None
 
 
-def _replace(index: Index, path: Path) -> None:
-    folder = path / f"g-{uuid.uuid4().hex[:12]}"
-    try:
-        folder.mkdir()
-        _write_parts(index, folder)
-        sizes = {part.name: part.stat().st_size for part in sorted(folder.iterdir())}
-        for part in (*folder.iterdir(), folder):
-            fsync(part)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+def _index_json(index: Index, folder: Path) -> bytes:
     settings = {
         "qkv": "index",
         "format": _FORMAT,
@@ -90,13 +82,9 @@ def _replace(index: Index, path: Path) -> None:
         "stem": index.splitter.stem,
         "mix": index.mix,
         "passages": len(index),
-        "files": sizes,
+        "files": {part.name: part.stat().st_size for part in sorted(folder.iterdir())},
     }
-    write_atomic(path / "index.json", json.dumps(settings, indent=1).encode(), "the index", sync=True)
-    fsync(path)
-    for other in path.glob("g-*"):
-        if other.name != folder.name:
-            shutil.rmtree(other, ignore_errors=True)
+    return json.dumps(settings, indent=1).encode()
 
 
 def read_index(path: Path) -> dict[str, Any]:
@@ -188,7 +176,7 @@ def _write_parts(index: Index, folder: Path) -> None:
 
 def _is_foreign(path: Path) -> bool:
     """Return False if a file is the lock of an index or a folder that a save created, otherwise True."""
-    return path.name != _LOCK and not path.name.startswith("g-")
+    return path.name != _LOCK and not path.name.startswith(_PREFIX)
 
 
 def _read_settings(path: Path) -> dict[str, Any] | None:
