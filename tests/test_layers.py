@@ -15,7 +15,7 @@ LAYERS = [
     {"scores", "normalizers", "masks"},
     {"readouts"},
     {"plan"},
-    {"kernels", "store", "cluster"},
+    {"kernels", "store"},
     {"engine"},
     {"nn", "encoders"},
     {"interop"},
