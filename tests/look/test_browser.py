@@ -224,7 +224,7 @@ def test_the_progress_is_shown_in_the_theme_of_the_page(browser):
     for scheme, paper in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(21, 24, 29)")):
         context = browser.new_context(color_scheme=scheme)
         page = context.new_page()
-        with serve_in_thread(ServedPage(doing="loading the model")) as address:
+        with serve_in_thread(ServedPage(task="loading the model")) as address:
             page.goto(address)
             page.wait_for_selector("progress")
             said = page.evaluate(

@@ -289,7 +289,7 @@ def test_the_server_reports_progress_and_errors_while_the_page_is_created():
         address = urlsplit(given)
         served.progress("reading", 3, 7)
         assert json.loads(get(address, address.path + "meta.json")[1]) == {
-            "doing": "reading",
+            "task": "reading",
             "done": 3,
             "total": 7,
         }

@@ -86,7 +86,7 @@ def _read(
     for count, (word, vector, where) in enumerate(islice(rows, expected), start=1):
         if not np.isfinite(vector).all():
             raise DataError(
-                f"the vector of {word!r} in {where}, must be finite, got {vector[~np.isfinite(vector)][0]}. Remove the "
+                f"the vector of {word!r} {where} must be finite, got {vector[~np.isfinite(vector)][0]}. Remove the "
                 "word from the file."
             )
         if word not in words:  # of repeated words, the first vector is kept
@@ -112,17 +112,19 @@ def _text_rows(
     for number, line in lines:
         if not line.strip():
             continue
-        where = f"{name}, line {number}"
+        where = f"in line {number} of {name}"
         cells = line.rstrip(b"\r\n ").split(b" ")
         width = len(cells) - 1 if width is None else width
         if width < 1 or len(cells) < width + 1:
             expected = "at least one number" if width < 1 else f"a vector of width {width}, like the other lines"
-            raise DataError(f"{where}, must hold a word and {expected}, got width {len(cells) - 1}. Check the line.")
+            raise DataError(f"the row {where} must hold a word and {expected}, got width {len(cells) - 1}. Correct it.")
         word = _decode(b" ".join(cells[:-width]), where)
         try:
             vector = np.array(cells[-width:]).astype(np.float32)
         except ValueError:
-            raise DataError(f"{where}, must hold a word and a vector of width {width}, got {_quote(line)}.") from None
+            raise DataError(
+                f"the row {where} must hold a word and a vector of width {width}, got {_quote(line)}. Correct it."
+            ) from None
         yield word, vector, where
 
 
@@ -138,7 +140,7 @@ def _binary_rows(
                 f"{name} must hold {count:,} words, as its first line states, but ends at byte "
                 f"{position + len(content)}, within the vector of word {number + 1:,}. Download the file again."
             )
-        yield word, np.frombuffer(content, "<f4"), f"{name}, byte {position}"
+        yield word, np.frombuffer(content, "<f4"), f"at byte {position} of {name}"
         position += 4 * width
 
 
@@ -159,10 +161,10 @@ def _read_binary_word(stream: IO[bytes], name: str, position: int, number: int, 
             letters += letter
         if len(letters) > _MAX_WORD_BYTES:
             raise DataError(
-                f"the word in {name}, byte {start}, must have at most {_MAX_WORD_BYTES:,} bytes, got more. Pass "
+                f"the word at byte {start} of {name} must have at most {_MAX_WORD_BYTES:,} bytes, got more. Pass "
                 "another format if the file is not binary."
             )
-    return _decode(bytes(letters), f"{name}, byte {start}"), position + 1
+    return _decode(bytes(letters), f"at byte {start} of {name}"), position + 1
 
 
 def _decode(word: bytes, where: str) -> str:
@@ -170,7 +172,7 @@ def _decode(word: bytes, where: str) -> str:
         return word.decode("utf-8")
     except UnicodeDecodeError:
         raise DataError(
-            f"the word in {where}, must be valid UTF-8, got {word[:40]!r}. Convert the file to UTF-8."
+            f"the word {where} must be valid UTF-8, got {word[:40]!r}. Convert the file to UTF-8."
         ) from None
 
 

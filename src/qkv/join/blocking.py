@@ -33,13 +33,13 @@ class CandidatePairs:
 
     Args:
         measures: comparison vectors of both tables.
-        itself: whether left and right are the same table, so that no row is paired with itself.
+        self_join: whether left and right are the same table, so that no row is paired with itself.
         count: number of right rows per left row; None for all pairs if there are at most 25 million, else 50.
     """
 
-    def __init__(self, measures: ComparisonVectors, itself: bool = False, count: int | None = None) -> None:
+    def __init__(self, measures: ComparisonVectors, self_join: bool = False, count: int | None = None) -> None:
         self.measures = measures
-        self.itself = itself
+        self.self_join = self_join
         self.rows, self.keys = len(measures.fields[0].left), len(measures.fields[0].right)
         if count is None and self.rows * self.keys > MAX_PAIRS:
             count = DEFAULT_COUNT
@@ -126,7 +126,7 @@ class CandidatePairs:
 
     def _allowed(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return a boolean array that is False for the pairs of a row with itself in a join of a table with itself."""
-        return np.asarray((rows != keys) | (not self.itself))
+        return np.asarray((rows != keys) | (not self.self_join))
 
     def _most_similar(self, count: int, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
         """Return `(rows, keys)` of the pairs of each left row with at most `count` right rows of largest cosine.

@@ -94,7 +94,7 @@ class ComparisonVectors:
         texts = [field for field in fields if field.kind == "text"]
         self.names = tuple((f.name, measure) for f in fields for measure in _MEASURES[f.kind])
         self._words = {f.name: tfidf_rows(f.left, f.right, letters=False) for f in texts}
-        self._letters = {f.name: tfidf_rows(f.left, f.right, letters=True) for f in texts}
+        self._trigram_vectors = {f.name: tfidf_rows(f.left, f.right, letters=True) for f in texts}
         self._digits = {f.name: tfidf_rows(_digit_words(f.left), _digit_words(f.right), letters=False) for f in texts}
         self.record: tuple[TfidfRows, TfidfRows] | None = None
         if len(texts) > 1:
@@ -131,7 +131,7 @@ class ComparisonVectors:
         return [np.where(missing, 0.0, part) for part in parts] + [missing]
 
     def _text(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
-        words, letters = self._words[field.name], self._letters[field.name]
+        words, letters = self._words[field.name], self._trigram_vectors[field.name]
         return [
             _spelling(pairs, field.left, field.right),
             pairs.inner_products(words.left, words.right),

@@ -90,7 +90,7 @@ def read_labels(
             f"columns {', '.join(table.column_names)}. Rename the columns."
         )
     rows, keys = (
-        _rows(table.column(lowered[column]).to_pylist(), own, size, f"in column {column} of {name}")
+        _rows(table.column(lowered[column]).to_pylist(), own, size, f"column {column} of {name}")
         for column, own, size in zip(names[:2], ids, sizes, strict=True)
     )
     if names[2] not in lowered:
@@ -103,15 +103,15 @@ def _rows(cells: list[object], ids: dict[str, int] | None, size: int, where: str
     found = np.zeros(len(cells), int)
     for place, cell in enumerate(cells):
         text = str(cell).strip()
-        line = f"{where}, line {place + 1}"
+        line = f"line {place + 1} of {where}"
         if ids is not None and text not in ids:
             raise DataError(
-                f"the id {line}, must occur in the id column of its table, got {cell!r}. Correct or remove the pair."
+                f"the id in {line} must occur in the id column of its table, got {cell!r}. Correct or remove the pair."
             )
         if ids is None and not (text.isdigit() and int(text) < size):
             raise DataError(
-                f"the row number {line}, must be an integer from 0 to {size - 1}, got {cell!r}. Number rows from 0, or "
-                "name the column of ids: id='…' in Python, --id COLUMN on the command line."
+                f"the row number in {line} must be an integer from 0 to {size - 1}, got {cell!r}. Number rows from 0, "
+                "or name the column of ids: id='…' in Python, --id COLUMN on the command line."
             )
         found[place] = int(text) if ids is None else ids[text]
     return found
@@ -120,5 +120,8 @@ def _rows(cells: list[object], ids: dict[str, int] | None, size: int, where: str
 def _label(cell: object, place: int, name: str) -> int:
     text = str(cell).strip().lower()
     if text not in _TRUE | _FALSE:
-        raise DataError(f"the label in {name}, line {place + 1}, must be 0 or 1, got {cell!r}.")
+        raise DataError(
+            f"the label in line {place + 1} of {name} must be 0 or 1, got {cell!r}. Write 1 for a match, and 0 for a "
+            "non-match."
+        )
     return int(text in _TRUE)

@@ -94,7 +94,7 @@ class JoinResult:
             yield Match(int(row), int(key), float(weight), float(probability))
 
     @property
-    def itself(self) -> bool:
+    def is_self_join(self) -> bool:
         """Whether a table was joined with itself."""
         return self.left is self.right
 
@@ -138,13 +138,13 @@ class JoinResult:
         return Evaluation(precision, recall, f1, len(set(listed)), len(matches), len(found), right)
 
     def _pair_lists(self, rows: np.ndarray, keys: np.ndarray) -> tuple[list[int], list[int]]:
-        if self.itself:  # pairs within one table are unordered
+        if self.is_self_join:  # pairs within one table are unordered
             rows, keys = np.minimum(rows, keys), np.maximum(rows, keys)
         return rows.tolist(), keys.tolist()
 
 
 def matched(
-    edges: CandidateMatches, threshold: float, one_to_one: bool, many: bool, itself: bool
+    edges: CandidateMatches, threshold: float, one_to_one: bool, many: bool, self_join: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Select the candidate pairs that match, and return their `(rows, keys, weights, probabilities)`.
 
@@ -161,12 +161,12 @@ def matched(
             "matches per row, or many=False to allow at most one."
         )
     rows, keys, logits, weights = edges.rows, edges.keys, edges.logits, edges.weights
-    if itself:
+    if self_join:
         rows, keys, logits, weights = _merge_directions(rows, keys, logits, weights)
     probability = expit(logits)
     if one_to_one:
         needed = np.log(threshold / (1.0 - threshold)) if threshold < 1.0 else np.inf
-        kept = _assign_one_to_one(rows, keys, logits - needed, itself)
+        kept = _assign_one_to_one(rows, keys, logits - needed, self_join)
     else:
         kept = (probability if many else weights) >= threshold
     order = np.lexsort((-weights[kept], rows[kept]))
@@ -187,8 +187,8 @@ def _merge_directions(
     return first[new], second[new], logits[new], weights[new]
 
 
-def _assign_one_to_one(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray, itself: bool) -> np.ndarray:
-    if not itself:
+def _assign_one_to_one(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray, self_join: bool) -> np.ndarray:
+    if not self_join:
         return solve_assignment(rows, keys, gain)
     # Pairs within one table are not a bipartite graph, so they are selected greedily, with each row used once.
     selected = np.zeros(len(rows), bool)

@@ -160,7 +160,7 @@ class SoftJoin:
                 yield rows, keys, model.logits(candidate_pairs.measures, found)
 
         edges = collect_matches(scored(), candidate_pairs.rows)
-        pairs = matched(edges, threshold, one_to_one, many, candidate_pairs.itself)
+        pairs = matched(edges, threshold, one_to_one, many, candidate_pairs.self_join)
         return JoinResult(*tables, *pairs, edges.no_match, threshold, (*model.notes, candidate_pairs.note), on, ids)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -54,28 +54,28 @@ class ServedPage:
     Attributes:
         page: the page; None while the page is created.
         error: the reason why the page could not be created, if any.
-        doing, done, total: name of the current step, number of completed parts and total number of parts, which the
+        task, done, total: name of the current step, number of completed parts and total number of parts, which the
             browser shows while the page is created.
         token: the random part of the address.
     """
 
     page: Page | None = None
     error: str = ""
-    doing: str = "starting"
+    task: str = "starting"
     done: int = 0
     total: int = 1
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, task: str, done: int, total: int) -> None:
         """Store the name of the current step and its progress, which the browser shows."""
-        self.doing, self.done, self.total = what, done, total
+        self.task, self.done, self.total = task, done, total
 
     def state(self) -> dict[str, object]:
         """Return the content of `meta.json`, which is an error, the progress, or the metadata of the page."""
         if self.error:
             return {"error": self.error}
         if self.page is None:
-            return {"doing": self.doing, "done": self.done, "total": max(1, self.total)}
+            return {"task": self.task, "done": self.done, "total": max(1, self.total)}
         meta = self.page.meta()
         return meta if self.page.tiled else {**meta, "html": "export.html"}
 

@@ -28,8 +28,8 @@ async function start() {
     const bar = document.createElement("progress");
     bar.max = meta.total;
     bar.value = meta.done;
-    bar.setAttribute("aria-label", meta.doing);
-    el.replaceChildren(`${meta.doing} … `, bar);
+    bar.setAttribute("aria-label", meta.task);
+    el.replaceChildren(`${meta.task} … `, bar);
     await new Promise((resolve) => setTimeout(resolve, 200));
   }
 }
