@@ -106,6 +106,24 @@ def imported_modules(path: Path, names: set[str]) -> set[str]:
     return (found & names) - {module_name(path)}
 
 
+ALGORITHMS_IMPORTED = {
+    ("tiled", "row_blocks"),  # readouts with a gradient
+    ("fused", "tiled"),  # data that is not finite
+    ("compiled", "dense"),  # dynamic shapes while exporting
+}
+"""Pairs of folders of qkv.kernels of which the first runs the kernel of the second for some calls."""
+
+
+def test_shared_code_of_kernels_imports_no_algorithm_and_algorithms_import_few_others() -> None:
+    names, kernels = {module_name(path) for path in MODULES}, SOURCE / "kernels"
+    for path in kernels.rglob("*.py"):
+        folder = path.relative_to(kernels).parts[0]
+        found = {name for name in imported_modules(path, names) if name.startswith("qkv.kernels.")}
+        others = {name.split(".")[2] for name in found} - {folder, "runtime"}
+        unexpected = {other for other in others if (folder, other) not in ALGORITHMS_IMPORTED}
+        assert not unexpected or path.parent == kernels, f"kernels/{folder} imports {unexpected}"
+
+
 def test_no_module_imports_itself_through_others() -> None:
     names = {module_name(path) for path in MODULES}
     # The file of a package only re-exports; the module that defines the name counts.

@@ -6,7 +6,7 @@ from qkv.normalizers import Entmax15, Sparsemax
 
 torch = pytest.importorskip("torch")
 
-from qkv.kernels.row_blocks.thresholds import sparse_weights  # noqa: E402 (needs torch)
+from qkv.kernels.runtime.thresholds import sparse_weights  # noqa: E402 (needs torch)
 
 BOTH = pytest.mark.parametrize("normalizer", [Sparsemax(), Entmax15()], ids=str)
 

@@ -44,6 +44,8 @@ class Normalizer(Part, ABC):
         top_k: maximum number of keys with weight, chosen by rank with ties to the lowest index; None: no maximum.
         stochastic: whether the weights are random and need a seed.
         differentiable: whether gradients reach the logits.
+        has_threshold_bound: whether `threshold_bound` may return a bound.
+        temperature: number or array by which `prepare` divides the logits; None for normalizers without this argument.
         power: p if weights are max(0, scale · logit − τ)^p with τ such that they sum to 1; otherwise None.
         scale: the factor by which `prepare` multiplies, if it does nothing else; otherwise None.
         distribution: normalizer whose weights are the probabilities of the sampled key; None if no key is sampled.
@@ -58,6 +60,8 @@ class Normalizer(Part, ABC):
     top_k: int | None = None
     stochastic: ClassVar[bool] = False
     differentiable: ClassVar[bool] = True
+    has_threshold_bound: ClassVar[bool] = False
+    temperature: Array | float | None = None
     power: int | None = None
     scale: float | None = None
     distribution: Normalizer | None = None
@@ -99,7 +103,8 @@ class Normalizer(Part, ABC):
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
         """Return a lower bound of the ranks of keys with weight in each row, or None if every key may have weight.
 
-        Keys of a lower rank neither get weight nor change the weights of other keys.
+        Classes that override this method set `has_threshold_bound`. Keys of a lower rank neither get weight nor change
+        the weights of other keys.
 
         Args:
             largest: the largest rank in each of several disjoint groups of keys. They include the maximum of

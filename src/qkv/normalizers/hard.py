@@ -26,6 +26,7 @@ class OneHot(Normalizer):
 
     selects_keys: ClassVar[bool] = True
     top_k = 1
+    has_threshold_bound: ClassVar[bool] = True
     differentiable: ClassVar[bool] = False
 
     def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:

@@ -34,6 +34,7 @@ class SparseNormalizer(Normalizer):
     online = False
     shift_invariant = True
     symmetric: ClassVar[bool] = True
+    has_threshold_bound: ClassVar[bool] = True
     power: int
     scale: float
 

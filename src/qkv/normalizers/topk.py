@@ -46,6 +46,7 @@ class TopK(Normalizer):
     k: int
     normalizer: Normalizer = Softmax()
     selects_keys: ClassVar[bool] = True
+    has_threshold_bound: ClassVar[bool] = True
 
     def validate(self) -> None:
         """Check that `k` is a positive integer and that `normalizer` is a `Normalizer`."""

@@ -126,6 +126,7 @@ class NormalizerContract(AccumulationContract):
             bound = normalizer.threshold_bound(ranks.reshape(6, groups, 48 // groups).max(axis=-1))
             if bound is None:
                 return
+            assert normalizer.has_threshold_bound
             candidates = ranks >= bound
             expected = normalizer.weights(logits, tile)
             assert not expected[~candidates].any()

@@ -10,8 +10,8 @@ which plans and runs the call as without the compiler:
 registered: the parts without their arrays, the kernel and the memory limit. Names are valid only in the process that
 traced the call, so a saved graph cannot run in another process. Lengths may be dynamic. A call is compiled again if a
 Python number in a part changes; a number in a tensor may change freely. Second derivatives are not supported. In
-backward, the tiled and the fused kernel use the saved statistics (`saved.py`); other kernels, and all kernels in half
-precision, run the forward pass again.
+backward, the tiled and the fused kernel use the saved statistics (`kernels/runtime/saved_statistics.py`); other
+kernels, and all kernels in half precision, run the forward pass again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from qkv.core.axes import Axes
 from qkv.core.parts import Part
 from qkv.core.typing import Tensor
 from qkv.errors import GradientError, RefusedError
-from qkv.kernels.compiled.saved import COLUMNS, SAVED, SavedStatistics
 from qkv.kernels.runtime.context import set_context
+from qkv.kernels.runtime.saved_statistics import COLUMNS, SAVED, SavedStatistics
 from qkv.normalizers import NORMALIZERS, Softmax
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
-from qkv.core.arrays import cast, is_array
+from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.parts import expand_to_pairs
 from qkv.core.tile import Tile
@@ -28,7 +28,7 @@ from qkv.kernels.fused.sdpa import (
     operators,
     results_are_finite,
 )
-from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
+from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
 from qkv.masks.base import Mask
 from qkv.normalizers import Softmax
@@ -46,11 +46,11 @@ def shortcut(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | No
     axes, score, mask = problem.axes, problem.score, problem.spec.mask
     keys, offset, known = split_mask(mask, problem.tile)
     equal = axes.query_width == axes.key_width == axes.value_width
-    temperature = getattr(problem.normalizer, "temperature", 1.0)
+    temperature = problem.normalizer.temperature
     if problem.traced or not (score.is_scaled_dot and equal and known) or keys is not None or offset:
         return None
     layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
-    if layout is None or is_array(temperature) or operators("cpu") is None:
+    if layout is None or not isinstance(temperature, (int, float)) or operators("cpu") is None:
         return None
     import torch
 
@@ -208,7 +208,7 @@ class _DoubleBackward:
         call = TorchCall(query, key, value, Dot(), softmax, self.mask, self.tile, 0.0, value.dtype)
         rows = row_block_size(self.problem, ROW_BLOCK_BUDGET, row_block_arrays(self.problem))
         gradient = gradient.reshape((*self.tile.batch, *gradient.shape[-2:]))
-        return double_backward(RowBlocks(call, (), rows), (query, key, value), [gradient])
+        return DifferentiableRows(call, (), rows).double_backward((query, key, value), [gradient])
 
 
 def lift_sides(call: BoundCall, score: Score) -> tuple[Tensor, Tensor, float]:
@@ -221,10 +221,11 @@ def lift_sides(call: BoundCall, score: Score) -> tuple[Tensor, Tensor, float]:
     tile = call.tile if centre is None else dataclasses.replace(call.tile, centre=centre)
     *lifted, scale = score.scaled_lift(call.query, call.key, tile)
     query, key = typing.cast("list[Tensor]", lifted)
-    temperature = getattr(call.normalizer, "temperature", 1.0)
-    if is_array(temperature):
-        return query / typing.cast("Tensor", expand_to_pairs(temperature)), key, scale
-    return query, key, scale / temperature
+    temperature = call.normalizer.temperature
+    if isinstance(temperature, (int, float)):
+        return query, key, scale / temperature
+    assert temperature is not None  # `FusedKernel.limits` refuses such normalizers
+    return query / typing.cast("Tensor", expand_to_pairs(temperature)), key, scale
 
 
 def _zero_masked(call: TorchCall, keys: Mask) -> TorchCall | None:

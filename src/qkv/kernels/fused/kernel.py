@@ -49,7 +49,7 @@ class FusedKernel(Kernel):
         axes, normalizer = problem.axes, problem.normalizer
         if problem.score.lift_kind is None:
             yield f"{problem.score} is not an inner product"
-        if not (normalizer.log_sum_exp and normalizer.online):
+        if not (normalizer.log_sum_exp and normalizer.online) or normalizer.temperature is None:
             yield f"it supports only softmax, not {normalizer}"
         if not normalizer.shift_invariant:
             yield f"it does not support the sink of {normalizer}"

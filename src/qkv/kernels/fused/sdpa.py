@@ -25,9 +25,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.compiled.saved import SAVED
 from qkv.kernels.fused.layout import Layout, Side
 from qkv.kernels.runtime.autograd_function import autograd_function
+from qkv.kernels.runtime.saved_statistics import SAVED
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -251,5 +251,5 @@ def _backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gradient = gradient.contiguous()
     found = attention.backward(gradient, *layout.sides(query, key, value), output, log_sum_exp)
     given: tuple[tuple[Side, Tensor], ...] = ((0, query), (1, key), (2, value))
-    wanted = zip(ctx.needs_input_grad[1:], found, given, strict=True)
-    return (None, *(layout.from_four_axes(g, side, x) if w else None for w, g, (side, x) in wanted))
+    results = zip(ctx.needs_input_grad[1:], found, given, strict=True)
+    return (None, *(layout.from_four_axes(g, side, x) if w else None for w, g, (side, x) in results))

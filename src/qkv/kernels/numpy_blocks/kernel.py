@@ -12,7 +12,7 @@ from qkv.core.arrays import cast, ignore_numpy_warnings, namespace
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Array
 from qkv.kernels.numpy_blocks.softmax import attend_softmax
-from qkv.kernels.numpy_blocks.tile_shapes import softmax_tiles
+from qkv.kernels.numpy_blocks.tile_shapes import softmax_tile_sizes
 from qkv.kernels.runtime.tile_loop import attend_rows, ranges, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, partial_elements, row_block_size, size_text, tile_shape
@@ -49,7 +49,7 @@ class NumpyBlocksKernel(Kernel):
     def describe(self, problem: Problem) -> str:
         """Describe the size of the tiles or row blocks of a call, as text for the plan."""
         if _uses_softmax(problem):
-            tiles = softmax_tiles(problem, self.budget)
+            tiles = softmax_tile_sizes(problem, self.budget)
             return f"tiles of {size_text(tiles.rows, tiles.cols)}, one pass over the keys"
         rows, cols = self._shape(problem)
         if _needs_rows(problem):
@@ -60,7 +60,7 @@ class NumpyBlocksKernel(Kernel):
         """Estimate the cost of a call. The peak memory is one tile or row block and the results of readouts."""
         axes = problem.axes
         if _uses_softmax(problem):
-            return softmax_tiles(problem, self.budget).cost(problem)
+            return softmax_tile_sizes(problem, self.budget).cost(problem)
         rows, cols = self._shape(problem)
         peak = axes.batch_size * rows * cols * problem.itemsize * (_ROW_BLOCK_ARRAYS + problem.elements_per_logit)
         peak += axes.batch_size * rows * problem.itemsize * partial_elements(problem)
@@ -76,7 +76,7 @@ class NumpyBlocksKernel(Kernel):
         """Compute the output and the readouts of a call, one block of queries at a time."""
         if _uses_softmax(problem):
             with ignore_numpy_warnings():
-                return Result(attend_softmax(call, softmax_tiles(problem, self.budget)))
+                return Result(attend_softmax(call, softmax_tile_sizes(problem, self.budget)))
         call = call.with_all_cast()
         block_rows, cols = self._shape(problem)
         outputs, accumulators = [], [ReadoutAccumulator(readout, call.tile) for readout in problem.readouts]

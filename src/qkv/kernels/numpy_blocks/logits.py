@@ -3,7 +3,7 @@
 Each query is projected once per call, and each key once per tile of keys. The keys are never copied as a whole, so a
 memory-mapped table stays on disk.
 
-    InnerProductLogits   scores that are inner products: one matrix product, which includes log2 e and the shift
+    InnerProductBlocks   scores that are inner products: one matrix product, which includes log2 e and the shift
     ProjectedLogits      all other scores, by their method `projected_logits`
 
 Buffers are stored keys first, `(*batch, k, q)`, and viewed as `(*batch, q, k)`, because BLAS then multiplies a few
@@ -27,7 +27,7 @@ from qkv.kernels.numpy_blocks.exponential import NATURAL, Exponential, faster_ex
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.scores.base import Score
 
-__all__ = ["BlockLogits", "InnerProductLogits", "ProjectedLogits", "ProjectedQueries", "block_logits"]
+__all__ = ["BlockLogits", "InnerProductBlocks", "ProjectedLogits", "ProjectedQueries", "block_logits"]
 
 _REFERENCE_KEYS = 256
 """Largest number of keys from which the reference point of the score is estimated."""
@@ -87,7 +87,7 @@ class BlockLogits(ABC):
         return score, call.queries(rows), call.keys(cols), self.tile.restrict(rows, cols)
 
 
-class InnerProductLogits(BlockLogits):
+class InnerProductBlocks(BlockLogits):
     """Logits of tiles for scores that are an inner product of lifted vectors plus a term of the query."""
 
     def __init__(self, call: BoundCall) -> None:
@@ -188,7 +188,7 @@ def block_logits(call: BoundCall) -> BlockLogits:
     one = np.ones((*(1 for _ in call.batch), 1, 1), dtype=call.dtype)
     prepares = call.normalizer.prepare(one) is not one
     inner_product = call.score.is_inner_product and not prepares
-    return InnerProductLogits(call) if inner_product else ProjectedLogits(call)
+    return InnerProductBlocks(call) if inner_product else ProjectedLogits(call)
 
 
 def _reference_point(call: BoundCall) -> Centre:

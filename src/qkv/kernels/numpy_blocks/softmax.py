@@ -21,14 +21,14 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Float, Shaped
 from qkv.kernels.numpy_blocks.accumulator import ExponentialAccumulator
 from qkv.kernels.numpy_blocks.logits import BlockLogits, ProjectedQueries, block_logits
-from qkv.kernels.numpy_blocks.tile_shapes import SoftmaxTiles
+from qkv.kernels.numpy_blocks.tile_shapes import SoftmaxTileSizes
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, restrict_mask
 from qkv.masks.base import Mask
 
 __all__ = ["attend_softmax"]
 
 
-def attend_softmax(call: BoundCall, sizes: SoftmaxTiles) -> Float[np.ndarray, "*batch q value_width"]:
+def attend_softmax(call: BoundCall, sizes: SoftmaxTileSizes) -> Float[np.ndarray, "*batch q value_width"]:
     """Return the output of a call with softmax and without dropout."""
     tile = call.tile
     output = np.empty((*tile.batch, tile.q_total, call.value.shape[-1]), dtype=call.out_dtype)
@@ -62,7 +62,7 @@ class _Block:
 
 
 def _attend_group(
-    call: BoundCall, group: Limits, sizes: SoftmaxTiles, output: Float[np.ndarray, "*batch q value_width"]
+    call: BoundCall, group: Limits, sizes: SoftmaxTileSizes, output: Float[np.ndarray, "*batch q value_width"]
 ) -> None:
     """Compute the output of a range of queries and write it to `output`."""
     logits = block_logits(call)
@@ -109,7 +109,7 @@ def _write_logits(
     return e
 
 
-def _finalize(call: BoundCall, block: _Block, sizes: SoftmaxTiles) -> Float[np.ndarray, "*batch q value_width"]:
+def _finalize(call: BoundCall, block: _Block, sizes: SoftmaxTileSizes) -> Float[np.ndarray, "*batch q value_width"]:
     sums = block.sums.result()
     if sums is None:
         output = attend_rows(call, block.rows, sizes.cols)[0]

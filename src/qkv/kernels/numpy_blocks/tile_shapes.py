@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from qkv.plan.cost import Cost, tile_sides
 from qkv.plan.problem import Problem
 
-__all__ = ["SoftmaxTiles", "softmax_tiles"]
+__all__ = ["SoftmaxTileSizes", "softmax_tile_sizes"]
 
 _MAX_KEYS = 2**16
 """Largest number of keys in a tile, at which Python overhead is negligible even for few queries."""
 
 
 @dataclass(frozen=True)
-class SoftmaxTiles:
+class SoftmaxTileSizes:
     """Sizes of the tiles in which the NumPy kernel computes a softmax.
 
     Attributes:
@@ -45,7 +45,7 @@ class SoftmaxTiles:
         return Cost(axes.pairs * problem.flop_per_pair, traffic, peak, 2.5e-4 + groups * 5e-5 + tiles * 3e-5)
 
 
-def softmax_tiles(problem: Problem, budget: int) -> SoftmaxTiles:
+def softmax_tile_sizes(problem: Problem, budget: int) -> SoftmaxTileSizes:
     """Return tile sizes with at most `budget` elements in each array, within the memory limit of the call."""
     axes, item = problem.axes, problem.itemsize
     elements = problem.elements_per_logit
@@ -62,7 +62,7 @@ def softmax_tiles(problem: Problem, budget: int) -> SoftmaxTiles:
     max_queries = max(1, problem.memory // 4 // (batch * _bytes_per_query(problem)))
     rows = max(1, min(rows, max_queries))
     group = max(rows, min(axes.q, max_queries // rows * rows))
-    return SoftmaxTiles(rows, cols, group, batch)
+    return SoftmaxTileSizes(rows, cols, group, batch)
 
 
 def _elements_per_pair(problem: Problem) -> int:

@@ -3,8 +3,8 @@
 Each block computes the whole rows of logits of its queries. If a `CandidateSearch` is given, the output of a block is a
 weighted sum over the candidates of each row (`candidates.py`); otherwise, or if a row has too many candidates, over all
 keys. Forward saves only the inputs and the candidates. Backward differentiates the candidates, or recomputes a block
-under autograd. Double backward (`create_graph=True`) runs the blocks under `torch.utils.checkpoint`, which supports
-derivatives of any order and takes about 60 kB of memory per block.
+under autograd. Double backward (`create_graph=True`) runs the blocks under activation checkpointing, which supports
+derivatives of any order (`kernels/runtime/differentiable_rows.py`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import requires_gradient
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import TorchCall, apply_dropout, take_range
-from qkv.core.typing import Array, Tensor
+from qkv.core.typing import Tensor
 from qkv.kernels.row_blocks.candidates import (
     Candidates,
     attend_candidates,
@@ -27,19 +26,13 @@ from qkv.kernels.row_blocks.candidates import (
     find_candidates,
 )
 from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits_buffer, visible_range
-from qkv.kernels.row_blocks.thresholds import write_sparse_weights
 from qkv.kernels.runtime.autograd_function import autograd_function
-from qkv.kernels.runtime.gradients import (
-    accumulate,
-    block_tensors,
-    call_tensors,
-    gradients_of,
-    leaves_of,
-    traced_logits,
-)
-from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges, weigh_rows
-from qkv.readouts import Readout, Reduction
-from qkv.readouts.base import Result, flatten, unflatten
+from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
+from qkv.kernels.runtime.gradients import accumulate, block_tensors, call_tensors, leaves_of
+from qkv.kernels.runtime.thresholds import write_sparse_weights
+from qkv.kernels.runtime.tile_loop import Limits, ranges
+from qkv.readouts import Reduction
+from qkv.readouts.base import Result, unflatten
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -51,11 +44,11 @@ if TYPE_CHECKING:
         needs_input_grad: tuple[bool, ...]
 
 
-__all__ = ["CandidateSearch", "RowBlocks", "double_backward"]
+__all__ = ["CandidateSearch", "RowBlocks"]
 
-FORWARD_QUERIES = 512
+_FORWARD_QUERIES = 512
 """Number of queries whose candidates are processed at once in forward."""
-BACKWARD_CANDIDATES = 2**15
+_BACKWARD_CANDIDATES = 2**15
 """Number of candidates processed at once in backward, for each of which the gradient of all keys is updated once."""
 
 
@@ -118,28 +111,15 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class RowBlocks:
-    """Call that is computed in blocks of queries, each with all its keys.
+class RowBlocks(DifferentiableRows):
+    """Call that is computed in blocks of queries, each with all its keys or with the candidates that a search finds.
 
     Attributes:
-        call: the call.
-        readouts: readouts of the weights.
-        rows: number of queries per block, each for all batch elements.
-        with_output: whether to compute the output.
         search: options of the search for candidates; None if every block attends to all keys. A search requires finite
             values and no readouts.
     """
 
-    call: TorchCall
-    readouts: tuple[Readout, ...]
-    rows: int
-    with_output: bool = True
     search: CandidateSearch | None = None
-
-    @cached_property
-    def result_types(self) -> list[type]:
-        """Type of each readout's result, which is an array or a named tuple. `weigh` sets it."""
-        return [object] * len(self.readouts)
 
     def attend(self) -> tuple[Tensor | None, tuple[Result, ...]]:
         """Return the output, or None if `with_output` is False, and the results of the readouts."""
@@ -164,7 +144,7 @@ class RowBlocks:
             buffer = row_logits_buffer(call, self.search.rows)
         for index, call in self._elements():
             found = ((rows, self._attend(call, index, rows, saved, buffer)) for rows in self._blocks())
-            for blocks in consecutive(found, lambda candidates: len(candidates.index), FORWARD_QUERIES):
+            for blocks in consecutive(found, lambda candidates: len(candidates.index), _FORWARD_QUERIES):
                 if blocks[0][1] is None:
                     saved.candidates.append(None)
                 else:
@@ -172,7 +152,7 @@ class RowBlocks:
         return saved
 
     def backward(
-        self, saved: Saved, tensors: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[bool]
+        self, saved: Saved, tensors: Sequence[Tensor], gradients: Sequence[Tensor], requires_grad: Sequence[bool]
     ) -> list[Tensor]:
         """Return the gradients of all tensors of the call, given the gradients of its results.
 
@@ -180,7 +160,7 @@ class RowBlocks:
             saved: return value of `forward`, whose results are not used.
             tensors: tensors of the call.
             gradients: gradients of the results.
-            wanted: which of the tensors require a gradient. The gradient of the others is 0.
+            requires_grad: which of the tensors require a gradient. The gradient of the others is 0.
         """
         import torch
 
@@ -191,63 +171,13 @@ class RowBlocks:
         for index, call in forward._elements():
             element = sums.select_batch(index) if index else sums
             found = ((rows, next(candidates)) for rows in self._blocks())
-            for blocks in consecutive(found, lambda x: x.index.numel(), BACKWARD_CANDIDATES):
+            for blocks in consecutive(found, lambda x: x.index.numel(), _BACKWARD_CANDIDATES):
                 if blocks[0][1] is None:
-                    forward._backward_block(call, element, blocks[0][0], index, saved, gradients, wanted)
+                    forward._backward_block(call, element, blocks[0][0], index, saved, gradients, requires_grad)
                 elif self.search is not None:
                     of_element = take_batch(gradients[0], index, 2)
-                    backward_candidates(call, element, blocks, of_element, wanted, self.search.tile_keys)
+                    backward_candidates(call, element, blocks, of_element, requires_grad, self.search.tile_keys)
         return totals
-
-    def checkpointed(self) -> list[Tensor]:
-        """Return all results of the call under activation checkpointing, with derivatives of any order."""
-        import torch
-        from torch.utils.checkpoint import checkpoint
-
-        query, *tensors = call_tensors(self.call)
-        call, cols, count = self.call, (0, self.call.tile.k_total), len(self.call.score.arrays())
-
-        def block(rows: Limits, query: Tensor, key: Tensor, value: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
-            score = call.score.replace_arrays(arrays[:count]).slice(slice(*rows), slice(*cols))
-            of_score = cast("tuple[Tensor, ...]", score.arrays())
-            return tuple(self.weigh(call, rows, cols, [query, key, value, *of_score, *arrays[count:]]))
-
-        # Split the queries once: the gradient of a slice has the size of the whole, so slicing per block is quadratic.
-        parts = zip(ranges(call.tile.q_total, self.rows), torch.split(query, self.rows, dim=-2), strict=True)
-        whole: list[Any] = []
-        for rows, part in parts:
-            found = checkpoint(block, rows, part, *tensors, use_reentrant=False)
-            whole = whole or [[] for _ in found]
-            for n, (x, reduction) in enumerate(zip(found, self._reductions(rows), strict=True)):
-                if reduction.op == "set":
-                    whole[n].append(x)
-                else:
-                    initial = cast("Tensor", reduction.allocate(x)) if rows[0] == 0 else whole[n]
-                    whole[n] = _merged(initial, reduction, x)
-        axes = [-len(reduction.shape) for reduction in self._reductions(next(self._blocks()))]
-        return [torch.cat(x, dim=axis) if isinstance(x, list) else x for x, axis in zip(whole, axes, strict=True)]
-
-    def weigh(self, call: TorchCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the differentiable results of a row block that attends to all keys of a range.
-
-        Args:
-            call: the call, or one of its batch elements.
-            rows: range of the queries.
-            cols: range of the keys.
-            tensors: tensors of the block, in the order of `block_tensors`.
-        """
-        import torch
-
-        with torch.autocast(call.value.device.type, enabled=False):
-            traced, normalizer = traced_logits(call, rows, cols, tensors)
-            logits: Array = fully_masked(call, rows, cols[1] - cols[0]) if traced is None else traced
-            call = replace(call, value=tensors[2], normalizer=normalizer)
-            output, read = weigh_rows(call, rows, logits, self.readouts, self.with_output, cols)
-        found: list[Array] = [] if output is None else [output]
-        for n, result in enumerate(read):
-            self.result_types[n] = type(result)
-            found += flatten(result)
-        return cast("list[Tensor]", found)
 
     def _elements(self) -> Iterator[tuple[BatchIndex, TorchCall]]:
         """Yield the call with all batch elements at once, or with one after the other if candidates are searched.
@@ -262,13 +192,6 @@ class RowBlocks:
 
     def _blocks(self) -> Iterator[Limits]:
         return ranges(self.call.tile.q_total, self.rows if self.search is None else self.search.rows)
-
-    def _reductions(self, rows: Limits) -> list[Reduction]:
-        """Return how each result of a row block is merged into the result of the call."""
-        tile = self.call.tile.restrict(rows, (0, self.call.tile.k_total))
-        output = Reduction((tile.q_total, self.call.value.shape[-1]), (slice(*rows), slice(None)))
-        read = [reduction for readout in self.readouts for reduction in readout.reductions(tile)]
-        return [output, *read] if self.with_output else read
 
     def _attend(
         self, call: TorchCall, index: BatchIndex, rows: Limits, saved: Saved, buffer: Tensor | None
@@ -286,7 +209,7 @@ class RowBlocks:
             if candidates is not None:
                 return candidates
             found = [_attend_all(call, rows, block)]
-        saved.add(rows[0] // self.rows, found, self._reductions(rows), index)
+        saved.add(rows[0] // self.rows, found, self.reductions(rows), index)
         return None
 
     def _backward_block(
@@ -297,7 +220,7 @@ class RowBlocks:
         index: BatchIndex,
         saved: Saved,
         gradients: Sequence[Tensor],
-        wanted: Sequence[bool],
+        requires_grad: Sequence[bool],
     ) -> None:
         """Add the gradients of a row block that attended to all keys, by recomputing it under autograd."""
         import torch
@@ -309,28 +232,16 @@ class RowBlocks:
             cols = (0, call.tile.k_total) if self.search is None else visible_range(call, rows)
             if self.search is not None and cols[0] == cols[1]:
                 continue
-            leaves = leaves_of(block_tensors(call, rows, cols), wanted)
+            leaves = leaves_of(block_tensors(call, rows, cols), requires_grad)
             with torch.enable_grad():
                 results = self.weigh(call, rows, cols, leaves)
             shares = []
-            for gradient, source, reduction in zip(gradients, saved.sources, self._reductions(rows), strict=True):
+            for gradient, source, reduction in zip(gradients, saved.sources, self.reductions(rows), strict=True):
                 share = _slice(take_batch(gradient, index, len(reduction.shape)), reduction)
                 shares.append(
                     share if source is None else share.where(_slice(source, reduction) == rows[0] // self.rows, 0.0)
                 )
             accumulate(results, shares, leaves, block_tensors(sums, rows, cols))
-
-
-def double_backward(blocks: RowBlocks, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return gradients of the tensors of a call that are differentiable themselves.
-
-    Args:
-        blocks: the row blocks of the call.
-        tensors: tensors of the call.
-        gradients: gradients of the results.
-    """
-    results = replace(blocks, call=blocks.call.with_arrays(tensors), search=None).checkpointed()
-    return gradients_of(results, gradients, tensors, create_graph=True)
 
 
 def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Tensor:
@@ -345,15 +256,6 @@ def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Tensor:
 
 def _slice(whole: Tensor, reduction: Reduction) -> Tensor:
     return cast("Tensor", reduction.slice(whole))
-
-
-def _merged(whole: Tensor, reduction: Reduction, part: Tensor) -> Tensor:
-    """Return a result of the call with the result of a row block merged into it, as a new tensor for autograd."""
-    import torch
-
-    axis, at = -len(reduction.shape), reduction.index[0]
-    before, target, after = torch.split(whole, [at.start, at.stop - at.start, reduction.shape[0] - at.stop], dim=axis)
-    return torch.cat([before, cast("Tensor", reduction.combine(target, part)), after], dim=axis)
 
 
 def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -371,11 +273,11 @@ def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Tensor) -> tuple[Tensor,
 def _backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
     import torch
 
-    blocks, wanted = ctx.blocks, ctx.needs_input_grad[1:]
+    blocks, requires_grad = ctx.blocks, ctx.needs_input_grad[1:]
     found: Sequence[Tensor | None]
     with torch.autocast(blocks.call.value.device.type, enabled=False):
         if torch.is_grad_enabled():
-            found = double_backward(blocks, ctx.saved_tensors, gradients)
+            found = blocks.double_backward(ctx.saved_tensors, gradients)
         else:
-            found = blocks.backward(ctx.saved, ctx.saved_tensors, gradients, wanted)
-    return (None, *(g if needed else None for g, needed in zip(found, wanted, strict=True)))
+            found = blocks.backward(ctx.saved, ctx.saved_tensors, gradients, requires_grad)
+    return (None, *(g if needed else None for g, needed in zip(found, requires_grad, strict=True)))

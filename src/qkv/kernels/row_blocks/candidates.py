@@ -199,7 +199,7 @@ def backward_candidates(
     sums: TorchCall,
     blocks: Sequence[CandidateBlock],
     gradient: Float[Tensor, "q value_width"],
-    wanted: Sequence[bool],
+    requires_grad: Sequence[bool],
     tile_keys: int,
 ) -> None:
     """Add the gradients of consecutive row blocks, computed from their candidates, to `sums`.
@@ -209,7 +209,7 @@ def backward_candidates(
         sums: the same call with a gradient in place of each array, to which gradients are added in place.
         blocks: range and candidates of each row block.
         gradient: gradient of the output.
-        wanted: whether query, key, value and each array of score and normalizer require a gradient.
+        requires_grad: whether query, key, value and each array of score and normalizer require a gradient.
         tile_keys: number of keys per tile, for scores that are not inner products.
     """
     import torch
@@ -240,9 +240,9 @@ def backward_candidates(
     with torch.enable_grad():
         (key,) = leaves_of([call.key])
         query_gradient = _gather_sum(index, key, logit_gradient)
-    if wanted[0]:
+    if requires_grad[0]:
         take_range(sums.query, rows).add_(query_gradient.detach())
-    if wanted[1]:
+    if requires_grad[1]:
         sums.key.add_(torch.autograd.grad(query_gradient, key, take_range(call.query, rows))[0])
 
 

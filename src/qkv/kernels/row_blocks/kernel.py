@@ -16,7 +16,6 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
-from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -56,7 +55,7 @@ class RowBlocksKernel(Kernel):
 
     def cost(self, problem: Problem) -> Cost:
         """Estimate the cost of a call. The peak memory is one row block and what is saved for backward."""
-        if not problem.readouts and _has_bound(problem.normalizer):
+        if not problem.readouts and problem.normalizer.has_threshold_bound:
             return self._search_cost(problem)
         axes, rows = problem.axes, self._rows(problem)
         passes = 4 if problem.gradient else 1
@@ -114,7 +113,7 @@ class RowBlocksKernel(Kernel):
 
     def _searchable(self, call: BoundCall, problem: Problem) -> bool:
         non_empty = problem.axes.pairs > 0 and call.value.shape[-1] > 0
-        return non_empty and not problem.readouts and call.finite_value and _has_bound(problem.normalizer)
+        return non_empty and not problem.readouts and call.finite_value and problem.normalizer.has_threshold_bound
 
     def _search(self, problem: Problem) -> CandidateSearch:
         from qkv.kernels.row_blocks.autograd import CandidateSearch
@@ -136,8 +135,3 @@ class RowBlocksKernel(Kernel):
 
     def _rows(self, problem: Problem) -> int:
         return row_block_size(problem, self.budget, row_block_arrays(problem))
-
-
-def _has_bound(normalizer: Normalizer) -> bool:
-    """Return whether the normalizer implements `threshold_bound`."""
-    return type(normalizer).threshold_bound is not Normalizer.threshold_bound

@@ -79,13 +79,13 @@ def traced_logits(
     return call.logits(rows, cols, query, key, score), call.normalizer.replace_arrays(arrays[count:])
 
 
-def leaves_of(arrays: Sequence[Array], wanted: Sequence[bool] | None = None) -> list[Tensor]:
-    """Return detached tensors, of which those that are floating-point and flagged in `wanted` require a gradient.
+def leaves_of(arrays: Sequence[Array], requires_grad: Sequence[bool] | None = None) -> list[Tensor]:
+    """Return detached tensors, of which the floating-point tensors require a gradient.
 
-    If `wanted` is None, all floating-point tensors do.
+    `requires_grad` states for each tensor whether it does; None stands for all.
     """
     tensors = cast("Sequence[Tensor]", arrays)
-    flags = [True] * len(tensors) if wanted is None else wanted
+    flags = [True] * len(tensors) if requires_grad is None else requires_grad
     return [x.detach().requires_grad_(x.is_floating_point() and flag) for x, flag in zip(tensors, flags, strict=True)]
 
 

@@ -12,6 +12,7 @@ from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import PartialResult
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Tensor
+from qkv.kernels.runtime.thresholds import sparse_weights
 from qkv.masks.base import Coverage, Mask
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.readouts import Readout
@@ -139,8 +140,6 @@ def row_weights(normalizer: Normalizer, logits: Float[Array, "*batch q k"], tile
     Sparsemax and entmax in PyTorch do not sort long rows.
     """
     if normalizer.power is not None and library(logits) == "torch":
-        from qkv.kernels.row_blocks.thresholds import sparse_weights
-
         assert normalizer.scale is not None
         return sparse_weights(cast("Tensor", logits), normalizer.power, normalizer.scale)
     return normalizer.weights(logits, tile)

@@ -7,7 +7,7 @@ Forward saves the output and the normalizer's summary of each query:
                dL/dv_j += Σ_i w_ij do_i     dL/dq, dL/dk and the score's arrays from dL/dl, tile by tile
 
 Softmax is computed by `softmax.py`, other normalizers by `generic.py`; `schedule.py` assigns rows to workers. Second
-derivatives are computed by running the call again in row blocks (`kernels/row_blocks/autograd.py`).
+derivatives are computed by running the call again in row blocks (`kernels/runtime/differentiable_rows.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, cast
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.compiled.saved import SAVED
-from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
 from qkv.kernels.runtime.autograd_function import autograd_function
+from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.gradients import call_tensors
+from qkv.kernels.runtime.saved_statistics import SAVED
 from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.runtime.workers import run_on_workers, worker
 from qkv.kernels.runtime.workspace import Workspace
@@ -76,8 +76,8 @@ def _backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
     needed = ctx.needs_input_grad[4:]
     with torch.autocast(output.device.type, enabled=False):
         if torch.is_grad_enabled():  # the gradient itself will be differentiated
-            blocks = RowBlocks(ctx.call, (), ctx.row_block, with_output=True)
-            gradients: Sequence[Tensor | None] = double_backward(blocks, tensors, [gradient])
+            rows = DifferentiableRows(ctx.call, (), ctx.row_block)
+            gradients: Sequence[Tensor | None] = rows.double_backward(tensors, [gradient])
         else:
             call = ctx.call.with_arrays([x.detach() for x in tensors])
             logits_needed = any(needed[:2]) or any(needed[3:])

@@ -110,10 +110,10 @@ class TiledKernel(Kernel):
         """Compute the output and the readouts of a call, in one pass over the tiles if possible."""
         import torch
 
-        from qkv.kernels.compiled.saved import SAVED
         from qkv.kernels.row_blocks.autograd import RowBlocks
         from qkv.kernels.runtime.gradients import call_tensors
         from qkv.kernels.runtime.isolated_autograd import project_call
+        from qkv.kernels.runtime.saved_statistics import SAVED
         from qkv.kernels.tiled.autograd import tiled_attention
         from qkv.kernels.tiled.softmax import supports_softmax
         from qkv.kernels.tiled.unchecked_forward import supports_unchecked, unchecked_forward

@@ -40,14 +40,14 @@ def shares_by_element(call: TorchCall, sizes: TileSizes, in_parallel: bool) -> l
     return [[(index, limits) for index in share for limits in rows] for share in shares]
 
 
-class HasGuardNotes(Protocol):
+class GuardReporter(Protocol):
     """Protocol of objects that report which fast paths the data allowed."""
 
     def guard_notes(self) -> tuple[str, ...]:
         """Return one phrase for each guard on the data, which states whether its fast path was taken."""
 
 
-Element = TypeVar("Element", bound=HasGuardNotes)
+Element = TypeVar("Element", bound=GuardReporter)
 
 
 class ElementCache(Generic[Element]):

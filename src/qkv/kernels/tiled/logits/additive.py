@@ -111,21 +111,22 @@ def prepare_units(
     import torch
 
     left, right, vector = left.detach(), right.detach(), vector.detach()
-    center, half_ranges = center_sides(left, right)
-    reach: list[float] = half_ranges.tolist()
+    center, measured = center_sides(left, right)
+    half_ranges: list[float] = measured.tolist()
     most = expansion_limit(left.element_size())
     # NaN in v would spread to the other units of its group, and a huge element would overflow the numerator.
     moderate_vector = bool((vector.abs() < 2.0**30).all())
-    near = [h for h, width in enumerate(reach) if moderate_vector and width <= most]
-    far = [h for h, width in enumerate(reach) if not (moderate_vector and width <= most)]
+    near = [h for h, half_range in enumerate(half_ranges) if moderate_vector and half_range <= most]
+    far = [h for h, half_range in enumerate(half_ranges) if not (moderate_vector and half_range <= most)]
     forward: list[TanhExpansion | ElementwiseTanh] = []
     expand, notes = None, []
     if near:
-        expand = partial(expand_tanh, left, right, center, vector, near, [reach[h] for h in near])
+        expand = partial(expand_tanh, left, right, center, vector, near, [half_ranges[h] for h in near])
         expansion = expand(1)
         forward.append(expansion)
         notes.append(
-            f"{len(near)} of {len(reach)} hidden units: products of exponentials, {expansion.group_size} at a time"
+            f"{len(near)} of {len(half_ranges)} hidden units: products of exponentials, "
+            f"{expansion.group_size} at a time"
         )
     if far or not near:
         index = torch.tensor(far, device=left.device) if near else None
@@ -133,7 +134,7 @@ def prepare_units(
         sigmoid = moderate_vector and faster_ops(left).sigmoid_tanh
         forward.append(ElementwiseTanh.of_units(left, right, vector, sigmoid, index))
         function = "sigmoid" if sigmoid else "tanh"
-        notes.append(f"{len(far)} of {len(reach)} hidden units: one {function} for each pair")
+        notes.append(f"{len(far)} of {len(half_ranges)} hidden units: one {function} for each pair")
     return HiddenUnits(tuple(forward), expand, "; ".join(notes))
 
 

@@ -338,7 +338,7 @@ def expand_tanh(
     center: Float[Tensor, " hidden"],
     vector: Float[Tensor, " hidden"],
     units: list[int],
-    reach: list[float],
+    half_ranges: list[float],
     draws: int,
 ) -> TanhExpansion:
     """Return the tanh sign expansion of hidden units, in groups as large as their ranges allow.
@@ -349,12 +349,12 @@ def expand_tanh(
         center: shift of each unit, which is added to `left` and subtracted from `right`.
         vector: vector v of the score, which must be finite at `units`.
         units: indices of the hidden units to expand.
-        reach: min(max|a_h|, max|b_h|) of each of these units after centering, within `expansion_limit`.
+        half_ranges: min(max|a_h|, max|b_h|) of each of these units after centering, within `expansion_limit`.
         draws: number of sign variables per unit: 1 for logits, 2 for gradients.
     """
     import torch
 
-    size, slots = _group_units(reach, expansion_limit(left.element_size(), draws), GROUP_SIZES[draws])
+    size, slots = _group_units(half_ranges, expansion_limit(left.element_size(), draws), GROUP_SIZES[draws])
     empty = [n for n, at in enumerate(slots) if at >= len(units)]
     filled = torch.tensor([n for n, at in enumerate(slots) if at < len(units)], device=left.device)
     order = torch.tensor([units[at] if at < len(units) else units[0] for at in slots], device=left.device)
@@ -375,14 +375,14 @@ def _sign_means(size: int, draws: int, dtype: DType, device: torch.device) -> Te
         return torch.tensor(list(product(values, repeat=size)), dtype=dtype, device=device).T
 
 
-def _group_units(reach: list[float], most: float, sizes: tuple[int, ...]) -> tuple[int, list[int]]:
+def _group_units(half_ranges: list[float], most: float, sizes: tuple[int, ...]) -> tuple[int, list[int]]:
     """Return the group size and the hidden unit in each slot. Units of large and small range share a group.
 
     Indices beyond the number of units denote empty slots.
     """
     for size in sizes:
-        count = -(-len(reach) // size)
-        extended = reach + [0.0] * (count * size - len(reach))
+        count = -(-len(half_ranges) // size)
+        extended = half_ranges + [0.0] * (count * size - len(half_ranges))
         ranked = sorted(range(count * size), key=lambda h: -extended[h])
         rounds = [ranked[at : at + count] for at in range(0, count * size, count)]
         groups = list(zip(*[r[::-1] if turn % 2 else r for turn, r in enumerate(rounds)], strict=True))

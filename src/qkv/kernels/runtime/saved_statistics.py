@@ -40,8 +40,6 @@ class SavedStatistics:
         """Return the output and the statistics of the forward pass, or None if they must be computed again.
 
         They are returned only by the first call.
-
-        They are returned only at the first call.
         """
         restored, self.restored = self.restored, None
         if restored is None or not restored[1].numel() or not (count := int(restored[1].flatten()[0])):
