@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Final, TypeAlias
+
+import numpy as np
 
 from qkv.core import random
 from qkv.core.arrays import arange, asarray_like, is_array, library, toeplitz
@@ -27,9 +29,13 @@ _COMPILED = ("jax", "tensorflow")
 """Libraries whose compilers fuse elementwise functions, so evaluating a function once per diagonal saves nothing."""
 
 
-@dataclass(frozen=True)
+# Not frozen: a frozen class takes four times as long to construct, and kernels make a tile for each product of
+# blocks. mypy enforces `Final`.
+@dataclass(slots=True)
 class Tile:
     """Range of queries and range of keys of a call, with the positions, batch elements and random seed of the call.
+
+    A tile must not be changed, because several objects may share it.
 
     Attributes:
         rows: first query of the tile and one past the last.
@@ -45,16 +51,16 @@ class Tile:
             and `cols` are absolute.
     """
 
-    rows: tuple[int, int]
-    cols: tuple[int, int]
-    q_total: int
-    k_total: int
-    batch: tuple[int, ...] = ()
-    positions: Positions | None = None
-    seed: Seed | None = None
-    centre: Centre = None
-    batch_origin: tuple[tuple[int, ...], BatchIndex] | None = None
-    dynamic_start: tuple[Any, Any] | None = None
+    rows: Final[tuple[int, int]]
+    cols: Final[tuple[int, int]]
+    q_total: Final[int]
+    k_total: Final[int]
+    batch: Final[tuple[int, ...]] = ()
+    positions: Final[Positions | None] = None
+    seed: Final[Seed | None] = None
+    centre: Final[Centre] = None
+    batch_origin: Final[tuple[tuple[int, ...], BatchIndex] | None] = None
+    dynamic_start: Final[tuple[Array | int | np.integer, Array | int | np.integer] | None] = None
 
     @classmethod
     def whole(
@@ -64,7 +70,7 @@ class Tile:
         batch: tuple[int, ...] = (),
         positions: Positions | None = None,
         *,
-        seed: Any = None,
+        seed: Seed | None = None,
     ) -> Tile:
         """Return the tile that covers all `q` queries and `k` keys of a call.
 
@@ -77,9 +83,18 @@ class Tile:
     def restrict(self, rows: tuple[int, int], cols: tuple[int, int]) -> Tile:
         """Return the tile of the same call with queries `rows` and keys `cols`, which are index ranges of the call."""
         # dataclasses.replace takes ten times as long, and kernels call this for every tile.
-        tile = object.__new__(Tile)
-        tile.__dict__.update(self.__dict__, rows=rows, cols=cols)
-        return tile
+        return Tile(
+            rows,
+            cols,
+            self.q_total,
+            self.k_total,
+            self.batch,
+            self.positions,
+            self.seed,
+            self.centre,
+            self.batch_origin,
+            self.dynamic_start,
+        )
 
     def select_batch(self, index: BatchIndex) -> Tile:
         """Return the tile restricted to the batch elements that `index` selects.
@@ -94,7 +109,7 @@ class Tile:
             batch_origin=(self.batch, index),
         )
 
-    def offset(self, align: Align | None = None) -> Array | int:
+    def offset(self, align: Align | None = None) -> Int[Array, "*batch"] | int:
         """Return the position of query 0 of the call as an int, or as an array with one int per batch element.
 
         Args:
@@ -133,7 +148,7 @@ class Tile:
         return cols if self.dynamic_start is None else cols + self.dynamic_start[1]
 
     @property
-    def first_key(self) -> Array | int:
+    def first_key(self) -> Int[Array, ""] | int | np.integer:
         """Index of the tile's first key in the call."""
         return self.cols[0] if self.dynamic_start is None else self.cols[0] + self.dynamic_start[1]
 

@@ -121,7 +121,8 @@ class JaxLoopsKernel(Kernel):
         # Arrays, so that the compiled function takes the words of the seed as arguments.
         seed = None
         if tile.seed is not None:
-            seed = tuple(np.uint32(x) if isinstance(x, int) else x for x in seed_words(tile.seed))
+            low, high = (np.uint32(x) if isinstance(x, int) else x for x in seed_words(tile.seed))
+            seed = low, high
         static = _StaticCall(
             lengths=(tile.q_total, tile.k_total),
             batch=tile.batch,
@@ -189,7 +190,7 @@ def _compiled() -> Callable[..., tuple[Array, tuple[object, ...]]]:
 
 
 def _attend(
-    static: _StaticCall, query: Array, key: Array, value: Array, parts: Parts, seed: tuple[Array, ...] | None
+    static: _StaticCall, query: Array, key: Array, value: Array, parts: Parts, seed: tuple[Array, Array] | None
 ) -> tuple[Array | None, tuple[object, ...]]:
     score, normalizer, mask, positions = parts
     tile = Tile.whole(*static.lengths, static.batch, positions, seed=seed)
