@@ -23,6 +23,7 @@ from qkv.core.online_softmax import (
     rescale_factor,
 )
 from qkv.kernels.tiled.pooled_map import ElementMap
+from qkv.readouts.base import Reduction
 from qkv.readouts.cells import cell_lengths
 
 
@@ -231,6 +232,23 @@ def test_numpy_accumulator_has_the_sums_of_the_shared_definition(base, spread, o
         check(found.finalize()[0], wanted)
         factor = rescale_factor(found.maximum, wanted.maximum)
         np.testing.assert_allclose(found.total * factor, wanted.total, rtol=1e-9)
+
+
+@OFFSETS
+@SPREADS
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_log_sum_exps_of_tiles_combine_as_in_the_shared_definition(library, spread, offset):
+    logits, value, allowed = problem(spread, offset)
+    with ignore_numpy_warnings():
+        wanted = shared(logits, value, allowed)
+        log_sum_exp = (wanted.maximum + np.log(wanted.total))[:, 0]
+    rule = Reduction((Q,), (slice(None),), "logaddexp", -math.inf)
+    (masked,) = array_of(library, np.where(allowed, logits, -np.inf))
+    found = rule.allocate(masked[:, 0])
+    for start in range(0, K, 7):
+        with ignore_numpy_warnings():
+            found = rule.combine(found, normalizers.Softmax().log_total(masked[:, start : start + 7])[:, 0])
+    np.testing.assert_allclose(np.asarray(found), log_sum_exp, rtol=1e-12 if library != "jax" else 1e-5)
 
 
 @pytest.mark.parametrize("start", [3, 17, K - Q])
