@@ -16,6 +16,7 @@ from qkv.core.arrays import as_array, library
 from qkv.core.axes import Axes
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import Positions
+from qkv.core.threefry import Seed
 from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, ArrayLike
 from qkv.errors import KindError, ShapeError
@@ -62,7 +63,7 @@ def attend(
     mask: Mask | None = None,
     positions: Positions | None = None,
     dropout: float = 0.0,
-    seed: int | None = None,
+    seed: Seed | None = None,
     kernel: str | Kernel | None = None,
     memory: int | str = "512 MiB",
 ) -> Array:
@@ -111,7 +112,7 @@ def _attend_in_operator(
     key: Array,
     value: Array,
     fields: SpecFields,
-    seed: int | None,
+    seed: Seed | None,
     kernel: str | Kernel | None,
     memory: int | str,
 ) -> Array:
@@ -130,7 +131,7 @@ def observe(
     mask: Mask | None = None,
     positions: Positions | None = None,
     dropout: float = 0.0,
-    seed: int | None = None,
+    seed: Seed | None = None,
     kernel: str | Kernel | None = None,
     memory: int | str = "512 MiB",
 ) -> Observation:
@@ -290,7 +291,7 @@ class Prepared:
 
     plan: Plan
 
-    def __call__(self, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, seed: int | None = None) -> Observation:
+    def __call__(self, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, seed: Seed | None = None) -> Observation:
         """Run the plan and return the output and the readouts.
 
         Args:
@@ -328,7 +329,7 @@ def _run(
     value: ArrayLike,
     fields: SpecFields,
     readouts: tuple[Readout, ...],
-    seed: int | None,
+    seed: Seed | None,
     kernel: str | Kernel | None,
     memory: int | str,
 ) -> tuple[Result, Plan | None]:
@@ -358,7 +359,7 @@ def _run(
     return plan.kernel.run(_bind(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan
 
 
-def _bind(query: Array, key: Array, value: Array, problem: Problem, seed: int | None, kernel: Kernel) -> BoundCall:
+def _bind(query: Array, key: Array, value: Array, problem: Problem, seed: Seed | None, kernel: Kernel) -> BoundCall:
     spec = problem.spec
     return bind_call(
         query,

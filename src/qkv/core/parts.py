@@ -28,7 +28,7 @@ from qkv.core.arrays import (
 )
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.checks import is_int
-from qkv.core.typing import Array, DType
+from qkv.core.typing import Array, DType, Num
 from qkv.errors import KindError, OptionError, ShapeError
 
 __all__ = [
@@ -112,7 +112,7 @@ class Part:
 
     def arrays(self) -> tuple[Array, ...]:
         """Return all arrays of the part and of its inner parts, in the order of the fields."""
-        return tuple(array for array, _ in self._walk())
+        return tuple(array for array, _ in self._iterate_arrays())
 
     def replace_arrays(self, arrays: Sequence[Array]) -> Self:
         """Return a copy of the part with its arrays replaced by `arrays`, without validation.
@@ -204,7 +204,7 @@ class Part:
 
     def check_lengths(self, q: int, k: int) -> None:
         """Raise a `ShapeError` if the query or key axis of an array has neither length 1 nor length `q` or `k`."""
-        for array, names in self._walk():
+        for array, names in self._iterate_arrays():
             if names and array.ndim >= len(names):
                 _check_lengths(type(self).__name__, array, names, {"q": q, "k": k})
 
@@ -213,7 +213,7 @@ class Part:
         yield self
         yield from _parts_in(tuple(getattr(self, name) for name in _fields(self)))
 
-    def _walk(self) -> Iterator[tuple[Array, tuple[str, ...] | None]]:
+    def _iterate_arrays(self) -> Iterator[tuple[Array, tuple[str, ...] | None]]:
         found: list[tuple[Array, tuple[str, ...] | None]] = []
         self._map(lambda array, names: found.append((array, names)))
         return iter(found)
@@ -238,7 +238,7 @@ class Part:
             value = getattr(self, field.name)
             if field.default is not dataclasses.MISSING and _is_default(value, field.default):
                 continue
-            shown.append(f"{field.name}={_shown(value)}" if n else _shown(value))
+            shown.append(f"{field.name}={_format_value(value)}" if n else _format_value(value))
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
@@ -300,13 +300,13 @@ def _is_default(value: object, default: object) -> bool:
     return value is default
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if is_array(value):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, Part):
         return str(value)
     if isinstance(value, tuple):
-        return f"({', '.join(map(_shown, value))})"
+        return f"({', '.join(map(_format_value, value))})"
     if callable(value) and hasattr(value, "__name__"):
         return str(value.__name__)
     return repr(value)
@@ -348,7 +348,7 @@ def _check_lengths(owner: str, array: Array, names: tuple[str, ...], lengths: di
             )
 
 
-def expand_to_pairs(x: Array | float) -> Array | float:
+def expand_to_pairs(x: Num[Array, "*batch"] | float) -> Num[Array, "*_shape"] | float:
     """Append two axes to an array `(*batch,)`, so that it broadcasts with logits `(*batch, q, k)`.
 
     Python numbers and arrays without axes are returned unchanged.

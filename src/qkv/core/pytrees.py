@@ -15,7 +15,7 @@ from qkv.core.arrays import is_array
 if TYPE_CHECKING:
     from qkv.core.parts import Part
 
-__all__ = ["Skeleton", "register"]
+__all__ = ["register"]
 
 _REGISTERED: set[type] = set()
 
@@ -41,7 +41,7 @@ def register(kind: type[Part], root: type[Part]) -> None:
 
 @dataclass(frozen=True)
 class _Placeholder:
-    """Object that stands for an array in a `Skeleton`, which holds no arrays."""
+    """Object that stands for an array in a `_Skeleton`, which holds no arrays."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class _Leaf:
 
 
 @dataclass(frozen=True)
-class Skeleton:
+class _Skeleton:
     """Structure of a part without its arrays, equal for parts of one class that differ only in their arrays.
 
     Example:
         >>> import numpy as np
         >>> from qkv.scores import Bilinear
-        >>> Skeleton(Bilinear(np.ones((2, 2)))) == Skeleton(Bilinear(np.ones((3, 3))))
+        >>> _Skeleton(Bilinear(np.ones((2, 2)))) == _Skeleton(Bilinear(np.ones((3, 3))))
         True
     """
 
@@ -71,14 +71,14 @@ class Skeleton:
         object.__setattr__(self, "signature", part.signature())
 
 
-def _flatten(part: Part) -> tuple[list[object], Skeleton]:
+def _flatten(part: Part) -> tuple[list[object], _Skeleton]:
     leaves: list[object] = []
 
     part._map(lambda leaf, names: leaves.append(leaf.value if isinstance(leaf, _Leaf) else leaf), _is_leaf)
-    return leaves, Skeleton(part)
+    return leaves, _Skeleton(part)
 
 
-def _unflatten(skeleton: Skeleton, leaves: Iterable[object]) -> Part:
+def _unflatten(skeleton: _Skeleton, leaves: Iterable[object]) -> Part:
     queue = iter(leaves)
 
     def fill(placeholder: object, names: object) -> object:

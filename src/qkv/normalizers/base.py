@@ -15,7 +15,7 @@ Tile by tile, for normalizers with `online`:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from qkv.core.arrays import namespace
 from qkv.core.online_softmax import PartialResult
@@ -27,6 +27,7 @@ from qkv.errors import RefusedError
 __all__ = ["Normalizer", "Summary", "excluded"]
 
 Summary = tuple[Array, ...]
+"""Arrays with a few numbers per query, `(*batch, q, n)`."""
 
 
 class Normalizer(Part, ABC):
@@ -146,8 +147,13 @@ class Normalizer(Part, ABC):
         """
         raise self._needs_rows()
 
-    def finalize(self, partial: Any, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Return the output `(*batch, q, value_width)`, and the summary from which `tile_weights` computes weights."""
+    def finalize(
+        self, partial: PartialResult, tile: Tile, dropout: float
+    ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
+        """Return the output `(*batch, q, value_width)`, and the summary from which `tile_weights` computes weights.
+
+        `partial` is of the class that `accumulate` returns.
+        """
         raise self._needs_rows()
 
     def tile_weights(
@@ -181,7 +187,7 @@ class Normalizer(Part, ABC):
             raise self._needs_rows()
         return namespace(logits).zeros_like(logits)
 
-    def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
+    def array_gradients(self, summary: Summary, row_dot: Float[Array, "*batch q 1"]) -> tuple[Array | None, ...]:
         """Return one gradient per row for each array of the normalizer, or None for an array without a gradient.
 
         Gradients that flow through `prepare` are not included.

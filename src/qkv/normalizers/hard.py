@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import cast, namespace, row_max
-from qkv.core.online_softmax import TopKeys
+from qkv.core.online_softmax import PartialResult, TopKeys
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.normalizers.base import Normalizer, Summary
@@ -68,8 +68,11 @@ class OneHot(Normalizer):
         """Return the partial result of a tile, which holds the key with the highest rank for each query."""
         return top_keys_of_tile(self.perturb(logits, tile), logits, value, tile, 1)
 
-    def finalize(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finalize(
+        self, partial: PartialResult, tile: Tile, dropout: float
+    ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
         """Return the value of each query's selected key as the output, and the key's rank and index as the summary."""
+        assert isinstance(partial, TopKeys)
         weights = self._one(partial.logit, partial.rank != -namespace(partial.rank).inf)
         return weigh_top_keys(weights, partial, tile, dropout), selection_threshold(partial)
 
@@ -79,7 +82,7 @@ class OneHot(Normalizer):
         """Return weight 1 for the selected key of each query if it is in the tile, and 0 for all other keys."""
         return self._one(logits, is_selected(self.perturb(logits, tile), (summary[0], summary[1]), tile))
 
-    def _one(self, logits: Array, chosen: Array) -> Array:
+    def _one(self, logits: Float[Array, "*batch q k"], chosen: Bool[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
         xp = namespace(logits)
         one = cast(chosen, logits.dtype)
         return xp.where(chosen & xp.isnan(logits), one + xp.nan, one)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from qkv.core.arrays import namespace, where
 from qkv.core.equation import apply_dropout
 from qkv.core.guard import apply_weights
-from qkv.core.online_softmax import WeightedSums, nonzero
+from qkv.core.online_softmax import PartialResult, WeightedSums, nonzero
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer, Summary
@@ -42,11 +42,14 @@ class LinearNormalizer(Normalizer):
         weighted = apply_weights(apply_dropout(mass, tile, dropout), value, self.support(logits, mass), finite)
         return WeightedSums(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
 
-    def finalize(self, partial: WeightedSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finalize(
+        self, partial: PartialResult, tile: Tile, dropout: float
+    ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
         """Return the output, and the sum of the unnormalized weights as the summary if `divides` is True.
 
         The output is the weighted sum of the values, divided by this sum if `divides` is True.
         """
+        assert isinstance(partial, WeightedSums)
         if not self.divides:
             return partial.weighted, ()
         return _share(partial.weighted, partial.total), (partial.total,)
@@ -58,6 +61,6 @@ class LinearNormalizer(Normalizer):
         return _share(self.mass(logits), summary[0]) if self.divides else self.mass(logits)
 
 
-def _share(part: Array, total: Array) -> Array:
+def _share(part: Float[Array, "*batch q n"], total: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q n"]:
     # Filling with 0, besides the division by 1, makes the gradient of a row without keys 0 too.
     return where(total == 0, 0.0, part / nonzero(total))

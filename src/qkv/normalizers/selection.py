@@ -5,16 +5,17 @@ Ties go to the lowest key index, so that exactly `count` keys are selected.
 
 from __future__ import annotations
 
-from qkv.core.arrays import Array, namespace, where, zeros
+from qkv.core.arrays import namespace, where, zeros
 from qkv.core.equation import apply_dropout
 from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import top_k_indices, top_k_mask
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Float, Int
 
 __all__ = ["is_selected", "select_top", "selection_threshold", "top_keys_of_tile", "weigh_top_keys"]
 
 
-def select_top(rank: Array, count: int) -> Array:
+def select_top(rank: Float[Array, "*batch q k"], count: int) -> Bool[Array, "*batch q k"]:
     """Return a boolean array that is True for the `count` keys with the highest rank in each row.
 
     Keys of rank −inf are not selected.
@@ -29,7 +30,13 @@ def select_top(rank: Array, count: int) -> Array:
     return top_k_mask(rank, count) & (rank != -namespace(rank).inf)
 
 
-def top_keys_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: int) -> TopKeys:
+def top_keys_of_tile(
+    rank: Float[Array, "*batch q k"],
+    logits: Float[Array, "*batch q k"],
+    value: Float[Array, "*#batch k value_width"],
+    tile: Tile,
+    count: int,
+) -> TopKeys:
     """Return a `TopKeys` with the `count` keys of a tile that have the highest rank for each query.
 
     If the tile has fewer keys, the result is padded with −inf.
@@ -53,7 +60,13 @@ def top_keys_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count
     return TopKeys(rank, index, logits, values, count)
 
 
-def weigh_top_keys(weights: Array, top: TopKeys, tile: Tile, dropout: float, read: Array | None = None) -> Array:
+def weigh_top_keys(
+    weights: Float[Array, "*batch q n"],
+    top: TopKeys,
+    tile: Tile,
+    dropout: float,
+    read: Bool[Array, "*batch q n"] | None = None,
+) -> Float[Array, "*batch q value_width"]:
     """Return the output of each query, Σ w v over its selected keys, with dropout applied to the weights.
 
     `read` is True for keys whose values are included; None: keys with non-zero weight.
@@ -64,7 +77,7 @@ def weigh_top_keys(weights: Array, top: TopKeys, tile: Tile, dropout: float, rea
     return xp.sum(xp.where(read, dropped * where(read, top.value, 0.0), 0 * dropped), axis=-2)
 
 
-def selection_threshold(top: TopKeys) -> tuple[Array, Array]:
+def selection_threshold(top: TopKeys) -> tuple[Float[Array, "*batch q 1"], Int[Array, "*batch q 1"]]:
     """Return the rank and the index of the last selected key of each query, `(*batch, q, 1)`.
 
     `is_selected` uses both as a threshold.
@@ -72,7 +85,9 @@ def selection_threshold(top: TopKeys) -> tuple[Array, Array]:
     return top.rank[..., -1:], top.index[..., -1:]
 
 
-def is_selected(rank: Array, threshold: tuple[Array, Array], tile: Tile) -> Array:
+def is_selected(
+    rank: Float[Array, "*batch q k"], threshold: tuple[Array, Array], tile: Tile
+) -> Bool[Array, "*batch q k"]:
     """Return a boolean array that is True for the tile's keys that rank no lower than the last selected key.
 
     `threshold` holds the rank and index of the last selected key, as returned by `selection_threshold`.

@@ -15,7 +15,7 @@ from typing import ClassVar
 from qkv.core.arrays import is_array, namespace, row_max, stop_gradient, where
 from qkv.core.equation import apply_dropout
 from qkv.core.guard import apply_weights
-from qkv.core.online_softmax import ExponentialSums, finite_shift, nonzero
+from qkv.core.online_softmax import ExponentialSums, PartialResult, finite_shift, nonzero
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
@@ -103,11 +103,14 @@ class Softmax(Normalizer):
             logits, lambda e: apply_weights(apply_dropout(e, tile, dropout), value, ~excluded(logits), finite)
         )
 
-    def finalize(self, partial: ExponentialSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finalize(
+        self, partial: PartialResult, tile: Tile, dropout: float
+    ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
         """Return the output, and as the summary the maximum m and the sum Σ e^(l − m) of each row.
 
         The log-sum-exp, which combines both, would lose digits for large m.
         """
+        assert isinstance(partial, ExponentialSums)
         shift = self._shift(partial.maximum)
         output, total = partial.finalize(shift, self._sink_mass(shift))
         return output, (shift, total)
@@ -130,7 +133,7 @@ class Softmax(Normalizer):
         """Return the gradient with respect to the logits, w (g − Σ w g), with weights w and their gradient g."""
         return weights * (weight_gradient - row_dot)
 
-    def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
+    def array_gradients(self, summary: Summary, row_dot: Float[Array, "*batch q 1"]) -> tuple[Array | None, ...]:
         """Return the gradient of the sink for each row if it is an array, and None for a temperature array.
 
         The gradient of the sink is −w_sink Σ w g, with weights w, their gradient g and w_sink = e^(s − m) / Σ e^(l −
@@ -142,7 +145,9 @@ class Softmax(Normalizer):
             gradients.append(-xp.exp(expand_to_pairs(self.sink) - summary[0]) / nonzero(summary[1]) * row_dot)
         return tuple(gradients)
 
-    def _exponentials(self, logits: Array) -> tuple[Array, Array, Array]:
+    def _exponentials(
+        self, logits: Float[Array, "*batch q k"]
+    ) -> tuple[Float[Array, "*batch q k"], Float[Array, "*batch q 1"], Float[Array, "*batch q 1"]]:
         xp = namespace(logits)
         shift = stop_gradient(self._shift(row_max(logits)))
         out = excluded(logits)
@@ -150,10 +155,10 @@ class Softmax(Normalizer):
         e = where(out, 0.0, xp.exp(where(out, 0.0, logits) - shift))
         return e, xp.sum(e, axis=-1, keepdims=True) + self._sink_mass(shift), shift
 
-    def _sink_mass(self, shift: Array) -> Array | float:
+    def _sink_mass(self, shift: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"] | float:
         return 0.0 if self.sink is None else namespace(shift).exp(expand_to_pairs(self.sink) - shift)
 
-    def _shift(self, maximum: Array) -> Array:
+    def _shift(self, maximum: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
         if self.sink is not None:
             xp = namespace(maximum)
             sink = expand_to_pairs(self.sink)

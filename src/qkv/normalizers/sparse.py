@@ -19,9 +19,9 @@ from qkv.normalizers.base import Normalizer, excluded
 __all__ = ["SparseNormalizer"]
 
 
-BOUND_GROUPS = 128
+_BOUND_GROUPS = 128
 """Minimum number of groups of keys from which a bound of the threshold is computed."""
-BOUND_STEPS = 3
+_BOUND_STEPS = 3
 """Number of Newton steps for the lower bound of the threshold; every number of steps gives a valid bound."""
 
 
@@ -68,13 +68,13 @@ class SparseNormalizer(Normalizer):
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
         """Return a lower bound of the logits of keys with weight in each row, from the maxima of groups of keys."""
         xp = namespace(largest)
-        while (half := largest.shape[-1] // 2) >= BOUND_GROUPS:
+        while (half := largest.shape[-1] // 2) >= _BOUND_GROUPS:
             # Merging pairs of groups lowers the bound a little and halves the time.
             largest = xp.maximum(largest[..., :half], largest[..., half : 2 * half])
         maximum = row_max(largest)
         z = (largest - maximum) * self.scale
         tau = xp.zeros_like(maximum) - 1
-        for _ in range(BOUND_STEPS):
+        for _ in range(_BOUND_STEPS):
             # Newton steps on ‖max(0, z − τ)‖_p, which is convex, so that no step overshoots the root.
             above = where(z > tau, z - tau, 0.0)
             total = xp.sum(above, axis=-1, keepdims=True)

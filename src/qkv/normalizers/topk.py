@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import namespace, where
-from qkv.core.online_softmax import TopKeys
+from qkv.core.online_softmax import PartialResult, TopKeys
 from qkv.core.ordering import kth_largest
 from qkv.core.parts import delegates, require_positive_integer
 from qkv.core.tile import Tile
@@ -79,13 +79,13 @@ class TopK(Normalizer):
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
         """Return the weights that the inner normalizer computes from the kept logits, and 0 for all other keys."""
-        return self.normalizer.weights(_only(logits, select_top(logits, self.k)), tile)
+        return self.normalizer.weights(_mask_others(logits, select_top(logits, self.k)), tile)
 
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
         """Return a boolean array that is True for the kept keys in the support of the inner normalizer."""
-        kept = _only(logits, select_top(logits, self.k))
+        kept = _mask_others(logits, select_top(logits, self.k))
         return self.normalizer.support(kept, weights)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
@@ -114,11 +114,14 @@ class TopK(Normalizer):
         """Return the partial result of a tile, which holds the k keys with the largest logits for each query."""
         return top_keys_of_tile(logits, logits, value, tile, self.k)
 
-    def finalize(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finalize(
+        self, partial: PartialResult, tile: Tile, dropout: float
+    ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
         """Return the output, and a summary that starts with the rank and index of the last kept key of each query.
 
         The inner normalizer computes the weights and the remaining elements of the summary.
         """
+        assert isinstance(partial, TopKeys)
         xp = namespace(partial.logit)
         inner = self.normalizer.map_arrays(lambda array: array[..., None] if array.ndim else array)
         # Each query has its own keys now, so the query axis becomes a batch axis with one query per element.
@@ -135,7 +138,7 @@ class TopK(Normalizer):
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
         """Return the weights that the inner normalizer computes for the tile's kept keys, and 0 for all other keys."""
-        kept = _only(logits, is_selected(logits, (summary[0], summary[1]), tile))
+        kept = _mask_others(logits, is_selected(logits, (summary[0], summary[1]), tile))
         return self.normalizer.tile_weights(kept, summary[2:], tile)
 
     def logit_gradient(
@@ -150,14 +153,14 @@ class TopK(Normalizer):
         """Return the gradient of the inner normalizer for the kept keys, and 0 for all other keys."""
         kept = is_selected(logits, (summary[0], summary[1]), tile)
         gradient = self.normalizer.logit_gradient(
-            _only(logits, kept), weights, weight_gradient, row_dot, summary[2:], tile
+            _mask_others(logits, kept), weights, weight_gradient, row_dot, summary[2:], tile
         )
         return where(kept, gradient, 0.0)
 
-    def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
+    def array_gradients(self, summary: Summary, row_dot: Float[Array, "*batch q 1"]) -> tuple[Array | None, ...]:
         """Return the gradient of each array of the inner normalizer for each row, or None if it has none."""
         return self.normalizer.array_gradients(summary[2:], row_dot)
 
 
-def _only(logits: Array, kept: Array) -> Array:
+def _mask_others(logits: Float[Array, "*batch q k"], kept: Bool[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
     return where(kept, logits, -math.inf)

@@ -25,17 +25,17 @@ from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.scores import Score
 
-__all__ = ["MAX_PLANS", "PLANS", "CachedPlan", "SpecFields", "call_signature", "store_plan"]
+__all__ = ["PLANS", "SpecFields", "call_signature", "store_plan"]
 
 SpecFields: TypeAlias = tuple[Score | None, Normalizer | None, Mask | None, Positions | None, float]
 """Score, normalizer, mask, positions and dropout, as passed by the caller."""
 
-MAX_PLANS = 256
+_MAX_PLANS = 256
 """Largest number of plans in the cache. The oldest plan is dropped first."""
 
 
 @dataclass(frozen=True)
-class CachedPlan:
+class _CachedPlan:
     """Plan in the cache, without the arrays of the call for which it was made.
 
     Attributes:
@@ -55,7 +55,7 @@ class CachedPlan:
         return dataclasses.replace(self.plan, requested=problem, problem=rewritten)
 
 
-PLANS: OrderedDict[Hashable, CachedPlan] = OrderedDict()
+PLANS: OrderedDict[Hashable, _CachedPlan] = OrderedDict()
 """Cached plans by call signature, the oldest first."""
 
 _EMPTY = Problem(Spec(), Axes.of((0, 1), (0, 1), (0, 1)))
@@ -136,11 +136,11 @@ def store_plan(signature: Hashable, holds_arrays: bool, plan: Plan, query: Array
         value: values of the call.
     """
     if holds_arrays:
-        cached = CachedPlan(dataclasses.replace(plan, requested=_EMPTY, problem=_EMPTY), True, None)
+        cached = _CachedPlan(dataclasses.replace(plan, requested=_EMPTY, problem=_EMPTY), True, None)
     else:
-        cached = CachedPlan(plan, False, _prepare(plan, query, key, value))
+        cached = _CachedPlan(plan, False, _prepare(plan, query, key, value))
     PLANS[signature] = cached
-    if len(PLANS) > MAX_PLANS:
+    if len(PLANS) > _MAX_PLANS:
         PLANS.popitem(last=False)
 
 

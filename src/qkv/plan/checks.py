@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from qkv.core.arrays import dtype_name, is_array, is_text, library, requires_gradient, result_dtype
 from qkv.core.axes import Axes
+from qkv.core.threefry import Seed
 from qkv.core.typing import Array
 from qkv.errors import KindError, OptionError, RefusedError
 from qkv.plan.cost import memory_bytes
@@ -89,7 +88,7 @@ def check_problem(problem: Problem) -> None:
         readout.check(problem.tile)
 
 
-def read_seed(problem: Problem, seed: Any) -> Any:
+def read_seed(problem: Problem, seed: object) -> Seed | None:
     """Return the seed of a call, or None if it is not given and the call uses no random numbers.
 
     The seed is an int; in JAX and TensorFlow it may be an integer array or two 32-bit words. Without a seed, PyTorch's

@@ -10,8 +10,8 @@ from qkv.errors import OptionError
 
 __all__ = ["Cost", "counted", "flop_text", "memory_bytes", "memory_text", "tile_sides"]
 
-FLOP_RATE = 50e9
-BYTE_RATE = 8e9
+_FLOP_RATE = 50e9
+_BYTE_RATE = 8e9
 """Throughput in flop per second and bytes per second of two cores of a desktop processor. Only the ratio matters."""
 
 
@@ -36,8 +36,8 @@ class Cost:
     @property
     def seconds(self) -> float:
         """Estimated run time in seconds, by which the planner compares kernels."""
-        arithmetic = self.flop / FLOP_RATE if self.arithmetic is None else self.arithmetic
-        return arithmetic + self.traffic / BYTE_RATE + self.overhead
+        arithmetic = self.flop / _FLOP_RATE if self.arithmetic is None else self.arithmetic
+        return arithmetic + self.traffic / _BYTE_RATE + self.overhead
 
 
 _UNITS = {"": 1, "b": 1} | {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from qkv.core.checks import check_probability
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
+from qkv.core.threefry import Seed
 from qkv.errors import KindError
 from qkv.masks.base import Mask, require_mask
 from qkv.normalizers import NORMALIZERS, Normalizer
@@ -24,7 +25,7 @@ class CallOptions(TypedDict, total=False):
     mask: Mask | None
     positions: Positions | None
     dropout: float
-    seed: Any  # an integer, or an array of two integers
+    seed: Seed | None
     kernel: str | None
     memory: int | str
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from qkv.core.arrays import namespace, zeros
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Bool, Float, Num
 from qkv.normalizers.base import Normalizer
 
 __all__ = [
@@ -59,7 +59,7 @@ class Reduction:
     initial: float = 0
     masked: float | None = None
 
-    def allocate(self, piece: Array, batch: tuple[int, ...] | None = None) -> Array:
+    def allocate(self, piece: Num[Array, "*_piece"], batch: tuple[int, ...] | None = None) -> Num[Array, "*_whole"]:
         """Return an array for the whole call in which every element has the value `initial`.
 
         Its batch axes are `batch`, or those of `piece` if `batch` is None.
@@ -68,11 +68,11 @@ class Reduction:
         empty = zeros(piece, (*batch, *self.shape))
         return empty + self.initial if self.initial else empty
 
-    def slice(self, whole: Array) -> Array:
+    def slice(self, whole: Num[Array, "*_whole"]) -> Num[Array, "*_piece"]:
         """Return the part of the array for the whole call to which the tile contributes."""
         return whole[(..., *self.index)]
 
-    def combine(self, old: Array, new: Array) -> Array:
+    def combine(self, old: Num[Array, "*shape"], new: Num[Array, "*#shape"]) -> Num[Array, "*#shape"]:
         """Combine the array `old`, stored so far, with the array `new` of a tile by the operation `op`.
 
         The result is differentiable.
@@ -84,7 +84,7 @@ class Reduction:
             return xp.where(self.exceeds(old, new), new, old)
         return xp.logaddexp(old, new) if self.op == "logaddexp" else new
 
-    def exceeds(self, old: Array, new: Array) -> Array:
+    def exceeds(self, old: Num[Array, "*shape"], new: Num[Array, "*#shape"]) -> Bool[Array, "*shape"]:
         """Return a boolean array that is True where `new` is larger than `old`; NaN is larger than any number."""
         xp = namespace(old)
         return (new > old) | (xp.isnan(new) & ~xp.isnan(old))

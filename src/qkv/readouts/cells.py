@@ -11,7 +11,8 @@ import itertools
 
 import numpy as np
 
-from qkv.core.arrays import Array, asarray_like, library, namespace, requires_gradient, where
+from qkv.core.arrays import asarray_like, library, namespace, requires_gradient, where
+from qkv.core.typing import Array, Num
 
 __all__ = ["cell_edges", "cell_lengths", "cell_range", "pool_cells"]
 
@@ -50,7 +51,9 @@ def cell_lengths(cells: int, length: int) -> list[int]:
     return [stop - start for start, stop in itertools.pairwise(cell_edges((0, length), cells, length))]
 
 
-def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length: int, how: str) -> Array:
+def pool_cells(
+    x: Num[Array, "*shape"], axis: int, limits: tuple[int, int], cells: int, length: int, how: str
+) -> Num[Array, "*_pooled"]:
     """Return the sum or maximum of the entries of each cell that overlaps `limits`, along one axis of `x`.
 
     The gradient of a maximum goes to the first of several equal elements.
@@ -90,7 +93,7 @@ def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length:
     return xp.sum(by_cell, axis=axis)
 
 
-def _first_largest(x: Array, axis: int) -> Array:
+def _first_largest(x: Num[Array, "*shape"], axis: int) -> Num[Array, "*_pooled"]:
     xp = namespace(x)
     if not requires_gradient(x) and library(x) != "jax":
         return xp.max(x, axis=axis)

@@ -37,7 +37,7 @@ class ColumnSum(Readout):
         weights: Float[Array, "*batch q k"],
         normalizer: Normalizer,
         tile: Tile,
-    ) -> Array:
+    ) -> Float[Array, "*batch k"]:
         """Return the sum of the weights of each key over the queries of the tile, `(*batch, k)`."""
         return namespace(weights).sum(weights, axis=-2)
 

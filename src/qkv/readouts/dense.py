@@ -36,7 +36,7 @@ class Dense(Readout):
         weights: Float[Array, "*batch q k"],
         normalizer: Normalizer,
         tile: Tile,
-    ) -> Array:
+    ) -> Float[Array, "*batch q k"]:
         """Return the weights of the tile."""
         return weights
 

@@ -40,7 +40,7 @@ class Entropy(Readout):
         weights: Float[Array, "*batch q k"],
         normalizer: Normalizer,
         tile: Tile,
-    ) -> Array:
+    ) -> Float[Array, "*batch q"]:
         """Return −Σ w log w over the keys of the tile for each query, with 0 log 0 = 0."""
         xp = namespace(weights)
         return -xp.sum(weights * xp.log(nonzero(weights)), axis=-1)

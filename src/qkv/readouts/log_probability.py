@@ -22,9 +22,9 @@ from qkv.readouts.base import Readout, Reduction, across_keys
 __all__ = ["LogProbability"]
 
 
-class _Drawn(NamedTuple):
-    logit: Array
-    total: Array
+class _SampledWeights(NamedTuple):
+    logit: Float[Array, "*batch q"]
+    total: Float[Array, "*batch q"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +56,11 @@ class LogProbability(Readout):
         weights: Float[Array, "*batch q k"],
         normalizer: Normalizer,
         tile: Tile,
-    ) -> _Drawn:
+    ) -> _SampledWeights:
         """Return the logit of each query's sampled key, or 0 if it is outside the tile, and the tile's log-sum-exp."""
         assert normalizer.distribution is not None
         drawn = where(weights != 0, normalizer.distribution.prepare(logits), 0.0)
-        return _Drawn(namespace(logits).sum(drawn, axis=-1), normalizer.distribution.log_total(logits)[..., 0])
+        return _SampledWeights(namespace(logits).sum(drawn, axis=-1), normalizer.distribution.log_total(logits)[..., 0])
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Return two reductions, which add the logits and combine the log-sum-exps of tiles."""
@@ -70,7 +70,7 @@ class LogProbability(Readout):
             Reduction(shape, at, across_keys(tile, "logaddexp"), -math.inf),
         )
 
-    def finalize(self, whole: _Drawn, tile: Tile) -> Array:
+    def finalize(self, whole: _SampledWeights, tile: Tile) -> Float[Array, "*batch q"]:
         """Return the logit of the sampled key minus the log-sum-exp, or 0 for rows without keys."""
         empty = whole.total == -math.inf
         return where(empty, 0.0, whole.logit - where(empty, 0.0, whole.total))

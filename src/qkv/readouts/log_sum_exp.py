@@ -44,7 +44,7 @@ class LogSumExp(Readout):
         weights: Float[Array, "*batch q k"],
         normalizer: Normalizer,
         tile: Tile,
-    ) -> Array:
+    ) -> Float[Array, "*batch q"]:
         """Return the log-sum-exp of each query over the keys of the tile.
 
         The sink is included only in the tile that contains key 0.

@@ -51,7 +51,7 @@ class MeanDistance(Readout):
         weights: Float[Array, "*batch q k"],
         normalizer: Normalizer,
         tile: Tile,
-    ) -> Array:
+    ) -> Float[Array, "*batch q"]:
         """Return Σ w |p_i − p_j| over the keys j of the tile for each query i, where p are positions."""
         xp = namespace(weights)
         between = xp.abs(tile.query_positions(weights) - tile.key_positions(weights))

@@ -76,7 +76,7 @@ class PooledMap(Readout):
         weights: Float[Array, "*batch q k"],
         normalizer: Normalizer,
         tile: Tile,
-    ) -> Array:
+    ) -> Float[Array, "*batch rows cols"]:
         """Return the sum or maximum of the tile's weights in each cell that overlaps the tile."""
         rows, cols = self.sides(tile.q_total, tile.k_total)
         how = "sum" if self.how == "mean" else "max"
@@ -94,7 +94,7 @@ class PooledMap(Readout):
             return (Reduction(sides, at, "max", -math.inf, 0.0),)
         return (Reduction(sides, at, "add"),)
 
-    def finalize(self, whole: Array, tile: Tile) -> Array:
+    def finalize(self, whole: Float[Array, "*batch rows cols"], tile: Tile) -> Float[Array, "*batch rows cols"]:
         """Return the pooled map: the maxima, or the sums divided by the number of pairs in each cell."""
         if self.how == "max":
             return whole

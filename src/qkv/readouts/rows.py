@@ -58,7 +58,7 @@ class Rows(Readout):
         weights: Float[Array, "*batch q k"],
         normalizer: Normalizer,
         tile: Tile,
-    ) -> Array:
+    ) -> Float[Array, "*batch n k"]:
         """Return the weights of the selected queries that are in the tile, in ascending order of the queries."""
         first, last = tile.rows
         here = [row - first for row in self._ascending(tile) if first <= row < last]
@@ -71,7 +71,7 @@ class Rows(Readout):
         at = (slice(before, upto), slice(*tile.cols))
         return (Reduction((len(self.rows), tile.k_total), at),)
 
-    def finalize(self, whole: Array, tile: Tile) -> Array:
+    def finalize(self, whole: Float[Array, "*batch n k"], tile: Tile) -> Float[Array, "*batch n k"]:
         """Return the weights of the selected queries, `(*batch, len(rows), k)`, in the order of `rows`."""
         ascending = sorted(range(len(self.rows)), key=lambda n: self.rows[n] % tile.q_total)
         back = [ascending.index(n) for n in range(len(self.rows))]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import namespace, where, zeros
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, Num
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout
 
@@ -41,7 +41,7 @@ class SampledKey(Readout):
         weights: Float[Array, "*batch q k"],
         normalizer: Normalizer,
         tile: Tile,
-    ) -> Array:
+    ) -> Num[Array, "*batch q"]:
         """Return the index of the tile's key with non-zero weight for each query, or −1 if there is none."""
         xp = namespace(weights)
         chosen = weights != 0

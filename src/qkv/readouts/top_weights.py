@@ -10,7 +10,7 @@ from qkv.core.arrays import namespace, where, zeros
 from qkv.core.ordering import finite_top_k_indices
 from qkv.core.parts import require_positive_integer
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, Int
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction, across_keys
 
@@ -25,8 +25,8 @@ class Top(NamedTuple):
         keys: indices of the keys `(*batch, q, k)`, padded with −1.
     """
 
-    weights: Array
-    keys: Array
+    weights: Float[Array, "*batch q k"]
+    keys: Int[Array, "*batch q k"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +96,6 @@ class TopWeights(Readout):
         return tuple(xp.take_along_axis(x, order, axis=-1) for x in (weights, keys))
 
 
-def _rank(weights: Array) -> Array:
+def _rank(weights: Float[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
     # Keys without weight rank last, after negative weights.
     return where(weights == 0, -math.inf, weights)

@@ -26,6 +26,7 @@ import numpy as np
 from qkv.core.arrays import result_dtype
 from qkv.core.axes import Axes
 from qkv.core.parts import Part
+from qkv.core.threefry import Seed
 from qkv.core.typing import Tensor
 from qkv.errors import GradientError, RefusedError
 from qkv.kernels.runtime.context import set_context
@@ -46,7 +47,7 @@ Structure = str | tuple[Any, ...]
 
 
 def compiled_attend(
-    query: Tensor, key: Tensor, value: Tensor, fields: SpecFields, seed: int | None, run: Run, *more: Hashable
+    query: Tensor, key: Tensor, value: Tensor, fields: SpecFields, seed: Seed | None, run: Run, *more: Hashable
 ) -> Tensor:
     """Return the output of a call that `torch.compile` is tracing, by the operator `qkv::attend`.
 
@@ -60,7 +61,7 @@ def compiled_attend(
 
 
 def operator_arguments(
-    query: Tensor, key: Tensor, value: Tensor, fields: SpecFields, seed: int | None, run: Run, *more: Hashable
+    query: Tensor, key: Tensor, value: Tensor, fields: SpecFields, seed: Seed | None, run: Run, *more: Hashable
 ) -> tuple[list[Tensor], Tensor | None, str]:
     """Return the arguments of the operator `qkv::attend` for a call. The compiler traces this function.
 

@@ -227,4 +227,4 @@ def add_to_slice(whole: Array, more: Array, names: Axes, window: DynamicTile) ->
 
 def axis_names(part: Part) -> list[Axes]:
     """Return the axis names of each array of a part, in the order of `Part.arrays`."""
-    return [names for _, names in part._walk()]
+    return [names for _, names in part._iterate_arrays()]
