@@ -16,6 +16,7 @@ from qkv.errors import DataError, OptionError
 if TYPE_CHECKING:
     import numpy as np
 
+    from qkv.core.typing import Shaped
     from qkv.look.page import Page
 
 __all__ = ["look"]
@@ -165,7 +166,7 @@ def _parse_layers(layers: str | None) -> list[int] | None:
         ) from None
 
 
-def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, np.ndarray, np.ndarray]:
+def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, Shaped[np.ndarray, "*_"], Shaped[np.ndarray, "*_"]]:
     from qkv.look.tiled_views import arrays_required_bytes, check_memory, read_array
     from qkv.plan.cost import memory_bytes
 

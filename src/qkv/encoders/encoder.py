@@ -14,13 +14,14 @@ from typing import IO, TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from qkv.core.progress import Progress
+from qkv.core.typing import Float, Num, Shaped
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
     from qkv.encoders.vocabulary import Vocabulary
 
-    Vectors: TypeAlias = np.ndarray | csr_array
+    Vectors: TypeAlias = Float[np.ndarray, "rows width"] | csr_array
     """Vectors `(n, width)`, dense or sparse."""
 
 __all__ = ["Encoder", "TextEncoder", "WordContributions", "pack_words", "read_arrays", "unpack_words"]
@@ -63,7 +64,7 @@ class Encoder(ABC):
         return {}
 
     @abstractmethod
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, Shaped[np.ndarray, "*_"]]:
         """Return the fitted state as a dict of NumPy arrays that can be saved without pickle.
 
         An encoder whose state is stored elsewhere, such as a sentence model, returns arrays that identify the state.
@@ -71,7 +72,7 @@ class Encoder(ABC):
 
     @classmethod
     @abstractmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         """Restore an encoder from the results of its methods `settings` and `arrays`.
 
         Raises:
@@ -107,7 +108,7 @@ class TextEncoder(Encoder):
         """
 
 
-def pack_words(words: Sequence[str]) -> np.ndarray:
+def pack_words(words: Sequence[str]) -> Num[np.ndarray, " bytes"]:
     """Serialize a list of words as an array of UTF-8 bytes, from which `unpack_words` restores the list.
 
     The array is smaller than one of fixed-width strings.
@@ -120,7 +121,7 @@ def pack_words(words: Sequence[str]) -> np.ndarray:
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 
-def read_arrays(file: str | PathLike[str] | IO[bytes]) -> dict[str, np.ndarray]:
+def read_arrays(file: str | PathLike[str] | IO[bytes]) -> dict[str, Shaped[np.ndarray, "*_"]]:
     """Read the arrays of a file that `numpy.savez` wrote.
 
     Raises:
@@ -130,7 +131,7 @@ def read_arrays(file: str | PathLike[str] | IO[bytes]) -> dict[str, np.ndarray]:
         return {name: archive[name] for name in archive.files}
 
 
-def unpack_words(packed: np.ndarray) -> list[str]:
+def unpack_words(packed: Num[np.ndarray, " bytes"]) -> list[str]:
     """Return the list of words in an array that `pack_words` returned."""
     words: list[str] = json.loads(packed.tobytes())
     return words

@@ -172,7 +172,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         check_integers(n_components=self.n_components)
         check_choice("solver", self.solver, _SOLVERS)
 
-    def _validate(self, X: ArrayLike, reset: bool) -> np.ndarray | sparse.csr_matrix:
+    def _validate(self, X: ArrayLike, reset: bool) -> Float[np.ndarray, "rows columns"] | sparse.csr_matrix:
         return validate_data(
             self,
             X,
@@ -182,7 +182,9 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             ensure_non_negative=self.weighting is not None,
         )
 
-    def _decompose(self, X: np.ndarray | sparse.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+    def _decompose(
+        self, X: Float[np.ndarray, "rows columns"] | sparse.csr_matrix
+    ) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k columns"]]:
         k = min(self.n_components, *X.shape)
         is_sparse = sparse.issparse(X)
         if self.solver == "randomized" and k < min(X.shape) and not (is_sparse and self.center):
@@ -211,7 +213,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             dtype=np.float64,
         )
 
-    def _set_components(self, values: np.ndarray, right: np.ndarray) -> None:
+    def _set_components(self, values: Float[np.ndarray, " k"], right: Float[np.ndarray, "k columns"]) -> None:
         _, right = svd_flip(None, right, u_based_decision=False)
         self.singular_values_ = np.ascontiguousarray(values)
         self.components_ = np.ascontiguousarray(right)

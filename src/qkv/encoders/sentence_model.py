@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from qkv.core.progress import Progress, report
-from qkv.core.typing import Float
+from qkv.core.typing import Float, Shaped
 from qkv.encoders.encoder import TextEncoder
 from qkv.encoders.pretrained import default_model_folder, load_model
 from qkv.errors import DataError
@@ -101,7 +101,7 @@ class SentenceModel(TextEncoder):
             report(progress, "encoding", begin + len(rows), len(order))
         return encoded
 
-    def word_contributions(self, text: str) -> tuple[list[str], np.ndarray]:
+    def word_contributions(self, text: str) -> tuple[list[str], Float[np.ndarray, "words width"]]:
         """Return the distinct words of a text, and the sum of the hidden states of each word's tokens.
 
         Returns:
@@ -116,7 +116,7 @@ class SentenceModel(TextEncoder):
             inputs = self._tokenize([text])
             states = self._model(**inputs).last_hidden_state[0].double().numpy()
         states = states / max(float(np.linalg.norm(states.sum(axis=0))), 1e-12)
-        vectors: dict[str, np.ndarray] = {}
+        vectors: dict[str, Float[np.ndarray, " width"]] = {}
         for state, word in zip(states, _token_words(text, inputs), strict=True):
             vectors[word] = vectors.get(word, 0) + state
         return list(vectors), np.stack(list(vectors.values()))
@@ -130,12 +130,12 @@ class SentenceModel(TextEncoder):
         """Return the arguments `path` and `longest` of the constructor as JSON values."""
         return {"path": self.path, "longest": self.longest}
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, Float[np.ndarray, " width"]]:
         """Return the vector of a fixed probe sentence, by which `from_state` recognizes the model."""
         return {"probe": self.encode([_PROBE])[0]}
 
     @classmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         """Load the model, and check that it encodes the probe sentence as it did when it was saved.
 
         Raises:

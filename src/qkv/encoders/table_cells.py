@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from qkv.core.typing import Bool, Shaped
 from qkv.errors import DataError, KindError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def read_columns(source: Table, names: tuple[str, ...] | None) -> dict[str, pa.C
     return {name: table.column(name) for name in (table.column_names if names is None else names)}
 
 
-def read_cells(name: str, column: pa.ChunkedArray) -> tuple[Kind, np.ndarray]:
+def read_cells(name: str, column: pa.ChunkedArray) -> tuple[Kind, Shaped[np.ndarray, " rows"]]:
     """Return the kind of a column, such as `"number"`, and its cells as a NumPy array.
 
     Numbers and timestamps have dtype float64, with NaN for missing cells. Texts, categories and vectors have dtype
@@ -86,7 +87,7 @@ def read_cells(name: str, column: pa.ChunkedArray) -> tuple[Kind, np.ndarray]:
     )
 
 
-def is_missing(cells: np.ndarray) -> np.ndarray:
+def is_missing(cells: Shaped[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
     """Return a boolean array that is True for missing cells, which are None or NaN in an array of `read_cells`."""
     if cells.dtype == object:
         return np.array([cell is None for cell in cells], bool)

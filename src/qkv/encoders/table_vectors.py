@@ -44,14 +44,14 @@ _FORMAT_1_NAMES = {"place": "mean", "moment": "timestamp"}
 """Names in files of format 1, which are still read."""
 
 _ARRAYS = ("weights", "components")
-"""Attributes of a `FittedColumn` that are saved as arrays; the others are saved as JSON."""
+"""Attributes of a `_FittedColumn` that are saved as arrays; the others are saved as JSON."""
 _TOKEN = r"(?u)\b\w+\b"
 _MAX_WORDS = 50_000
 _DAYS_PER_YEAR = 365.2425
 
 
 @dataclass(frozen=True, eq=False)
-class FittedColumn:
+class _FittedColumn:
     """Encoder of one column of a table, fitted to its cells. Its kind determines which attributes are used.
 
     Attributes:
@@ -72,8 +72,8 @@ class FittedColumn:
     mean: float = 0.0
     scale: float = 1.0
     terms: tuple[str, ...] = ()
-    weights: np.ndarray | None = None
-    components: np.ndarray | None = None
+    weights: Float[np.ndarray, " terms"] | None = None
+    components: Float[np.ndarray, "k terms"] | None = None
     length: int = 0
 
     @property
@@ -97,19 +97,19 @@ class FittedColumn:
             parts = np.concatenate([parts, absent[:, None]], axis=1)
         return parts.astype(np.float32)
 
-    def _number(self, cells: np.ndarray) -> np.ndarray:
+    def _number(self, cells: Float[np.ndarray, " rows"]) -> Float[np.ndarray, "rows 1"]:
         return np.asarray((np.nan_to_num(cells)[:, None] - self.mean) / self.scale)
 
-    def _timestamp(self, cells: np.ndarray) -> np.ndarray:
+    def _timestamp(self, cells: Float[np.ndarray, " rows"]) -> Float[np.ndarray, "rows 3"]:
         turn = 2 * np.pi * np.nan_to_num(cells)[:, None] / _DAYS_PER_YEAR
         return np.concatenate([self._number(cells), np.cos(turn) / 2, np.sin(turn) / 2], axis=1)
 
-    def _category(self, cells: np.ndarray) -> np.ndarray:
+    def _category(self, cells: Shaped[np.ndarray, " rows"]) -> Float[np.ndarray, "rows categories"]:
         indices = {term: index for index, term in enumerate(self.terms)}
         found = np.array([indices.get(cell, -1) for cell in cells], int)
         return np.asarray(np.sqrt(0.5) * (found[:, None] == np.arange(len(self.terms))))
 
-    def _text(self, cells: np.ndarray) -> np.ndarray:
+    def _text(self, cells: Shaped[np.ndarray, " rows"]) -> Float[np.ndarray, "rows k"]:
         from sklearn.feature_extraction.text import CountVectorizer
 
         assert self.components is not None
@@ -122,7 +122,7 @@ class FittedColumn:
         lengths = np.linalg.norm(points, axis=1, keepdims=True)
         return np.asarray(points / np.where(lengths > 0, lengths, 1.0))
 
-    def _vector(self, cells: np.ndarray) -> np.ndarray:
+    def _vector(self, cells: Shaped[np.ndarray, " rows"]) -> Float[np.ndarray, "rows length"]:
         parts = np.zeros((len(cells), self.length))
         for row, cell in enumerate(cells):
             if cell is not None and len(cell) != self.length:
@@ -135,11 +135,11 @@ class FittedColumn:
 
 
 _ENCODE = {
-    "number": FittedColumn._number,
-    "timestamp": FittedColumn._timestamp,
-    "category": FittedColumn._category,
-    "text": FittedColumn._text,
-    "vector": FittedColumn._vector,
+    "number": _FittedColumn._number,
+    "timestamp": _FittedColumn._timestamp,
+    "category": _FittedColumn._category,
+    "text": _FittedColumn._text,
+    "vector": _FittedColumn._vector,
 }
 
 
@@ -174,7 +174,7 @@ class TableVectors(Encoder):
         check_integers(text_width=text_width, max_categories=max_categories)
         self.columns = columns
         self.text_width, self.max_categories = int(text_width), int(max_categories)
-        self.fitted_columns: tuple[FittedColumn, ...] = ()
+        self.fitted_columns: tuple[_FittedColumn, ...] = ()
 
     def fit(self, table: Table) -> Self:
         """Fit the encoder to a table, from which it learns means, scales, categories and words.
@@ -192,7 +192,7 @@ class TableVectors(Encoder):
         self.fitted_columns = tuple(self._fit(name, *read_cells(name, column)) for name, column in columns.items())
         return self
 
-    def fit_encode(self, inputs: Table, progress: Progress | None = None) -> np.ndarray:
+    def fit_encode(self, inputs: Table, progress: Progress | None = None) -> Float[np.ndarray, "rows width"]:
         """Fit the encoder to a table, and return the vectors of its rows."""
         return self.fit(inputs).encode(inputs)
 
@@ -246,7 +246,7 @@ class TableVectors(Encoder):
             names += [f"{column.name} missing"] * column.missing
         return tuple(names)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, Shaped[np.ndarray, "*_"]]:
         """Return the fitted state as a dict of NumPy arrays, one of which holds JSON as bytes.
 
         Raises:
@@ -265,7 +265,7 @@ class TableVectors(Encoder):
         return arrays
 
     @classmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         """Restore an encoder from the arrays that `arrays` returned.
 
         Raises:
@@ -285,7 +285,7 @@ class TableVectors(Encoder):
             head["kind"] = _FORMAT_1_NAMES.get(head["kind"], head["kind"])
             head["terms"] = tuple(head["terms"])
             components = arrays.get(f"components{index}", arrays.get(f"axes{index}"))
-            fitted.append(FittedColumn(**head, weights=arrays.get(f"weights{index}"), components=components))
+            fitted.append(_FittedColumn(**head, weights=arrays.get(f"weights{index}"), components=components))
         vectors.fitted_columns = tuple(fitted)
         vectors.columns = tuple(column.name for column in fitted)
         return vectors
@@ -323,14 +323,14 @@ class TableVectors(Encoder):
                 raise
             raise DataError(f"path must be a file that TableVectors.save wrote, got {name!r}.") from None
 
-    def _fit(self, name: str, kind: Kind, cells: np.ndarray) -> FittedColumn:
+    def _fit(self, name: str, kind: Kind, cells: Shaped[np.ndarray, " rows"]) -> _FittedColumn:
         from sklearn.preprocessing import StandardScaler
 
         absent = is_missing(cells)
         missing, present = bool(absent.any()), cells[~absent]
         if kind in ("number", "timestamp"):
             scaler = StandardScaler().fit(present[:, None] if len(present) else np.zeros((1, 1)))
-            return FittedColumn(name, kind, missing, float(scaler.mean_[0]), float(scaler.scale_[0]))
+            return _FittedColumn(name, kind, missing, float(scaler.mean_[0]), float(scaler.scale_[0]))
         if kind == "vector":
             widths = {len(cell) for cell in present}
             if len(widths) > 1:
@@ -339,13 +339,13 @@ class TableVectors(Encoder):
                 )
             stacked = np.array([*present], np.float64)
             scale = float(np.sqrt(np.square(stacked).sum(axis=-1).mean())) if len(present) else 1.0
-            return FittedColumn(name, kind, missing, scale=scale or 1.0, length=max(widths, default=0))
+            return _FittedColumn(name, kind, missing, scale=scale or 1.0, length=max(widths, default=0))
         values = set(present.tolist())
         if kind == "category" or len(values) <= min(self.max_categories, len(present) / 2):
-            return FittedColumn(name, "category", missing, terms=tuple(sorted(values)))
+            return _FittedColumn(name, "category", missing, terms=tuple(sorted(values)))
         return self._fit_text(name, missing, present)
 
-    def _fit_text(self, name: str, missing: bool, present: np.ndarray) -> FittedColumn:
+    def _fit_text(self, name: str, missing: bool, present: Shaped[np.ndarray, " rows"]) -> _FittedColumn:
         from sklearn.feature_extraction.text import CountVectorizer
 
         from qkv.encoders.latent_semantics import LatentSemantics
@@ -354,9 +354,9 @@ class TableVectors(Encoder):
         try:
             counts = count.fit_transform(present).tocsr()
         except ValueError:  # the texts contain no word
-            return FittedColumn(name, "text", missing, weights=np.zeros(0), components=np.zeros((0, 0)))
+            return _FittedColumn(name, "text", missing, weights=np.zeros(0), components=np.zeros((0, 0)))
         width = min(self.text_width, *counts.shape)
         latent = LatentSemantics(width, weighting="tfidf").fit(counts)
         weights = get_weighting("tfidf").fit(counts).words
         terms = tuple(count.get_feature_names_out().tolist())
-        return FittedColumn(name, "text", missing, terms=terms, weights=weights, components=latent.components_)
+        return _FittedColumn(name, "text", missing, terms=terms, weights=weights, components=latent.components_)

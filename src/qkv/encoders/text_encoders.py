@@ -15,7 +15,7 @@ import numpy as np
 
 from qkv.core.checks import check_integers
 from qkv.core.progress import Progress, report
-from qkv.core.typing import Float
+from qkv.core.typing import Float, Shaped
 from qkv.encoders.encoder import TextEncoder, WordContributions, pack_words, unpack_words
 from qkv.encoders.vocabulary import Vocabulary
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BagOfWordsEncoder", "LatentEncoder", "default_rank"]
 
-MIN_DIMENSIONS, MAX_DIMENSIONS = 30, 300
+_MIN_DIMENSIONS, _MAX_DIMENSIONS = 30, 300
 """Limits of the default rank; Dumais (1991) and Bradford (2008) found ranks of this order to be best."""
 
 
@@ -53,13 +53,13 @@ class BagOfWordsEncoder(TextEncoder):
         """Return the arguments `weighting` and `stem` of the constructor."""
         return {"weighting": self.weighting, "stem": self.vocabulary.stem}
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, Shaped[np.ndarray, "*_"]]:
         """Return the vocabulary, and the global weight of each word unless `weighting` is None, as arrays."""
         arrays = {"known": pack_words(self._terms)}
         return arrays if self._weighting.words is None else arrays | {"weights": self._weighting.words}
 
     @classmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         """Restore a fitted encoder from the results of its methods `settings` and `arrays`."""
         encoder = cls(**settings)
         encoder._terms = unpack_words(arrays["known"])
@@ -142,12 +142,12 @@ class LatentEncoder(BagOfWordsEncoder):
         """Return the arguments `rank`, `weighting` and `stem` of the constructor."""
         return {"rank": self.rank, **super().settings()}
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, Shaped[np.ndarray, "*_"]]:
         """Return the vocabulary, the global weights of words and the components V_kᵀ `(width, words)` as arrays."""
         return {**super().arrays(), "components": self._components}
 
     @classmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         """Restore a fitted encoder from the results of its methods `settings` and `arrays`."""
         encoder = super().from_state(settings, arrays)
         encoder._components = arrays["components"]
@@ -161,7 +161,7 @@ class LatentEncoder(BagOfWordsEncoder):
     def __str__(self) -> str:
         return f"latent semantics ({self.weighting or 'counts'}), {self.width} numbers"
 
-    def _unit_vectors(self, counts: csr_array) -> np.ndarray:
+    def _unit_vectors(self, counts: csr_array) -> Float[np.ndarray, "texts width"]:
         weighted: csr_array = self._weighting.apply(counts)
         folded = np.asarray(weighted @ self._components.T, np.float32)
         norms = np.linalg.norm(folded, axis=1, keepdims=True)
@@ -170,7 +170,7 @@ class LatentEncoder(BagOfWordsEncoder):
         rounding = 1e-6 * np.sqrt(np.reshape(weighted.multiply(weighted).sum(axis=1), (-1, 1)))
         return np.asarray(np.where(norms > rounding, folded / np.maximum(norms, 1e-12), 0.0), np.float32)
 
-    def _word_vectors(self, row: csr_array) -> np.ndarray:
+    def _word_vectors(self, row: csr_array) -> Float[np.ndarray, "words width"]:
         folded = row.data[:, None] * self._components.T[row.indices].astype(np.float64)
         return np.asarray(folded / max(float(np.linalg.norm(folded.sum(axis=0))), 1e-12))
 
@@ -184,4 +184,4 @@ def default_rank(texts: int) -> int:
         >>> default_rank(12), default_rank(100), default_rank(100_000)
         (12, 50, 300)
     """
-    return min(texts, max(MIN_DIMENSIONS, min(MAX_DIMENSIONS, -(-texts // 2))))
+    return min(texts, max(_MIN_DIMENSIONS, min(_MAX_DIMENSIONS, -(-texts // 2))))

@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 import numpy as np
 
 from qkv.core.checks import check_choice
+from qkv.core.typing import Float, Num
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-    Counts: TypeAlias = np.ndarray | csr_array
+    Counts: TypeAlias = Num[np.ndarray, "documents words"] | csr_array
     """Counts `(documents, words)`, dense or sparse."""
 
-__all__ = ["WEIGHTINGS", "Weighting", "get_weighting"]
+__all__ = ["Weighting", "get_weighting"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,7 @@ class Weighting:
         words: the global weight of each word after fitting; None if counts are not weighted.
     """
 
-    words: np.ndarray | None = None
+    words: Float[np.ndarray, " words"] | None = None
 
     def fit(self, counts: Counts) -> Self:
         """Return a copy of this weighting with the global weights of the words in counts `(documents, words)`."""
@@ -56,26 +57,26 @@ class Weighting:
         weighted.data = weighted.data * self.words[weighted.indices]
         return weighted
 
-    def global_weights(self, counts: Counts) -> np.ndarray | None:
+    def global_weights(self, counts: Counts) -> Float[np.ndarray, " words"] | None:
         """Return the global weight of each word, computed from counts `(documents, words)`.
 
         Return None if the weighting leaves counts unchanged.
         """
         return None
 
-    def local_weights(self, counts: np.ndarray) -> np.ndarray:
+    def local_weights(self, counts: Num[np.ndarray, "*shape"]) -> Num[np.ndarray, "*shape"]:
         """Return the local weight of each count, such as log(1 + count)."""
         return counts
 
 
 class _TfIdf(Weighting):
-    def global_weights(self, counts: Counts) -> np.ndarray:
+    def global_weights(self, counts: Counts) -> Float[np.ndarray, " words"]:
         frequency = np.asarray((counts > 0).sum(axis=0)).reshape(-1)
         return np.asarray(np.log((1 + counts.shape[0]) / (1 + frequency)) + 1.0)
 
 
 class _LogEntropy(Weighting):
-    def global_weights(self, counts: Counts) -> np.ndarray:
+    def global_weights(self, counts: Counts) -> Float[np.ndarray, " words"]:
         from scipy.special import xlogy
 
         documents = counts.shape[0]
@@ -88,11 +89,11 @@ class _LogEntropy(Weighting):
         # With one document, log n is 0 and the entropy is undefined.
         return np.asarray(1.0 + entropy / np.log(documents)) if documents > 1 else np.ones(len(totals))
 
-    def local_weights(self, counts: np.ndarray) -> np.ndarray:
+    def local_weights(self, counts: Num[np.ndarray, "*shape"]) -> Num[np.ndarray, "*shape"]:
         return np.asarray(np.log1p(counts))
 
 
-def _map_cells(function: Callable[[np.ndarray], np.ndarray], counts: Counts) -> Counts:
+def _map_cells(function: Callable[[Num[np.ndarray, "*shape"]], Num[np.ndarray, "*shape"]], counts: Counts) -> Counts:
     """Apply an elementwise function that maps 0 to 0 to a dense or sparse array of counts."""
     if isinstance(counts, np.ndarray):
         return function(counts)
@@ -101,7 +102,7 @@ def _map_cells(function: Callable[[np.ndarray], np.ndarray], counts: Counts) -> 
     return mapped
 
 
-WEIGHTINGS: dict[str | None, type[Weighting]] = {
+_WEIGHTINGS: dict[str | None, type[Weighting]] = {
     None: Weighting,
     "tfidf": _TfIdf,
     "log-entropy": _LogEntropy,
@@ -119,5 +120,5 @@ def get_weighting(name: str | None) -> Weighting:
         >>> get_weighting("log-entropy").fit(counts).words.tolist()
         [0.0, 1.0]
     """
-    check_choice("weighting", name, WEIGHTINGS)
-    return WEIGHTINGS[name]()
+    check_choice("weighting", name, _WEIGHTINGS)
+    return _WEIGHTINGS[name]()

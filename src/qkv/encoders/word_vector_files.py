@@ -18,6 +18,7 @@ import numpy as np
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.files import write_atomic
 from qkv.core.progress import Progress
+from qkv.core.typing import Float
 from qkv.errors import DataError
 
 __all__ = ["FORMATS", "read_word_vectors", "write_word_vectors"]
@@ -30,7 +31,7 @@ _MAX_WIDTH = 10**6
 
 def read_word_vectors(
     path: Path, format: str | None, limit: int | None, progress: Progress | None
-) -> tuple[tuple[str, ...], np.ndarray]:
+) -> tuple[tuple[str, ...], Float[np.ndarray, "words width"]]:
     """Read a file of word vectors, and return the words and their vectors, `(words, width)`.
 
     The arguments are those of `WordVectors.load`.
@@ -56,7 +57,7 @@ def read_word_vectors(
 
 def _read(
     stream: IO[bytes], name: str, format: str | None, limit: int | None, progress: Progress | None
-) -> tuple[tuple[str, ...], np.ndarray]:
+) -> tuple[tuple[str, ...], Float[np.ndarray, "words width"]]:
     binary = format == "binary"
     first = stream.readline(64 if binary else -1)
     sizes = _parse_header(first) if format != "glove" else None
@@ -107,7 +108,7 @@ def _read(
 
 def _text_rows(
     lines: Iterable[tuple[int, bytes]], name: str, width: int | None
-) -> Iterator[tuple[str, np.ndarray, str]]:
+) -> Iterator[tuple[str, Float[np.ndarray, " width"], str]]:
     """Yield `(word, vector, location)` for each non-blank line of a text file, in which words may contain spaces."""
     for number, line in lines:
         if not line.strip():
@@ -130,7 +131,7 @@ def _text_rows(
 
 def _binary_rows(
     stream: IO[bytes], name: str, position: int, count: int, width: int
-) -> Iterator[tuple[str, np.ndarray, str]]:
+) -> Iterator[tuple[str, Float[np.ndarray, " width"], str]]:
     """Yield `(word, vector, location)` for each of the `count` words of a binary file, starting at byte `position`."""
     for number in range(count):
         word, position = _read_binary_word(stream, name, position, number, count)
@@ -190,7 +191,9 @@ def _quote(line: bytes) -> str:
     return repr(text + "…" if len(line) > 40 else text)
 
 
-def write_word_vectors(path: Path, words: tuple[str, ...], vectors: np.ndarray, format: str) -> None:
+def write_word_vectors(
+    path: Path, words: tuple[str, ...], vectors: Float[np.ndarray, "words width"], format: str
+) -> None:
     """Write words and their vectors to a file, as described in `WordVectors.save`."""
     check_choice("format", format, FORMATS)
     for word in words:

@@ -25,7 +25,7 @@ from typing import Any, Self
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.core.typing import Float
+from qkv.core.typing import Float, Num, Shaped
 from qkv.encoders.encoder import Encoder, pack_words, unpack_words
 from qkv.encoders.word_vector_files import read_word_vectors, write_word_vectors
 from qkv.errors import DataError, KindError
@@ -64,8 +64,8 @@ class WordVectors(Encoder):
 
     name = "words"
     words: tuple[str, ...]
-    vectors: np.ndarray
-    weights: np.ndarray | None = None
+    vectors: Float[np.ndarray, "words width"]
+    weights: Float[np.ndarray, " words"] | None = None
     _rows: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class WordVectors(Encoder):
         return WordVectors(*read_word_vectors(Path(path), format, limit, progress))
 
     def save(self, path: str | os.PathLike[str], *, format: str = "word2vec") -> None:
-        """Write words and vectors, but not the weights of words,, to a file atomically.
+        """Write words and vectors, but not the weights of words, to a file atomically.
 
         Args:
             path: path of the file; `.gz` compresses it.
@@ -121,13 +121,13 @@ class WordVectors(Encoder):
         """Number of elements of each vector."""
         return int(self.vectors.shape[1])
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, Shaped[np.ndarray, "*_"]]:
         """Return the words, their vectors and, unless it is None, `weights` as a dict of arrays."""
         arrays = {"words": pack_words(self.words), "vectors": self.vectors}
         return arrays if self.weights is None else arrays | {"weights": self.weights}
 
     @classmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         """Restore word vectors from the arrays that `arrays` returned."""
         return cls(tuple(unpack_words(arrays["words"])), arrays["vectors"], arrays.get("weights"))
 
@@ -140,7 +140,7 @@ class WordVectors(Encoder):
     def __contains__(self, word: str) -> bool:
         return self.row(word) is not None
 
-    def __getitem__(self, word: str) -> np.ndarray:
+    def __getitem__(self, word: str) -> Float[np.ndarray, " width"]:
         """Return the vector of a word, `(width,)`.
 
         Raises:
@@ -171,7 +171,7 @@ class WordVectors(Encoder):
         lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
         return float(a @ b) / lengths if lengths else 0.0
 
-    def nearest(self, query: str | np.ndarray, top: int = 10) -> list[tuple[str, float]]:
+    def nearest(self, query: str | Num[np.ndarray, " width"], top: int = 10) -> list[tuple[str, float]]:
         """Return the words with the largest cosine similarity to a word or vector, excluding the word itself.
 
         Args:

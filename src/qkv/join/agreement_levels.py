@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from qkv.core.typing import Float, Int
 from qkv.join.comparison_vectors import ComparisonVectors
 
 __all__ = ["LEVELS", "agreement", "agreement_levels", "mean_agreement", "append_log_odds", "level_log_odds"]
@@ -22,12 +23,16 @@ _LOG_ODDS_SCALE = 5.0
 """Divisor that brings log odds to the scale of the comparison vectors, so that both are regularized equally."""
 
 
-def agreement(measures: ComparisonVectors, found: np.ndarray) -> np.ndarray:
+def agreement(
+    measures: ComparisonVectors, found: Float[np.ndarray, "*pairs similarities"]
+) -> Float[np.ndarray, "*pairs columns"]:
     """Return the agreement of each pair of rows in each column, `(*pairs, columns)`, which is NaN for missing cells."""
     columns, start = [], 0
     for field in measures.fields:
         names = [measure for column, measure in measures.names if column == field.name]
-        own: dict[str, np.ndarray] = {name: found[..., start + place] for place, name in enumerate(names)}
+        own: dict[str, Float[np.ndarray, "*pairs"]] = {
+            name: found[..., start + place] for place, name in enumerate(names)
+        }
         start += len(names)
         agreed = {
             "text": lambda own: np.maximum(own["spelling"], _NOT_EQUAL * own["contained"]),
@@ -39,7 +44,7 @@ def agreement(measures: ComparisonVectors, found: np.ndarray) -> np.ndarray:
     return np.stack(columns, axis=-1)
 
 
-def agreement_levels(agreed: np.ndarray) -> np.ndarray:
+def agreement_levels(agreed: Float[np.ndarray, "*pairs columns"]) -> Int[np.ndarray, "*pairs columns"]:
     """Return the level of each agreement as int8, from 1 to 5. Missing cells (NaN) have level 0.
 
     Example:
@@ -50,7 +55,7 @@ def agreement_levels(agreed: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(agreed), 0, found).astype(np.int8)
 
 
-def mean_agreement(agreed: np.ndarray) -> np.ndarray:
+def mean_agreement(agreed: Float[np.ndarray, "*pairs columns"]) -> Float[np.ndarray, "*pairs"]:
     """Return the sum of the agreements of each pair in the n columns without missing cells, divided by n + 1.
 
     Of two pairs with the same mean agreement, the one with fewer missing cells thus has the larger value.
@@ -60,7 +65,11 @@ def mean_agreement(agreed: np.ndarray) -> np.ndarray:
     return np.asarray(total / (present.sum(axis=-1) + 1.0))
 
 
-def level_log_odds(measures: ComparisonVectors, found: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+def level_log_odds(
+    measures: ComparisonVectors,
+    found: Float[np.ndarray, "pairs similarities"],
+    log_odds: Float[np.ndarray, "columns levels"],
+) -> Float[np.ndarray, "pairs columns"]:
     """Return the log odds of the agreement of each pair in each column, `(pairs, columns)`.
 
     Args:
@@ -72,6 +81,8 @@ def level_log_odds(measures: ComparisonVectors, found: np.ndarray, log_odds: np.
     return np.stack([log_odds[column][level[:, column]] for column in range(level.shape[1])], axis=1)
 
 
-def append_log_odds(found: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+def append_log_odds(
+    found: Float[np.ndarray, "pairs similarities"], log_odds: Float[np.ndarray, "pairs columns"]
+) -> Float[np.ndarray, "pairs similarities+columns"]:
     """Return the comparison vectors `found` followed by `log_odds / 5`, `(pairs, similarities + columns)`."""
     return np.concatenate([found, log_odds / _LOG_ODDS_SCALE], axis=1, dtype=np.float64)

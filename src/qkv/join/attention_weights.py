@@ -16,6 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from qkv.core.typing import Bool, Float, Int
 from qkv.join.blocking import top_per_row
 
 __all__ = ["CandidateMatches", "attention_weights", "collect_matches", "solve_assignment"]
@@ -34,14 +35,17 @@ class CandidateMatches:
         no_match: weight of "no match" for each left row.
     """
 
-    rows: np.ndarray
-    keys: np.ndarray
-    logits: np.ndarray
-    weights: np.ndarray
-    no_match: np.ndarray
+    rows: Int[np.ndarray, " pairs"]
+    keys: Int[np.ndarray, " pairs"]
+    logits: Float[np.ndarray, " pairs"]
+    weights: Float[np.ndarray, " pairs"]
+    no_match: Float[np.ndarray, " rows"]
 
 
-def collect_matches(batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> CandidateMatches:
+def collect_matches(
+    batches: Iterable[tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]],
+    rows: int,
+) -> CandidateMatches:
     """Collect the probable matches from batches `(rows, keys, logits)` of candidate pairs.
 
     All candidate pairs of a left row must be in the same batch.
@@ -58,7 +62,9 @@ def collect_matches(batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]
     return CandidateMatches(near_rows, near_keys, near_logits, near_weights, no_match)
 
 
-def attention_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def attention_weights(
+    rows: Int[np.ndarray, " pairs"], logits: Float[np.ndarray, " pairs"]
+) -> tuple[Float[np.ndarray, " pairs"], Float[np.ndarray, " rows"]]:
     """Return the attention weight of each pair among the pairs of its left row, and the weight of "no match" there.
 
     The result equals that of `normalizers.Softmax(sink=0.0)`, for rows of unequal length.
@@ -80,7 +86,9 @@ def attention_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray,
     return shares / total[place], (no_match / total)[place]
 
 
-def solve_assignment(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray) -> np.ndarray:
+def solve_assignment(
+    rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"], gain: Float[np.ndarray, " pairs"]
+) -> Bool[np.ndarray, " pairs"]:
     """Return a boolean array that is True for the pairs in the one-to-one assignment with the largest sum of gains.
 
     Pairs without a positive gain are never assigned. Each connected component of the graph of pairs is a separate

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from qkv.core.progress import Progress, report
+from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.join.agreement_levels import agreement, mean_agreement
 from qkv.join.compared_columns import ComparedColumn
 from qkv.join.comparison_vectors import ComparisonVectors, join_cells, tfidf_rows
@@ -20,8 +21,8 @@ from qkv.join.pair_sets import PairGrid, PairList
 
 __all__ = ["CandidatePairs"]
 
-MAX_PAIRS = 25_000_000
-DEFAULT_COUNT = 50
+_MAX_PAIRS = 25_000_000
+_DEFAULT_COUNT = 50
 _BYTES = 48 * 2**20
 _ROW_BLOCK = 512
 _COMMON_SHARE = 0.02
@@ -41,10 +42,10 @@ class CandidatePairs:
         self.measures = measures
         self.self_join = self_join
         self.rows, self.keys = len(measures.fields[0].left), len(measures.fields[0].right)
-        if count is None and self.rows * self.keys > MAX_PAIRS:
-            count = DEFAULT_COUNT
+        if count is None and self.rows * self.keys > _MAX_PAIRS:
+            count = _DEFAULT_COUNT
         self.count = count
-        self._candidates: tuple[np.ndarray, np.ndarray] | None = None
+        self._candidates: tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"]] | None = None
 
     @property
     def note(self) -> str:
@@ -57,8 +58,8 @@ class CandidatePairs:
         )
 
     def batches(
-        self, progress: Progress | None = None, of: np.ndarray | None = None
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        self, progress: Progress | None = None, of: Int[np.ndarray, " rows"] | None = None
+    ) -> Iterator[tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, "pairs similarities"]]]:
         """Yield batches of candidate pairs as `(rows, keys, measures)`, with all pairs of a left row in one batch.
 
         Args:
@@ -96,8 +97,8 @@ class CandidatePairs:
             report(progress, "comparing", int(rows[stop - 1]) + 1, self.rows)
 
     def top_candidates(
-        self, count: int, of: np.ndarray | None = None, progress: Progress | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self, count: int, of: Int[np.ndarray, " rows"] | None = None, progress: Progress | None = None
+    ) -> tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, "pairs similarities"]]:
         """Return `(rows, keys, measures)` of the `count` pairs of each left row with the largest mean agreement.
 
         Args:
@@ -105,16 +106,16 @@ class CandidatePairs:
             of: left rows to include; None for all.
             progress: called with the step, the count done and the total.
         """
-        kept: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = [
-            (np.zeros(0, int), np.zeros(0, int), np.zeros((0, len(self.measures.names)), np.float32))
-        ]
+        kept: list[
+            tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, "pairs similarities"]]
+        ] = [(np.zeros(0, int), np.zeros(0, int), np.zeros((0, len(self.measures.names)), np.float32))]
         for rows, keys, found in self.batches(progress, of):
             best = top_per_row(rows, mean_agreement(agreement(self.measures, found)), count)
             kept.append((rows[best], keys[best], found[best]))
         rows, keys, found = (np.concatenate(parts) for parts in zip(*kept, strict=True))
         return rows, keys, found
 
-    def random(self, count: int, seed: int = 0) -> np.ndarray:
+    def random(self, count: int, seed: int = 0) -> Float[np.ndarray, "pairs similarities"]:
         """Return the comparison vectors of `count` random pairs, drawn with replacement from all pairs.
 
         In a join of a table with itself, pairs of a row with itself are left out, so that fewer may be returned.
@@ -124,11 +125,13 @@ class CandidatePairs:
         allowed = self._allowed(rows, keys)
         return self.measures.compute(PairList(rows[allowed], keys[allowed]))
 
-    def _allowed(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    def _allowed(self, rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"]) -> Bool[np.ndarray, " pairs"]:
         """Return a boolean array that is False for the pairs of a row with itself in a join of a table with itself."""
         return np.asarray((rows != keys) | (not self.self_join))
 
-    def _most_similar(self, count: int, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
+    def _most_similar(
+        self, count: int, progress: Progress | None
+    ) -> tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"]]:
         """Return `(rows, keys)` of the pairs of each left row with at most `count` right rows of largest cosine.
 
         The cosines of tf-idf vectors of letter trigrams are computed by sparse products. Right rows that share no
@@ -151,7 +154,9 @@ class CandidatePairs:
         return np.concatenate(rows), np.concatenate(keys)
 
 
-def top_per_row(rows: np.ndarray, score: np.ndarray, count: int) -> np.ndarray:
+def top_per_row(
+    rows: Int[np.ndarray, " pairs"], score: Float[np.ndarray, " pairs"], count: int
+) -> Int[np.ndarray, " selected"]:
     """Return the indices into `score` of the `count` largest scores of each row, sorted by row and descending score.
 
     Example:
@@ -164,7 +169,7 @@ def top_per_row(rows: np.ndarray, score: np.ndarray, count: int) -> np.ndarray:
     return np.asarray(order[np.arange(len(rows)) - first < count])
 
 
-def _records(fields: list[ComparedColumn], side: str) -> np.ndarray:
+def _records(fields: list[ComparedColumn], side: str) -> Shaped[np.ndarray, " rows"]:
     """Return a string for each row of a side, `"left"` or `"right"`, with the cells of all fields joined by spaces."""
     columns: list[list[str]] = []
     for field in fields:

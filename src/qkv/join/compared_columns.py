@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from qkv.core.typing import Bool, Shaped
 from qkv.database.keys.columns import Column, fold
 from qkv.errors import DataError
 
@@ -51,10 +52,10 @@ class ComparedColumn:
 
     name: str
     kind: Kind
-    left: np.ndarray
-    right: np.ndarray
-    left_missing: np.ndarray
-    right_missing: np.ndarray
+    left: Shaped[np.ndarray, " left"]
+    right: Shaped[np.ndarray, " right"]
+    left_missing: Bool[np.ndarray, " left"]
+    right_missing: Bool[np.ndarray, " right"]
 
 
 def clean(text: str) -> str:
@@ -148,7 +149,7 @@ def _number(text: str) -> float | None:
     return float(found[1].replace(",", "")) if found else None
 
 
-def _as_texts(column: Column) -> np.ndarray:
+def _as_texts(column: Column) -> Shaped[np.ndarray, " rows"]:
     """Return the cells of a column as an array of strings, with "" for missing cells."""
     if column.original is not None:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
@@ -157,7 +158,7 @@ def _as_texts(column: Column) -> np.ndarray:
     return np.where(column.missing, "", np.array(texts, dtype=object))
 
 
-def _convert(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
+def _convert(column: Column, kind: Kind) -> tuple[Shaped[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
     """Return the cells of a column, converted to `kind`, and a boolean array that is True for missing cells.
 
     Dates become days since 1970, numbers float64, and texts and codes normalized strings.

@@ -30,10 +30,11 @@ import numpy as np
 import scipy.sparse as sparse
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+from qkv.core.typing import Float, Shaped
 from qkv.join.compared_columns import ComparedColumn, Kind
 from qkv.join.pair_sets import PairSet
 
-__all__ = ["ComparisonVectors", "TfidfRows", "join_cells", "tfidf_rows"]
+__all__ = ["ComparisonVectors", "join_cells", "tfidf_rows"]
 
 _MEASURES = {
     "text": ("spelling", "words", "letters", "contained", "shared", "part", "digits", "missing"),
@@ -46,7 +47,7 @@ _ENDING = 4
 
 
 @dataclass(frozen=True, eq=False)
-class TfidfRows:
+class _TfidfRows:
     """Tf-idf vectors of one text for each row of two tables, as rows of sparse matrices.
 
     Attributes:
@@ -59,11 +60,11 @@ class TfidfRows:
     right: sparse.csr_matrix
     left_root_idf: sparse.csr_matrix
     right_root_idf: sparse.csr_matrix
-    left_total: np.ndarray
-    right_total: np.ndarray
+    left_total: Float[np.ndarray, " left"]
+    right_total: Float[np.ndarray, " right"]
 
 
-def tfidf_rows(left: np.ndarray, right: np.ndarray, letters: bool) -> TfidfRows:
+def tfidf_rows(left: Shaped[np.ndarray, " left"], right: Shaped[np.ndarray, " right"], letters: bool) -> _TfidfRows:
     """Return tf-idf vectors of the texts of both tables, over letter trigrams if `letters` is True, else over words."""
     texts = np.concatenate([left, right])
     vectorizer = TfidfVectorizer(
@@ -79,7 +80,7 @@ def tfidf_rows(left: np.ndarray, right: np.ndarray, letters: bool) -> TfidfRows:
     root_idf = ((unit != 0) @ sparse.diags(np.sqrt(idf))).tocsr()
     total = np.asarray(root_idf.multiply(root_idf).sum(axis=1)).reshape(-1)
     n = len(left)
-    return TfidfRows(unit[:n], unit[n:], root_idf[:n], root_idf[n:], total[:n], total[n:])
+    return _TfidfRows(unit[:n], unit[n:], root_idf[:n], root_idf[n:], total[:n], total[n:])
 
 
 class ComparisonVectors:
@@ -96,7 +97,7 @@ class ComparisonVectors:
         self._words = {f.name: tfidf_rows(f.left, f.right, letters=False) for f in texts}
         self._trigram_vectors = {f.name: tfidf_rows(f.left, f.right, letters=True) for f in texts}
         self._digits = {f.name: tfidf_rows(_digit_words(f.left), _digit_words(f.right), letters=False) for f in texts}
-        self.record: tuple[TfidfRows, TfidfRows] | None = None
+        self.record: tuple[_TfidfRows, _TfidfRows] | None = None
         if len(texts) > 1:
             left, right = (join_cells([getattr(f, side) for f in texts]) for side in ("left", "right"))
             self.record = (tfidf_rows(left, right, letters=True), tfidf_rows(left, right, letters=False))
@@ -113,7 +114,7 @@ class ComparisonVectors:
         record = len(_MEASURES["record"]) if kinds.count("text") > 1 else 0
         return sum(len(_MEASURES[kind]) for kind in kinds) + record
 
-    def compute(self, pairs: PairSet) -> np.ndarray:
+    def compute(self, pairs: PairSet) -> Float[np.ndarray, "*pairs similarities"]:
         """Return the comparison vector of each pair, `(*pairs, similarities)`, in float32."""
         parts = [part for field in self.fields for part in self._field(field, pairs)]
         if self.record is not None:
@@ -125,12 +126,12 @@ class ComparisonVectors:
             ]
         return np.stack([np.asarray(part, np.float32) for part in parts], axis=-1)
 
-    def _field(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
+    def _field(self, field: ComparedColumn, pairs: PairSet) -> list[Shaped[np.ndarray, "*pairs"]]:
         missing = pairs.apply(np.logical_or, field.left_missing, field.right_missing)
         parts = _KINDS[field.kind](self, field, pairs)
         return [np.where(missing, 0.0, part) for part in parts] + [missing]
 
-    def _text(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
+    def _text(self, field: ComparedColumn, pairs: PairSet) -> list[Shaped[np.ndarray, "*pairs"]]:
         words, letters = self._words[field.name], self._trigram_vectors[field.name]
         return [
             _spelling(pairs, field.left, field.right),
@@ -141,7 +142,7 @@ class ComparisonVectors:
             _shared_idf(self._digits[field.name], pairs)[0],
         ]
 
-    def _code(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
+    def _code(self, field: ComparedColumn, pairs: PairSet) -> list[Shaped[np.ndarray, "*pairs"]]:
         ends = [np.array([cell[-_ENDING:] for cell in side], object) for side in (field.left, field.right)]
         return [
             pairs.apply(np.equal, field.left, field.right),
@@ -149,14 +150,14 @@ class ComparisonVectors:
             pairs.apply(np.equal, *ends),
         ]
 
-    def _number(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
+    def _number(self, field: ComparedColumn, pairs: PairSet) -> list[Shaped[np.ndarray, "*pairs"]]:
         return [*self._near(field, pairs), pairs.apply(_ratio, field.left, field.right)]
 
-    def _date(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
+    def _date(self, field: ComparedColumn, pairs: PairSet) -> list[Shaped[np.ndarray, "*pairs"]]:
         sides = [_day_digits(side) for side in (field.left, field.right)]
         return [*self._near(field, pairs), _spelling(pairs, *sides)]
 
-    def _near(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
+    def _near(self, field: ComparedColumn, pairs: PairSet) -> list[Shaped[np.ndarray, "*pairs"]]:
         present = np.concatenate([field.left[~field.left_missing], field.right[~field.right_missing]])
         scale = float(present.std()) if len(present) else 0.0
         distance = pairs.apply(lambda a, b: np.abs(a - b), field.left, field.right)
@@ -171,12 +172,14 @@ _KINDS = {
 }
 
 
-def join_cells(columns: Sequence[Sequence[str]]) -> np.ndarray:
+def join_cells(columns: Sequence[Sequence[str] | Shaped[np.ndarray, " rows"]]) -> Shaped[np.ndarray, " rows"]:
     """Return one string for each row, with its non-empty cells separated by spaces."""
     return np.array([" ".join(filter(None, row)) for row in zip(*columns, strict=True)], dtype=object)
 
 
-def _spelling(pairs: PairSet, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _spelling(
+    pairs: PairSet, left: Shaped[np.ndarray, " left"], right: Shaped[np.ndarray, " right"]
+) -> Float[np.ndarray, "*pairs"]:
     from rapidfuzz import distance
 
     scorers = (distance.JaroWinkler.normalized_similarity, distance.OSA.normalized_similarity)
@@ -184,7 +187,7 @@ def _spelling(pairs: PairSet, left: np.ndarray, right: np.ndarray) -> np.ndarray
     return np.asarray((first + second) / 2)
 
 
-def _shared_idf(words: TfidfRows, pairs: PairSet) -> list[np.ndarray]:
+def _shared_idf(words: _TfidfRows, pairs: PairSet) -> list[Float[np.ndarray, "*pairs"]]:
     """Return two arrays: the IDF mass that each pair shares, divided by the smaller and by the larger mass of its rows.
 
     The IDF mass is the sum of the inverse document frequencies of the terms.
@@ -194,22 +197,22 @@ def _shared_idf(words: TfidfRows, pairs: PairSet) -> list[np.ndarray]:
     return [_divide(shared, pairs.apply(least, *sides)) for least in (np.minimum, np.maximum)]
 
 
-def _divide(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def _divide(part: Float[np.ndarray, "*pairs"], whole: Float[np.ndarray, "*pairs"]) -> Float[np.ndarray, "*pairs"]:
     return np.asarray(part / np.where(whole > 0, whole, 1.0))
 
 
-def _ratio(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _ratio(left: Float[np.ndarray, "*#pairs"], right: Float[np.ndarray, "*#pairs"]) -> Float[np.ndarray, "*pairs"]:
     most = np.maximum(np.abs(left), np.abs(right))
     return np.asarray(np.maximum(1.0 - np.abs(left - right) / np.where(most > 0, most, 1.0), 0.0))
 
 
-def _day_digits(days: np.ndarray) -> np.ndarray:
+def _day_digits(days: Float[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
     origin = dt.datetime(1970, 1, 1)
     shown = {day: f"{origin + dt.timedelta(days=float(day)):%Y%m%d}" for day in np.unique(days)}
     return np.array([shown[day] for day in days], dtype=object)
 
 
-def _digit_words(texts: np.ndarray) -> np.ndarray:
+def _digit_words(texts: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
     """Return, for each text, a string of its words that contain a digit, separated by spaces."""
     return np.array(
         [" ".join(word for word in text.split() if any(sign.isdigit() for sign in word)) for text in texts],

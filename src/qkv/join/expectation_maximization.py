@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from qkv.core.progress import Progress, track
+from qkv.core.typing import Float, Int, Num
 from qkv.join.agreement_levels import LEVELS, agreement, agreement_levels
 from qkv.join.attention_weights import attention_weights
 from qkv.join.blocking import CandidatePairs
@@ -36,7 +37,9 @@ _MAX_ROWS = 20_000
 """Maximum number of left rows for the estimate; of larger tables, a random sample is used."""
 
 
-def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = None) -> tuple[np.ndarray, float]:
+def estimate_log_odds(
+    candidates: CandidatePairs, progress: Progress | None = None
+) -> tuple[Float[np.ndarray, "columns levels"], float]:
     """Return the estimated log odds of each agreement level, `(columns, levels)`, and the prior log odds of a match.
 
     Level 0, which means that a cell is missing, has log odds 0.
@@ -72,7 +75,11 @@ def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = No
     return log_odds, prior
 
 
-def _level_probabilities(levels: np.ndarray, weights: np.ndarray, pseudocount: np.ndarray | float) -> np.ndarray:
+def _level_probabilities(
+    levels: Int[np.ndarray, "pairs columns"],
+    weights: Num[np.ndarray, " pairs"],
+    pseudocount: Float[np.ndarray, " present_levels"] | float,
+) -> Float[np.ndarray, "columns present_levels"]:
     """Return the probability of each agreement level from 1 to 5, `(columns, 5)`.
 
     Args:
@@ -85,10 +92,14 @@ def _level_probabilities(levels: np.ndarray, weights: np.ndarray, pseudocount: n
     return np.asarray(counts / counts.sum(axis=1, keepdims=True))
 
 
-def _log_odds(m: np.ndarray, u: np.ndarray) -> np.ndarray:
+def _log_odds(
+    m: Float[np.ndarray, "columns present_levels"], u: Float[np.ndarray, "columns present_levels"]
+) -> Float[np.ndarray, "columns present_levels+1"]:
     missing = np.zeros((len(m), 1))
     return np.concatenate([missing, np.log(m / u)], axis=1)
 
 
-def _sum_log_odds(log_odds: np.ndarray, levels: np.ndarray) -> np.ndarray:
+def _sum_log_odds(
+    log_odds: Float[np.ndarray, "columns levels"], levels: Int[np.ndarray, "pairs columns"]
+) -> Float[np.ndarray, " pairs"]:
     return np.asarray(sum(log_odds[column][levels[:, column]] for column in range(levels.shape[1])))

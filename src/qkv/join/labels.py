@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.typing import Int
 from qkv.database.io.sources import describe, read
 from qkv.errors import DataError
 
@@ -35,9 +36,9 @@ class Labels:
         complete: whether the pairs are a complete list of matches, without non-matches.
     """
 
-    rows: np.ndarray
-    keys: np.ndarray
-    match: np.ndarray
+    rows: Int[np.ndarray, " pairs"]
+    keys: Int[np.ndarray, " pairs"]
+    match: Int[np.ndarray, " pairs"]
     complete: bool
 
 
@@ -99,7 +100,7 @@ def read_labels(
     return Labels(rows, keys, np.array([_label(cell, i, name) for i, cell in enumerate(cells)], int), False)
 
 
-def _rows(cells: list[object], ids: dict[str, int] | None, size: int, where: str) -> np.ndarray:
+def _rows(cells: list[object], ids: dict[str, int] | None, size: int, where: str) -> Int[np.ndarray, " pairs"]:
     found = np.zeros(len(cells), int)
     for place, cell in enumerate(cells):
         text = str(cell).strip()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.files import write_atomic
+from qkv.core.typing import Float
 from qkv.errors import DataError
 from qkv.join.agreement_levels import LEVELS, append_log_odds, level_log_odds
 from qkv.join.compared_columns import KINDS, Kind
@@ -37,13 +38,15 @@ class JoinModel:
 
     on: tuple[tuple[str, str], ...]
     kinds: dict[str, Kind]
-    log_odds: np.ndarray
-    learned: np.ndarray | None
+    log_odds: Float[np.ndarray, "columns levels"]
+    learned: Float[np.ndarray, " weights"] | None
     bias: float
     threshold: float
     notes: tuple[str, ...]
 
-    def logits(self, measures: ComparisonVectors, found: np.ndarray) -> np.ndarray:
+    def logits(
+        self, measures: ComparisonVectors, found: Float[np.ndarray, "pairs similarities"]
+    ) -> Float[np.ndarray, " pairs"]:
         """Return the log odds of a match for each comparison vector in `found`, `(pairs,)`."""
         log_odds = level_log_odds(measures, found, self.log_odds)
         if self.learned is None:

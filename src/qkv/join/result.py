@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import expit
 
+from qkv.core.typing import Bool, Float, Int
 from qkv.errors import OptionError
 from qkv.join.attention_weights import CandidateMatches, solve_assignment
 from qkv.join.labels import read_labels
@@ -76,11 +77,11 @@ class JoinResult:
 
     left: pa.Table
     right: pa.Table
-    rows: np.ndarray
-    keys: np.ndarray
-    weights: np.ndarray
-    probabilities: np.ndarray
-    no_match: np.ndarray
+    rows: Int[np.ndarray, " pairs"]
+    keys: Int[np.ndarray, " pairs"]
+    weights: Float[np.ndarray, " pairs"]
+    probabilities: Float[np.ndarray, " pairs"]
+    no_match: Float[np.ndarray, " left"]
     threshold: float
     notes: tuple[str, ...]
     on: tuple[tuple[str, str], ...]
@@ -137,7 +138,9 @@ class JoinResult:
         f1 = 2 * right / (len(found) + len(matches)) if found or matches else 0.0
         return Evaluation(precision, recall, f1, len(set(listed)), len(matches), len(found), right)
 
-    def _pair_lists(self, rows: np.ndarray, keys: np.ndarray) -> tuple[list[int], list[int]]:
+    def _pair_lists(
+        self, rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"]
+    ) -> tuple[list[int], list[int]]:
         if self.is_self_join:  # pairs within one table are unordered
             rows, keys = np.minimum(rows, keys), np.maximum(rows, keys)
         return rows.tolist(), keys.tolist()
@@ -145,7 +148,9 @@ class JoinResult:
 
 def matched(
     edges: CandidateMatches, threshold: float, one_to_one: bool, many: bool, self_join: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[
+    Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]
+]:
     """Select the candidate pairs that match, and return their `(rows, keys, weights, probabilities)`.
 
     If a table is joined with itself, a pair occurs once, with the smaller of its weights in both directions.
@@ -174,8 +179,13 @@ def matched(
 
 
 def _merge_directions(
-    rows: np.ndarray, keys: np.ndarray, logits: np.ndarray, weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    rows: Int[np.ndarray, " pairs"],
+    keys: Int[np.ndarray, " pairs"],
+    logits: Float[np.ndarray, " pairs"],
+    weights: Float[np.ndarray, " pairs"],
+) -> tuple[
+    Int[np.ndarray, " merged"], Int[np.ndarray, " merged"], Float[np.ndarray, " merged"], Float[np.ndarray, " merged"]
+]:
     """Merge the pairs (i, j) and (j, i) of a table with itself into one pair with the smaller of both weights.
 
     The smaller row number comes first.
@@ -187,7 +197,9 @@ def _merge_directions(
     return first[new], second[new], logits[new], weights[new]
 
 
-def _assign_one_to_one(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray, self_join: bool) -> np.ndarray:
+def _assign_one_to_one(
+    rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"], gain: Float[np.ndarray, " pairs"], self_join: bool
+) -> Bool[np.ndarray, " pairs"]:
     if not self_join:
         return solve_assignment(rows, keys, gain)
     # Pairs within one table are not a bipartite graph, so they are selected greedily, with each row used once.

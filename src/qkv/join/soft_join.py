@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 import numpy as np
 
 from qkv.core.progress import Progress
+from qkv.core.typing import Float, Int
 from qkv.database.io.sources import describe, read, require_columns
 from qkv.errors import DataError, OptionError
 from qkv.join.agreement_levels import append_log_odds, level_log_odds
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SoftJoin"]
 
-ColumnPairs: TypeAlias = tuple[tuple[str, str], ...]
-RowsById: TypeAlias = tuple[dict[str, int] | None, dict[str, int] | None]
+_ColumnPairs: TypeAlias = tuple[tuple[str, str], ...]
+_RowsById: TypeAlias = tuple[dict[str, int] | None, dict[str, int] | None]
 _COMPETITORS = 20
 _DEFAULT_THRESHOLD = 0.5
 
@@ -155,7 +156,9 @@ class SoftJoin:
         model = self.model or _estimated_model(candidate_pairs, on, progress)
         threshold = model.threshold if threshold is None else threshold
 
-        def scored() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        def scored() -> Iterator[
+            tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]
+        ]:
             for rows, keys, found in candidate_pairs.batches(progress):
                 yield rows, keys, model.logits(candidate_pairs.measures, found)
 
@@ -188,7 +191,7 @@ class SoftJoin:
 
     # -- implementation -----------------------------------------------------------------------------------------
 
-    def _read(self, left: object, right: object) -> tuple[tuple[pa.Table, pa.Table], ColumnPairs, RowsById]:
+    def _read(self, left: object, right: object) -> tuple[tuple[pa.Table, pa.Table], _ColumnPairs, _RowsById]:
         """Return both tables, the names of the compared columns, and the row numbers by id."""
         first = read(left)
         second = first if right is None or right is left else read(right)
@@ -214,7 +217,7 @@ class SoftJoin:
 
 
 def _candidate_pairs(
-    tables: tuple[pa.Table, pa.Table], on: ColumnPairs, model: JoinModel | None, candidates: int | None
+    tables: tuple[pa.Table, pa.Table], on: _ColumnPairs, model: JoinModel | None, candidates: int | None
 ) -> CandidatePairs:
     left, right = tables
     names = tuple(name for name, _ in on)
@@ -239,14 +242,17 @@ def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], 
     return tuple(pairs)
 
 
-def _estimated_model(candidate_pairs: CandidatePairs, on: ColumnPairs, progress: Progress | None) -> JoinModel:
+def _estimated_model(candidate_pairs: CandidatePairs, on: _ColumnPairs, progress: Progress | None) -> JoinModel:
     log_odds, prior = estimate_log_odds(candidate_pairs, progress)
     notes = ("scores estimated from the tables alone, by expectation–maximization",)
     return JoinModel(on, candidate_pairs.measures.kinds, log_odds, None, prior, _DEFAULT_THRESHOLD, notes)
 
 
 def _labelled_samples(
-    candidate_pairs: CandidatePairs, known: list[Labels], log_odds: np.ndarray, progress: Progress | None
+    candidate_pairs: CandidatePairs,
+    known: list[Labels],
+    log_odds: Float[np.ndarray, "columns levels"],
+    progress: Progress | None,
 ) -> list[LabelledSample]:
     """Return a `LabelledSample` for each element of `known`, with unlabelled pairs of the same left rows added.
 
@@ -257,7 +263,7 @@ def _labelled_samples(
     listed = {pair for labels in known for pair in zip(labels.rows.tolist(), labels.keys.tolist(), strict=True)}
     fresh = np.array([pair not in listed for pair in zip(rows.tolist(), keys.tolist(), strict=True)], bool)
 
-    def whole(found: np.ndarray) -> np.ndarray:
+    def whole(found: Float[np.ndarray, "pairs similarities"]) -> Float[np.ndarray, "pairs measures"]:
         return append_log_odds(found, level_log_odds(candidate_pairs.measures, found, log_odds))
 
     rows, found = rows[fresh], whole(found[fresh])

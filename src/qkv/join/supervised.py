@@ -10,16 +10,16 @@ the validation pairs. The loss of a held-out pair is computed from its attention
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
 from qkv.core.progress import Progress, track
+from qkv.core.typing import Float, Int
 from qkv.join.attention_weights import attention_weights
 
-__all__ = ["FittedWeights", "LabelledSample", "fit_labelled"]
+__all__ = ["LabelledSample", "fit_labelled"]
 
 _STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _FOLDS = 5
@@ -35,13 +35,13 @@ class LabelledSample:
         other_rows, other_measures: left row and comparison vector of each unlabelled pair.
     """
 
-    rows: np.ndarray
-    measures: np.ndarray
-    labels: np.ndarray
-    other_rows: np.ndarray
-    other_measures: np.ndarray
+    rows: Int[np.ndarray, " pairs"]
+    measures: Float[np.ndarray, "pairs measures"]
+    labels: Int[np.ndarray, " pairs"]
+    other_rows: Int[np.ndarray, " others"]
+    other_measures: Float[np.ndarray, "others measures"]
 
-    def weights(self, solution: np.ndarray) -> np.ndarray:
+    def weights(self, solution: Float[np.ndarray, " solution"]) -> Float[np.ndarray, " pairs"]:
         """Return the attention weight of each labelled pair for the learned weights and bias in `solution`.
 
         The softmax is over all labelled and unlabelled pairs of the same left row and "no match".
@@ -52,7 +52,7 @@ class LabelledSample:
 
 
 @dataclass(frozen=True, eq=False)
-class FittedWeights:
+class _FittedWeights:
     """Weights, bias and threshold that `fit_labelled` learned, with their loss and F1 on held-out pairs.
 
     Attributes:
@@ -63,7 +63,7 @@ class FittedWeights:
         f1: F1 of the held-out pairs at the threshold.
     """
 
-    weights: np.ndarray
+    weights: Float[np.ndarray, " measures"]
     bias: float
     threshold: float
     strength: float
@@ -73,14 +73,14 @@ class FittedWeights:
 
 def fit_labelled(
     train: LabelledSample, valid: LabelledSample | None = None, progress: Progress | None = None
-) -> FittedWeights:
+) -> _FittedWeights:
     """Fit the weights to the pairs in `train`, and choose the regularization strength and the threshold.
 
     Both are chosen on held-out pairs: by cross-validation on `train`, and on `valid` unless it is None.
     """
     folds = [_assign_folds(train.labels, seed) for seed in range(_REPEATS)]
     labels = np.concatenate([*[train.labels] * _REPEATS, *([] if valid is None else [valid.labels])])
-    results: list[tuple[float, float, np.ndarray, np.ndarray]] = []
+    results: list[tuple[float, float, Float[np.ndarray, " measures+1"], Float[np.ndarray, " pairs"]]] = []
     # Descending order, so that ties go to the stronger regularization.
     for strength in track(_STRENGTHS[::-1], "learning", progress):
         parts = []
@@ -100,10 +100,10 @@ def fit_labelled(
         results.append((loss, strength, whole, weights))
     loss, strength, whole, weights = min(results, key=lambda result: result[0])
     threshold, f1 = best_threshold(labels, weights)
-    return FittedWeights(whole[:-1], float(whole[-1]), threshold, strength, loss, f1)
+    return _FittedWeights(whole[:-1], float(whole[-1]), threshold, strength, loss, f1)
 
 
-def best_threshold(labels: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+def best_threshold(labels: Int[np.ndarray, " pairs"], weights: Float[np.ndarray, " pairs"]) -> tuple[float, float]:
     """Return the threshold of the weights at which the F1 score is largest, and the F1 score at this threshold.
 
     Thresholds are midpoints between adjacent weights; a tie goes to the threshold closest to 0.5.
@@ -125,8 +125,10 @@ def best_threshold(labels: np.ndarray, weights: np.ndarray) -> tuple[float, floa
     return float(cuts[chosen]), float(max(f1[chosen], 0.0))
 
 
-def _fit(measures: np.ndarray, labels: np.ndarray, strength: float) -> np.ndarray:
-    def loss(solution: np.ndarray) -> tuple[float, np.ndarray]:
+def _fit(
+    measures: Float[np.ndarray, "pairs measures"], labels: Int[np.ndarray, " pairs"], strength: float
+) -> Float[np.ndarray, " measures+1"]:
+    def loss(solution: Float[np.ndarray, " solution"]) -> tuple[float, Float[np.ndarray, " solution"]]:
         a, b = solution[:-1], solution[-1]
         logits = measures @ a + b
         value = (np.logaddexp(0.0, logits) - labels * logits).sum() + strength / 2 * (a @ a)
@@ -134,12 +136,13 @@ def _fit(measures: np.ndarray, labels: np.ndarray, strength: float) -> np.ndarra
         return float(value), np.append(measures.T @ wrong + strength * a, wrong.sum())
 
     width = measures.shape[1]
-    bounds: Any = [(0.0, None)] * width + [(None, None)]
+    bounds: list[tuple[float | None, None]] = [(0.0, None)] * width
+    bounds.append((None, None))
     found = minimize(loss, np.zeros(width + 1), jac=True, bounds=bounds, method="L-BFGS-B")
     return np.asarray(found.x)
 
 
-def _assign_folds(labels: np.ndarray, seed: int) -> np.ndarray:
+def _assign_folds(labels: Int[np.ndarray, " pairs"], seed: int) -> Int[np.ndarray, " pairs"]:
     """Return the number of the cross-validation fold of each pair, from 0 to 4, stratified by label."""
     draw, folds = np.random.default_rng(seed), np.zeros(len(labels), int)
     for label in (0, 1):

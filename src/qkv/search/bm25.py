@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.extras import require_packages
+from qkv.core.typing import Float
 from qkv.encoders.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class BM25:
         scores = csc_array(arrays, shape=(len(texts), len(arrays[2]) - 1))
         return cls(scores[:, [numbers[word] for word in vocabulary]], vocabulary)
 
-    def score(self, queries: Sequence[Sequence[str]]) -> np.ndarray:
+    def score(self, queries: Sequence[Sequence[str]]) -> Float[np.ndarray, "queries passages"]:
         """Return the BM25 scores `(queries, passages)` for queries split into words.
 
         Words that occur in no passage contribute 0.

@@ -10,6 +10,7 @@ import numpy as np
 
 from qkv.core.extras import require_packages
 from qkv.core.progress import Progress, track
+from qkv.core.typing import Float
 from qkv.errors import DataError, OptionError
 from qkv.search.collections import Collection
 from qkv.search.index import Index
@@ -84,11 +85,11 @@ def rankings(
     progress: Progress | None = None,
 ) -> dict[str, dict[str, float]]:
     """Return the weights of the documents that `Index.rank` finds, by query name and document name."""
-    ranked = index.rank([query_text(query) for query in queries], top, mix=mix, progress=progress)
+    ranked = index.rank([_query_text(query) for query in queries], top, mix=mix, progress=progress)
     return {query.name: found for query, found in zip(queries, ranked, strict=True)}
 
 
-def query_text(query: Document) -> str:
+def _query_text(query: Document) -> str:
     """Return the text of a query, or its title if it has no text."""
     return query.text if query.text.strip() else query.title
 
@@ -134,7 +135,7 @@ def learn(
         raise DataError(
             "relevant must include at least one document of the index, got none. Pass judgements of indexed documents."
         )
-    vectors = index.encoder.encode([query_text(query) for query in queries])
+    vectors = index.encoder.encode([_query_text(query) for query in queries])
     ranker = AttentionRanker(**options).fit(
         vectors, np.asarray(index.keys.rows), positives, document_ids=index.owners, progress=progress
     )
@@ -197,7 +198,9 @@ def gains(
         mix: measure(rankings(index, collection.queries, mix=mix, top=top), collection.relevant, measures).queries
         for mix in mixes
     }
-    rows: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {mix: [] for mix in mixes}
+    rows: dict[float, list[tuple[Float[np.ndarray, " measures"], Float[np.ndarray, " measures"]]]] = {
+        mix: [] for mix in mixes
+    }
     half = len(collection.queries) // 2
     for repeat in track(range(repeats), "learning", progress):
         order = np.random.default_rng(repeat).permutation(len(collection.queries))
@@ -211,7 +214,7 @@ def gains(
     return {mix: _gain(np.array(pairs), measures) for mix, pairs in rows.items()}
 
 
-def _gain(pairs: np.ndarray, measures: Sequence[str]) -> Gain:
+def _gain(pairs: Float[np.ndarray, "repeats 2 measures"], measures: Sequence[str]) -> Gain:
     """Return the `Gain` computed from `pairs`, the measures before and after learning, `(repeats, 2, measures)`."""
     start, learned = pairs.mean(axis=0).tolist()
     added = (pairs[:, 1] - pairs[:, 0]).T.tolist()

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from qkv.core.typing import Float
+
 __all__ = ["Contributions", "Hit", "merge_contributions"]
 
 
@@ -24,7 +26,7 @@ class Contributions:
 
     query_words: list[str]
     words: list[str]
-    pairs: np.ndarray = field(repr=False)
+    pairs: Float[np.ndarray, "query_words words"] = field(repr=False)
     rest: float
 
     @property
@@ -65,7 +67,9 @@ class Hit:
     contributions: Contributions | None = field(default=None, repr=False)
 
 
-def merge_contributions(parts: list[tuple[list[str], list[str], np.ndarray]], rest: float) -> Contributions:
+def merge_contributions(
+    parts: list[tuple[list[str], list[str], Float[np.ndarray, "query_words words"]]], rest: float
+) -> Contributions:
     """Add up the contributions of equal word pairs to several scores of the same query and passage.
 
     Example:
@@ -83,5 +87,5 @@ def merge_contributions(parts: list[tuple[list[str], list[str], np.ndarray]], re
     return Contributions(query_words, words, pairs, rest)
 
 
-def _sorted(words: list[str], shares: np.ndarray) -> dict[str, float]:
+def _sorted(words: list[str], shares: Float[np.ndarray, " words"]) -> dict[str, float]:
     return {words[at]: float(shares[at]) for at in np.argsort(-shares, kind="stable")}

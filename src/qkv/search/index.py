@@ -11,6 +11,7 @@ import numpy as np
 
 from qkv.core.checks import check_integers
 from qkv.core.progress import Progress, report
+from qkv.core.typing import Bool, Float, Int
 from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25, Vocabulary
 from qkv.search.encoder_registry import Encoder, build_encoder
@@ -66,12 +67,12 @@ class Index:
         self,
         table: pa.Table,
         encoder: Encoder,
-        keys: PassageVectors | np.ndarray | csr_array,
+        keys: PassageVectors | Float[np.ndarray, "passages width"] | csr_array,
         words: BM25,
         splitter: Vocabulary,
         *,
         mix: float = 0.5,
-        metric: np.ndarray | None = None,
+        metric: Float[np.ndarray, "width width"] | None = None,
     ) -> None:
         self.table = table
         self.encoder = encoder
@@ -80,7 +81,7 @@ class Index:
         self.splitter = splitter
         self.mix = _check_mix(mix)
         self.metric = metric
-        self.owners: np.ndarray = table.column("document").to_numpy()
+        self.owners: Int[np.ndarray, " passages"] = table.column("document").to_numpy()
 
     @classmethod
     def from_texts(
@@ -251,7 +252,7 @@ class Index:
                 yield {names[owner]: weight for owner, weight in best.items()}
             report(progress, "ranking", min(begin + together, len(queries)), len(queries))
 
-    def with_metric(self, metric: np.ndarray | None) -> Index:
+    def with_metric(self, metric: Float[np.ndarray, "width width"] | None) -> Index:
         """Return an index of the same passages with the metric W = `metric`, or the identity matrix if it is None."""
         return Index(self.table, self.encoder, self.keys, self.words, self.splitter, mix=self.mix, metric=metric)
 
@@ -260,14 +261,16 @@ class Index:
         keys = encoder.fit_encode(self.table.column("text").to_pylist(), progress)
         return Index(self.table, encoder, keys, self.words, self.splitter, mix=self.mix)
 
-    def vectors(self, queries: Sequence[str]) -> np.ndarray | csr_array:
+    def vectors(self, queries: Sequence[str]) -> Float[np.ndarray, "queries width"] | csr_array:
         """Return the encoded queries `(queries, width)`, multiplied by the metric W if the index has one."""
         encoded = self.encoder.encode(queries)
         return encoded if self.metric is None else encoded @ self.metric
 
     # -- implementation -----------------------------------------------------------------------------------------
 
-    def _top_passages(self, bound: _BoundQueries, top: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    def _top_passages(
+        self, bound: _BoundQueries, top: int, temperature: float
+    ) -> tuple[Int[np.ndarray, "queries top"], Float[np.ndarray, "queries top"]]:
         """Return the rows and the weights of the `top` passages with the largest weights, each `(queries, top)`."""
         import qkv
         from qkv.readouts import TopWeights
@@ -343,14 +346,14 @@ class _BoundQueries:
             else:
                 self.bias += scaled
             known |= compared.any(axis=1)
-        self.found: np.ndarray = np.asarray(known)
+        self.found: Bool[np.ndarray, " queries"] = np.asarray(known)
 
     def score(self, row: int) -> float:
         """Return the score of the passage in row `row` for the first query."""
         return float(self.query[0] @ self.key[row] + self.bias[0, row]) - float(self.center[0])
 
 
-def _divide(share: float, spread: np.ndarray) -> np.ndarray:
+def _divide(share: float, spread: Float[np.ndarray, " queries"]) -> Float[np.ndarray, " queries"]:
     return np.where(spread > _MIN_DEVIATION, share / np.where(spread > _MIN_DEVIATION, spread, 1.0), 0.0)
 
 

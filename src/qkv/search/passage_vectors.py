@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.typing import Float
+
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
@@ -23,7 +25,11 @@ class PassageVectors:
         moments: mean and covariance of dense rows; None to compute them when needed.
     """
 
-    def __init__(self, rows: np.ndarray | csr_array, moments: tuple[np.ndarray, np.ndarray] | None = None) -> None:
+    def __init__(
+        self,
+        rows: Float[np.ndarray, "passages width"] | csr_array,
+        moments: tuple[Float[np.ndarray, " width"], Float[np.ndarray, "width width"]] | None = None,
+    ) -> None:
         self.rows = rows
         self.dense = isinstance(rows, np.ndarray)
         if moments is not None:
@@ -32,12 +38,16 @@ class PassageVectors:
     def __len__(self) -> int:
         return int(self.rows.shape[0])
 
-    def inner_products(self, queries: np.ndarray | csr_array) -> np.ndarray:
+    def inner_products(
+        self, queries: Float[np.ndarray, "queries width"] | csr_array
+    ) -> Float[np.ndarray, "queries passages"]:
         """Return the inner products of queries and passages, `(queries, passages)`."""
         product = queries @ self.rows.T
         return np.asarray(product if self.dense else product.toarray(), np.float32)
 
-    def score_statistics(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def score_statistics(
+        self, queries: Float[np.ndarray, "queries width"]
+    ) -> tuple[Float[np.ndarray, " queries"], Float[np.ndarray, " queries"]]:
         """Return the mean and standard deviation of each query's inner products with all passages, each `(queries,)`.
 
         Both are computed from the mean μ and covariance Σ of the rows, as qᵀμ and √(qᵀΣq).
@@ -47,7 +57,7 @@ class PassageVectors:
         return queries @ mean, np.sqrt(np.maximum(((queries @ covariance) * queries).sum(axis=1), 0))
 
     @cached_property
-    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+    def moments(self) -> tuple[Float[np.ndarray, " width"], Float[np.ndarray, "width width"]]:
         """Mean `(width,)` and covariance `(width, width)` of dense vectors over the passages."""
         width = self.rows.shape[1]
         total, products = np.zeros(width), np.zeros((width, width))
@@ -59,6 +69,8 @@ class PassageVectors:
         return mean, products / len(self) - np.outer(mean, mean)
 
 
-def row_statistics(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def row_statistics(
+    scores: Float[np.ndarray, "rows columns"],
+) -> tuple[Float[np.ndarray, " rows"], Float[np.ndarray, " rows"]]:
     """Return two arrays `(rows,)`: the mean and the standard deviation of each row of `scores`."""
     return scores.mean(axis=1, dtype=np.float64), scores.std(axis=1, dtype=np.float64)
