@@ -38,6 +38,7 @@ class Normalizer(Part, ABC):
     Attributes:
         online: whether rows can be accumulated tile by tile, as in online softmax; otherwise whole rows are needed.
         shift_invariant: whether adding a number to all logits of a row leaves the weights unchanged.
+        constant: whether all keys of a row that are not excluded get the same weight, whatever their logits are.
         symmetric: whether equal logits get equal weights.
         sums_to_one: whether the weights of a row with at least one key sum to 1.
         log_sum_exp: whether `log_total` is defined.
@@ -54,6 +55,7 @@ class Normalizer(Part, ABC):
 
     online: bool = True
     shift_invariant: bool = False
+    constant: ClassVar[bool] = False
     symmetric: ClassVar[bool] = False
     sums_to_one: bool = True
     log_sum_exp: bool = False

@@ -27,6 +27,7 @@ class Mean(LinearNormalizer):
     """
 
     shift_invariant = True
+    constant: ClassVar[bool] = True
     symmetric: ClassVar[bool] = True
     differentiable: ClassVar[bool] = False
 

@@ -47,6 +47,7 @@ class Score(Part, ABC):
         default_normalizer: name of the normalizer used if the call gives none.
         positional: whether the logit depends on positions.
         accepts: the kind of queries and keys, "numbers", "text" or "any".
+        accepts_records: whether queries and keys may be structured arrays, with a field per column.
         constant: whether every pair has the same logit.
         keeps_dtype: whether query and key are compared in their own dtype instead of the dtype of accumulation.
         lift_kind: "exact" if the logit is the inner product of the vectors of `lift`, "up_to_query_constant" if
@@ -54,6 +55,8 @@ class Score(Part, ABC):
         is_inner_product: whether `projected_logits` is the plain matrix product of the projections.
         is_scaled_dot: whether the logit is a number times the inner product of query and key, so that `scaled_lift`
             returns query and key without a copy.
+        normalizes_keys: whether `lift` divides each key by its norm, and leaves keys otherwise unchanged.
+        distance_factor: a if the logit is −a ‖q − k‖² with a single number a; otherwise None.
         tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) with projections `left` and `right`;
             otherwise None.
         gated_product: whether the logit is σ(left_w + right_w) · <left_:w, right_:w> with projections `left` and
@@ -66,10 +69,13 @@ class Score(Part, ABC):
     default_normalizer: str = "softmax"
     positional: bool = False
     accepts: str = "numbers"
+    accepts_records: bool = False
     constant: bool = False
     keeps_dtype: bool = False
     lift_kind: LiftKind | None = None
     is_scaled_dot: bool = False
+    normalizes_keys: bool = False
+    distance_factor: float | None = None
     tanh_vector: Array | None = None
     gated_product: bool = False
     inner: Score | None = None
@@ -249,8 +255,8 @@ class InnerProductScore(Score):
         return logits if term is None else logits + term[..., None]
 
 
-@delegates("score", "accepts", "default_normalizer", "elements_per_logit", "lifted_width", "lift_description")
-@delegates("score", "check_widths", "centre")
+@delegates("score", "accepts", "accepts_records", "default_normalizer", "elements_per_logit", "lifted_width")
+@delegates("score", "lift_description", "check_widths", "centre")
 class WrapperScore(Score):
     """Base class of scores that wrap an inner score and by default accept the same inputs as the inner score."""
 

@@ -43,6 +43,7 @@ class ByColumn(GeneralScore):
 
     columns: tuple[tuple[str, Score, float], ...]
     accepts = "text"
+    accepts_records = True
 
     def validate(self) -> None:
         """Check that `columns` is a tuple of one or more tuples (name, score, weight)."""

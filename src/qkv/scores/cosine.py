@@ -40,6 +40,7 @@ class Cosine(InnerProductScore):
     """
 
     temperature: Array | float = array_field(default=1.0)
+    normalizes_keys = True
 
     def validate(self) -> None:
         """Check that the temperature is positive if it is a number; the elements of an array are not checked."""

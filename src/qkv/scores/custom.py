@@ -57,6 +57,11 @@ class Custom(GeneralScore):
         if not isinstance(self.parameters, tuple):
             object.__setattr__(self, "parameters", tuple(self.parameters))
 
+    @property
+    def accepts_records(self) -> bool:  # type: ignore[override]
+        """Whether structured arrays are passed to the function, which holds unless it accepts numbers alone."""
+        return self.accepts != "numbers"
+
     def check_widths(self, query_width: int, key_width: int) -> None:
         """Accept any widths of query and key, because only `function` can check them."""
 

@@ -47,6 +47,11 @@ class Gaussian(InnerProductScore):
         """Check that the bandwidth is positive if it is a number; the elements of an array are not checked."""
         require_number("Gaussian", "bandwidth", self.bandwidth, lambda h: h > 0, "a positive number")
 
+    @property
+    def distance_factor(self) -> float | None:  # type: ignore[override]
+        """1/2h², or None if the bandwidth is an array with axes."""
+        return None if getattr(self.bandwidth, "ndim", 0) else 0.5 / float(self.bandwidth) ** 2
+
     def centre(self, key: Num[Array, "*batch k width"]) -> Num[Array, "*batch 1 width"]:
         """Return the mean of the keys, `(*batch, 1, width)`, or zeros if there are no keys.
 

@@ -62,6 +62,11 @@ class SumOf(Score):
         return any(score.positional for score in self.scores)
 
     @property
+    def accepts_records(self) -> bool:  # type: ignore[override]
+        """Whether all scores accept structured arrays."""
+        return all(score.accepts_records for score in self.scores)
+
+    @property
     def accepts(self) -> str:  # type: ignore[override]
         """The kind of query and key, "numbers" or "text", that the scores require; "any" if they accept both."""
         return next((score.accepts for score in self.scores if score.accepts != "any"), "any")

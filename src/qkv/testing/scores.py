@@ -168,6 +168,18 @@ class ScoreContract(DifferentiableContract):
                 rest = rest - rest[..., :1]
             assert np.abs(rest).max() <= 1e-12 * np.abs(score(query, key, END)).max()
 
+    def test_facts_about_distances_and_norms_hold(self) -> None:
+        for batch in ((), (2,)):
+            score = self.make(Draw(1, batch=batch))
+            query, key = self._sides(batch)
+            if score.distance_factor is not None:
+                squares = np.square(query[..., :, None, :] - key[..., None, :, :]).sum(axis=-1)
+                assert_close(score(query, key, END), -score.distance_factor * squares, 1e-12)
+            if score.normalizes_keys:
+                tile = Tile.whole(query.shape[-2], key.shape[-2], batch, END)
+                norms = np.linalg.norm(key, axis=-1, keepdims=True)
+                assert_close(score.lift(query, key, tile)[1] * norms, key, 1e-12)
+
     def test_pair_of_the_sides_is_the_tile_for_each_batch_element_and_no_logit_exceeds_the_bound(
         self,
     ) -> None:

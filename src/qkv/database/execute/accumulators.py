@@ -12,6 +12,7 @@ normalizers keep the sums of their masses μ, whose entropy is log Σ μ − Σ 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -28,12 +29,13 @@ __all__ = ["Accumulator", "accumulator_for"]
 # Smaller exponents give denormal results, which are slow to compute.
 _SMALLEST_EXPONENT = {"float32": -87.0, "float64": -700.0}
 
-Finalized = tuple[Summary, list[Aggregate], Float[np.ndarray, " q"] | None]
+_Normalizer = TypeVar("_Normalizer", bound=Normalizer)
+_Finalized = tuple[Summary, list[Aggregate], Float[np.ndarray, " q"] | None]
 
 
 def accumulator_for(
     normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int
-) -> Accumulator | None:
+) -> SoftmaxAccumulator | LinearAccumulator | None:
     """Return an accumulator for a normalizer, or None if its weights cannot be summed tile by tile.
 
     Args:
@@ -49,14 +51,14 @@ def accumulator_for(
     return None
 
 
-class Accumulator(ABC):
+class Accumulator(ABC, Generic[_Normalizer]):
     """Base class of accumulators, which keep running sums of weights and weighted values for a group of queries.
 
     Attributes:
         top_rows: the rows with the largest weights so far.
     """
 
-    def __init__(self, normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int) -> None:
+    def __init__(self, normalizer: _Normalizer, queries: int, values: StreamedAggregator, evidence: int) -> None:
         self.normalizer, self.values, self.queries = normalizer, values, queries
         self.top_rows = TopRows(queries, evidence)
         self.total = np.zeros((queries, 1))
@@ -81,7 +83,7 @@ class Accumulator(ABC):
         tile = Tile.whole(*logits.shape)
         return np.asarray(self.normalizer.tile_weights(self.normalizer.prepare(logits), summary, tile))
 
-    def finalize(self) -> Finalized:
+    def finalize(self) -> _Finalized:
         """Return the summary, the aggregate and the effective number of rows of each query.
 
         The effective number of rows is exp(entropy) of the weights, or None if the weights do not sum to 1.
@@ -95,7 +97,7 @@ class Accumulator(ABC):
         return summary, self.values.aggregates(scale, self.total * scale), support
 
 
-class SoftmaxAccumulator(Accumulator):
+class SoftmaxAccumulator(Accumulator[Normalizer]):
     """Accumulator for softmax that sums exponentials relative to the running maximum of the logits."""
 
     def __init__(self, normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int) -> None:
@@ -143,11 +145,10 @@ class SoftmaxAccumulator(Accumulator):
         self.maximum = maximum
 
 
-class LinearAccumulator(Accumulator):
+class LinearAccumulator(Accumulator[LinearNormalizer]):
     """Accumulator that sums the unnormalized weights of a linear normalizer, such as `Sum` or `Mean`."""
 
     def accumulate(self, logits: Float[np.ndarray, "q rows"], first: int, values: Num[np.ndarray, "rows ..."]) -> None:
-        assert isinstance(self.normalizer, LinearNormalizer)
         mass = np.asarray(self.normalizer.mass(self.normalizer.prepare(logits)))
         self.top_rows.update(np.where(mass == 0, -np.inf, mass), first)
         self.total += mass.sum(axis=1, keepdims=True, dtype=np.float64)

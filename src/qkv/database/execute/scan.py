@@ -31,7 +31,6 @@ from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, DistanceComparison
 from qkv.errors import StoreFullError
 from qkv.normalizers import Identity
-from qkv.scores import Cosine, Gaussian
 from qkv.scores.base import Score
 from qkv.store import Block
 from qkv.store.disk import write_synced
@@ -122,13 +121,9 @@ def fast_logits(
     own = [columns[index] for index in comparison.columns]
     if len(own) == 1 and own[0].kind == "vector" and arrow_columns.float_dtype(own[0].type) is not None:
         scalar = all(np.ndim(np.asarray(array)) == 0 for array in score.arrays())
-        if scalar and (isinstance(score, Cosine | Gaussian) or (score.is_scaled_dot and not score.positional)):
+        if scalar and (_norm_kind(score) or (score.is_scaled_dot and not score.positional)):
             return VectorLogits(score, own[0], query, norms)
-    if (
-        isinstance(comparison, DistanceComparison)
-        and isinstance(score, Gaussian)
-        and np.ndim(np.asarray(score.bandwidth)) == 0
-    ):
+    if isinstance(comparison, DistanceComparison) and score.distance_factor is not None:
         return NumberLogits(comparison, own, query) if all(column.kind == "number" for column in own) else None
     return None
 
@@ -149,16 +144,14 @@ class VectorLogits(Logits[VectorRows]):
         dtype = arrow_columns.float_dtype(column.type)
         assert dtype is not None
         self.column, self.dtype, self.norms = column.name, dtype, norms
-        self.kind = "squares" if isinstance(score, Gaussian) else "inverse" if isinstance(score, Cosine) else ""
+        self.kind = _norm_kind(score)
         self.description = f"one product of the mapped vectors with the queries, in {dtype}"
         query = np.asarray(query, np.float64)
         tile = Tile.whole(len(query), 1)
-        if isinstance(score, Cosine):
-            query = np.asarray(score.lift(query, query[:1], tile)[0])
-        elif isinstance(score, Gaussian):
-            self.half = 0.5 / float(score.bandwidth) ** 2
+        if score.distance_factor is not None:
+            self.factor = score.distance_factor
             self.exact, self.square = query, np.square(query).sum(axis=1)
-            query = query * (2 * self.half)
+            query = query * (2 * self.factor)
         else:
             lifted, _, scale = score.scaled_lift(query, query[:1], tile)
             query = np.asarray(lifted) * scale
@@ -196,12 +189,12 @@ class VectorLogits(Logits[VectorRows]):
             return logits
         # ‖k − q‖² is a difference of squared norms, which is inaccurate if they are large relative to the bandwidth.
         largest = max(largest, float(self.square.max(initial=0)))
-        if self.dtype == np.float32 and _EPSILON * largest * self.half > _TOLERANCE:
+        if self.dtype == np.float32 and _EPSILON * largest * self.factor > _TOLERANCE:
             return self._from_differences(matrix)
         if len(self._workspace) < len(norms):
             self._workspace = np.empty(len(norms), self.dtype)
-        logits -= np.multiply(norms, self.dtype.type(self.half), out=self._workspace[: len(norms)])
-        logits -= (self.half * self.square).astype(self.dtype)[:, None]
+        logits -= np.multiply(norms, self.dtype.type(self.factor), out=self._workspace[: len(norms)])
+        logits -= (self.factor * self.square).astype(self.dtype)[:, None]
         return logits
 
     def _from_differences(self, matrix: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "q n"]:
@@ -209,7 +202,7 @@ class VectorLogits(Logits[VectorRows]):
         for query, out in zip(self.exact, logits, strict=True):
             difference = matrix - query
             np.einsum("ij,ij->i", difference, difference, out=out)
-        logits *= -self.half
+        logits *= -self.factor
         return logits
 
 
@@ -259,6 +252,11 @@ class VectorNorms:
         return norms
 
 
+def _norm_kind(score: Score) -> str:
+    """Return which norms of the keys the logits need: "inverse", "squares", or "" for none."""
+    return "squares" if score.distance_factor is not None else "inverse" if score.normalizes_keys else ""
+
+
 def _norms(matrix: Float[np.ndarray, "rows width"], kind: str) -> Float[np.ndarray, " rows"]:
     squares = np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -280,10 +278,10 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
         self, comparison: DistanceComparison, columns: Sequence[Column], query: Float[np.ndarray, "q width"]
     ) -> None:
         score = comparison.score
-        assert isinstance(score, Gaussian)
+        assert score.distance_factor is not None
         self.names = [column.name for column in columns]
         self.query = np.asarray(query, np.float64) * comparison.scale + comparison.offset
-        self.factor = 1.0 / (comparison.scale * float(score.bandwidth) * np.sqrt(2.0))
+        self.factor = np.sqrt(score.distance_factor) / comparison.scale
         # Where float32 rounds the query by more than the tolerance, the column is read in float64.
         rounding = _EPSILON * np.abs(self.query).max(axis=0, initial=0) * self.factor
         self.float32_suffices = rounding < _TOLERANCE / 10
