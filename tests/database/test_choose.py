@@ -190,7 +190,48 @@ def test_a_score_by_column_sees_the_columns_as_they_stand():
     assert answer.value == pytest.approx(4.0, abs=1e-6)
 
 
+NOTES = {"k": ["ann", "bob"], "n": [1.0, 2.0], "x": [[1.0, 0.0], [0.0, 1.0]], "v": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("key", "query", "options", "shown"),
+    [
+        ("k", "ann", {}, True),
+        ("k", "ann", {"normalizer": "softmax"}, False),
+        ("x", [1.0, 0.0], {}, True),
+        (["x", "n"], {"x": [1.0, 0.0], "n": 1.0}, {}, False),
+    ],
+)
+def test_the_number_of_best_keys_is_noted_where_only_they_get_weight(key, query, options, shown):
+    answer = Database.open(NOTES, key=key, value="v").ask(query, **options)
+    assert ("the 10 best keys take part" in answer.notes) is shown
+
+
+def test_the_comparison_of_every_part_of_a_key_is_noted():
+    answer = Database.open(NOTES, key=["x", "n"], value="v").ask({"x": [1.0, 0.0], "n": 1.0})
+    assert "x: compared by cosine" in answer.notes
+
+
 # -- scores that do not fit
+
+
+GIVEN = ["exact", "constant", "gaussian:0.1", "gaussian", "spelling", scores.Exact(), scores.Gaussian(0.1)]
+
+
+@pytest.mark.parametrize("score", GIVEN, ids=str)
+def test_one_score_for_a_text_and_a_number_is_refused_with_remedies_that_work(score):
+    people = Database.open(MIXED, key="name,age", value="pay")
+    with pytest.raises(OptionError, match=r"Omit score .* or pass") as error:
+        people.ask(("bob ray", 59), score=score)
+    assert people.ask(("bob ray", 59)).found
+    remedy = str(error.value).split("or pass ")[1].rstrip(".")
+    assert people.ask(("bob ray", 59), score=eval(remedy, {"scores": scores})).found
+
+
+def test_a_score_of_the_users_own_compares_records():
+    same = scores.Custom(lambda query, key: (query[:, None] == key[None, :]).astype(float), accepts="any")
+    people = Database.open(MIXED, key="name,age", value="pay")
+    assert people.ask(("bob ray", 20), score=same, normalizer="sum").found
 
 
 @pytest.mark.parametrize(

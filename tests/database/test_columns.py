@@ -82,7 +82,7 @@ def test_rows_without_key_or_value_are_left_out_and_counted():
     table = {"name": ["a", None, "c", "  ", "e"], "n": [1.0, 2.0, None, 4.0, 5.0]}
     database = Database.open(table, key="name", value="n")
     assert len(database) == 2
-    assert database.left_out == {"name": 2, "n": 1}
+    assert database.missing_cells == {"name": 2, "n": 1}
     answer = database.ask("a", normalizer="mean")
     assert answer.value == 3.0
     assert "3 left out (name missing in 2, n missing in 1)" in answer.notes[0]

@@ -118,7 +118,7 @@ def test_records_tables_and_predicates_show_the_columns_that_were_given_and_no_v
         with pytest.raises(QueryError, match="columns text, number, book, such"):
             each.delete("colour = 3")
         assert not each.ask("golden ring", where="number > 99").found
-        assert (len(each), each.left_out) == (7, {"text": 2})
+        assert (len(each), each.missing_cells) == (7, {"text": 2})
 
 
 @pytest.mark.parametrize("encoder", ["latent", "table"])
@@ -303,7 +303,7 @@ def test_a_key_of_categories_is_encoded_as_texts(path, backend):
     Database.create(path, table, "key", "value", encoder="latent", backend=backend)
     for each in both(path):
         assert each.ask(["rose", "wine"]).value == pytest.approx([2.0, 2.0], abs=1e-3)
-        assert each.left_out == {"key": 1}
+        assert each.missing_cells == {"key": 1}
 
 
 def test_a_file_whose_first_part_has_no_rows_is_encoded(tmp_path, path):
@@ -488,7 +488,7 @@ def test_a_row_whose_vector_is_not_finite_takes_no_part(path):
     words = WordVectors(("a", "b"), np.array([[np.nan, 1], [1, 0]], np.float32))
     Database.create(path, {"key": ["a", "b"], "value": [1.0, 2.0]}, "key", "value", encoder=words)
     for each in both(path):
-        assert (len(each), each.left_out) == (1, {"key": 1})
+        assert (len(each), each.missing_cells) == (1, {"key": 1})
         assert each.ask(["a", "b"]).value == [None, 2.0]
 
 

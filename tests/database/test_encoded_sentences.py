@@ -42,7 +42,7 @@ def test_sentences_are_found_by_what_they_mean(tmp_path):
         assert [one.rows[0].record["number"] for one in answer if one.found] == [3.0, 2.0]
         assert answer.found == [True, True, False, False]
         assert "encoded by the sentence model all-MiniLM-L6-v2, 384 numbers" in answer.notes[1]
-        assert (len(store), store.left_out) == (3, {"text": 1})
+        assert (len(store), store.missing_cells) == (3, {"text": 1})
 
 
 def test_a_model_is_kept_by_its_folder_and_missed_when_it_is_gone(tmp_path):

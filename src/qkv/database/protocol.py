@@ -108,12 +108,12 @@ class Queryable(ABC):
         return self._executor().table
 
     @property
-    def left_out(self) -> dict[str, int]:
+    def missing_cells(self) -> dict[str, int]:
         """The number of missing cells of each key or value column that has any.
 
         Rows with a missing cell are excluded.
         """
-        return self._executor().left_out
+        return self._executor().missing_cells
 
     def column(self, name: str) -> Column:
         """Return the key or value column `name` as NumPy arrays, or a sample of its rows if the table is large.

@@ -21,7 +21,7 @@ from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError
 from qkv.masks.base import Mask
-from qkv.normalizers import NORMALIZERS, Mean
+from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 
@@ -59,13 +59,13 @@ class Executor(ABC):
         name: the name of the table in messages.
         title: the name of the table in notes.
         fold: whether texts are folded.
-        left_out: number of missing cells by column; rows with a missing cell are excluded.
+        missing_cells: number of missing cells by column; rows with a missing cell are excluded.
         complete_rows: number of rows with key and value.
         query_columns: the key columns by which queries are parsed.
     """
 
     table: pa.Table | StoredRows
-    left_out: dict[str, int]
+    missing_cells: dict[str, int]
     complete_rows: int
     query_columns: tuple[Column, ...]
 
@@ -76,13 +76,13 @@ class Executor(ABC):
         self._filter: tuple[str, np.ndarray] | None = None
 
     def _set_counts(self, missing: dict[str, int], complete_rows: int) -> None:
-        """Set `left_out` and `complete_rows`, and raise a `DataError` if no row is complete."""
+        """Set `missing_cells` and `complete_rows`, and raise a `DataError` if no row is complete."""
         if not complete_rows:
             raise DataError(
                 f"{self.name} must have at least one row with a value in each of {', '.join(missing)}, got none. "
                 "Choose other columns, or fill in missing cells."
             )
-        self.left_out = {name: count for name, count in missing.items() if count}
+        self.missing_cells = {name: count for name, count in missing.items() if count}
         self.complete_rows = complete_rows
 
     @property
@@ -116,7 +116,10 @@ class Executor(ABC):
         normalizer = parse_normalizer(given) if isinstance(given, str) else given
         normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
         entries, plan, matching = self.run(parsed, comparison, normalizer, options)
-        notes = (self._rows_note(matching), *comparison.notes, f"weights by {normalizer}")
+        notes = (self._rows_note(matching), *comparison.notes)
+        if comparison.normalizer_note and normalizer is comparison.normalizer:
+            notes += (comparison.normalizer_note,)
+        notes += (f"weights by {normalizer}",)
         return Answer(tuple(entries), parsed.single, self.table, self.key, self.value, comparison.measure, plan, notes)
 
     def column(self, name: str) -> Column:
@@ -143,8 +146,8 @@ class Executor(ABC):
 
     def _rows_note(self, matching: int | None) -> str:
         note = f"{self.complete_rows:,} rows of {self.title}"
-        if self.left_out:
-            missing = ", ".join(f"{name} missing in {count:,}" for name, count in self.left_out.items())
+        if self.missing_cells:
+            missing = ", ".join(f"{name} missing in {count:,}" for name, count in self.missing_cells.items())
             note += f"; {self.table.num_rows - self.complete_rows:,} left out ({missing})"
         return note if matching is None else f"{note}; {matching:,} rows satisfy the predicate"
 
@@ -225,9 +228,9 @@ def _no_match_reasons(
 ) -> list[str]:
     """Return for each query the reason why it has no match, or an empty string if it has a match."""
     without_weight = (results.nearest < 0) | (results.weights[:, 0] == 0)
-    # The mean of all rows ignores the query, so every query has a match.
+    # Equal weights do not depend on the query, so every query has a match.
     mismatches: list[str | None] = [None] * len(results.nearest)
-    if not isinstance(normalizer, Mean) and len(comparison.key):
+    if not normalizer.constant and len(comparison.key):
         mismatches = comparison.mismatches(query, np.maximum(results.nearest, 0))
     reasons = []
     for missing, no_weight, mismatch in zip(queries.missing, without_weight, mismatches, strict=True):

@@ -50,6 +50,7 @@ _TEXT_THRESHOLD = 0.8
 _VECTOR_TEMPERATURE = 0.05
 _VECTOR_THRESHOLD = 0.5
 _TOP = 10
+_BY_KIND = {"text": "Spelling", "category": "Exact", "vector": "Cosine"}
 # The bandwidth at which a kernel smooths as much as a Gaussian of bandwidth 1: Marron and Nolan (1988),
 # Canonical kernels for density estimation; the ratio of (R(K) / μ₂(K)²)^(1/5).
 _AS_WIDE_AS_GAUSSIAN = {"laplace": 0.7398, "boxcar": 1.7401, "epanechnikov": 2.2138, "triangular": 2.4326}
@@ -84,9 +85,14 @@ class ComparisonChooser:
         if named is not None and not named.needs_bandwidth:
             score, named = named.build(), None
         every = tuple(range(len(self.columns)))
+        numeric = all(map(_is_numeric, self.columns))
+        if len(self.columns) > 1 and not numeric and score is not None:
+            self._check_accepts_records(score)
         if isinstance(score, Score):
             return self._by_score(score, every, threshold)
-        if self._one("text", "category", "vector") or (self._one("boolean") and named is None):
+        if self._is_single_column("text", "category", "vector") or (
+            self._is_single_column("boolean") and named is None
+        ):
             if named is not None:
                 key = self.columns[0]
                 remedy = "spelling, jaro-winkler, levenshtein, token-set-ratio or exact"
@@ -97,16 +103,24 @@ class ComparisonChooser:
                     f"which compares numbers. Choose {remedy}."
                 )
             return self._single_column(0, threshold)
-        if all(_is_numeric(column) for column in self.columns):
+        if numeric:
             return self._numeric(every, named, threshold, partial(self.bandwidth, progress=progress))
-        if named is not None:
-            raise OptionError(
-                f"score must be None or a scores.ByColumn if the key columns are of several kinds, got {score!r}. "
-                "Omit score to compare each column by the default of its kind."
-            )
         return self._mixed(threshold)
 
-    def _one(self, *kinds: str) -> bool:
+    def _check_accepts_records(self, score: Score | str) -> None:
+        if isinstance(score, Score) and score.accepts_records:
+            return
+        example = ", ".join(
+            f"({column.name!r}, scores.{'Gaussian' if _is_numeric(column) else _BY_KIND[column.kind]}(), 1.0)"
+            for column in self.columns
+        )
+        raise OptionError(
+            "score must compare each column on its own if the key has several columns that are not all numbers, got "
+            f"{score}. Omit score to compare each column by the default of its kind, or pass "
+            f"scores.ByColumn(({example}))."
+        )
+
+    def _is_single_column(self, *kinds: str) -> bool:
         return len(self.columns) == 1 and self.columns[0].kind in kinds
 
     # -- comparisons by a given score -------------------------------------------------------------------
@@ -117,16 +131,16 @@ class ComparisonChooser:
         if isinstance(score, ByColumn) or (len(columns) > 1 and not all(map(_is_numeric, columns))):
             key = structured({c.name: in_days(c, c.cells) for c in columns})
             return ScoreComparison(every, columns, score, None, key, notes, structured=True)
-        if self._one("text", "category") and score.accepts == "text" and score.default_normalizer == "sum":
+        if self._is_single_column("text", "category") and score.accepts == "text" and score.default_normalizer == "sum":
             return self._texts(0, score, threshold, notes)
-        if self._one("vector") and isinstance(score, Cosine) and score.temperature == 1.0:
+        if self._is_single_column("vector") and isinstance(score, Cosine) and score.temperature == 1.0:
             return self._vectors(0, threshold)
-        points = first.cells if self._one("text", "category", "vector") else self._stacked(every)
+        points = first.cells if self._is_single_column("text", "category", "vector") else self._stacked(every)
         width = getattr(score, "bandwidth", None)
         limit = threshold
-        if self._one("text", "category") or not isinstance(width, float | int):
+        if self._is_single_column("text", "category") or not isinstance(width, float | int):
             limit = None
-        elif limit is None and not self._one("vector"):
+        elif limit is None and not self._is_single_column("vector"):
             limit = self._max_distance(points, 3.0 * width, "own")
         if limit is None:
             return ScoreComparison(every, columns, score, None, points, notes)
@@ -154,16 +168,22 @@ class ComparisonChooser:
         least = _TEXT_THRESHOLD if threshold is None else threshold
         spelling = isinstance(score, Spelling)
         limit = f"no match under a similarity of {least:g}" + ", unless the query begins the key" * spelling
-        notes += (f"the {top} best keys take part", limit)
+        notes += (limit,)
         normalizer = TopK(top, normalizer=Softmax(temperature=_TEXT_TEMPERATURE))
-        return SimilarityComparison((index,), (column,), score, normalizer, column.cells, notes, least, spelling)
+        best = _best_keys_note(top)
+        return SimilarityComparison(
+            (index,), (column,), score, normalizer, column.cells, notes, least, spelling, normalizer_note=best
+        )
 
     def _vectors(self, index: int, threshold: float | None) -> Comparison:
         column = self.columns[index]
         least = _VECTOR_THRESHOLD if threshold is None else threshold
-        notes = (f"compared by cosine; the {_TOP} best keys take part", f"no match under a cosine of {least:g}")
+        notes = ("compared by cosine", f"no match under a cosine of {least:g}")
         normalizer = TopK(_TOP, normalizer=Softmax(temperature=_VECTOR_TEMPERATURE))
-        return SimilarityComparison((index,), (column,), Cosine(), normalizer, column.cells, notes, least)
+        best = _best_keys_note(_TOP)
+        return SimilarityComparison(
+            (index,), (column,), Cosine(), normalizer, column.cells, notes, least, normalizer_note=best
+        )
 
     def _numeric(
         self,
@@ -214,7 +234,7 @@ class ComparisonChooser:
             parts.append((column.name, own, weight / texts if column.kind == "text" else weight))
         score = ByColumn(tuple((name, part.score, weight) for name, part, weight in parts))
         key = structured({name: part.key for name, part, _ in parts})
-        notes = tuple(f"{name}: {note}" for name, part, _ in parts for note in part.notes if "take part" not in note)
+        notes = tuple(f"{name}: {note}" for name, part, _ in parts for note in part.notes)
         named_parts = tuple((name, part) for name, part, _ in parts)
         return MixedComparison((), (), score, Softmax(), key, notes, named_parts)
 
@@ -263,6 +283,10 @@ class ComparisonChooser:
 
 def _is_numeric(column: Column) -> bool:
     return column.kind in ("number", "timestamp", "boolean")
+
+
+def _best_keys_note(count: int) -> str:
+    return f"the {count} best keys take part"
 
 
 def _unit_name(columns: tuple[Column, ...]) -> str:

@@ -6,7 +6,7 @@ The module `choose` selects the comparison of a database.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -38,6 +38,7 @@ class Comparison:
         normalizer: the normalizer; None for the score's own.
         key: the key array of the engine.
         notes: sentences that explain the choice.
+        normalizer_note: a sentence about `normalizer`, which does not hold for another normalizer; "" for none.
     """
 
     columns: tuple[int, ...]
@@ -46,6 +47,7 @@ class Comparison:
     normalizer: Normalizer | None
     key: Shaped[np.ndarray, "rows ..."]
     notes: tuple[str, ...]
+    normalizer_note: str = field(default="", kw_only=True)
     measure: ClassVar[str] = ""
     """The unit of `nearness`: "similarity", "distance", or "" where there is no single number."""
 

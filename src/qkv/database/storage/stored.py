@@ -294,7 +294,7 @@ class StoredDatabase(Queryable):
                 executor = InMemoryExecutor(table, key, self.value, self.name, self.fold, hidden)
             # A row lacks its vector if it lacks its key.
             names = dict.fromkeys(hidden, ", ".join(self.key))
-            executor.left_out = {names.get(name, name): count for name, count in executor.left_out.items()}
+            executor.missing_cells = {names.get(name, name): count for name, count in executor.missing_cells.items()}
             current = {kind: entry for kind, entry in self._executors.items() if entry[0] == self.version}
             self._executors = {**current, vectors: (self.version, executor)}
         return self._executors[vectors][1]
