@@ -327,8 +327,8 @@ def test_statistics_are_cached_for_each_version(tmp_path, monkeypatch):
     path = _made(tmp_path, table())
     first = Database.open(path, memory=1).ask(0.3)
     seen = []
-    real, real_choice = statistics._Pass.run, bandwidth.leave_one_out
-    monkeypatch.setattr(statistics._Pass, "run", lambda self, p: seen.append(1) or real(self, p))
+    real, real_choice = statistics._StatisticsScan.run, bandwidth.leave_one_out
+    monkeypatch.setattr(statistics._StatisticsScan, "run", lambda self, p: seen.append(1) or real(self, p))
     monkeypatch.setattr(bandwidth, "leave_one_out", lambda *a: seen.append(2))
     again = Database.open(path, memory=1)
     assert again.ask(0.3).value == first.value

@@ -27,7 +27,7 @@ from qkv.core.typing import Float, Int
 from qkv.errors import DataError, KindError
 
 __all__ = [
-    "Encoding",
+    "FeatureEncoding",
     "Features",
     "decode_columns",
     "encode_columns",
@@ -45,7 +45,7 @@ _OUTLIER = 3.0
 _MISSING = "\0missing"
 
 
-class Encoding(TypedDict):
+class FeatureEncoding(TypedDict):
     """The fitted encoding of the columns of a table, which is stored with an estimator.
 
     Attributes:
@@ -110,7 +110,7 @@ def read_columns(X: Any) -> list[np.ndarray]:
     return [_as_numbers(column, name) for column, name in zip(cells, names, strict=True)]
 
 
-def fit_encoding(columns: Sequence[np.ndarray], repeats: bool = False) -> Encoding:
+def fit_encoding(columns: Sequence[np.ndarray], repeats: bool = False) -> FeatureEncoding:
     """Return an encoding fitted to columns, which are arrays in the form that `read_columns` returns.
 
     Args:
@@ -150,7 +150,7 @@ def fit_encoding(columns: Sequence[np.ndarray], repeats: bool = False) -> Encodi
     }
 
 
-def encode_columns(encoding: Encoding, columns: Sequence[np.ndarray]) -> Features:
+def encode_columns(encoding: FeatureEncoding, columns: Sequence[np.ndarray]) -> Features:
     """Return the features of columns, which are arrays in the form that `read_columns` returns."""
     rows = len(columns[0])
     numbers = np.empty((rows, len(encoding["numbers"])), np.float32)
@@ -172,7 +172,7 @@ def encode_columns(encoding: Encoding, columns: Sequence[np.ndarray]) -> Feature
     return Features(numbers, np.stack(codes, axis=1) if codes else np.zeros((rows, 0), np.int16))
 
 
-def decode_columns(encoding: Encoding, features: Features) -> list[np.ndarray]:
+def decode_columns(encoding: FeatureEncoding, features: Features) -> list[np.ndarray]:
     """Return columns that are reconstructed from their features in float32 precision. Rare levels become None."""
     count = len(encoding["numbers"]) + len(encoding["categories"])
     columns: list[np.ndarray] = [np.zeros(0)] * count
@@ -188,7 +188,7 @@ def decode_columns(encoding: Encoding, features: Features) -> list[np.ndarray]:
     return columns
 
 
-def encoding_sizes(encoding: Encoding) -> tuple[int, list[int]]:
+def encoding_sizes(encoding: FeatureEncoding) -> tuple[int, list[int]]:
     """Return the number of numeric features, and the number of codes of each categorical feature."""
     levels = [len(known) + 1 for known in encoding["levels"]]
     common = [len(known) + 1 for known in encoding["common"]]

@@ -119,7 +119,7 @@ def load_statistics(
     path = rows.store.cache_folder / name
     statistics = _saved(path, rows.tile_rows(list(dict.fromkeys((*key, value)))))
     if statistics is None:
-        statistics = replace(_Pass(rows, key, value, folded).run(progress), path=path)
+        statistics = replace(_StatisticsScan(rows, key, value, folded).run(progress), path=path)
         statistics.save()
     return statistics
 
@@ -149,7 +149,7 @@ def _saved(path: Path, tile: int) -> TableStatistics | None:
         return None
 
 
-class _Pass:
+class _StatisticsScan:
     """Computation of the statistics in one pass over the rows of a store."""
 
     def __init__(self, rows: StoredRows, key: Sequence[str], value: str, folded: bool) -> None:

@@ -219,7 +219,7 @@ class _Call:
         comparison, columns = self._over(top_rows)
         logits = self._exact_logits(comparison, columns, query)
         weights = accumulator.weights(logits, summary) if len(top_rows) else logits
-        rows, heaviest = _heaviest(weights, self.top)
+        rows, heaviest = _largest_weights(weights, self.top)
         results = QueryResults(rows, heaviest, rows[:, 0], support, aggregates)
         return build_entries(queries, query, comparison, results, self.normalizer, self._no_row_reason(), top_rows)
 
@@ -372,7 +372,7 @@ class _Call:
         return np.concatenate(rows)
 
 
-def _heaviest(
+def _largest_weights(
     weights: Float[np.ndarray, "q rows"], top: int
 ) -> tuple[Int[np.ndarray, "q n"], Float[np.ndarray, "q n"]]:
     """Return for each query the column indices of its largest weights, −1 for a weight of 0, and these weights."""

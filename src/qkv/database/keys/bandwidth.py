@@ -23,8 +23,8 @@ __all__ = ["Bandwidth", "choose_bandwidth", "leave_one_out", "scott", "thinning_
 
 # Squaring doubles a relative error: after eight squarings the rounding of one exponential has grown to about
 # 3e-5. More than eight bandwidths need fresh exponentials.
-_BANDWIDTHS_PER_LADDER = 8
-_LADDERS = 4
+_BANDWIDTHS_PER_GRID = 8
+_GRIDS = 4
 # Kernel values below exp(-34.5), beyond 8.3 bandwidths, are set to 0. Larger ones stay far above the denormals
 # of float32 when squared; denormals would make the exponential ten times and the products thirty times slower.
 _LARGEST_EXPONENT = 34.5
@@ -121,11 +121,11 @@ def leave_one_out(
         return scott(total, width, "fewer than three rows" if len(points) < 3 else "the values are all equal")
     # Centered and scaled: float32 sums of large, nearly equal values would cancel.
     values = (values - values.mean(axis=0)) / spread
-    ladder = _Ladder(split_into_blocks(points, _BLOCK), values)
+    grid = _BandwidthGrid(split_into_blocks(points, _BLOCK), values)
     tried: list[tuple[float, float]] = []
     widest = 2.0 * np.sqrt(width)
-    for number in range(_LADDERS):
-        errors, isolated = ladder.errors(widest * 2.0 ** (-number * _BANDWIDTHS_PER_LADDER / 2), number, progress)
+    for number in range(_GRIDS):
+        errors, isolated = grid.errors(widest * 2.0 ** (-number * _BANDWIDTHS_PER_GRID / 2), number, progress)
         tried += errors
         converged = abs(errors[-1][1] - errors[-2][1]) <= 1e-9 * errors[-1][1]
         if isolated > 0.5 or converged:
@@ -151,7 +151,7 @@ def thinning_step(rows: int) -> int:
     return max(1, -(-rows // _MOST_ROWS))
 
 
-class _Ladder:
+class _BandwidthGrid:
     """Computation of the leave-one-out errors of eight bandwidths, with one exponential per pair of rows."""
 
     def __init__(self, blocks: PointBlocks, values: Float[np.ndarray, "rows targets"]) -> None:
@@ -175,13 +175,13 @@ class _Ladder:
         done = [0] * _HALVES
 
         def sum_half(half: int) -> Float[np.ndarray, "bandwidths rows width"]:
-            sums = np.zeros((_BANDWIDTHS_PER_LADDER, len(self.values), self.width), np.float32)
+            sums = np.zeros((_BANDWIDTHS_PER_GRID, len(self.values), self.width), np.float32)
             parts = [sums[:, rows] for rows in self.blocks.rows]
             for a, b in pairs[half::_HALVES]:
                 self._add_pair(parts, a, b, widest)
                 done[half] += 1
                 if progress is not None and half == 0:
-                    progress("choosing a bandwidth", number * len(pairs) + sum(done), _LADDERS * len(pairs))
+                    progress("choosing a bandwidth", number * len(pairs) + sum(done), _GRIDS * len(pairs))
             for rows, part in zip(self.blocks.rows, parts, strict=True):
                 sums[:, rows] = part
             return sums
@@ -190,7 +190,7 @@ class _Ladder:
             halves = list(pool.map(sum_half, range(_HALVES)))
         sums = halves[0].astype(np.float64) + halves[1]
         errors = []
-        for step in range(_BANDWIDTHS_PER_LADDER):
+        for step in range(_BANDWIDTHS_PER_GRID):
             mass = sums[step, :, -1:]
             has_neighbors = mass > 0
             predicted = np.where(has_neighbors, sums[step, :, :-1] / np.where(has_neighbors, mass, 1.0), 0.0)
@@ -211,7 +211,7 @@ class _Ladder:
         if a == b:
             np.fill_diagonal(kernel, 0.0)
         exponent = self.squared_gaps[a, b] / (2.0 * widest**2)
-        for step in range(_BANDWIDTHS_PER_LADDER):
+        for step in range(_BANDWIDTHS_PER_GRID):
             if exponent * 2.0**step > _LARGEST_EXPONENT:
                 return
             if step:

@@ -119,14 +119,14 @@ class Encoding:
             name,
             settings,
             record["width"],
-            record["said"],
+            record["description"] if "description" in record else record["said"],  # "said" until version 0.1.0
             lambda: unpack(name, settings, read_attached(store.path, store.metadata, FILE)),
         )
 
     def record(self) -> dict[str, object]:
         """Return the encoding as a dict of JSON values, which is saved in the metadata of a store."""
         record = {"columns": list(self.columns), "name": self.name, "settings": self.settings}
-        return {**record, "width": self.width, "said": self.description}
+        return {**record, "width": self.width, "description": self.description}
 
     @cached_property
     def encoder(self) -> Encoder:
