@@ -42,12 +42,13 @@ def check_shapes() -> None:
 
 def checked(function: Any) -> Any:
     """Return `function` with its array annotations checked at its first calls in each test module."""
-    from beartype import beartype
+    from beartype import BeartypeConf, beartype
     from jaxtyping import jaxtyped
 
     hints = {name: hint for name, hint in function.__annotations__.items() if _AXES.search(hint)}
     function.__annotations__ = {name: _evaluated(hint, function) for name, hint in hints.items()}
-    with_checks = jaxtyped(function, typechecker=beartype)
+    # As for mypy, an int is a float.
+    with_checks = jaxtyped(function, typechecker=beartype(conf=BeartypeConf(is_pep484_tower=True)))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
