@@ -181,6 +181,21 @@ class StoreContract:
         assert ids_of(stores.open(path)) == list(range(5000, 6000))
         assert len(store.versions()) == 1
 
+    @pytest.mark.parametrize("keep", [0, -1])
+    def test_compaction_that_would_keep_no_version_is_refused(self, path: Path, keep: int) -> None:
+        store = self.created(path, (0, 10))
+        with pytest.raises(OptionError, match=rf"keep .* at least 1.*got {keep}\. The newest version cannot"):
+            store.compact(keep=keep)
+        assert ids_of(stores.open(path)) == list(range(10))
+
+    def test_several_tables_are_appended_as_one_version(self, path: Path) -> None:
+        store = self.created(path, (0, 10))
+        before = store.version
+        store.append([numbered(10, 12), numbered(12, 15)])
+        store.append(table for table in (numbered(15, 16), numbered(16, 20)))
+        assert store.version == before + 2
+        assert ids_of(stores.open(path)) == list(range(20))
+
     def test_a_reader_continues_while_the_store_is_compacted(self, path: Path) -> None:
         store = self.created(path, (0, 5000), (5000, 6000))
         reader = stores.open(path)
