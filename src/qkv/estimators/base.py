@@ -14,7 +14,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
-from qkv.core.typing import ArrayLike, Float
+from qkv.core.typing import ArrayLike, Float, Shaped
 from qkv.errors import DataError, OptionError
 from qkv.estimators.bandwidth_search import LOCAL_GRID, WIDE_GRID, search_bandwidth
 from qkv.estimators.features import Features, encode_columns, encoding_sizes, fit_encoding, is_frame, read_columns
@@ -120,8 +120,8 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         metric: Metric,
         trained: TrainedMetric,
         features: Features,
-        values: np.ndarray,
-        weights: np.ndarray | None,
+        values: Float[np.ndarray, "rows outputs"],
+        weights: Float[np.ndarray, " rows"] | None,
         seed: int,
     ) -> None:
         keys, trends = embed_rows(metric, trained.parameters, *as_tensors(features))
@@ -194,18 +194,20 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return "none"
 
     @abstractmethod
-    def _fit_targets(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    def _fit_targets(
+        self, y: Shaped[np.ndarray, "rows ..."], weights: Float[np.ndarray, " rows"] | None
+    ) -> Float[np.ndarray, "rows outputs"]:
         """Learn the encoding of `y`, and return the encoded values as a float32 array `(rows, outputs)`."""
 
     @abstractmethod
-    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
+    def _encode_targets(self, y: Shaped[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows outputs"]:
         """Return `y` as a float32 array `(rows, outputs)` of standardized values or class indicators."""
 
     @abstractmethod
-    def _check_y(self, y: ArrayLike) -> np.ndarray:
+    def _check_y(self, y: ArrayLike) -> Shaped[np.ndarray, "rows ..."]:
         """Validate `y` and return it as an array."""
 
-    def _read_columns(self, X: ArrayLike, reset: bool) -> list[np.ndarray]:
+    def _read_columns(self, X: ArrayLike, reset: bool) -> list[Shaped[np.ndarray, " rows"]]:
         if is_frame(X):
             validate_data(self, X, reset=reset, skip_check_array=True)
             columns = read_columns(X)
@@ -215,7 +217,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                     f"feature(s) while a minimum of 1 is required by {type(self).__name__}."
                 )
             return columns
-        checks: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
+        checks: dict[str, object] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
         if _has_objects(X):
             checks = {"dtype": object, "ensure_all_finite": False}
         return read_columns(validate_data(self, X, reset=reset, **checks))
@@ -301,7 +303,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return tags
 
 
-def _residuals(values: np.ndarray, trends: torch.Tensor | None) -> np.ndarray:
+def _residuals(values: Float[np.ndarray, "rows outputs"], trends: torch.Tensor | None) -> np.ndarray:
     return values[None] if trends is None else values[None] - trends.numpy()
 
 

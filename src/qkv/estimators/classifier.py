@@ -133,18 +133,20 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         """
         return self._explain(X, top, 0)
 
-    def _check_y(self, y: ArrayLike) -> np.ndarray:
+    def _check_y(self, y: ArrayLike) -> Shaped[np.ndarray, "rows ..."]:
         y = column_or_1d(y, warn=True)
         if y.dtype.kind == "f":
             assert_all_finite(y, input_name="y")
         check_classification_targets(y)
         return np.asarray(y)
 
-    def _fit_targets(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    def _fit_targets(
+        self, y: Shaped[np.ndarray, "rows ..."], weights: Float[np.ndarray, " rows"] | None
+    ) -> Float[np.ndarray, "rows outputs"]:
         self.classes_ = np.unique(y) if self._declared_classes is None else self._declared_classes
         return self._encode_targets(y)
 
-    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
+    def _encode_targets(self, y: Shaped[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows outputs"]:
         index = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
         unknown = self.classes_[index] != y
         if unknown.any():

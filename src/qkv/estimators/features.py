@@ -23,7 +23,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float, Int, Shaped
 from qkv.errors import DataError, KindError
 
 __all__ = [
@@ -58,14 +58,14 @@ class FeatureEncoding(TypedDict):
         common: repeated values of each of these columns.
     """
 
-    numbers: np.ndarray
-    middles: np.ndarray
-    spreads: np.ndarray
-    gaps: np.ndarray
-    categories: np.ndarray
-    levels: list[np.ndarray]
-    repeated: np.ndarray
-    common: list[np.ndarray]
+    numbers: Int[np.ndarray, " numbers"]
+    middles: Float[np.ndarray, " numbers"]
+    spreads: Float[np.ndarray, " numbers"]
+    gaps: Int[np.ndarray, " gaps"]
+    categories: Int[np.ndarray, " categories"]
+    levels: list[Shaped[np.ndarray, " levels"]]
+    repeated: Int[np.ndarray, " repeated"]
+    common: list[Float[np.ndarray, " values"]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def is_frame(X: object) -> bool:
     )
 
 
-def read_columns(X: Any) -> list[np.ndarray]:
+def read_columns(X: Any) -> list[Shaped[np.ndarray, " rows"]]:
     """Return the columns of a table as arrays, float64 for numbers and timestamps and object for strings.
 
     Args:
@@ -102,7 +102,7 @@ def read_columns(X: Any) -> list[np.ndarray]:
         DataError: if a number is infinite.
     """
     if isinstance(X, np.ndarray):
-        names: Sequence[Any] = [f"column {n}" for n in range(X.shape[1])]
+        names: list[object] = [f"column {n}" for n in range(X.shape[1])]
         cells = [X[:, n] for n in range(X.shape[1])]
     else:
         names = list(X.column_names if hasattr(X, "column_names") else X.columns)
@@ -110,7 +110,7 @@ def read_columns(X: Any) -> list[np.ndarray]:
     return [_as_numbers(column, name) for column, name in zip(cells, names, strict=True)]
 
 
-def fit_encoding(columns: Sequence[np.ndarray], repeats: bool = False) -> FeatureEncoding:
+def fit_encoding(columns: Sequence[Shaped[np.ndarray, " rows"]], repeats: bool = False) -> FeatureEncoding:
     """Return an encoding fitted to columns, which are arrays in the form that `read_columns` returns.
 
     Args:
@@ -150,7 +150,7 @@ def fit_encoding(columns: Sequence[np.ndarray], repeats: bool = False) -> Featur
     }
 
 
-def encode_columns(encoding: FeatureEncoding, columns: Sequence[np.ndarray]) -> Features:
+def encode_columns(encoding: FeatureEncoding, columns: Sequence[Shaped[np.ndarray, " rows"]]) -> Features:
     """Return the features of columns, which are arrays in the form that `read_columns` returns."""
     rows = len(columns[0])
     numbers = np.empty((rows, len(encoding["numbers"])), np.float32)
@@ -172,7 +172,7 @@ def encode_columns(encoding: FeatureEncoding, columns: Sequence[np.ndarray]) -> 
     return Features(numbers, np.stack(codes, axis=1) if codes else np.zeros((rows, 0), np.int16))
 
 
-def decode_columns(encoding: FeatureEncoding, features: Features) -> list[np.ndarray]:
+def decode_columns(encoding: FeatureEncoding, features: Features) -> list[Shaped[np.ndarray, " rows"]]:
     """Return columns that are reconstructed from their features in float32 precision. Rare levels become None."""
     count = len(encoding["numbers"]) + len(encoding["categories"])
     columns: list[np.ndarray] = [np.zeros(0)] * count
@@ -195,7 +195,7 @@ def encoding_sizes(encoding: FeatureEncoding) -> tuple[int, list[int]]:
     return len(encoding["numbers"]), levels + [3] * len(encoding["gaps"]) + common
 
 
-def _cells(column: Any) -> np.ndarray:
+def _cells(column: Any) -> Shaped[np.ndarray, " rows"]:
     """Return a column of a frame as an array, with missing cells as NaN, NaT or None."""
     if hasattr(column, "combine_chunks"):  # pyarrow
         return np.asarray(column.to_numpy(zero_copy_only=False))
@@ -203,7 +203,7 @@ def _cells(column: Any) -> np.ndarray:
     return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan) if nullable else column.to_numpy())
 
 
-def _as_numbers(column: np.ndarray, name: object) -> np.ndarray:
+def _as_numbers(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np.ndarray, " rows"]:
     if column.dtype.kind not in "biufmM":
         column = _infer_dtype(column, name)
         if column.dtype == object:
@@ -220,7 +220,7 @@ def _as_numbers(column: np.ndarray, name: object) -> np.ndarray:
     return numbers
 
 
-def _infer_dtype(column: np.ndarray, name: object) -> np.ndarray:
+def _infer_dtype(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np.ndarray, " rows"]:
     """Return a column of objects as numbers or timestamps if all present cells are of that type, else as strings."""
     present = [cell for cell in column.astype(object) if not _is_missing(cell)]
     for cell in present:
@@ -242,11 +242,11 @@ def _is_missing(cell: object) -> bool:
     )
 
 
-def _as_text(column: np.ndarray) -> np.ndarray:
+def _as_text(column: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
     return np.array([_MISSING if _is_missing(cell) else str(cell) for cell in column], object)
 
 
-def _require_numbers(column: np.ndarray, index: int) -> np.ndarray:
+def _require_numbers(column: Shaped[np.ndarray, " rows"], index: int) -> Shaped[np.ndarray, " rows"]:
     if column.dtype == object:
         raise DataError(
             f"column {index} must hold numbers, because it held numbers in the call of fit, got text. "
@@ -255,14 +255,16 @@ def _require_numbers(column: np.ndarray, index: int) -> np.ndarray:
     return column
 
 
-def _most_frequent(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _most_frequent(
+    cells: Shaped[np.ndarray, " rows"],
+) -> tuple[Shaped[np.ndarray, " levels"], Int[np.ndarray, " levels"]]:
     """Return the most frequent values of a column, at most 64, in ascending order, and their counts."""
     known, counts = np.unique(cells, return_counts=True)
     common = np.sort(np.argsort(-counts, kind="stable")[:MAX_LEVELS])
     return known[common], counts[common]
 
 
-def _repeated_values(present: np.ndarray) -> np.ndarray:
+def _repeated_values(present: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " values"]:
     """Return the values that occur in at least 32 rows, if most rows have such a value, otherwise an empty array.
 
     The values are in ascending order.
@@ -272,6 +274,8 @@ def _repeated_values(present: np.ndarray) -> np.ndarray:
     return values[repeated] if 2 * counts[repeated].sum() > len(present) else values[:0]
 
 
-def _encode_levels(cells: np.ndarray, known: np.ndarray) -> np.ndarray:
+def _encode_levels(
+    cells: Shaped[np.ndarray, " rows"], known: Shaped[np.ndarray, " levels"]
+) -> Int[np.ndarray, " rows"]:
     at = np.minimum(np.searchsorted(known, cells), len(known) - 1)
     return np.where(known[at] == cells, at, len(known)).astype(np.int16)

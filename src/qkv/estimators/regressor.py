@@ -10,7 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 
 from qkv.core.checks import check_choice
-from qkv.core.typing import ArrayLike, Float
+from qkv.core.typing import ArrayLike, Float, Shaped
 from qkv.errors import OptionError
 from qkv.estimators.base import AttentionEstimator
 from qkv.estimators.fitted_rows import RowExplanation
@@ -155,11 +155,13 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         super()._check_options()
         check_choice("trend", self.trend, _TRENDS)
 
-    def _check_y(self, y: ArrayLike) -> np.ndarray:
+    def _check_y(self, y: ArrayLike) -> Shaped[np.ndarray, "rows ..."]:
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
         return np.asarray(y if y.ndim == 2 and y.shape[1] > 1 else column_or_1d(y, warn=False))
 
-    def _fit_targets(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    def _fit_targets(
+        self, y: Shaped[np.ndarray, "rows ..."], weights: Float[np.ndarray, " rows"] | None
+    ) -> Float[np.ndarray, "rows outputs"]:
         self._single = y.ndim == 1
         table = y.reshape(len(y), -1)
         self.y_mean_ = np.average(table, axis=0, weights=weights)
@@ -167,7 +169,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         self.y_scale_ = np.where(spread > 1e-12 * np.abs(self.y_mean_), spread, 1.0)
         return self._encode_targets(y)
 
-    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
+    def _encode_targets(self, y: Shaped[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows outputs"]:
         table = y.reshape(len(y), -1)
         if table.shape[1] != len(self.y_mean_):
             raise OptionError(
@@ -176,5 +178,5 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
             )
         return np.asarray((table - self.y_mean_) / self.y_scale_, np.float32)
 
-    def _like_y(self, table: np.ndarray) -> np.ndarray:
+    def _like_y(self, table: Shaped[np.ndarray, "rows outputs"]) -> Shaped[np.ndarray, "rows ..."]:
         return np.asarray(table[:, 0] if self._single else table)
