@@ -16,6 +16,7 @@ from qkv.core.arrays import (
     itemsize,
     library,
     namespace,
+    requires_gradient,
     result_dtype,
     row_max,
     sigmoid,
@@ -153,3 +154,17 @@ def test_what_cannot_be_known_under_jit_is_not_true():
 
 def test_a_stopped_gradient_is_a_constant():
     assert torch_gradients(lambda x: (stop_gradient(x) * x).sum(), [np.array([3.0])])[1][0].tolist() == [3.0]
+
+
+@EACH
+def test_the_largest_of_no_elements_has_the_batch_axes_of_the_rows(setting):
+    assert to_float64(row_max(setting.array(np.zeros((2, 3, 0))))).tolist() == [[[-np.inf]] * 3] * 2
+
+
+def test_a_tracer_of_jax_requires_a_gradient_and_arrays_with_values_do_not():
+    jax = pytest.importorskip("jax")
+    seen = []
+    jax.grad(lambda x: (seen.append(requires_gradient(x)), x * 2.0)[1])(1.0)
+    assert seen == [True]
+    assert not requires_gradient(jax.numpy.ones(2))
+    assert not requires_gradient(np.ones(2))

@@ -1,8 +1,9 @@
 """Lengths, widths and batch axes: what fits, and what is said where they do not."""
 
+import numpy as np
 import pytest
 
-from qkv.core.axes import Axes
+from qkv.core.axes import Axes, _broadcast
 from qkv.errors import ShapeError
 
 
@@ -47,3 +48,12 @@ def test_what_does_not_fit_is_refused_with_what_came_and_what_is_wanted(shapes, 
 def test_text_that_does_not_fit_is_told_its_own_shape():
     with pytest.raises(ShapeError, match=r"query must have shape \(\*batch, q\).*got shape \(\)"):
         Axes.of((), (9,), (9, 2), text=True)
+
+
+def test_batch_axes_whose_lengths_are_no_plain_integers_broadcast_by_the_same_rule():
+    two, three = np.int64(2), np.int64(3)
+    assert _broadcast((two, 1), (three,), ()) == (2, 3)
+    assert _broadcast((1, three), (two, 1)) == (2, 3)
+    assert _broadcast((np.int64(1),)) == (1,)
+    with pytest.raises(ValueError, match=r"^$"):
+        _broadcast((two, three), (two, two))

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from qkv.core.equation import attend_dense
+from qkv.core.equation import attend_dense, bind_call
 from qkv.core.positions import Positions
 from qkv.errors import KindError, ShapeError
 from qkv.masks import Causal, Keys, Lengths, Pairs
 from qkv.normalizers import NORMALIZERS, Mean, Sample, Softmax, Sum, TopK
-from qkv.scores import Biased, Constant, Dot, Exact, Gaussian, Projected, ScaledDot
+from qkv.scores import Biased, Bilinear, Constant, Dot, Exact, Gaussian, Projected, ScaledDot
 from qkv.testing import Setting
 from qkv.testing.gradients import assert_jax_agrees
 from qkv.testing.libraries import LIBRARIES, to_float64
@@ -190,3 +190,23 @@ def test_mission_a9_the_score_function_estimate_agrees_with_the_exact_gradient()
     estimates = (seen.output - p @ reward) * (seen.weights - p)
     error = estimates.std(axis=0) / np.sqrt(n)
     assert (np.abs(estimates.mean(axis=0) - exact) < 5 * error).all()
+
+
+def test_a_tile_uses_the_score_and_the_projections_that_it_is_given():
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(n, 4)) for n in (3, 5, 5))
+    bias = rng.normal(size=(3, 5))
+    call = bind_call(query, key, value, score=Dot(), normalizer=Softmax())
+    with_bias = call.logits((0, 3), (0, 5), score=Biased(Dot(), bias))
+    np.testing.assert_allclose(with_bias, query @ key.T + bias, rtol=1e-12)
+    mapped = bind_call(query, key, value, score=Bilinear(2 * np.eye(4)), normalizer=Softmax())
+    shared = mapped.with_projections(*mapped.score.project(query, key, mapped.tile))
+    np.testing.assert_allclose(shared.logits((0, 3), (0, 5)), 2 * query @ key.T, rtol=1e-12)
+
+
+def test_tiles_compare_large_integers_exactly_before_they_are_cast():
+    numbers = np.array([[2**53], [2**53 + 1]])
+    for cast_tiles in (False, True):
+        call = bind_call(numbers, numbers, np.ones((2, 1)), score=Exact(), normalizer=Softmax(), cast_tiles=cast_tiles)
+        logits = call.logits((0, 2), (0, 2))
+        assert logits.tolist() == [[1.0, 0.0], [0.0, 1.0]]

@@ -142,3 +142,9 @@ def test_a_subfolder_is_replaced_and_a_failure_leaves_the_previous_one(tmp_path,
     with pytest.raises(DataError, match=r"the file .*index' cannot be written"):
         save("later")
     assert current() == "new"
+
+
+def test_a_folder_without_permission_to_write_is_refused_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(DataError, match="Permission denied"):
+        check_writable(tmp_path / "a.txt")

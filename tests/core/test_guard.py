@@ -5,7 +5,7 @@ import pytest
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.equation import attend_dense
-from qkv.core.guard import all_finite, apply_weights, guarded_logits
+from qkv.core.guard import all_finite, apply_weights, guarded_logits, zero_nonfinite
 from qkv.masks import Keys, Pairs
 from qkv.normalizers import Hard, Identity, Softmax, Sparsemax, Sum, TopK
 from qkv.scores import Additive, Biased, Dot, Gaussian
@@ -123,3 +123,8 @@ def test_text_and_integers_are_finite_and_tracers_are_not_known_to_be():
     assert not all_finite(np.array([1.0, np.inf]))
     jax = pytest.importorskip("jax")
     jax.jit(lambda x: x if not all_finite(x) else 1 / 0)(jax.numpy.ones(2))
+
+
+def test_non_finite_elements_become_zero_and_the_others_stay():
+    x = np.array([[np.inf, 1.5], [np.nan, -np.inf]])
+    assert zero_nonfinite(x).tolist() == [[0.0, 1.5], [0.0, 0.0]]

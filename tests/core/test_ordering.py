@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv.core import ordering
 from qkv.core.ordering import finite_top_k_indices, kth_largest, top_k_indices, top_k_mask
 
 ENTRIES = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf, np.nan])
@@ -72,3 +73,11 @@ def test_the_kth_largest_of_half_precision_and_of_tensors_with_gradients_is_that
     kth_largest(x.requires_grad_(), 4).sum().backward()
     assert x.grad.sum() == 3
     assert (x.grad != 0).sum() == 3
+
+
+def test_the_largest_entries_of_a_tracer_are_found_without_comparing_values(monkeypatch):
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(0).integers(0, 4, (2, 3, 40)).astype(np.float32)
+    monkeypatch.setattr(ordering, "statically_known_true", lambda _: False)
+    found = ordering._torch_top_k(torch.from_numpy(x), 7)
+    assert found.tolist() == np.argsort(-x, axis=-1, kind="stable")[..., :7].tolist()

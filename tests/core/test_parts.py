@@ -1,5 +1,6 @@
 """Parts as values: what a new part gets by being a frozen dataclass."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,3 +139,16 @@ def test_delegated_names_read_the_inner_part_and_say_so():
     assert (outer.scale, outer.name) == (2.5, "word")
     assert "`scale` of `inner`" in Outer.scale.__doc__
     assert "`name` of `inner`" in Outer.name.__doc__
+
+
+def test_a_class_of_parts_defined_before_jax_is_imported_is_a_pytree(monkeypatch):
+    jax = pytest.importorskip("jax")
+    with monkeypatch.context() as before:
+        before.delitem(sys.modules, "jax")
+
+        @dataclass(frozen=True, eq=False)
+        class Early(Part):
+            scale: Any = array_field(default=1.0)
+
+    (leaf,) = jax.tree_util.tree_leaves(Early(np.ones(2)))
+    assert leaf.tolist() == [1.0, 1.0]

@@ -194,3 +194,20 @@ def test_an_unsigned_seed_in_an_array_is_not_extended_by_a_sign(dtype, high):
     low, upper = seed_words(np.asarray(high * 2**32 + 2**31 + 5, dtype=dtype))
     assert (int(low) & (2**32 - 1), int(upper) & (2**32 - 1)) == (2**31 + 5, high)
     assert seed_words((7, 9)) == (7, 9)
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_a_seed_in_an_array_draws_the_numbers_of_the_integer(shape):
+    like, seed, ranges = np.zeros(()), 2**33 + 7, ((1, 40), (3, 70))
+    array = np.asarray(seed)
+    for draw in (random.uniform, random.gumbel):
+        np.testing.assert_allclose(
+            draw(like, array, 1, shape, *ranges), draw(like, seed, 1, shape, *ranges), rtol=1e-14
+        )
+
+
+def test_the_dropout_mask_is_the_same_from_halves_of_words_and_from_whole_words():
+    like, ranges = np.zeros(()), ((0, 500), (0, 2001))
+    for rate in (0.25, 0.5):
+        fast, slow = (random.dropout_mask(like, seed, (), *ranges, rate) for seed in (7, np.asarray(7)))
+        assert (fast == slow).all()

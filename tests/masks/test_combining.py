@@ -145,3 +145,10 @@ def test_document_key_ranges_read_the_queries_of_the_tile_alone():
     mask = Documents([5, 1, 1], [0, 1, 2])
     assert mask.key_range(Tile.whole(3, 3).restrict((1, 3), (0, 3))) == (1, 2)
     assert mask.key_range(Tile.whole(3, 3).restrict((0, 1), (0, 3))) == (0, 0)
+
+
+@pytest.mark.parametrize(("allowed", "cover"), [(True, "all"), (False, "none")])
+def test_one_element_for_all_keys_covers_every_tile(allowed, cover):
+    tile = Tile.whole(3, 9).restrict((0, 3), (4, 8))
+    assert Keys([allowed]).coverage(tile) == cover
+    assert Keys([allowed] * 9).coverage(tile) == cover

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.tile import Tile
 from qkv.normalizers import Entmax15, Hard, Identity, Sample, Softmax, Sparsemax, TopK
+from qkv.normalizers.selection import is_selected
 from qkv.testing.accumulation import accumulate_tiles
 from qkv.testing.libraries import LIBRARIES, Setting, to_float64
 
@@ -134,3 +135,48 @@ def test_the_threshold_bound_merges_many_groups_by_their_maxima_and_leaves_room_
     slack = (exact - bound) / (np.finfo(np.float32).eps * (1 + np.abs(maximum)))
     assert (slack > 12).all()
     assert (slack < 20).all()
+
+
+def test_a_temperature_divides_the_logits():
+    logits = np.array([[0.0, 2.0, 3.0]])
+    for temperature in (1, 2, 2.0, 0.5):
+        assert Softmax(temperature).prepare(logits).tolist() == (logits / temperature).tolist()
+
+
+def test_the_inner_normalizer_suffices_for_at_most_k_keys():
+    inner = Softmax()
+    top = TopK(3, normalizer=inner)
+    assert [top.simplify(k) for k in (2, 3, 4)] == [inner, inner, top]
+
+
+def test_keys_of_rank_minus_infinity_are_not_selected_and_those_of_infinity_are():
+    rank = np.array([[np.inf, 1.0, -np.inf, np.nan]])
+    threshold = (np.array([[-np.inf]]), np.array([[9]]))
+    assert is_selected(rank, threshold, Tile.whole(1, 4)).tolist() == [[True, True, False, True]]
+
+
+def test_of_several_candidates_the_first_with_the_largest_rank_has_all_weight():
+    logits = np.array([[1.0, 5.0, 5.0, 4.0]])
+    assert Hard().candidate_weights(logits, logits, Tile.whole(1, 4)).tolist() == [[0.0, 1.0, 0.0, 0.0]]
+
+
+def test_top_k_draws_from_the_kept_keys_with_the_seed_of_the_call():
+    logits, tile = np.array([[3.0, 3.0, 3.0, 0.0]] * 50), Tile.whole(50, 4, seed=1)
+    weights = TopK(3, normalizer=Sample()).weights(logits, tile)
+    kept = np.where(logits == 0, -np.inf, logits)
+    assert (weights == Sample().weights(kept, tile)).all()
+
+
+def test_a_kept_key_whose_weight_underflows_is_still_read():
+    logits, value, tile = np.array([[0.0, -1e4, -2e4]]), np.array([[1.0], [np.nan], [2.0]]), Tile.whole(1, 3)
+    top = TopK(2)
+    for finite in (False, True):
+        output, _ = top.finalize(top.accumulate(logits, value, tile, 0.0, finite), tile, 0.0)
+        assert np.isnan(output).all()
+
+
+@pytest.mark.parametrize("normalizer", [Sparsemax(), Entmax15()])
+def test_the_threshold_bound_of_a_batch_is_that_of_each_of_its_rows(normalizer):
+    largest = np.random.default_rng(2).normal(size=(2, 3, 20))
+    rows = np.concatenate([normalizer.threshold_bound(row) for row in largest.reshape(6, 1, 20)])
+    assert normalizer.threshold_bound(largest).reshape(6, 1).tolist() == rows.tolist()
