@@ -64,3 +64,12 @@ def test_nanoseconds_of_a_table_are_truncated_and_other_columns_stay():
     assert got.schema.types == [pa.string(), pa.timestamp("us", "UTC"), pa.timestamp("ms")]
     assert got.column("at").cast(pa.int64()).to_pylist()[:2] == [1, None]
     assert got.drop_columns("at").equals(table.drop_columns("at"))
+
+
+@pytest.mark.parametrize(("type_", "wanted"), [
+    (pa.timestamp("ns"), dt.datetime(1970, 1, 1, 0, 0, 0, 1)),
+    (pa.duration("ns"), dt.timedelta(microseconds=1)),
+])  # fmt: skip
+def test_nanoseconds_are_cut_to_the_microseconds_of_python(type_, wanted):
+    found = from_units(1_999, type_)
+    assert (type(found), found) == (type(wanted), wanted)

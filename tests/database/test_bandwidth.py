@@ -162,3 +162,17 @@ def test_california_by_leave_one_out_over_all_rows_halves_the_error_of_the_mean(
     found = leave_one_out((points - points.mean(0)) / points.std(0), values)
     assert found.rows == 20_640
     assert found.error**0.5 < 0.5 * found.baseline**0.5
+
+
+def test_a_sample_of_every_second_row_widens_the_bandwidth_by_scotts_factor(monkeypatch):
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(300, 2))
+    values = np.stack([np.sin(points[:, 0]), 3 * points[:, 1]], axis=1)
+    whole, half = leave_one_out(points, values), leave_one_out(points, values, total=50_001)
+    assert half.value == pytest.approx(whole.value * 2 ** (-1 / 6))
+    assert half.method == "leave-one-out on every 2th row, multiplied by Scott's factor"
+    assert whole.baseline == pytest.approx(np.square(values - values.mean(axis=0)).sum(axis=1).mean())
+
+
+def test_no_points_have_no_nearest_distances():
+    assert nearest_distances(np.zeros((0, 2))).shape == (0,)

@@ -265,3 +265,19 @@ def test_a_drawn_row_needs_a_seed_and_repeats_with_it():
     assert all(len(one.rows) == 1 for one in first)
     with pytest.raises(OptionError, match="seed"):
         database.ask(5.0, normalizer="sample")
+
+
+def test_several_texts_of_a_key_share_the_weight_of_one():
+    rows = {"a": ["x y", "z w"], "b": ["p q", "r s"], "n": [1.0, 2.0], "v": [1.0, 2.0]}
+    weights = []
+    for key in ("a,n", "a,b,n"):
+        score = Database.open(rows, key=key, value="v")._in_memory.chooser._mixed(None).score
+        weights.append({name: weight for name, _, weight in score.columns})
+    assert weights[1] == {"n": 1.0, "a": weights[0]["a"] / 2, "b": weights[0]["a"] / 2}
+
+
+def test_evidence_of_several_kinds_of_keys_shows_no_distance_and_a_match_has_no_reason():
+    rows = {"a": ["x y", "z w"], "n": [1.0, 2.0], "v": [1.0, 2.0]}
+    answer = Database.open(rows, key="a,n", value="v").ask(("x y", 1.0))
+    assert (answer.found, answer.reason) == (True, "")
+    assert repr(answer).splitlines()[1].split() == [f"{answer.rows[0].weight:.3f}", "a=x", "y", "n=1", "v=1"]

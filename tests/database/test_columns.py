@@ -9,6 +9,7 @@ import pytest
 
 from qkv.database import Database
 from qkv.database.io.arrow_columns import with_microseconds
+from qkv.database.io.formatting import number
 from qkv.database.keys.columns import Column, fold
 
 UTC = dt.UTC
@@ -94,3 +95,8 @@ def test_a_missing_value_never_reaches_an_answer():
         score = "constant" if normalizer != "sum" else "exact"
         answer = Database.open(table, key="x", value="y").ask([1.0, 2.0], score=score, normalizer=normalizer)
         assert all(value is None or np.isfinite(value) for value in answer.value)
+
+
+@pytest.mark.parametrize(("value", "text"), [(2.0000001, "2"), (0.125, "0.125"), (12345.5, "12,345.5")])
+def test_a_number_is_shown_without_zeros_at_its_end(value, text):
+    assert number(value) == text

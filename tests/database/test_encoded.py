@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("sklearn")
 
 from qkv.database import Database
+from qkv.database.keys.columns import Column
 from qkv.database.storage import encoding
 from qkv.encoders import LatentEncoder, LatentSemantics, TableVectors, WordVectors
 from qkv.errors import DamagedStoreError, DataError, KindError, OptionError, QueryError
@@ -544,3 +545,21 @@ def test_a_vector_in_a_key_of_several_columns_must_have_its_width(path):
     assert Database.open(path).ask({"age": 30.0, "point": [0.0, 0.1, 0.2]}).found
     with pytest.raises(QueryError, match="a vector of 3 finite elements"):
         Database.open(path).ask({"age": 30.0, "point": [0.0, 0.1]})
+
+
+def test_an_empty_list_of_texts_has_no_answers(path):
+    assert list(made(path).ask([])) == []
+
+
+@pytest.mark.parametrize(
+    ("cells", "missing", "wanted"),
+    [
+        (np.array(["a", ""], object), [False, True], ["a", None]),
+        (np.array([1.5, 0.0]), [False, True], [1.5, None]),
+        (np.array([[1.0, 2.0], [0.0, 0.0]]), [True, False], [None, [0.0, 0.0]]),
+    ],
+)
+def test_missing_cells_of_queries_are_null_for_an_encoder(cells, missing, wanted):
+    kept = pa.table({"c": [cell if isinstance(cell, (str, float)) else cell.tolist() for cell in cells]})
+    column = Column.from_table(kept, "c", False)
+    assert encoding._to_arrow(column, cells, np.array(missing)).to_pylist() == wanted

@@ -1,9 +1,11 @@
 """Scores and normalizers by name."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from qkv import normalizers, scores
-from qkv.database.keys.part_registry import normalizer_names, parse_normalizer, parse_score, score_names
+from qkv.database.keys.part_registry import _build, normalizer_names, parse_normalizer, parse_score, score_names
 from qkv.errors import OptionError
 
 
@@ -89,3 +91,25 @@ def test_a_score_that_cannot_be_built_is_one_sentence(text, said):
 def test_a_normalizer_that_cannot_be_built_is_one_sentence(text, said):
     with pytest.raises(OptionError, match=said):
         parse_normalizer(text)
+
+
+def test_too_many_numbers_are_refused_with_the_names_of_those_allowed():
+    with pytest.raises(OptionError, match=r"'gaussian' must be followed by at most 1 number, for bandwidth, got 2"):
+        parse_score("gaussian:1:2").build(1.0)
+
+
+def test_too_few_numbers_are_refused_with_those_given():
+    @dataclass(frozen=True)
+    class Two:
+        first: float
+        second: float
+
+    for numbers, given in (((2.5,), "2.5"), ((), "none")):
+        with pytest.raises(OptionError, match=rf"after the name 'two' must fit its parameters, got {given}, but"):
+            _build(Two, numbers)
+
+
+def test_names_are_sorted_and_hold_those_of_the_documentation():
+    for names, wanted in ((score_names(), "gaussian"), (normalizer_names(), "softmax")):
+        assert names == sorted(names)
+        assert wanted in names

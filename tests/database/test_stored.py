@@ -12,8 +12,13 @@ import pytest
 from qkv import masks, scores
 from qkv.database import Database
 from qkv.database.execute import row_reader, statistics, streamed
+from qkv.database.execute.accumulators import SoftmaxAccumulator
+from qkv.database.execute.aggregates import streamed_aggregator_for
+from qkv.database.execute.base import AskOptions
 from qkv.database.keys import bandwidth
+from qkv.database.keys.columns import Column
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
+from qkv.normalizers import Softmax
 from qkv.store import row_files
 
 ROWS = 900
@@ -539,3 +544,44 @@ def test_memory_of_a_query_does_not_grow_with_the_rows(tmp_path, monkeypatch):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_a_mask_and_a_predicate_select_the_rows_that_satisfy_both(folder):
+    far = Database.open(folder, "x", "value", memory=1)
+    allowed = np.arange(len(far.store)) % 2 == 0
+    executor = far._executor()
+    kept = executor._filtered("count < 20")
+    assert 0 < kept.sum() < len(kept)
+    for where, wanted in ((None, allowed), ("count < 20", allowed & kept)):
+        found = executor._present(AskOptions(where=where, mask=masks.Keys(allowed)))
+        assert found.tolist() == wanted.tolist()
+
+
+def test_saved_statistics_are_read_and_an_executor_is_kept_until_the_rows_change(folder, monkeypatch):
+    first = Database.open(folder, "x", "value", memory=1)
+    assert first._executor() is first._executor()
+    monkeypatch.setattr(statistics, "_StatisticsScan", None)
+    again = Database.open(folder, "x", "value", memory=1)
+    assert again._executor().statistics.complete == first._executor().statistics.complete
+
+
+def test_every_pass_over_the_rows_reports_how_many_are_read(folder):
+    told, far = [], Database.open(folder, "x", "value", memory=1)
+    far.ask(0.2, progress=lambda *each: told.append(each[:3]))
+    read = [each[1:] for each in told if each[0] == "reading blocks"]
+    assert read[-1] == (len(far.store), len(far.store))
+    assert 0 < read[0][0] < len(far.store)
+
+
+def test_progress_is_reported_while_rows_are_appended(tmp_path):
+    told, store = [], Database.create(tmp_path / "s", {"k": ["a"], "v": [True]}, "k", "v")
+    store.append({"k": ["b", "c"], "v": [False, True]}, progress=lambda *each: told.append(each))
+    assert told
+    assert store.votes
+
+
+def test_rows_without_weight_add_exactly_nothing():
+    values = streamed_aggregator_for(Column.from_table(pa.table({"v": [1.0, 2.0]}), "v"), True, [0.0], 2)
+    sums = SoftmaxAccumulator(Softmax(), 2, values, 1)
+    sums.accumulate(np.array([[-np.inf, -np.inf], [0.0, -np.inf]]), 0, np.array([1.0, 2.0]))
+    assert sums.total.tolist() == [[0.0], [1.0]]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from qkv import store as stores
-from qkv.errors import DamagedStoreError, DataError, StoreBusyError, StoreFullError
-from qkv.store import arrow, disk, locking, row_files
+from qkv.errors import DamagedStoreError, DataError, MissingPackageError, StoreBusyError, StoreFullError
+from qkv.store import arrow, disk, locking, opening, row_files
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
 from .crashes import WRITER, check_crash, die_at
@@ -321,3 +321,28 @@ def test_rows_are_cut_into_files_so_that_one_damage_costs_little(path: Path, mon
     assert len(rows_files(path)) > 4
     assert max(p.stat().st_size for p in rows_files(path)) < 3 * 4096
     assert ids_of(stores.open(path)) == list(range(1000))
+
+
+def test_removing_a_store_removes_the_results_that_it_has_saved(path: Path) -> None:
+    store = stores.create(path, numbered(0, 1).schema)
+    assert store.cache_folder == path / "notes"
+    store.cache_folder.mkdir()
+    (store.cache_folder / "means.npz").write_bytes(b"")
+    stores.remove(path)
+    assert not path.exists()
+
+
+def test_a_missing_backend_is_reported_before_anything_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lance", None)
+    with pytest.raises(MissingPackageError, match="lance"):
+        opening.require_free(path, "lance")
+    opening.require_free(path, "arrow")
+
+
+def test_a_file_being_written_has_a_name_that_compaction_recognizes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = []
+    monkeypatch.setattr(Path, "replace", lambda self, _: names.append(self.name))
+    disk.write_synced(path, b"")
+    assert [name.startswith(disk.TEMPORARY) for name in names] == [True]

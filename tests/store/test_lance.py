@@ -13,8 +13,8 @@ if importlib.util.find_spec("lance") is None:
     pytest.skip("pylance is not installed", allow_module_level=True)
 
 from qkv import store as stores
-from qkv.errors import DamagedStoreError
-from qkv.store.lance_files import first_line
+from qkv.errors import DamagedStoreError, DataError
+from qkv.store.lance_files import cell_bytes, file_name, first_line
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
 from .crashes import WRITER, check_crash
@@ -208,3 +208,60 @@ def test_a_writer_killed_at_many_moments_loses_no_row(path: Path, seed: int) -> 
 )
 def test_an_error_of_lance_is_cut_to_its_first_line(message: str, line: str) -> None:
     assert first_line(ValueError(message)) == line
+
+
+def test_the_size_of_columns_is_that_of_their_cells_in_every_row(path: Path) -> None:
+    store = made(path)
+    assert store.size_of(["id"]) == 30 * 8
+    assert store.size_of(["id", "vector"]) == 30 * (8 + 4 * 4)
+
+
+@pytest.mark.parametrize(("name", "size"), [("bool_", 1), ("int8", 1), ("int16", 2), ("float64", 8), ("string", 32)])
+def test_cells_have_at_least_one_byte_and_texts_an_estimate(name: str, size: int) -> None:
+    pa = pytest.importorskip("pyarrow")
+    assert cell_bytes(getattr(pa, name)()) == size
+    assert cell_bytes(pa.list_(getattr(pa, name)(), 3)) == 3 * size
+
+
+def test_verification_reports_every_file_and_names_one_that_does_not_decode(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, told = made(path), []
+    assert store.verify(lambda *each: told.append(each[:3])) == []
+    assert told == [("verifying", done, 3) for done in (1, 2, 3)]
+    fragment = type(store._dataset.get_fragments()[0])
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("bad page. \nmore")
+
+    monkeypatch.setattr(fragment, "to_batches", fail)
+    damages = store.verify()
+    assert [str(damage).count("does not decode: bad page") for damage in damages] == [1, 1, 1]
+    assert all(file_name(each) in str(damage) for each, damage in zip(store._fragments(), damages, strict=True))
+
+
+def test_compaction_keeps_as_many_versions_as_asked(path: Path) -> None:
+    store = made(path)
+    store.compact(keep=2)
+    newest = store.version
+    assert ids_of(stores.open(path, version=newest - 1)) == list(range(30))
+    with pytest.raises(DataError):
+        stores.open(path, version=newest - 2)
+
+
+def test_versions_are_numbered_by_both_forms_of_manifest_names(path: Path) -> None:
+    store = made(path, 1)
+    assert store._numbers() == [1, 2]
+    (path / "_versions" / "7.manifest").write_bytes(b"")
+    (path / "_versions" / "notes.manifest").write_bytes(b"")
+    assert store._numbers() == [1, 2, 7]
+
+
+def test_a_block_has_another_name_after_each_deletion(path: Path) -> None:
+    store = made(path, 1)
+    names = [[block.name for block in store.blocks()]]
+    for number in (0, 1):
+        store.delete(lambda table, number=number: table.column("id").to_numpy() == number)
+        names.append([block.name for block in store.blocks()])
+    assert [len(each) for each in names] == [1, 1, 1]
+    assert len({each[0] for each in names}) == 3
