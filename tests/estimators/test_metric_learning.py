@@ -8,9 +8,10 @@ pytest.importorskip("torch")
 import torch
 
 from qkv.estimators.features import Features
-from qkv.estimators.metric import Metric
+from qkv.estimators.metric import Metric, _one_hot
 from qkv.estimators.metric_learning import (
     TrainingOptions,
+    _learning_rate_factor,
     _split_rows,
     _Trainer,
     _TrainingRows,
@@ -132,3 +133,43 @@ def test_keys_of_many_rows_are_those_of_the_rows_one_by_one(monkeypatch):
     monkeypatch.setattr(learning, "_EMBEDDING_BLOCK", 9)
     for found, wanted in zip(embed_rows(metric, parameters, *as_tensors(FEATURES)), whole, strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_the_code_of_a_rare_level_has_no_element_of_its_own():
+    (flags,) = _one_hot(torch.tensor([[0, 1], [2, 0], [1, 1]]), (3, 2))
+    assert flags.tolist() == [[1, 0, 0, 0, 0], [0, 0, 0, 1, 0], [0, 1, 0, 0, 0]]
+
+
+def test_the_same_seed_trains_the_same_parameters():
+    values = FEATURES.numbers[:, :1] * 2
+    first, again, other = (
+        train_metric(metric_of("network", 1), FEATURES, values, None, training_options(), seed) for seed in (3, 3, 4)
+    )
+    assert all(torch.equal(again.parameters[name], each) for name, each in first.parameters.items())
+    assert not torch.equal(first.parameters["A"], other.parameters["A"])
+
+
+def test_held_out_rows_are_predicted_from_the_training_rows_alone():
+    trainer = run(metric_of("linear", 1), FEATURES.numbers[:, :1])
+    assert torch.equal(trainer.validation_keys, trainer.training)
+
+
+def test_progress_is_reported_at_every_check_of_the_held_out_rows_with_their_loss():
+    told = []
+    trainer = run(metric_of("linear", 1), FEATURES.numbers[:, :1], steps=25)
+    assert trainer.run(lambda *each: told.append(each)) == 25
+    assert [each[:2] for each in told] == [(10, 25), (20, 25), (25, 25)]
+    assert told[-1][2] == pytest.approx(float(trainer.best_losses.mean()))
+    assert all(np.isfinite(each[2]) for each in told)
+
+
+def test_dropout_keeps_the_expected_value():
+    trainer = run(metric_of("network", 1), FEATURES.numbers[:, :1], dropout=0.25)
+    mask = trainer._dropout_mask(2000)
+    assert sorted(set(mask.flatten().tolist())) == pytest.approx([0.0, 4 / 3])
+    assert float(mask.mean()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_learning_rate_rises_for_twenty_steps_and_falls_to_zero():
+    rates = [_learning_rate_factor(step, 1000) for step in (0, 9, 500, 1000)]
+    assert rates == pytest.approx([0.05, 0.5, 0.5, 0.0], abs=1e-3)

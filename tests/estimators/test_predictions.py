@@ -12,8 +12,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+import torch
+
 from qkv.errors import DataError, KindError, OptionError
 from qkv.estimators import AttentionClassifier, AttentionRegressor
+from qkv.estimators.base import _residuals
 
 METRICS = ("none", "diagonal", "linear", "low_rank", "network")
 RNG = np.random.default_rng(0)
@@ -298,3 +301,21 @@ def test_defaults_reach_the_documented_errors_on_two_splits(table):
     splits = splits_of(table, Path(os.environ["QKV_DATA"]))
     figures = [measure(AttentionRegressor(random_state=0), next(splits)) for _ in range(2)]
     assert np.mean(figures) <= GOALS[table]
+
+
+def test_without_out_of_bag_rows_the_deviation_of_a_prediction_is_not_a_number():
+    model = AttentionRegressor(metric="none").fit([[0.0], [1.0], [2.0]], [1.0, 2.0, 4.0])
+    model.out_of_bag_rows_ = model.out_of_bag_rows_[:, :0]
+    assert np.isnan(model.predict_std([[0.5], [1.5]])).tolist() == [True, True]
+
+
+def test_a_residual_is_the_value_less_the_trend_of_each_member():
+    values, trends = np.array([[1.0], [2.0]]), torch.tensor([[[0.5], [0.5]], [[1.0], [3.0]]])
+    assert _residuals(values, None).tolist() == [values.tolist()]
+    assert _residuals(values, trends).tolist() == [[[0.5], [1.5]], [[0.0], [-1.0]]]
+
+
+def test_votes_below_zero_have_probability_zero(monkeypatch):
+    model = AttentionClassifier(metric="none").fit([[0.0], [1.0], [2.0]], ["a", "b", "b"])
+    monkeypatch.setattr(model, "_predict", lambda _: np.array([[-0.2, 1.2], [0.25, 0.75]]))
+    assert model.predict_proba([[0.0], [1.0]]).tolist() == [[0.0, 1.0], [0.25, 0.75]]

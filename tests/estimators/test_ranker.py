@@ -114,3 +114,10 @@ def test_invalid_options_and_data_are_refused(options, change, error, says):
     given = {"queries": queries, "documents": documents, "relevant": relevant} | change
     with pytest.raises(error, match=says):
         AttentionRanker(**options).fit(**given)
+
+
+def test_progress_is_reported_while_a_ranker_is_trained():
+    told = []
+    rows = np.eye(4)
+    AttentionRanker(steps=3).fit(rows, rows, [[0], [1], [2], [3]], progress=lambda *each: told.append(each))
+    assert told
