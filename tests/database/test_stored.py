@@ -557,14 +557,6 @@ def test_a_mask_and_a_predicate_select_the_rows_that_satisfy_both(folder):
         assert found.tolist() == wanted.tolist()
 
 
-def test_saved_statistics_are_read_and_an_executor_is_kept_until_the_rows_change(folder, monkeypatch):
-    first = Database.open(folder, "x", "value", memory=1)
-    assert first._executor() is first._executor()
-    monkeypatch.setattr(statistics, "_StatisticsScan", None)
-    again = Database.open(folder, "x", "value", memory=1)
-    assert again._executor().statistics.complete == first._executor().statistics.complete
-
-
 def test_every_pass_over_the_rows_reports_how_many_are_read(folder):
     told, far = [], Database.open(folder, "x", "value", memory=1)
     far.ask(0.2, progress=lambda *each: told.append(each[:3]))

@@ -122,7 +122,7 @@ def test_options_that_torch_lacks_are_refused_by_to_torch(options: dict[str, obj
 
 
 def test_masks_of_integers_or_other_shapes_are_refused() -> None:
-    with pytest.raises(KindError, match="True means may"):
+    with pytest.raises(KindError, match="True excludes a pair"):
         nn.torch_masks(torch.zeros(Q, K, dtype=torch.int64))
     with pytest.raises(ShapeError, match="batch · heads"):
         nn.torch_masks(torch.zeros(3, Q, K), heads=2)
