@@ -1,4 +1,4 @@
-"""Document mask for packed sequences, in which each query may attend only to keys of its own document."""
+"""Mask for packed sequences that allows each query to attend only to keys of the same document."""
 
 from __future__ import annotations
 
