@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import os
 import re
 import sys
@@ -17,12 +18,14 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType
 from typing import Any
 
+import beartype
+import jaxtyping
+
 __all__ = ["check_shapes", "checked"]
 
 _AXES = re.compile(r"\b(Bool|Float|Int|Num|Shaped)\[")
-LEFT_OUT = ("qkv.interop.keras", "qkv.kernels.compiled", "qkv.nn", "qkv.engine", "qkv.testing", "qkv.core.typing")
-"""Modules without checks: torch.compile and Keras trace some of them, and a decorator would break the graph; the
-engine checks its arguments itself; pytest rewrites the suites."""
+LEFT_OUT = ("qkv.testing", "qkv.core.typing")
+"""Modules without checks: pytest rewrites the suites, and the types are created by the other."""
 AT_MOST = 20
 """Checked calls per function and test module; a check takes some 100 µs, and kernels call functions per tile."""
 CALLS: Counter[Any] = Counter()
@@ -42,31 +45,51 @@ def check_shapes() -> None:
 
 def checked(function: Any) -> Any:
     """Return `function` with its array annotations checked at its first calls in each test module."""
-    from beartype import BeartypeConf, beartype
-    from jaxtyping import jaxtyped
-
-    hints = {name: hint for name, hint in function.__annotations__.items() if _AXES.search(hint)}
-    function.__annotations__ = {name: _evaluated(hint, function) for name, hint in hints.items()}
-    # As for mypy, an int is a float.
-    with_checks = jaxtyped(function, typechecker=beartype(conf=BeartypeConf(is_pep484_tower=True)))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         torch = sys.modules.get("torch")
         # A tracer would record the checks and the lengths that they compare.
-        if CALLS[function] >= AT_MOST or (torch is not None and torch.compiler.is_compiling()):
+        if (torch is not None and torch.compiler.is_compiling()) or CALLS[function] >= AT_MOST:
             return function(*args, **kwargs)
         CALLS[function] += 1
-        return with_checks(*args, **kwargs)
+        with_checks = _with_checks(function)
+        try:
+            return with_checks(*args, **kwargs)
+        except jaxtyping.TypeCheckError as error:
+            from qkv.errors import QkvError
+
+            try:
+                function(*args, **kwargs)
+            except QkvError:  # the mistake is the caller's, and users get this error
+                raise
+            except Exception as other:
+                raise error from other
+            raise
 
     return call
 
 
-def _evaluated(hint: str, function: Any) -> Any:
-    try:
-        return eval(hint, function.__globals__)
-    except NameError:  # a name that only mypy imports
-        return object
+@functools.cache
+def _with_checks(function: Any) -> Any:
+    """Return `function` with its array annotations checked; called late, when every module that they name exists."""
+    names = {**_typing_imports(function.__module__), **function.__globals__}
+    hints = {name: hint for name, hint in function.__annotations__.items() if _AXES.search(hint)}
+    function.__annotations__ = {name: eval(hint, names) for name, hint in hints.items()}
+    # As for mypy, an int is a float.
+    configuration = beartype.BeartypeConf(is_pep484_tower=True)
+    return jaxtyping.jaxtyped(function, typechecker=beartype.beartype(conf=configuration))
+
+
+@functools.cache
+def _typing_imports(module: str) -> dict[str, Any]:
+    """Return the names that a module imports for mypy only, under `if TYPE_CHECKING`."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [line for block in blocks for line in block.body if isinstance(line, ast.Import | ast.ImportFrom)]
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module(list(imports), []), module, "exec"), names)
+    return names
 
 
 class _Finder(MetaPathFinder):

@@ -238,8 +238,8 @@ class Rotary(nn.Module):
 
     def rotate(
         self,
-        query: Float[Tensor, "*#batch q width"],
-        key: Float[Tensor, "*#batch k width"],
+        query: Float[Tensor, "*query_batch q width"],
+        key: Float[Tensor, "*key_batch k width"],
         positions: int | Tensor = 0,
         key_positions: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
