@@ -30,6 +30,8 @@ AT_MOST = 20
 """Checked calls per function and test module; a check takes some 100 µs, and kernels call functions per tile."""
 CALLS: Counter[Any] = Counter()
 """Checked calls of each function since the test module began."""
+_unchecked: list[Any] = []
+"""Functions that run again without checks, after a check failed."""
 
 
 def check_shapes() -> None:
@@ -50,7 +52,7 @@ def checked(function: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         torch = sys.modules.get("torch")
         # A tracer would record the checks and the lengths that they compare.
-        if (torch is not None and torch.compiler.is_compiling()) or CALLS[function] >= AT_MOST:
+        if _unchecked or (torch is not None and torch.compiler.is_compiling()) or CALLS[function] >= AT_MOST:
             return function(*args, **kwargs)
         CALLS[function] += 1
         with_checks = _with_checks(function)
@@ -59,12 +61,15 @@ def checked(function: Any) -> Any:
         except jaxtyping.TypeCheckError as error:
             from qkv.errors import QkvError
 
+            _unchecked.append(function)
             try:
                 function(*args, **kwargs)
             except QkvError:  # the mistake is the caller's, and users get this error
                 raise
             except Exception as other:
                 raise error from other
+            finally:
+                _unchecked.pop()
             raise
 
     return call

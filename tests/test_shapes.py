@@ -6,6 +6,7 @@ import pytest
 
 import qkv
 from qkv.core.guard import apply_weights
+from qkv.interop.onnx import attention
 
 
 def test_an_array_with_other_axes_than_annotated_raises() -> None:
@@ -18,3 +19,6 @@ def test_an_array_with_other_axes_than_annotated_raises() -> None:
 def test_users_get_the_error_of_the_library_and_not_that_of_the_checker() -> None:
     with pytest.raises(qkv.errors.QkvError):
         qkv.attend(np.ones((2, 3)), np.ones((4, 5)), np.ones((4, 1)))
+    four_axes, integers = np.ones((1, 1, 2, 3)), np.ones((1, 1, 2, 3), int)
+    with pytest.raises(qkv.errors.KindError):
+        attention(integers, four_axes, four_axes)

@@ -21,7 +21,7 @@ from qkv.core.batch import take_batch
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.tracing import tracing_mode
-from qkv.core.typing import Bool, Float, Int, Tensor
+from qkv.core.typing import Bool, Float, Int, Shaped, Tensor
 from qkv.errors import OptionError, RefusedError, ShapeError
 from qkv.interop.huggingface.indexed_mask import IndexedMask
 from qkv.interop.huggingface.lazy_mask import LazyMask
@@ -30,7 +30,7 @@ from qkv.masks.base import And, Mask, and_masks
 from qkv.normalizers import Normalizer, Softmax
 from qkv.scores import Biased, ScaledDot, Score, Softcap
 
-__all__ = ["AttendOptions", "AttentionCall", "Registration", "is_causal", "key_padding"]
+__all__ = ["AttentionCall", "Registration", "is_causal", "key_padding"]
 
 P = TypeVar("P", bound=Part)
 ScoreFactory = Callable[[torch.nn.Module], Score]
@@ -59,7 +59,7 @@ def _of_layer(option: P | Callable[[torch.nn.Module], P] | None, module: torch.n
     return option if option is None or isinstance(option, Part) else option(module)
 
 
-class AttendOptions(TypedDict):
+class _AttendOptions(TypedDict):
     """Keyword arguments that are passed to `qkv.attend`."""
 
     score: Score
@@ -82,10 +82,10 @@ class AttentionCall:
         heads: number of query heads.
     """
 
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    options: AttendOptions
+    query: Float[Tensor, "*batch q width"]
+    key: Float[Tensor, "*batch k width"]
+    value: Float[Tensor, "*batch k value_width"]
+    options: _AttendOptions
     heads: int
 
     @classmethod
@@ -96,14 +96,14 @@ class AttentionCall:
         query: Float[Tensor, "batch heads q width"],
         key: Float[Tensor, "batch key_heads k width"],
         value: Float[Tensor, "batch key_heads k value_width"],
-        attention_mask: torch.Tensor | None,
+        attention_mask: Shaped[Tensor, "*_ keys"] | None,
         *,
-        scaling: float | torch.Tensor | None = None,
+        scaling: float | Float[Tensor, "*_"] | None = None,
         is_causal: bool | None = None,
         softcap: float | None = None,
-        position_bias: torch.Tensor | None = None,
-        s_aux: torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
+        position_bias: Float[Tensor, "*_ #q bias_keys"] | None = None,
+        s_aux: Float[Tensor, "*_"] | None = None,
+        sinks: Float[Tensor, "*_"] | None = None,
         indices: Int[Tensor, "batch q n"] | None = None,
         block_indices: Int[Tensor, "batch index_heads q n"] | None = None,
         **ignored: object,
@@ -163,7 +163,7 @@ class AttentionCall:
             block_size = int(module.indexer.block_size)  # type: ignore[union-attr, arg-type]
             mask = and_masks(mask, IndexedMask(layout.split_pairs(per_head), block_size))
         memory = registration.memory or 2**28 + 16 * (query.nbytes + key.nbytes + value.nbytes)
-        options = AttendOptions(
+        options = _AttendOptions(
             score=score,
             normalizer=normalizer,
             mask=mask,
@@ -178,7 +178,7 @@ class AttentionCall:
         """Whether the heads are split into two batch axes, (key_heads, group)."""
         return self.query.ndim == 5
 
-    def merge_heads(self, x: torch.Tensor) -> torch.Tensor:
+    def merge_heads(self, x: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "batch ..."]:
         """Return an array `(batch, key_heads, group, …)` of a grouped call reshaped to `(batch, heads, …)`.
 
         An array of a call that is not grouped is returned unchanged.
@@ -212,11 +212,14 @@ class AttentionCall:
         return self._map(detach, lambda part: part.map_arrays(detach), self.heads)  # type: ignore[arg-type]
 
     def _map(
-        self, array: Callable[[torch.Tensor], torch.Tensor], part: Callable[[Part], Part], heads: int
+        self,
+        array: Callable[[Float[Tensor, "*batch rows columns"]], Float[Tensor, "*new_batch rows columns"]],
+        part: Callable[[Part], Part],
+        heads: int,
     ) -> AttentionCall:
         options = {name: part(x) if isinstance(x, Part) else x for name, x in self.options.items()}
         query, key, value = map(array, (self.query, self.key, self.value))
-        return AttentionCall(query, key, value, cast(AttendOptions, options), heads)
+        return AttentionCall(query, key, value, cast(_AttendOptions, options), heads)
 
 
 @dataclass(frozen=True)
@@ -230,15 +233,19 @@ class _HeadLayout:
     def group_size(self) -> int:
         return self.heads // self.key_heads
 
-    def split_heads(self, x: torch.Tensor) -> torch.Tensor:
+    def split_heads(
+        self, x: Shaped[Tensor, "batch heads *rest"]
+    ) -> Shaped[Tensor, "batch heads *rest"] | Shaped[Tensor, "batch key_heads group *rest"]:
         if self.group_size == 1:
             return x
         return x.reshape(x.shape[0], self.key_heads, self.group_size, *x.shape[2:])
 
-    def split_keys(self, x: torch.Tensor) -> torch.Tensor:
+    def split_keys(
+        self, x: Shaped[Tensor, "batch key_heads *rest"]
+    ) -> Shaped[Tensor, "batch key_heads *rest"] | Shaped[Tensor, "batch key_heads 1 *rest"]:
         return x[:, :, None] if self.group_size > 1 else x
 
-    def split_pairs(self, x: torch.Tensor) -> torch.Tensor:
+    def split_pairs(self, x: Shaped[Tensor, "*axes rows columns"]) -> Shaped[Tensor, "*split_axes rows columns"]:
         """Split the head axis of an array that broadcasts to `(batch, heads, q, k)`.
 
         Leading axes may be absent.
@@ -250,8 +257,8 @@ class _HeadLayout:
 
 
 def _parse_mask(
-    mask: torch.Tensor | None, module: torch.nn.Module, causal: bool | None, q: int, k: int
-) -> tuple[Mask | None, Positions | None, torch.Tensor | None]:
+    mask: Shaped[Tensor, "*_ keys"] | None, module: torch.nn.Module, causal: bool | None, q: int, k: int
+) -> tuple[Mask | None, Positions | None, Float[Tensor, "#batch #heads #q k"] | None]:
     """Return the mask, the positions, and the float mask to add to the logits. Each may be None."""
     if mask is None:
         causal = causal if causal is not None else bool(getattr(module, "is_causal", False))

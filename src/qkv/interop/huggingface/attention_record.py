@@ -33,7 +33,7 @@ class SavedCall:
     """
 
     call: AttentionCall
-    log_sum_exp: torch.Tensor
+    log_sum_exp: Float[Tensor, "*batch q"]
 
     def tile(
         self, element: int, head: int, rows: tuple[int, int], cols: tuple[int, int]

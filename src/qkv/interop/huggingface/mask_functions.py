@@ -61,7 +61,7 @@ class MaskContext:
     k_start: int
     device: torch.device | str
     vmapped: bool = False
-    ids: torch.Tensor | None = None
+    ids: Int[Tensor, "batch length"] | None = None
 
     @property
     def positions(self) -> Positions:

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from qkv.core.tile import Tile
+from qkv.core.typing import Int, Shaped, Tensor
 from qkv.interop.huggingface.lazy_mask import LazyMask
 from qkv.interop.huggingface.mask_functions import MaskContext, MaskFunction, simplify_mask, translate_mask
 from qkv.masks import Keys
@@ -20,16 +21,16 @@ def build_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int | torch.Tensor = 0,
-    kv_offset: int | torch.Tensor = 0,
+    q_offset: int | Int[Tensor, ""] = 0,
+    kv_offset: int | Int[Tensor, ""] = 0,
     mask_function: MaskFunction | None = None,
-    attention_mask: torch.Tensor | None = None,
+    attention_mask: Shaped[Tensor, "batch length"] | Shaped[Tensor, "#batch #heads #q k"] | None = None,
     allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     **kwargs: object,
-) -> torch.Tensor | None:
+) -> Shaped[Tensor, "#batch #heads #q k"] | None:
     """Return the mask that `transformers.masking_utils.eager_mask` computes, as a `LazyMask` if possible.
 
     The arguments are those of the mask interface of transformers.

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import torch
 
 from qkv.core.parts import Part
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Float, Tensor
 from qkv.engine import observe
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall
@@ -31,7 +31,7 @@ class ObservedCall(NamedTuple):
 
     plan: Plan | None
     readouts: tuple[ReadoutResult, ...]
-    output: torch.Tensor | None
+    output: Float[Tensor, "*batch q value_width"] | None
 
 
 def requires_gradient(call: AttentionCall) -> bool:

@@ -12,6 +12,7 @@ from types import TracebackType
 import torch
 
 from qkv.core.arrays import is_array
+from qkv.core.typing import Float, Tensor
 from qkv.errors import KindError, OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding
 from qkv.interop.huggingface.attention_record import AttentionRecord, SavedCall
@@ -173,7 +174,9 @@ class Recorder:
         self.calls += 1
         self._found_weights.clear()
 
-    def _on_call(self, module: torch.nn.Module, call: AttentionCall, dropout: float) -> torch.Tensor | None:
+    def _on_call(
+        self, module: torch.nn.Module, call: AttentionCall, dropout: float
+    ) -> Float[Tensor, "*batch q value_width"] | None:
         """Record a call of qkv by an attention layer and return its output, or None if it was not computed."""
         name = self._names[module]
         if not self._is_selected(name):

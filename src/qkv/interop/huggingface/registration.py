@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from qkv.core.typing import Array, Float, Tensor
+from qkv.core.typing import Array, Float, Shaped, Tensor
 from qkv.engine import attend, observe
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, NormalizerFactory, Registration, ScoreFactory
@@ -24,15 +24,15 @@ from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["LISTENERS", "REGISTERED", "Listener", "add_listener", "register"]
+__all__ = ["LISTENERS", "REGISTERED", "add_listener", "register"]
 
 REGISTERED: dict[str, Registration] = {}
 """The options of each registered name."""
 
-Listener = Callable[[torch.nn.Module, AttentionCall, float], torch.Tensor | None]
+_Listener = Callable[[torch.nn.Module, AttentionCall, float], torch.Tensor | None]
 """A function of an attention layer, its call and the dropout probability, which may return the output."""
 
-LISTENERS: WeakKeyDictionary[torch.nn.Module, OrderedDict[int, Listener]] = WeakKeyDictionary()
+LISTENERS: WeakKeyDictionary[torch.nn.Module, OrderedDict[int, _Listener]] = WeakKeyDictionary()
 """Listeners of each attention layer, by the id of their handle."""
 
 _RESERVED = ("eager", "sdpa", "flex_attention")
@@ -88,7 +88,7 @@ def register(
     return name
 
 
-def add_listener(module: torch.nn.Module, listener: Listener) -> RemovableHandle:
+def add_listener(module: torch.nn.Module, listener: _Listener) -> RemovableHandle:
     """Call `listener` in every call of an attention layer until `remove` of the returned handle is called."""
     listeners = LISTENERS.setdefault(module, OrderedDict())
     handle = RemovableHandle(listeners)
@@ -102,7 +102,7 @@ def _attention(
     query: Float[Tensor, "batch heads q width"],
     key: Float[Tensor, "batch key_heads k width"],
     value: Float[Tensor, "batch key_heads k value_width"],
-    attention_mask: torch.Tensor | None,
+    attention_mask: Shaped[Tensor, "*_ keys"] | None,
     dropout: float = 0.0,
     output_attentions: bool | None = False,
     **arguments: Any,

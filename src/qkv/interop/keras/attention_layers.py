@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import keras
 from keras import ops
 
-from qkv.core.typing import Array, Bool
-from qkv.interop.keras.engine_call import EngineLayer
+from qkv.core.typing import Array, Float, Shaped
+from qkv.interop.keras.engine_call import EngineLayer, Weighted
 from qkv.masks import Causal, Keys, Mask
 from qkv.masks.base import and_masks
 from qkv.scores import Additive, Bilinear, Dot, Score
@@ -24,19 +24,21 @@ class _InputListLayer(EngineLayer):
         dropout: float
         seed_generator: keras.random.SeedGenerator
 
-        def _validate_inputs(self, inputs: Sequence[Array], mask: Sequence[Array | None] | None) -> None: ...
+        def _validate_inputs(
+            self, inputs: Sequence[Float[Array, "*batch _ _"]], mask: Sequence[Shaped[Array, "*_ _"] | None] | None
+        ) -> None: ...
 
-    def _score(self, query: Array) -> Score:
+    def _score(self, query: Float[Array, "*batch q width"]) -> Score:
         raise NotImplementedError
 
     def call(
         self,
-        inputs: Sequence[Array],
-        mask: Sequence[Array | None] | None = None,
+        inputs: Sequence[Float[Array, "*batch _ _"]],
+        mask: Sequence[Shaped[Array, "*_ _"] | None] | None = None,
         training: bool = False,
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
-    ) -> Array | tuple[Array, Array | None]:
+    ) -> Float[Array, "*batch q value_width"] | Weighted:
         """Return the output `(*batch, q, value_width)`, and the weights `(*batch, q, k)` if requested."""
         self._validate_inputs(inputs=inputs, mask=mask)
         query, value = inputs[:2]
@@ -71,7 +73,7 @@ class Attention(_InputListLayer, keras.layers.Attention):  # type: ignore[misc, 
         kwargs: arguments of `keras.layers.Attention`.
     """
 
-    def _score(self, query: Array) -> Score:
+    def _score(self, query: Float[Array, "*batch q width"]) -> Score:
         width, dtype = query.shape[-1], query.dtype
         scale = 1.0 if self.scale is None else ops.cast(self.scale, dtype)
         if self.score_mode == "dot":
@@ -97,14 +99,14 @@ class AdditiveAttention(_InputListLayer, keras.layers.AdditiveAttention):  # typ
         kwargs: arguments of `keras.layers.AdditiveAttention`.
     """
 
-    def _score(self, query: Array) -> Score:
+    def _score(self, query: Float[Array, "*batch q width"]) -> Score:
         width, dtype = query.shape[-1], query.dtype
         maps = ops.eye(width, dtype=dtype)
         vector = ops.ones((width,), dtype=dtype) if self.scale is None else ops.cast(self.scale, dtype)
         return Additive(maps, maps, None, vector)
 
 
-def _key_mask(mask: Bool[Array, "batch k"], rank: int) -> Mask:
+def _key_mask(mask: Shaped[Array, "*_ k"], rank: int) -> Mask:
     """Return the mask of keys that is equivalent to a Keras mask of values, for inputs with `rank` axes."""
     mask = ops.cast(mask, "bool")
     while len(mask.shape) < rank - 1:

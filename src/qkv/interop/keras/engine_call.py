@@ -22,7 +22,7 @@ from qkv.plan.spec import CallOptions
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["EngineLayer", "EngineOptions", "Weighted"]
+__all__ = ["EngineLayer", "Weighted"]
 
 _START = Positions(align="start")
 
@@ -32,9 +32,20 @@ Seed: TypeAlias = Any
 Weighted = tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q k"] | None]
 """The output, and the weights before dropout, or None if the weights were not requested."""
 
+_Observe = Callable[
+    [
+        Float[Array, "*batch q width"],
+        Float[Array, "*batch k width"],
+        Float[Array, "*batch k value_width"],
+        CallOptions,
+        bool,
+    ],
+    Weighted,
+]
+
 
 @dataclass(frozen=True)
-class EngineOptions:
+class _EngineOptions:
     """Options of qkv that the Keras layers of this package accept and save in their configuration.
 
     Attributes:
@@ -74,7 +85,7 @@ class EngineLayer:
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.engine = EngineOptions(normalizer, kernel, memory)
+        self.engine = _EngineOptions(normalizer, kernel, memory)
 
     def get_config(self) -> dict[str, object]:
         """Return the configuration of the Keras layer, extended by the options of qkv."""
@@ -111,13 +122,19 @@ class EngineLayer:
         return _observe_function()(query, key, value, call, return_weights)
 
 
-def _observe(query: Array, key: Array, value: Array, call: CallOptions, return_weights: bool) -> Weighted:
+def _observe(
+    query: Float[Array, "*batch q width"],
+    key: Float[Array, "*batch k width"],
+    value: Float[Array, "*batch k value_width"],
+    call: CallOptions,
+    return_weights: bool,
+) -> Weighted:
     observation = qkv.observe(query, key, value, readouts=[Dense()] if return_weights else [], **call)
     return observation.output, observation.readouts[0] if return_weights else None
 
 
 @cache
-def _observe_function() -> Callable[[Array, Array, Array, CallOptions, bool], Weighted]:
+def _observe_function() -> _Observe:
     """Return the function `_observe`, which `torch.compile` does not trace on the PyTorch backend.
 
     torch.compile cannot trace the seed generators of Keras or the optional weights.
@@ -126,16 +143,13 @@ def _observe_function() -> Callable[[Array, Array, Array, CallOptions, bool], We
         return _observe
     import torch
 
-    return cast(
-        "Callable[[Array, Array, Array, CallOptions, bool], Weighted]",
-        torch.compiler.disable(_observe),  # type: ignore[no-untyped-call]
-    )
+    return cast(_Observe, torch.compiler.disable(_observe))  # type: ignore[no-untyped-call]
 
 
 def _attend_unknown_lengths(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Float[Array, "*batch q width"],
+    key: Float[Array, "*batch k width"],
+    value: Float[Array, "*batch k value_width"],
     score: Score,
     normalizer: Normalizer,
     mask: Mask | None,

@@ -7,7 +7,7 @@ import math
 import keras
 from keras import ops
 
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Float, Shaped
 from qkv.interop.keras.engine_call import EngineLayer
 from qkv.masks import Causal, Mask, Pairs, Window
 from qkv.masks.base import and_masks
@@ -35,12 +35,12 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
 
     def _compute_attention_mask(
         self,
-        query: Array,
-        value: Array,
-        query_mask: Array | None = None,
-        value_mask: Array | None = None,
-        key_mask: Array | None = None,
-        attention_mask: Array | None = None,
+        query: Float[Array, "batch *q_axes width"],
+        value: Float[Array, "batch *k_axes value_width"],
+        query_mask: Shaped[Array, "*_"] | None = None,
+        value_mask: Shaped[Array, "*_"] | None = None,
+        key_mask: Shaped[Array, "*_"] | None = None,
+        attention_mask: Shaped[Array, "*_"] | None = None,
         use_causal_mask: bool = False,
     ) -> Mask | None:
         """Return one mask of qkv that combines all masks of Keras, or None if there are none.
@@ -63,7 +63,7 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
             self._sliding_window = window
         return and_masks(self._pair_mask(array, len(query.shape) + 1), mask)
 
-    def _pair_mask(self, mask: Array | None, rank: int) -> Mask | None:
+    def _pair_mask(self, mask: Shaped[Array, "*_"] | None, rank: int) -> Mask | None:
         """Return the mask of pairs for a boolean mask of Keras and projected queries with `rank` axes."""
         if mask is None:
             return None
@@ -79,14 +79,14 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
 
     def _compute_attention(
         self,
-        query: Array,
-        key: Array,
-        value: Array,
-        attention_mask: Array | Mask | None = None,
+        query: Float[Array, "batch *q_axes heads width"],
+        key: Float[Array, "batch *k_axes heads width"],
+        value: Float[Array, "batch *k_axes heads value_width"],
+        attention_mask: Shaped[Array, "*_"] | Mask | None = None,
         training: bool | None = None,
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
-    ) -> tuple[Array, Array | None]:
+    ) -> tuple[Float[Array, "batch *q_axes heads value_width"], Float[Array, "batch ..."] | None]:
         """Return the output and the weights, `(batch, …, heads, q, k)`, for projected query, key and value.
 
         The projected inputs have shape `(batch, *axes, heads, width)`. The weights are None if they are not requested.
@@ -118,7 +118,9 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
             weights = ops.reshape(weights, (*ops.shape(weights)[:-2], *sides))
         return self._from_heads(output, query), weights
 
-    def _to_heads(self, x: Array) -> Array:
+    def _to_heads(
+        self, x: Float[Array, "batch *axes heads width"]
+    ) -> Float[Array, "batch *other_axes heads length width"]:
         """Return an array `(batch, *axes, heads, width)` with its heads before the axes of attention.
 
         The result has shape `(batch, *other axes, heads, length, width)`, where the axes of attention are merged into
@@ -130,7 +132,11 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
             x = ops.reshape(x, (*lengths[: -count - 1], math.prod(lengths[-count - 1 : -1]), lengths[-1]))
         return x
 
-    def _from_heads(self, output: Array, query: Array) -> Array:
+    def _from_heads(
+        self,
+        output: Float[Array, "batch *other_axes heads q value_width"],
+        query: Float[Array, "batch *q_axes heads width"],
+    ) -> Float[Array, "batch *q_axes heads value_width"]:
         """Return the output of attention with its axes in the order of the axes of `query`."""
         rank, lengths = len(query.shape), ops.shape(query)
         order = self._order(rank)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 from qkv.core.arrays import is_array
 from qkv.core.equation import BoundCall
 from qkv.core.parts import expand_to_pairs
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Bool, Float, Shaped
 from qkv.kernels.fused.call import lift_sides
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -139,7 +139,9 @@ def _convert_score(score: Score) -> _OperatorScore | None:
     return _OperatorScore(score, cap, tuple(offsets))
 
 
-def _reads_nonfinite(nonfinite: Tensor, readable: Tensor | None, causal: bool, q: int) -> Tensor:
+def _reads_nonfinite(
+    nonfinite: Bool[Tensor, "*#batch k"], readable: Bool[Tensor, "*#batch #q #k"] | None, causal: bool, q: int
+) -> Bool[Tensor, "*batch #q 1"]:
     """Return a boolean array that is True for queries that may attend to a non-finite key or value.
 
     Its shape is `(*batch, q, 1)`.
@@ -158,7 +160,12 @@ def _reads_nonfinite(nonfinite: Tensor, readable: Tensor | None, causal: bool, q
     return count.index_select(-1, rows.clamp(max=nonfinite.shape[-1] - 1))[..., None] > 0
 
 
-def _with_four_axes(batch: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+def _with_four_axes(
+    batch: tuple[int, ...],
+    query: Float[Tensor, "*#batch q width"],
+    key: Float[Tensor, "*#batch k width"],
+    value: Float[Tensor, "*#batch k value_width"],
+) -> list[Float[Tensor, "_ _ _ _"]]:
     """Return query, key and value reshaped to (batch, heads, length, width), without repeating shared key heads."""
     query, key, value = (x.reshape((*(1,) * (len(batch) - x.ndim + 2), *x.shape)) for x in (query, key, value))
     shared = len(batch) > 1 and key.shape[-3] == 1 and value.shape[-3] == 1
@@ -172,7 +179,9 @@ def _with_four_axes(batch: tuple[int, ...], query: Tensor, key: Tensor, value: T
     return [x.flatten(0, -4) if x.ndim > 4 else x for x in (query, key, value)]
 
 
-def _mask_with_four_axes(call: BoundCall, heads: int, mask: Tensor) -> Tensor:
+def _mask_with_four_axes(
+    call: BoundCall, heads: int, mask: Shaped[Tensor, "*#batch #q #k"]
+) -> Shaped[Tensor, "#n #heads q k"]:
     """Return the mask reshaped to (batch, heads, q, k), with q and k expanded to their lengths in the call.
 
     Runtimes do not broadcast these axes.

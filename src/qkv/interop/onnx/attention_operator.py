@@ -27,7 +27,7 @@ from qkv.core.arrays import (
 )
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Shaped
+from qkv.core.typing import Array, Float, Int, Shaped
 from qkv.engine import attend, observe
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.interop.onnx.attributes import Attributes
@@ -51,20 +51,20 @@ class OperatorOutputs(NamedTuple):
         qk_matmul_output: `(batch, q_num_heads, q, past + k)`; None unless `qk_matmul_output_mode` is given.
     """
 
-    Y: Array
-    present_key: Array
-    present_value: Array
-    qk_matmul_output: Array | None
+    Y: Float[Array, "batch *q_num_heads q y_width"]
+    present_key: Float[Array, "batch kv_num_heads past_and_k width"]
+    present_value: Float[Array, "batch kv_num_heads past_and_k value_width"]
+    qk_matmul_output: Float[Array, "batch q_num_heads q past_and_k"] | None
 
 
 def attention(
-    Q: Array,
-    K: Array,
-    V: Array,
-    attn_mask: Array | None = None,
-    past_key: Array | None = None,
-    past_value: Array | None = None,
-    nonpad_kv_seqlen: Array | None = None,
+    Q: Float[Array, "batch *q_num_heads q q_width"],
+    K: Float[Array, "batch *kv_num_heads k k_width"],
+    V: Float[Array, "batch *kv_num_heads k v_width"],
+    attn_mask: Shaped[Array, "*_"] | None = None,
+    past_key: Float[Array, "batch heads past width"] | None = None,
+    past_value: Float[Array, "batch heads past value_width"] | None = None,
+    nonpad_kv_seqlen: Int[Array, " batch"] | None = None,
     *,
     opset: int = 25,
     **attributes: bool | int | float | None,
@@ -153,7 +153,13 @@ def attention(
 class _Logits(Dense):
     """Readout of all logits of a call, −inf where a key is masked."""
 
-    def read(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile) -> Array:
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Float[Array, "*batch q k"]:
         """Return the logits of a tile unchanged."""
         return logits
 
@@ -169,7 +175,12 @@ class _CallShape:
     k: int
 
     @classmethod
-    def check(cls, query: Array, key: Array, value: Array) -> _CallShape:
+    def check(
+        cls,
+        query: Float[Array, "batch heads q width"],
+        key: Float[Array, "batch kv_heads k width"],
+        value: Float[Array, "batch kv_heads k value_width"],
+    ) -> _CallShape:
         """Return the lengths of the axes of query, key and value, or raise a `ShapeError` if they do not match."""
         (batch, heads, q, width), (key_batch, kv_heads, k, key_width) = query.shape, key.shape
         if width != key_width:
@@ -195,7 +206,9 @@ class _CallShape:
         """Whether there are several key heads, each of which is shared by several query heads."""
         return self.kv_heads not in (1, self.heads)
 
-    def split(self, x: Shaped[Array, "batch heads rows cols"], per_head: bool) -> Array:
+    def split(
+        self, x: Shaped[Array, "batch heads rows cols"], per_head: bool
+    ) -> Shaped[Array, "batch *kv_heads_and_group rows cols"]:
         """Return an array whose head axis is split into (kv_heads, group) if heads are grouped, else unchanged.
 
         Without `per_head`, and for an array with one head, the group axis has length 1.
@@ -206,13 +219,12 @@ class _CallShape:
             x = namespace(x).reshape(x, (batch, *split, *matrix))
         return x
 
-    def per_batch(self, x: Array) -> Array:
+    def per_batch(self, x: Int[Array, " batch"]) -> Int[Array, "batch 1"] | Int[Array, "batch 1 1"]:
         """Return an array `(batch,)` reshaped so that it broadcasts over the heads of the call."""
-        reshaped: Array = namespace(x).reshape(x, (-1, 1, 1) if self.grouped else (-1, 1))
-        return reshaped
+        return namespace(x).reshape(x, (-1, 1, 1) if self.grouped else (-1, 1))
 
 
-def _check_kinds(inputs: dict[str, Array | None]) -> None:
+def _check_kinds(inputs: dict[str, Shaped[Array, "*_"] | None]) -> None:
     arrays = {name: x for name, x in inputs.items() if x is not None}
     for name, x in arrays.items():
         if not is_array(x):
@@ -228,7 +240,17 @@ def _check_kinds(inputs: dict[str, Array | None]) -> None:
             raise KindError(f"{name} must hold {condition}, got dtype {dtype_name(x)}.")
 
 
-def _split_heads(Q: Array, K: Array, V: Array, node: Attributes, opset: int) -> tuple[Array, Array, Array]:
+def _split_heads(
+    Q: Float[Array, "batch *q_num_heads q q_width"],
+    K: Float[Array, "batch *kv_num_heads k k_width"],
+    V: Float[Array, "batch *kv_num_heads k v_width"],
+    node: Attributes,
+    opset: int,
+) -> tuple[
+    Float[Array, "batch heads q width"],
+    Float[Array, "batch kv_heads k width"],
+    Float[Array, "batch kv_heads k value_width"],
+]:
     """Return Q, K and V with four axes, (batch, heads, length, width)."""
     ranks = {Q.ndim, K.ndim, V.ndim}
     heads = {"q_num_heads": node.q_num_heads, "kv_num_heads": node.kv_num_heads}
@@ -260,13 +282,13 @@ def _split_heads(Q: Array, K: Array, V: Array, node: Attributes, opset: int) -> 
 
 
 def _prepend_past(
-    key: Array,
-    value: Array,
-    past_key: Array | None,
-    past_value: Array | None,
-    lengths: Array | None,
+    key: Float[Array, "batch kv_heads k width"],
+    value: Float[Array, "batch kv_heads k value_width"],
+    past_key: Float[Array, "batch kv_heads past width"] | None,
+    past_value: Float[Array, "batch kv_heads past value_width"] | None,
+    lengths: Int[Array, " batch"] | None,
     opset: int,
-) -> tuple[Array, Array]:
+) -> tuple[Float[Array, "batch kv_heads past_and_k width"], Float[Array, "batch kv_heads past_and_k value_width"]]:
     """Return the keys preceded by `past_key` and the values preceded by `past_value`, if these are passed."""
     if (past_key is None) != (past_value is None):
         passed, missing = ("past_value", "past_key") if past_key is None else ("past_key", "past_value")
@@ -296,8 +318,12 @@ def _prepend_past(
 
 
 def _mask_and_bias(
-    shape: _CallShape, attn_mask: Array | None, lengths: Array | None, node: Attributes, opset: int
-) -> tuple[Mask | None, Array | None]:
+    shape: _CallShape,
+    attn_mask: Shaped[Array, "*_"] | None,
+    lengths: Int[Array, " batch"] | None,
+    node: Attributes,
+    opset: int,
+) -> tuple[Mask | None, Float[Array, "*#batch #q #k"] | None]:
     """Return the mask that excludes pairs and the bias that is added to the logits. Each may be None."""
     masks: list[Mask] = []
     bias = None
@@ -328,7 +354,9 @@ def _mask_and_bias(
     return and_masks(*masks), bias
 
 
-def _broadcastable_mask(mask: Array, call: _CallShape, opset: int) -> Shaped[Array, "#batch #heads #q #k"]:
+def _broadcastable_mask(
+    mask: Shaped[Array, "*_"], call: _CallShape, opset: int
+) -> Shaped[Array, "#batch #heads #q #k"]:
     """Return `mask` with four axes. Its last axis has the length of the keys or 1."""
     xp = namespace(mask)
     expected = (call.batch, call.heads, call.q, call.k)
@@ -350,14 +378,18 @@ def _broadcastable_mask(mask: Array, call: _CallShape, opset: int) -> Shaped[Arr
     return mask
 
 
-def _positions(shape: _CallShape, past_key: Array | None, lengths: Array | None) -> Positions:
+def _positions(
+    shape: _CallShape,
+    past_key: Float[Array, "batch kv_heads past width"] | None,
+    lengths: Int[Array, " batch"] | None,
+) -> Positions:
     """Return the positions of the queries among the keys."""
     if lengths is not None:
         return Positions(query_start=shape.per_batch(lengths) - shape.q)
     return Positions(query_start=0 if past_key is None else int(past_key.shape[2]))
 
 
-def _compute_dtype(x: Array, node: Attributes) -> Array:
+def _compute_dtype(x: Float[Array, "*shape"], node: Attributes) -> Float[Array, "*shape"]:
     """Return an array in the dtype in which attention is computed.
 
     The dtype is float64 if `softmax_precision` requires it, and float32 for NumPy's bfloat16, which has no arithmetic.

@@ -14,9 +14,9 @@ import numpy as np
 
 from qkv.errors import OptionError
 
-__all__ = ["OPSETS", "Attributes", "require_opset"]
+__all__ = ["Attributes", "require_opset"]
 
-OPSETS = (23, 24, 25)
+_OPSETS = (23, 24, 25)
 """Opsets that define a version of the operator; a version is valid until the next such opset."""
 
 
@@ -67,7 +67,7 @@ class Attributes:
 
 def require_opset(opset: int) -> None:
     """Raise an `OptionError` if the opset does not define a version of the `Attention` operator."""
-    if opset not in OPSETS:
+    if opset not in _OPSETS:
         raise OptionError(
             f"opset must be 23, 24 or 25, got {opset!r}. Choose the largest of these that does not exceed the "
             "opset of the model."

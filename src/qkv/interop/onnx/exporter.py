@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export"]
 
-Translations = dict[Callable[..., object], Callable[..., object]]
+_Translations = dict[Callable[..., object], Callable[..., object]]
 
 
 def export(
@@ -103,7 +103,7 @@ def export(
     return target
 
 
-def _translations() -> Translations:
+def _translations() -> _Translations:
     """Return a dict of ONNX translations for operators that PyTorch's exporter does not support."""
     try:
         import onnxscript
