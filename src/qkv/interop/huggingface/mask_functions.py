@@ -32,7 +32,7 @@ __all__ = ["FunctionMask", "MaskContext", "MaskFunction", "simplify_mask", "tran
 MaskFunction: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """A function of batch, head, query and key indices that returns which pairs are allowed."""
 
-Closure: TypeAlias = dict[str, Any]
+_Closure: TypeAlias = dict[str, Any]
 """Variables that a mask function closes over, by name."""
 
 _MODULE = "transformers.masking_utils"
@@ -168,7 +168,7 @@ def _name(function: MaskFunction) -> str:
     return getattr(function, "__qualname__", "") if getattr(function, "__module__", "") == _MODULE else ""
 
 
-def _closure(function: MaskFunction) -> Closure:
+def _closure(function: MaskFunction) -> _Closure:
     cells = function.__closure__ or ()
     return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
 
@@ -184,22 +184,22 @@ def _function_mask(function: MaskFunction, context: MaskContext) -> Mask:
     return FunctionMask(function, elements, context.q_start, context.k_start, context.vmapped)
 
 
-def _and(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
+def _and(function: MaskFunction, closure: _Closure, context: MaskContext) -> Mask | None:
     return and_masks(*[translate_mask(operand, context) for operand in closure["mask_functions"]])
 
 
-def _or(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
+def _or(function: MaskFunction, closure: _Closure, context: MaskContext) -> Mask | None:
     masks = [translate_mask(operand, context) for operand in closure["mask_functions"]]
     return None if None in masks else reduce(Or, masks)  # type: ignore[arg-type]
 
 
-def _chunks(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
+def _chunks(function: MaskFunction, closure: _Closure, context: MaskContext) -> Mask:
     padded, size = closure["left_padding"].to(context.device)[:, None, None], closure["chunk_size"]
     rows, cols = ((index - padded) // size for index in context.indices())
     return Documents(rows, cols)
 
 
-def _blocks(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
+def _blocks(function: MaskFunction, closure: _Closure, context: MaskContext) -> Mask:
     ids = closure["block_sequence_ids"]
     if context.ids is not None or context.q_start + context.q > ids.shape[-1]:
         return _function_mask(function, context)
@@ -208,13 +208,13 @@ def _blocks(function: MaskFunction, closure: Closure, context: MaskContext) -> M
     return Documents(rows, torch.where(cols < 0, -2, cols))
 
 
-def _padding(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
+def _padding(function: MaskFunction, closure: _Closure, context: MaskContext) -> Mask:
     if context.ids is not None:
         return _function_mask(function, context)
     return Keys(context.slice_keys(closure["padding_mask"]).to(torch.bool))
 
 
-def _translate_packed_positions(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
+def _translate_packed_positions(function: MaskFunction, closure: _Closure, context: MaskContext) -> Mask | None:
     """Return the mask for a mask function that is called with positions within packed sequences.
 
     The indices grow by one from token to token of a sequence, and transformers combines the function with
@@ -233,7 +233,7 @@ def _depends_on_distance(function: MaskFunction) -> bool:
     return name in _DISTANCE_MASKS
 
 
-_DISTANCE_MASKS: dict[str, Callable[[Closure], Mask | None]] = {
+_DISTANCE_MASKS: dict[str, Callable[[_Closure], Mask | None]] = {
     "causal_mask_function": lambda closure: Causal(),
     "bidirectional_mask_function": lambda closure: None,
     "sliding_window_overlay.<locals>.inner_mask": lambda closure: Window(closure["sliding_window"] - 1, None),
@@ -243,7 +243,7 @@ _DISTANCE_MASKS: dict[str, Callable[[Closure], Mask | None]] = {
 }
 """Masks that depend only on the distance of query and key, by the name of the mask function."""
 
-_TRANSLATIONS: dict[str, Callable[[MaskFunction, Closure, MaskContext], Mask | None]] = {
+_TRANSLATIONS: dict[str, Callable[[MaskFunction, _Closure, MaskContext], Mask | None]] = {
     "and_masks.<locals>.and_mask": _and,
     "or_masks.<locals>.or_mask": _or,
     "chunked_overlay.<locals>.inner_mask": _chunks,
