@@ -15,16 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qkv.core.arrays import (
-    cast,
-    dtype_name,
-    is_array,
-    is_floating,
-    itemsize,
-    library,
-    namespace,
-    zeros,
-)
+from qkv.core.arrays import cast, dtype_name, is_array, is_floating, itemsize, library, namespace, zeros
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Int, Shaped
