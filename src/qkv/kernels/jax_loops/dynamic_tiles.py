@@ -18,7 +18,7 @@ from qkv.core.equation import BoundCall
 from qkv.core.guard import zero_nonfinite
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float
+from qkv.core.typing import Array, Bool, Float, Num, Shaped
 from qkv.masks.base import Mask
 from qkv.scores.base import Score
 
@@ -139,7 +139,12 @@ class DynamicCall:
         return typing.cast("Array", jnp.logical_and(uncovered, mask.allowed(tile, call.value)))
 
     def logits(
-        self, window: DynamicTile, query: Array, key: Array, score: Score, allowed: Bool[Array, " ..."]
+        self,
+        window: DynamicTile,
+        query: Num[Array, "*#batch q query_width"],
+        key: Num[Array, "*#batch k key_width"],
+        score: Score,
+        allowed: Bool[Array, " ..."],
     ) -> Float[Array, "*batch q k"]:
         """Return the logits of a tile, −inf for pairs for which `allowed` is False.
 
@@ -163,7 +168,7 @@ class DynamicCall:
             raw_query, raw_key = slice_axis(raw.query, window.rows, -2), slice_axis(raw.key, window.cols, -2)
             constant = score.map_arrays(jax.lax.stop_gradient)
 
-            def with_nonfinite(logits: Array) -> Array:
+            def with_nonfinite(logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
                 raw_logits = cast(constant.logits(raw_query, raw_key, tile), call.dtype)
                 return typing.cast("Array", jnp.where(nonfinite_query | nonfinite_key, raw_logits, logits))
 
@@ -172,7 +177,7 @@ class DynamicCall:
             logits = jax.lax.cond(some, with_nonfinite, lambda logits: logits, logits)
         return typing.cast("Array", jnp.where(allowed, logits, -jnp.inf))
 
-    def if_finite(self, function: Callable[[bool], Result], value: Array) -> Result:
+    def if_finite(self, function: Callable[[bool], Result], value: Float[Array, "*#batch k value_width"]) -> Result:
         """Return `function(True)` if all elements of `value` are finite, else `function(False)`.
 
         The check runs in the compiled loop, unless all values of the call are known to be finite.
@@ -186,7 +191,7 @@ class DynamicCall:
         return typing.cast("Result", jax.lax.cond(finite, lambda: function(True), lambda: function(False)))
 
 
-def slice_axis(x: Array, window: Window, axis: int) -> Array:
+def slice_axis(x: Shaped[Array, "*_whole"], window: Window, axis: int) -> Shaped[Array, "*_slice"]:
     """Return a range of an array along an axis. Return an array of length 1 along the axis unchanged.
 
     Such an axis broadcasts.
@@ -198,7 +203,7 @@ def slice_axis(x: Array, window: Window, axis: int) -> Array:
     return typing.cast("Array", jax.lax.dynamic_slice_in_dim(x, window[0], window[1], axis % x.ndim))
 
 
-def slice_array(array: Array, names: Axes, window: DynamicTile) -> Array:
+def slice_array(array: Shaped[Array, "*_whole"], names: Axes, window: DynamicTile) -> Shaped[Array, "*_slice"]:
     """Return an array restricted to the queries and keys of a tile, along its axes named "q" and "k"."""
     for back, name in enumerate(reversed(names or ()), start=1):
         if name in ("q", "k"):
@@ -211,7 +216,9 @@ def slice_part(part: AnyPart, window: DynamicTile) -> AnyPart:
     return part._map(lambda array, names: slice_array(array, names, window))
 
 
-def add_to_slice(whole: Array, more: Array, names: Axes, window: DynamicTile) -> Array:
+def add_to_slice(
+    whole: Float[Array, "*shape"], more: Float[Array, "*_slice"], names: Axes, window: DynamicTile
+) -> Float[Array, "*shape"]:
     """Return an array with the contribution of a tile added to the range that `slice_array` returns."""
     import jax
 

@@ -24,7 +24,7 @@ from qkv.core.equation import BoundCall
 from qkv.core.positions import Positions
 from qkv.core.threefry import seed_words
 from qkv.core.tile import Tile
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Float, Num, Shaped
 from qkv.kernels.jax_loops.row_blocks import RowBlockLoop, combine_kinds
 from qkv.kernels.jax_loops.tiles import attend_tiles
 from qkv.kernels.runtime.tile_sizes import partial_elements, row_block_arrays, row_block_size, size_text, tile_shape
@@ -182,7 +182,7 @@ class _StaticCall:
 
 
 @cache
-def _compiled() -> Callable[..., tuple[Array, tuple[object, ...]]]:
+def _compiled() -> Callable[..., tuple[Float[Array, "*batch q value_width"], tuple[object, ...]]]:
     """Return the compiled function that runs a call. It is defined on first use, because JAX is optional."""
     import jax
 
@@ -190,8 +190,13 @@ def _compiled() -> Callable[..., tuple[Array, tuple[object, ...]]]:
 
 
 def _attend(
-    static: _StaticCall, query: Array, key: Array, value: Array, parts: Parts, seed: tuple[Array, Array] | None
-) -> tuple[Array | None, tuple[object, ...]]:
+    static: _StaticCall,
+    query: Num[Array, "*#batch q query_width"],
+    key: Num[Array, "*#batch k key_width"],
+    value: Float[Array, "*#batch k value_width"],
+    parts: Parts,
+    seed: tuple[Shaped[Array, ""], Shaped[Array, ""]] | None,
+) -> tuple[Float[Array, "*batch q value_width"] | None, tuple[object, ...]]:
     score, normalizer, mask, positions = parts
     tile = Tile.whole(*static.lengths, static.batch, positions, seed=seed)
     call = BoundCall(

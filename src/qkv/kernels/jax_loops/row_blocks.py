@@ -14,7 +14,7 @@ import numpy as np
 from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, Shaped
 from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, Start, slice_axis, slice_part
 from qkv.readouts import Readout
 from qkv.readouts.base import Reduction, flatten, unflatten
@@ -120,7 +120,7 @@ class RowBlockLoop:
             wholes.append(readout.finalize(unflatten(own, like), tile))
         return _join(output, (q, output.shape[-1])), tuple(wholes)
 
-    def _allocate(self, reduction: Reduction, block: Array, kind: str) -> Array:
+    def _allocate(self, reduction: Reduction, block: Shaped[Array, "*_block"], kind: str) -> Shaped[Array, "*_whole"]:
         """Return the initial array of a reduction. For a pooled map it has additional rows of cells.
 
         A block may contribute to that many rows.
@@ -136,7 +136,13 @@ class RowBlockLoop:
         """Return the largest number of rows of a pooled map to which a row block contributes."""
         return min(cells, -(-self.rows * cells // max(1, self.call.tile.q_total)) + 1)
 
-    def _add_to_cells(self, whole: Array, pooled: Array, reduction: Reduction, number: Start) -> Array:
+    def _add_to_cells(
+        self,
+        whole: Float[Array, "*batch q_cells k_cells"],
+        pooled: Float[Array, "*batch rows k_cells"],
+        reduction: Reduction,
+        number: Start,
+    ) -> Float[Array, "*batch q_cells k_cells"]:
         """Return a pooled map with the contribution of a row block that is already pooled over the keys."""
         import jax
         import jax.numpy as jnp
@@ -162,7 +168,7 @@ class RowBlockLoop:
         updated = jax.lax.dynamic_update_slice_in_dim(whole, reduction.combine(old, new), first, axis)
         return cast("Array", updated)
 
-    def _block(self, dynamic: DynamicCall, number: Start) -> tuple[Array, list[Any]]:
+    def _block(self, dynamic: DynamicCall, number: Start) -> tuple[Float[Array, "*batch rows value_width"], list[Any]]:
         """Return the output and the readouts of the row block with the given number."""
         call, normalizer = dynamic.call, dynamic.call.normalizer
         whole = call.tile
@@ -172,7 +178,7 @@ class RowBlockLoop:
         weights = normalizer.weights(logits, tile)
         dropped = apply_dropout(weights, tile, call.dropout)
 
-        def output(finite: bool) -> Array:
+        def output(finite: bool) -> Float[Array, "*batch rows value_width"]:
             support = None if finite else normalizer.support(logits, weights)
             return apply_weights(dropped, call.value, support, finite)
 
@@ -197,7 +203,7 @@ class RowBlockLoop:
         if 0 in (q, k):
             return cast("Array", jnp.zeros((*call.batch, self.rows if q else 0, k), call.dtype))
 
-        def tile(col: Start) -> Array:
+        def tile(col: Start) -> Float[Array, "*batch rows cols"]:
             window = DynamicTile.of((number, col), (self.rows, self.cols), (q, k))
             query, key = slice_axis(call.query, window.rows, -2), slice_axis(call.key, window.cols, -2)
             return dynamic.logits(window, query, key, slice_part(call.score, window), dynamic.allowed(window))
@@ -209,8 +215,8 @@ class RowBlockLoop:
         return _join(tiles.mT, (k, self.rows)).mT
 
 
-def _join(blocks: Array, shape: tuple[int, ...]) -> Array:
-    """Return blocks `(count, *batch, length, …)` joined along the axis whose total length is the first of `shape`.
+def _join(blocks: Shaped[Array, " count *_block"], shape: tuple[int, ...]) -> Shaped[Array, "*_whole"]:
+    """Return blocks of shape `(*batch, length, …)` joined along the axis whose total length is the first of `shape`.
 
     The last block overlaps the block before it, and its overlapping part is dropped.
     """

@@ -24,7 +24,7 @@ from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import zero_nonfinite
 from qkv.core.online_softmax import PartialResult
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float, Int
+from qkv.core.typing import Array, Bool, Float, Int, Shaped
 from qkv.kernels.jax_loops.dynamic_tiles import (
     DynamicCall,
     DynamicTile,
@@ -113,7 +113,7 @@ class _TileLoop:
         return self.dynamic.call
 
     @cached_property
-    def arrays(self) -> list[Array]:
+    def arrays(self) -> list[Shaped[Array, "*_"]]:
         """Query, key, value and the arrays of score and normalizer."""
         call = self.call
         return [call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays()]
@@ -155,7 +155,12 @@ class _TileLoop:
         carried = self._scan(step, _arrays(empty))
         return normalizer.finalize(_with_arrays(empty, carried), tile, call.dropout)
 
-    def backward(self, output: Array, summary: Summary, gradient: Array) -> list[Array]:
+    def backward(
+        self,
+        output: Float[Array, "*batch q value_width"],
+        summary: Summary,
+        gradient: Float[Array, "*batch q value_width"],
+    ) -> list[Float[Array, "*_"]]:
         """Return the gradients of the floating-point arrays among query, key, value, score and normalizer."""
         import jax.numpy as jnp
 
@@ -187,12 +192,12 @@ class _TileLoop:
     def _gradients(
         self,
         window: DynamicTile,
-        of_tile: list[Array],
+        of_tile: list[Shaped[Array, "*_"]],
         allowed: Bool[Array, " ..."],
         gradient: Float[Array, "*batch q value_width"],
         row_dot: Float[Array, "*batch q 1"],
         summary: Summary,
-    ) -> list[Array]:
+    ) -> list[Float[Array, "*_"]]:
         """Return the contribution of a tile to the gradient of each floating-point array."""
         import jax
         import jax.numpy as jnp
@@ -217,7 +222,11 @@ class _TileLoop:
         value_gradient = _sum_to(jnp.matrix_transpose(dropped) @ gradient, value.shape)
         return [value_gradient if n == 2 else x for n, x in zip(self._floats(range(len(of_tile))), found, strict=True)]
 
-    def _scan(self, step: Callable[[list[Array], Array], tuple[list[Array], None]], first: list[Array]) -> list[Array]:
+    def _scan(
+        self,
+        step: Callable[[list[Array], Array], tuple[list[Array], None]],
+        first: list[Shaped[Array, "*_"]],
+    ) -> list[Shaped[Array, "*_"]]:
         """Return the carried arrays after a step of `jax.lax.scan` for each tile in which the mask may allow a pair."""
         import jax
 
@@ -227,12 +236,12 @@ class _TileLoop:
             return first
         return list(cast("list[Array]", jax.lax.scan(step, first, numbers)[0]))
 
-    def _window(self, number: Array) -> DynamicTile:
+    def _window(self, number: Int[Array, " 2"]) -> DynamicTile:
         """Return the tile with the given row and column number."""
         tile = self.call.tile
         return DynamicTile.of((number[0], number[1]), self.sides, (tile.q_total, tile.k_total))
 
-    def _tile_arrays(self, window: DynamicTile) -> list[Array]:
+    def _tile_arrays(self, window: DynamicTile) -> list[Shaped[Array, "*_"]]:
         """Return query, key, value and the arrays of score and normalizer, restricted to a tile."""
         return [slice_array(x, names, window) for x, names in zip(self.arrays, self.names, strict=True)]
 
@@ -243,9 +252,9 @@ class _TileLoop:
     def _compute_unless_masked(
         self,
         window: DynamicTile,
-        compute: Callable[[Array], list[Array]],
-        skip: Callable[[Array], list[Array]],
-    ) -> list[Array]:
+        compute: Callable[[Bool[Array, " ..."]], list[Shaped[Array, "*_"]]],
+        skip: Callable[[Bool[Array, " ..."]], list[Shaped[Array, "*_"]]],
+    ) -> list[Shaped[Array, "*_"]]:
         """Return `compute(allowed)`, or `skip(allowed)` if a check at run time finds the tile fully masked.
 
         `allowed` is the mask of the tile.
@@ -284,18 +293,18 @@ def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[n
     return np.asarray(found, dtype=np.int32).reshape(-1, 2)
 
 
-def _arrays(partial: PartialResult) -> list[Array]:
+def _arrays(partial: PartialResult) -> list[Shaped[Array, "*_"]]:
     values = [getattr(partial, field.name) for field in dataclasses.fields(partial)]  # type: ignore[arg-type]
     return [x for x in values if is_array(x)]
 
 
-def _with_arrays(partial: Partial, arrays: Sequence[Array]) -> Partial:
+def _with_arrays(partial: Partial, arrays: Sequence[Shaped[Array, "*_"]]) -> Partial:
     """Return a copy of a partial result with its arrays replaced by `arrays`."""
     names = [f.name for f in dataclasses.fields(partial) if is_array(getattr(partial, f.name))]  # type: ignore[arg-type]
     return dataclasses.replace(partial, **dict(zip(names, arrays, strict=True)))  # type: ignore[type-var]
 
 
-def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
+def _sum_to(x: Float[Array, "*_"], shape: tuple[int, ...]) -> Float[Array, "*_sum"]:
     """Return `x` summed over the axes along which an array of the given shape was broadcast."""
     import jax.numpy as jnp
 

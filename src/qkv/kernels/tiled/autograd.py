@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import TorchCall, take_range
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.gradients import call_tensors
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["forward", "tiled_attention"]
 
 
-def tiled_attention() -> Callable[..., Tensor]:
+def tiled_attention() -> Callable[..., Float[Tensor, "*batch q value_width"]]:
     """Return the differentiable function that computes the output of a call tile by tile.
 
     Its arguments are the call, the sizes of the tiles, the number of queries in a row block for second derivatives, a
@@ -56,8 +56,8 @@ def tiled_attention() -> Callable[..., Tensor]:
 
 
 def _attend(
-    ctx: _Context, call: TorchCall, sizes: TileSizes, row_block: int, notes: list[str], *tensors: Tensor
-) -> Tensor:
+    ctx: _Context, call: TorchCall, sizes: TileSizes, row_block: int, notes: list[str], *tensors: Shaped[Tensor, "*_"]
+) -> Float[Tensor, "*batch q value_width"]:
     saved = SAVED.get()
     known = saved.take() if saved is not None else None
     output, *summary = forward(call, sizes, notes) if known is None else (known[0], *known[1])
@@ -68,7 +68,9 @@ def _attend(
     return output
 
 
-def _backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(
+    ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]
+) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
     import torch
 
     output, *rest = ctx.saved_tensors
@@ -87,7 +89,7 @@ def _backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 def forward(
     call: TorchCall, sizes: TileSizes, notes: list[str], collector: ReadoutCollector | None = None
-) -> list[Tensor]:
+) -> list[Num[Tensor, "*batch q _"]]:
     """Return the output of a call, followed by the arrays of the normalizer's summary of each query.
 
     Args:
@@ -120,10 +122,10 @@ def backward(
     call: TorchCall,
     sizes: TileSizes,
     output: Float[Tensor, "*batch q value_width"],
-    summary: Sequence[Tensor],
+    summary: Sequence[Num[Tensor, "*batch q _"]],
     gradient: Float[Tensor, "*batch q value_width"],
     logits_needed: bool,
-) -> list[Tensor]:
+) -> list[Shaped[Tensor, "*_"]]:
     """Return the gradients of query, key, value, the score's arrays and the normalizer's arrays.
 
     Args:

@@ -11,7 +11,7 @@ from typing import cast
 
 from qkv.core.equation import TorchCall, apply_dropout, take_range
 from qkv.core.guard import zero_nonfinite
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, Num, Tensor
 from qkv.kernels.runtime.gradients import block_tensors, leaves_of, traced_logits
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, visible_tiles
 from qkv.kernels.runtime.workspace import Workspace
@@ -37,7 +37,7 @@ class GenericTiles:
         """Return an empty tuple, because no fast path of this class depends on the data."""
         return ()
 
-    def forward(self, rows: Limits, workspace: Workspace) -> tuple[Tensor, ...]:
+    def forward(self, rows: Limits, workspace: Workspace) -> tuple[Num[Tensor, "*batch q _"], ...]:
         """Return the output of a range of queries, followed by the arrays of the normalizer's summary."""
         output, summary = attend_rows(self.call, rows, self.cols)
         return cast("tuple[Tensor, ...]", (output, *summary))
@@ -45,7 +45,7 @@ class GenericTiles:
     def backward(
         self,
         rows: Limits,
-        summary: tuple[Tensor, ...],
+        summary: tuple[Num[Tensor, "*batch q _"], ...],
         row_dot: Float[Tensor, "*batch q 1"],
         gradient: Float[Tensor, "*batch q value_width"],
         gradients: Gradients,

@@ -80,7 +80,7 @@ class ElementMap:
         tile: the tile that covers the whole call.
     """
 
-    def __init__(self, mean: bool, targets: list[Tensor], tile: Tile) -> None:
+    def __init__(self, mean: bool, targets: list[Float[Tensor, "rows cols"]], tile: Tile) -> None:
         self.mean, self.targets, self.tile = mean, targets, tile
         self.sides = tuple(targets[0].shape)
         self.tiles: dict[Limits, _TileCells] = {}
@@ -125,7 +125,7 @@ class ElementMap:
         self,
         shift: Float[Tensor, "q 1"],
         total: Float[Tensor, "q 1"],
-        exp: Callable[[Tensor], Tensor] | None = None,
+        exp: Callable[[Float[Tensor, "*shape"]], Float[Tensor, "*shape"]] | None = None,
     ) -> None:
         """Normalize the table of the row block, pool it over the queries, and merge it into the map.
 
@@ -164,7 +164,7 @@ class ElementMap:
         self.width = entries[1]
         return tile
 
-    def _entries(self, e: Tensor, cells: _TileCells) -> Tensor:
+    def _entries(self, e: Float[Tensor, "q k"], cells: _TileCells) -> Float[Tensor, "q cells"]:
         """Return the part of the table that belongs to a tile, after enlarging the table if necessary."""
         old = self.table
         if old.shape[0] < len(e) or old.shape[1] < cells.entries[1]:
@@ -177,7 +177,7 @@ class ElementMap:
             self.maxima = maxima
         return self.table[: len(e), slice(*cells.entries)]
 
-    def _pool_unevenly(self, e: Tensor, cols: Limits, cells: _TileCells) -> Tensor:
+    def _pool_unevenly(self, e: Float[Tensor, "q k"], cols: Limits, cells: _TileCells) -> Float[Tensor, "q cells"]:
         if not self.mean:
             return cast("Tensor", pool_cells(e, -1, cols, self.sides[1], self.tile.k_total, "max"))
         if cells.indicator is None:

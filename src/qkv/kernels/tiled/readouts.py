@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from qkv.core.batch import BatchIndex
 from qkv.core.tile import Tile
-from qkv.core.typing import Tensor
+from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, result_batch, selected_heads
 from qkv.kernels.tiled.pooled_map import ElementMap
 from qkv.readouts import Readout
@@ -31,7 +31,7 @@ class ReadoutCollector:
         accumulators: accumulators of the readouts that need a second pass over the tiles.
     """
 
-    def __init__(self, readouts: Sequence[Readout], tile: Tile, like: Tensor) -> None:
+    def __init__(self, readouts: Sequence[Readout], tile: Tile, like: Float[Tensor, "*_"]) -> None:
         self._tile = tile
         self._results = [(readout, _allocate(readout, tile, like)) for readout in readouts]
         self.accumulators = [ReadoutAccumulator(readout, tile) for readout, whole in self._results if whole is None]
@@ -54,13 +54,15 @@ class ReadoutCollector:
                     maps.append(ElementMap(readout.pooling == "mean", targets, self._tile))
         return maps
 
-    def add_log_totals(self, index: BatchIndex, rows: tuple[int, int], log_total: Callable[[], Tensor]) -> None:
+    def add_log_totals(
+        self, index: BatchIndex, rows: tuple[int, int], log_total: Callable[[], Float[Tensor, "q 1"]]
+    ) -> None:
         """Store the log-sum-exp of a range of queries if a readout of the call needs it.
 
         Args:
             index: index of the batch element.
             rows: range of the queries.
-            log_total: function that computes the log-sum-exp, `(rows, 1)`.
+            log_total: function that computes the log-sum-exp of each query.
         """
         for readout, whole in self._results:
             if readout.is_log_sum_exp and whole is not None:
@@ -76,7 +78,7 @@ class ReadoutCollector:
         )
 
 
-def _allocate(readout: Readout, tile: Tile, like: Tensor) -> Tensor | None:
+def _allocate(readout: Readout, tile: Tile, like: Float[Tensor, "*_"]) -> Float[Tensor, "*_result"] | None:
     """Return the result of a readout that the first pass over the tiles fills, or None if it needs a second pass."""
     if not (readout.pooling or readout.is_log_sum_exp):
         return None

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.tile import Tile
-from qkv.core.typing import Tensor
+from qkv.core.typing import Num, Tensor
 from qkv.kernels.runtime.tile_loop import Limits, ranges
 from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.runtime.workers import split_evenly, worker_count
@@ -102,7 +102,7 @@ class OutputBuffers:
         self._tile, self._lock = tile, Lock()
         self.arrays: list[Tensor] = []
 
-    def write(self, index: BatchIndex, rows: Limits, arrays: Sequence[Tensor]) -> None:
+    def write(self, index: BatchIndex, rows: Limits, arrays: Sequence[Num[Tensor, "*batch q _"]]) -> None:
         """Copy `arrays`, the results of a range of queries of some batch elements, to the buffers."""
         with self._lock:
             if not self.arrays:

@@ -52,8 +52,10 @@ _MIN_QUERIES = 256
 _MAX_CACHED_MASKS = 64
 LOG2_E = math.log2(math.e)
 
-RowSums = tuple[Tensor, Tensor, Tensor]
-"""Shift, total and weighted sum of a range of rows; or their output, shift and total."""
+_RowSums = tuple[Float[Tensor, "*batch q 1"], Float[Tensor, "*batch q 1"], Float[Tensor, "*batch q value_width"]]
+"""Shift, total and weighted sum of a range of rows."""
+_RowResults = tuple[Float[Tensor, "*batch q value_width"], Float[Tensor, "*batch q 1"], Float[Tensor, "*batch q 1"]]
+"""Output, shift and total of a range of rows."""
 
 
 def supports_softmax(call: TorchCall) -> bool:
@@ -151,7 +153,7 @@ class SoftmaxTiles:
         note = f"logits within ±{BOUND:.0f}: no maximum" if self.bounded else "maximum of each row"
         return (note, *self._logits.guard_notes())
 
-    def forward(self, rows: Limits, workspace: Workspace) -> tuple[Tensor, ...]:
+    def forward(self, rows: Limits, workspace: Workspace) -> tuple[Float[Tensor, "*batch q _"], ...]:
         """Return the output, the shift m and the total Σ e^(l − m) of each query in a range."""
         import torch
 
@@ -169,7 +171,7 @@ class SoftmaxTiles:
                 self._read(self.collector.accumulators, rows, shift, total, workspace)
         return output, shift, total
 
-    def _accumulate(self, rows: Limits, workspace: Workspace, running: bool) -> RowSums:
+    def _accumulate(self, rows: Limits, workspace: Workspace, running: bool) -> _RowSums:
         """Return the shift m, Σ_j e^(l_j − m) and Σ_j e^(l_j − m) v_j of each query in a range.
 
         The shift is 0 if logits are bounded. Otherwise it is the maximum of the first tile, which is usually near the
@@ -210,7 +212,7 @@ class SoftmaxTiles:
             add_matmul_(weighted, dropped, self._values(cols))
         return maximum, total, weighted.mul_(self._dropout_scale)
 
-    def _finalize(self, rows: Limits, sums: RowSums) -> RowSums:
+    def _finalize(self, rows: Limits, sums: _RowSums) -> _RowResults:
         """Return the output, the shift and the total of a range of queries, computed from their sums."""
         call = self.call
         maximum, total, weighted = sums
@@ -220,14 +222,16 @@ class SoftmaxTiles:
             return weighted.div_(total.masked_fill(total == 0, 1.0)), maximum, total
         tile = call.tile.restrict(rows, (0, 0))
         output, summary = call.normalizer.finalize(ExponentialSums(maximum, total, weighted), tile, call.dropout)
-        return cast("RowSums", (output, *summary))
+        return cast("_RowResults", (output, *summary))
 
-    def _exp_(self, x: Tensor) -> Tensor:
+    def _exp_(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if self._base2:
             return x.exp2_()
         return x.exp_() if self.bounded else x.mul_(LOG2_E).exp2_()
 
-    def _log_total(self, shift: Tensor, total: Tensor) -> Tensor:
+    def _log_total(
+        self, shift: Float[Tensor, "*batch q 1"], total: Float[Tensor, "*batch q 1"]
+    ) -> Float[Tensor, "*batch q 1"]:
         """Return the log-sum-exp of each row, −inf for a fully masked row."""
         return total.log().add_(shift, alpha=math.log(2) if self._base2 else 1.0)
 
@@ -235,8 +239,8 @@ class SoftmaxTiles:
         self,
         accumulators: Sequence[ReadoutAccumulator],
         rows: Limits,
-        shift: Tensor,
-        total: Tensor,
+        shift: Float[Tensor, "*batch q 1"],
+        total: Float[Tensor, "*batch q 1"],
         workspace: Workspace,
     ) -> None:
         """Recompute the weights of a range of queries tile by tile and accumulate readouts from them."""
@@ -268,7 +272,7 @@ class SoftmaxTiles:
     def backward(
         self,
         rows: Limits,
-        summary: tuple[Tensor, ...],
+        summary: tuple[Float[Tensor, "*batch q 1"], ...],
         row_dot: Float[Tensor, "*batch q 1"],
         gradient: Float[Tensor, "*batch q value_width"],
         gradients: Gradients,
@@ -313,7 +317,7 @@ class SoftmaxTiles:
             return None
         return cast("Tensor", self.call.tile.restrict(rows, cols).dropout_mask(self.call.value, dropout))
 
-    def _tiles(self, rows: Limits, workspace: Workspace) -> Iterator[tuple[Limits, Tensor | None]]:
+    def _tiles(self, rows: Limits, workspace: Workspace) -> Iterator[tuple[Limits, Bool[Tensor, "*_shape"] | None]]:
         """Yield the key range of each tile that is not fully masked, with an array of its masked pairs or None.
 
         The boolean array is True for masked pairs; it is None if no pair of the tile is masked.
@@ -325,7 +329,7 @@ class SoftmaxTiles:
             if coverage != "none":
                 yield cols, None if mask is None or coverage == "all" else self._excluded(mask, here, workspace)
 
-    def _excluded(self, mask: Mask, here: Tile, workspace: Workspace) -> Tensor:
+    def _excluded(self, mask: Mask, here: Tile, workspace: Workspace) -> Bool[Tensor, "*_shape"]:
         """Return a boolean array that is True for the masked pairs of a tile."""
         rows, cols = here.rows, here.cols
         # Under a relative mask, tiles at the same distance from the diagonal share one array.
@@ -340,7 +344,7 @@ class SoftmaxTiles:
         return excluded
 
 
-def _is_moderate(sums: RowSums) -> bool:
+def _is_moderate(sums: _RowSums) -> bool:
     """Return whether all totals are in [1e-12, 1e12], so that no precision is lost, and all sums are finite."""
     import torch
 
@@ -351,7 +355,9 @@ def _is_moderate(sums: RowSums) -> bool:
     return float(low) >= 1e-12 and float(high) <= 1e12 and bool(torch.isfinite(weighted).all())
 
 
-def _apply_dropout(x: Tensor, mask: Tensor | None, workspace: Workspace) -> Tensor:
+def _apply_dropout(
+    x: Float[Tensor, "*batch q k"], mask: Bool[Tensor, "*batch q k"] | None, workspace: Workspace
+) -> Float[Tensor, "*batch q k"]:
     """Return `x` with elements set to 0 where the mask is False. Return `x` itself if the mask is None."""
     import torch
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from qkv.core.arrays import requires_gradient
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Tensor
+from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.tiled.autograd import forward
@@ -36,7 +36,9 @@ def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
     )
 
 
-def unchecked_forward(call: TorchCall, sizes: TileSizes, notes: list[str]) -> Tensor | None:
+def unchecked_forward(
+    call: TorchCall, sizes: TileSizes, notes: list[str]
+) -> Float[Tensor, "*batch q value_width"] | None:
     """Return the output of a call, or None if its sums do not prove that all inputs are finite.
 
     Args:

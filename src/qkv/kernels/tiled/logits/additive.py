@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import cast
 
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, Int, Tensor
 from qkv.kernels.runtime.microbenchmarks import faster_ops
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_
@@ -49,7 +49,7 @@ class AdditiveLogits(TileLogits):
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
         """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object."""
 
-        def backward(gradient: Tensor, gradients: Gradients) -> None:
+        def backward(gradient: Float[Tensor, "q k"], gradients: Gradients) -> None:
             vector = cast("Tensor", gradients.score.tanh_vector)
             for units in self._units.backward:
                 units.add_gradient(rows, cols, gradient, gradients.query, gradients.key, vector, workspace)
@@ -160,7 +160,12 @@ class ElementwiseTanh:
 
     @classmethod
     def of_units(
-        cls, left: Tensor, right: Tensor, vector: Tensor, sigmoid: bool, units: Tensor | None
+        cls,
+        left: Float[Tensor, "q hidden"],
+        right: Float[Tensor, "k hidden"],
+        vector: Float[Tensor, " hidden"],
+        sigmoid: bool,
+        units: Int[Tensor, " units"] | None,
     ) -> ElementwiseTanh:
         """Create the term of the hidden units at the indices `units`, or of all if `units` is None."""
         picked = [x if units is None else x[units] for x in (left.T, right.T, vector)]
@@ -208,7 +213,7 @@ class ElementwiseTanh:
             d_keys += ones[: tanh.shape[1]] @ tanh
         self._add((d_keys * weight[:, None]).T, d_right[slice(*cols)])
 
-    def _add(self, gradient: Tensor, target: Tensor) -> None:
+    def _add(self, gradient: Float[Tensor, "*rows units"], target: Float[Tensor, "*rows hidden"]) -> None:
         if self.units is None:
             target += gradient
         else:
@@ -216,7 +221,7 @@ class ElementwiseTanh:
 
     def _row_steps(
         self, rows: Limits, cols: Limits, size: int, workspace: Workspace
-    ) -> Iterator[tuple[int, int, Tensor]]:
+    ) -> Iterator[tuple[int, int, Float[Tensor, "units rows k"]]]:
         """Yield the start and stop of each block of rows, and its tanh or sigmoid, `(h, rows, cols)`.
 
         A block has at most `size` bytes, or a single row.

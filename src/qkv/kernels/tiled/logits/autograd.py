@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from qkv.core.equation import take_range
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.gradients import accumulate, leaves_of
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_, tensors_of
@@ -44,16 +44,23 @@ class AutogradLogits(TileLogits):
         with torch.enable_grad():
             traced = self._function(score.replace_arrays(leaves[2:]))(leaves[0], leaves[1], tile)
 
-        def backward(gradient: Tensor, gradients: Gradients) -> None:
+        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
             sums = [gradients.queries(rows), gradients.keys(cols), *tensors_of(gradients.score.slice(*limits))]
             accumulate_logits(traced, gradient, leaves, sums)
 
         return self._copy(traced.detach(), rows, cols, workspace, shift), backward
 
-    def _function(self, score: Score) -> Callable[..., Tensor]:
+    def _function(self, score: Score) -> Callable[..., Num[Tensor, "*#batch #q #k"]]:
         return cast("Callable[..., Tensor]", score.projected_logits if self.call.projected else score.logits)
 
-    def _copy(self, logits: Tensor, rows: Limits, cols: Limits, workspace: Workspace, shift: Tensor | None) -> Tensor:
+    def _copy(
+        self,
+        logits: Num[Tensor, "*#batch #q #k"],
+        rows: Limits,
+        cols: Limits,
+        workspace: Workspace,
+        shift: Float[Tensor, "*#batch q 1"] | None,
+    ) -> Float[Tensor, "*#batch q k"]:
         import torch
 
         shape = (*self.call.tile.batch, rows[1] - rows[0], cols[1] - cols[0])
@@ -65,7 +72,12 @@ class AutogradLogits(TileLogits):
         return scale_and_shift_(out.copy_(logits), self.factor, shift)
 
 
-def accumulate_logits(logits: Tensor, gradient: Tensor, leaves: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
+def accumulate_logits(
+    logits: Num[Tensor, "*#batch #q #k"],
+    gradient: Float[Tensor, "*#batch q k"],
+    leaves: Sequence[Shaped[Tensor, "*_"]],
+    sums: Sequence[Shaped[Tensor, "*_"]],
+) -> None:
     """Add the gradients of `leaves` to `sums`, computed by autograd from the gradient of the logits.
 
     The logits may broadcast to the tile. If they require no gradient, nothing is added.

@@ -23,7 +23,7 @@ from typing import Any, cast
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import TorchCall
 from qkv.core.parts import Part
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
@@ -40,7 +40,7 @@ class RowSlices:
     array: Tensor
     _views: dict[Limits, Tensor] = field(default_factory=dict)
 
-    def __call__(self, limits: Limits) -> Tensor:
+    def __call__(self, limits: Limits) -> Num[Tensor, "*batch rows width"]:
         """Return a view of the rows from `limits[0]` up to, but not including, `limits[1]`."""
         view = self._views.get(limits)
         if view is None:
@@ -78,7 +78,7 @@ class Gradients:
 
         zeros: Callable[[Any], Tensor] = torch.zeros_like
 
-        def column_major(x: Tensor) -> Tensor:
+        def column_major(x: Num[Tensor, "*batch k width"]) -> Num[Tensor, "*batch k width"]:
             # Matrix products that add to the gradients of key and value are 15 % faster in column-major layout.
             return x.new_zeros((*x.shape[:-2], x.shape[-1], x.shape[-2])).mT
 
@@ -96,12 +96,12 @@ class Gradients:
         return Gradients(query, key, value, self.score.select_batch(index), self.normalizer.select_batch(index))
 
 
-def tensors_of(part: Part) -> list[Tensor]:
+def tensors_of(part: Part) -> list[Shaped[Tensor, "*_"]]:
     """Return the arrays of a part as a list of PyTorch tensors."""
     return cast("list[Tensor]", list(part.arrays()))
 
 
-Backward = Callable[[Tensor, Gradients], None]
+Backward = Callable[[Float[Tensor, "*#batch q k"], Gradients], None]
 """Function that adds the gradients of query, key and the score's arrays, given that of a tile's unscaled logits."""
 
 

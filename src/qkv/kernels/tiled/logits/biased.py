@@ -55,7 +55,7 @@ class BiasedLogits(TileLogits):
             offset = cast("Tensor", score.replace_arrays(leaves).offset(tile, self.call.value))
         logits, inner_backward = self.inner.trace(rows, cols, workspace, shift)
 
-        def backward(gradient: Tensor, gradients: Gradients) -> None:
+        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
             accumulate_logits(offset, gradient, leaves, tensors_of(gradients.score.slice(*limits)))
             assert gradients.score.inner is not None
             inner_backward(gradient, replace(gradients, score=gradients.score.inner))

@@ -87,7 +87,7 @@ class GatedLogits(TileLogits):
         else:
             torch.sub(gated, shift, out=logits)
 
-        def backward(gradient: Tensor, gradients: Gradients) -> None:
+        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
             d_query, d_key = gradients.queries(rows), gradients.keys(cols)
             if self._divides:
                 product = gated.mul_(gradient.mul_(gate))
@@ -106,11 +106,11 @@ class GatedLogits(TileLogits):
 
         return logits, backward
 
-    def _inverse_gate(self, rows: Limits, cols: Limits, workspace: Workspace) -> Tensor:
+    def _inverse_gate(self, rows: Limits, cols: Limits, workspace: Workspace) -> Float[Tensor, "*batch q k"]:
         """Return the reciprocal of the gate of a tile, 1 / G = 1 + u vᵀ."""
         return self.ops.matmul_nt(self._query_factors(rows), self._key_factors(cols), workspace, "gate")
 
-    def _sigmoid(self, rows: Limits, cols: Limits, workspace: Workspace) -> Tensor:
+    def _sigmoid(self, rows: Limits, cols: Limits, workspace: Workspace) -> Float[Tensor, "*batch q k"]:
         import torch
 
         left, right = self._query_gates(rows), self._key_gates(cols).mT
@@ -120,7 +120,7 @@ class GatedLogits(TileLogits):
 
 def bounded_exponentials(
     left: Float[Tensor, "*#batch q 1"], right: Float[Tensor, "*#batch k 1"]
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Float[Tensor, "*#batch q 1"], Float[Tensor, "*#batch k 1"]] | None:
     """Return arrays u and v with finite products u_i v_j = e^−(left_i + right_j), or None if they may overflow.
 
     Where |left_i + right_j| > 40, the product may differ, but the sigmoid 1 / (1 + u_i v_j) is 0 or 1 to within 4e-18.

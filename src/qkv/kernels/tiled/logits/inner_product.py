@@ -34,7 +34,7 @@ class InnerProductLogits(TileLogits):
         The gradients are dL += dS R and dR += dSᵀ L.
         """
 
-        def backward(gradient: Tensor, gradients: Gradients) -> None:
+        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
             add_matmul_(gradients.queries(rows), gradient, self._keys(cols))
             add_matmul_(gradients.keys(cols), gradient.mT, self._queries(rows))
 

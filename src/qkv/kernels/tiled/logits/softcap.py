@@ -45,7 +45,7 @@ class SoftcapLogits(TileLogits):
         tanh = self.ops.tanh_(inner)
         square = torch.mul(tanh, tanh, out=workspace.take("square of tanh", tuple(tanh.shape), tanh))
 
-        def backward(gradient: Tensor, gradients: Gradients) -> None:
+        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
             assert gradients.score.inner is not None
             gradient.addcmul_(gradient, square, value=-1)
             inner_backward(gradient, replace(gradients, score=gradients.score.inner))

@@ -145,8 +145,8 @@ class TanhExpansion:
         return 2.0 ** round(math.log2(most)) if most > 0 else 1.0
 
     @cached_property
-    def numerator_weights(self) -> Tensor:
-        """Coefficients of the sign patterns in the numerator, `(groups, patterns, 1)`."""
+    def numerator_weights(self) -> Float[Tensor, "groups patterns 1"]:
+        """Coefficients of the sign patterns in the numerator."""
         return self.sign.T @ (self.vector / self.numerator_scale)
 
     @cached_property
@@ -155,8 +155,8 @@ class TanhExpansion:
         return [at for at, zeros in enumerate((self.sign == 0).sum(dim=0).tolist()) if zeros]
 
     @cached_property
-    def key_patterns(self) -> Tensor | None:
-        """Exponentials of the sign patterns of all keys, `(groups, patterns, k)`, or None if they are too large.
+    def key_patterns(self) -> Float[Tensor, "groups patterns k"] | None:
+        """Exponentials of the sign patterns of all keys, or None if they are too large.
 
         The largest size is `MAX_PATTERN_BYTES`.
         """
@@ -230,11 +230,11 @@ class TanhExpansion:
             d_group_keys.mul_(key[self.zero_patterns])
         self._add(slope[:, self.zero_patterns] @ d_keys * self.vector, d_right[slice(*cols)])
 
-    def _add(self, grouped: Tensor, target: Tensor) -> None:
-        """Add gradients ordered by slots, `(groups, g, n)`, to `target`, whose columns are ordered by hidden units."""
+    def _add(self, grouped: Float[Tensor, "groups g n"], target: Float[Tensor, "n hidden"]) -> None:
+        """Add gradients ordered by slots to `target`, whose columns are ordered by hidden units."""
         target.index_add_(1, self.order[self.filled], grouped.flatten(0, 1)[self.filled].T)
 
-    def _tile_keys(self, cols: Limits, workspace: Workspace) -> list[Tensor]:
+    def _tile_keys(self, cols: Limits, workspace: Workspace) -> list[Float[Tensor, "patterns k"]]:
         """Return the exponentials of the sign patterns of a range of keys, one array for each group."""
         if self.key_patterns is None:
             side = self.right[slice(*cols)]
@@ -264,7 +264,9 @@ class TanhExpansion:
             workspace.cache[name] = ((self, rows, step), blocks)
         return blocks
 
-    def _row_block(self, patterns: Tensor, limits: Limits, workspace: Workspace) -> RowPatterns:
+    def _row_block(
+        self, patterns: Float[Tensor, "groups patterns rows"], limits: Limits, workspace: Workspace
+    ) -> RowPatterns:
         import torch
 
         if self.draws == 2:
@@ -275,15 +277,21 @@ class TanhExpansion:
         torch.mul(patterns, self.numerator_weights, out=fraction[..., rows:])
         return RowPatterns(limits, patterns, list(fraction.mT), [])
 
-    def _patterns(self, side: Tensor, sign: int, workspace: Workspace, out: Tensor) -> Tensor:
+    def _patterns(
+        self,
+        side: Float[Tensor, "n hidden"],
+        sign: int,
+        workspace: Workspace,
+        out: Float[Tensor, "groups patterns n"],
+    ) -> Float[Tensor, "groups patterns n"]:
         """Compute e^{ε·a − Σ|a|} for projections a and all sign patterns ε, and set negligible elements to 0.
 
         Args:
-            side: projected queries or keys, `(n, units)`.
+            side: projected queries or keys.
             sign: 1 for queries, −1 for keys, to which the opposite shift is applied. With two sign variables per unit,
                 the patterns of queries are multiplied by the multiplicity c_x.
             workspace: buffers of the worker.
-            out: output array `(groups, patterns, n)`, which is returned.
+            out: output array, which is returned.
         """
         import torch
 
@@ -310,8 +318,8 @@ class TanhExpansion:
         return torch.threshold_(out, 2.0 ** (bits.scale - bits.drop), 0.0)
 
 
-def _write_products(parts: list[Tensor], out: Tensor) -> None:
-    """Write the outer products of arrays `(groups, n_i, rows)` along their second axes to `out`.
+def _write_products(parts: list[Float[Tensor, "groups _ rows"]], out: Float[Tensor, "groups patterns rows"]) -> None:
+    """Write the outer products of arrays along their second axes to `out`.
 
     The products are in row-major order.
     """
@@ -366,8 +374,8 @@ def expand_tanh(
 
 
 @cache
-def _sign_means(size: int, draws: int, dtype: DType, device: torch.device) -> Tensor:
-    """Return all combinations of means of `draws` sign variables for `size` hidden units, `(size, patterns)`."""
+def _sign_means(size: int, draws: int, dtype: DType, device: torch.device) -> Float[Tensor, "size patterns"]:
+    """Return all combinations of means of `draws` sign variables for `size` hidden units."""
     import torch
 
     values = [1.0, -1.0] if draws == 1 else [1.0, 0.0, -1.0]
