@@ -136,9 +136,13 @@ class RoleTable:
             body = json.loads(Path(path).read_bytes())
             return cls(body["model"], body["sentences"], tuple(HeadScore(**row) for row in body["rows"]))
         except OSError as error:
-            raise DataError(f"{str(path)!r} cannot be read: {error.strerror}. Check the path.") from None
+            raise DataError(
+                f"the file must be readable, got {str(path)!r}, but reading failed: {error.strerror}. Check the path."
+            ) from None
         except (ValueError, KeyError, TypeError):
-            raise DataError(f"{str(path)!r} does not hold a table of roles. Write one with RoleTable.save.") from None
+            raise DataError(
+                f"the file must hold a table of roles, got {str(path)!r}. Write one with RoleTable.save."
+            ) from None
 
     def plot(self, roles: Iterable[str] | None = None) -> Figure:
         """Plot the scores of each role as a heatmap, with layers as rows and heads as columns.
