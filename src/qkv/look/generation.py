@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from qkv.core.typing import Float
+    from qkv.core.typing import Float, Int
 
 __all__ = ["generation_views"]
 
 
 def generation_views(
-    text_model: TextModel, encoded: Mapping[str, torch.Tensor], tokens: TokenAxis, name: str, count: int
+    text_model: TextModel,
+    encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]],
+    tokens: TokenAxis,
+    name: str,
+    count: int,
 ) -> list[View]:
     """Generate tokens from a text with a model, and return views of the attention weights of the model.
 

@@ -31,7 +31,7 @@ from qkv.look.figure import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from qkv.core.typing import ArrayLike, Float
+    from qkv.core.typing import ArrayLike, Float, Shaped
     from qkv.estimators import AttentionRegressor
 
 __all__ = ["plot_regression"]
@@ -137,7 +137,9 @@ def _column_index(model: AttentionRegressor, feature: str | int) -> tuple[int, s
     return int(feature), names[feature] if names else f"column {feature}"
 
 
-def _query_features(model: AttentionRegressor, rows: dict[str, np.ndarray], query: ArrayLike | None) -> Features:
+def _query_features(
+    model: AttentionRegressor, rows: dict[str, Shaped[np.ndarray, "n _"]], query: ArrayLike | None
+) -> Features:
     if query is None:
         middle = int(np.square(rows["numbers"]).sum(axis=1).argmin())
         return Features(rows["numbers"][[middle]], rows["codes"][[middle]])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-    from qkv.core.typing import Float
+    from qkv.core.typing import Float, Int
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
 __all__ = ["TextModel", "load_text_model", "model_folder", "run_dense", "token_axis"]
@@ -86,7 +86,7 @@ def load_text_model(path: str | os.PathLike[str] | None = None) -> TextModel:
 
 
 def run_dense(
-    model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], **options: bool
+    model: PreTrainedModel, inputs: Mapping[str, Int[torch.Tensor, "1 _"]], **options: bool
 ) -> list[tuple[str, AttentionRecord, Float[np.ndarray, "heads q k"]]]:
     """Run a model on one input and return the dense weights of its attention layers.
 
@@ -111,7 +111,9 @@ def run_dense(
     return [(name, call, call.readouts[0][0].float().numpy()) for name, call in last]
 
 
-def token_axis(tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding | Mapping[str, torch.Tensor]) -> TokenAxis:
+def token_axis(
+    tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding | Mapping[str, Int[torch.Tensor, "1 tokens"]]
+) -> TokenAxis:
     """Return the tokens of an encoded text as readable strings, with the index of the word to which each belongs.
 
     Args:
@@ -136,7 +138,9 @@ def token_axis(tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding | Mapp
     return TokenAxis(tuple(tokens), tuple(pieces), tuple(words), tuple(number in special for number in numbers))
 
 
-def _word_numbers(encoded: BatchEncoding | Mapping[str, torch.Tensor], raw: list[str]) -> list[int | None]:
+def _word_numbers(
+    encoded: BatchEncoding | Mapping[str, Int[torch.Tensor, "1 tokens"]], raw: list[str]
+) -> list[int | None]:
     if hasattr(encoded, "word_ids"):
         try:
             return list(encoded.word_ids(0))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import BatchEncoding
 
+    from qkv.core.typing import Int
+
 __all__ = ["text_views"]
 
 _BYTES_PER_WEIGHT = 5
@@ -139,7 +141,11 @@ def _tokenize(text_model: TextModel, text: str) -> tuple[BatchEncoding, TokenAxi
 
 
 def _dense_view(
-    text_model: TextModel, name: str, inputs: Mapping[str, torch.Tensor], tokens: TokenAxis, all_heads: bool
+    text_model: TextModel,
+    name: str,
+    inputs: Mapping[str, Int[torch.Tensor, "1 tokens"]],
+    tokens: TokenAxis,
+    all_heads: bool,
 ) -> View:
     model = text_model.model
     if getattr(model.config, "is_encoder_decoder", False):

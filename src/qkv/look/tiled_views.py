@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from qkv.core.progress import Progress, track
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, Int
 from qkv.errors import DataError, RefusedError, ShapeError
 from qkv.look.tiled_map import TiledMap, TiledView, overview_size
 from qkv.look.views import TokenAxis
@@ -147,7 +147,7 @@ def _model_overview_size(tokens: int) -> int:
 
 def recorded_view(
     model: PreTrainedModel,
-    inputs: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, Int[torch.Tensor, "1 tokens"]],
     tokens: TokenAxis,
     *,
     name: str,

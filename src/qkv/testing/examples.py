@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from qkv.core.arrays import Array, is_floating
+from qkv.core.arrays import is_floating
 from qkv.core.parts import Part
-from qkv.core.typing import ArrayLike
+from qkv.core.typing import Array, ArrayLike, Float
 
 __all__ = ["PairIndex", "Draw", "WeightRow", "element", "floats", "rebuilt", "with_floats"]
 
@@ -84,7 +84,7 @@ def rebuilt(part: P) -> P:
     return type(part)(**{field.name: getattr(part, field.name) for field in dataclasses.fields(made)})
 
 
-def floats(part: Part) -> list[Array]:
+def floats(part: Part) -> list[Float[Array, "*_"]]:
     """Return a list of the floating-point arrays of a part, which can have gradients."""
     return [array for array in part.arrays() if is_floating(array)]
 

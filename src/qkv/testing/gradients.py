@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qkv.core.typing import ArrayLike, Tensor
+from qkv.core.typing import ArrayLike, Float, Tensor
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close, to_float64
 
 __all__ = ["assert_jax_agrees", "assert_numerical", "in_torch", "torch_gradients"]
@@ -40,8 +40,10 @@ def torch_gradients(function: Callable[..., ArrayLike], inputs: list[ArrayLike])
 
 
 def in_torch(
-    function: Callable[[list[Tensor]], Tensor], leaves: list[Tensor], factors: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Sequence[Tensor]]:
+    function: Callable[[list[Tensor]], Float[Tensor, "*shape"]],
+    leaves: list[Float[Tensor, "*_"]],
+    factors: Callable[[Float[Tensor, "*shape"]], Float[Tensor, "*shape"]],
+) -> tuple[Float[Tensor, "*shape"], Sequence[Float[Tensor, "*_"]]]:
     """Return the output of a PyTorch function and the gradient of each of its arguments.
 
     Args:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from qkv.core.arrays import Array, is_floating
+from qkv.core.arrays import is_floating
 from qkv.core.parts import Part
-from qkv.core.typing import ArrayLike
+from qkv.core.typing import Array, ArrayLike, Float, Shaped
 
 __all__ = ["LIBRARIES", "Setting", "assert_close", "installed", "settings_of", "to_float64"]
 
@@ -115,7 +115,7 @@ def settings_of(libraries: tuple[str, ...], dtypes: tuple[str, ...]) -> list[Set
     return [Setting(library, dtype) for library in libraries if library in LIBRARIES for dtype in dtypes]
 
 
-def to_float64(x: Array) -> ArrayLike:
+def to_float64(x: Shaped[Array, "*shape"]) -> Float[np.ndarray, "*shape"]:
     """Return an array of any library as a float64 NumPy array."""
     if hasattr(x, "detach"):
         x = x.detach().cpu().double()
@@ -125,7 +125,7 @@ def to_float64(x: Array) -> ArrayLike:
 
 
 def assert_close(
-    actual: Array,
+    actual: Shaped[Array, "*shape"],
     expected: ArrayLike,
     tolerance: float,
     where: ArrayLike = True,
