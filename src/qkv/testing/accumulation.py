@@ -23,7 +23,7 @@ from qkv.testing.libraries import Setting, assert_close, to_float64
 
 __all__ = ["AccumulationContract", "accumulate_tiles", "example_logits"]
 
-Cuts = list[tuple[int, int]]
+_Cuts = list[tuple[int, int]]
 """Ranges of keys, one for each tile."""
 
 
@@ -46,7 +46,7 @@ def accumulate_tiles(
     logits: ArrayLike,
     value: ArrayLike,
     tile: Tile,
-    cuts: Cuts,
+    cuts: _Cuts,
     dropout: float,
     order: Callable[[int], Sequence[int]] | None = None,
 ) -> tuple[ArrayLike, Summary]:
@@ -76,12 +76,12 @@ def accumulate_tiles(
     return normalizer.finalize(partials[0], tile, dropout)
 
 
-def tiled_and_whole(
+def _tiled_and_whole(
     normalizer: Normalizer,
     logits: ArrayLike,
     value: ArrayLike,
     tile: Tile,
-    cuts: Cuts,
+    cuts: _Cuts,
     dropout: float,
     order: Callable[[int], Sequence[int]] | None = None,
 ) -> tuple[ArrayLike, ...]:
@@ -129,7 +129,7 @@ class AccumulationContract(DifferentiableContract):
 
         inputs, tile = (example_logits(draw, self.non_negative_logits), draw(7, 2)), Tile.whole(5, 7, batch, seed=5)
         with ignore_numpy_warnings():
-            output, by_tile, expected, weights = tiled_and_whole(normalizer, *inputs, tile, cuts, dropout, order)
+            output, by_tile, expected, weights = _tiled_and_whole(normalizer, *inputs, tile, cuts, dropout, order)
         assert_close(output, expected, 1e-12, min_scale=1.0)
         assert_close(by_tile, weights, 1e-12, message="weights by tile:", min_scale=1e-3)
 
@@ -140,7 +140,7 @@ class AccumulationContract(DifferentiableContract):
         dropout = 0.0 if setting.library == "jax" else 0.4  # JAX takes seconds to compile the random numbers
 
         def both(part: Normalizer, logits: ArrayLike, value: ArrayLike) -> tuple[ArrayLike, ...]:
-            return tiled_and_whole(part, logits, value, tile, [(0, 3), (3, 7)], dropout)
+            return _tiled_and_whole(part, logits, value, tile, [(0, 3), (3, 7)], dropout)
 
         with ignore_numpy_warnings():
             output, by_tile, expected, weights = setting.evaluate(normalizer, both, logits, value)

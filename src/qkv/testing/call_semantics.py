@@ -20,7 +20,7 @@ from qkv.testing.libraries import Setting, assert_close, to_float64
 
 __all__ = ["CallSemanticsContract"]
 
-POSITIONAL: dict[str, Any] = {
+_POSITIONAL: dict[str, Any] = {
     "causal": {"mask": masks.Causal()},
     "window": {"mask": masks.Window(1, 1)},
     "prefix": {"mask": masks.Prefix(1)},
@@ -30,7 +30,7 @@ POSITIONAL: dict[str, Any] = {
     "quadratic position": {"score": scores.SumOf((scores.QuadraticPosition(scores.Dot(), 0.5), scores.Dot()))},
 }
 
-INVALID_CALLS: dict[str, tuple[Callable[[Call], Call], str]] = {
+_INVALID_CALLS: dict[str, tuple[Callable[[Call], Call], str]] = {
     "values": (
         lambda c: replace(c, value=np.ones((3, 2))),
         r"key and value must have the same length, got 4 keys .* and 3 values",
@@ -60,14 +60,14 @@ class CallSemanticsContract(KernelHarness):
     # -- 4. Positions ------------------------------------------------------------------------------------
 
     def test_what_depends_on_positions_raises_where_lengths_differ_and_none_are_given(self, setting: Setting) -> None:
-        for parts in POSITIONAL.values():
+        for parts in _POSITIONAL.values():
             with pytest.raises(PositionError, match=r'align="start".*align="end"'):
                 run_eagerly(replace(_small(), **parts), setting, self.kernel)
 
     def test_what_depends_on_positions_runs_where_they_are_given(self, setting: Setting) -> None:
-        for what in self.sample(setting, POSITIONAL):
+        for what in self.sample(setting, _POSITIONAL):
             for positions in (Positions(align="start"), Positions(align="end"), Positions(query_start=1)):
-                call = replace(_small(), positions=positions, **POSITIONAL[what])
+                call = replace(_small(), positions=positions, **_POSITIONAL[what])
                 if self.accepts(call, setting):
                     self.assert_as_oracle(call, setting, f"{what}, {positions}")
 
@@ -82,7 +82,7 @@ class CallSemanticsContract(KernelHarness):
     # -- 5. Lengths that do not fit ----------------------------------------------------------------------
 
     def test_lengths_that_do_not_fit_raise_and_are_named(self, setting: Setting) -> None:
-        for change, message in INVALID_CALLS.values():
+        for change, message in _INVALID_CALLS.values():
             with pytest.raises(ShapeError, match=message):
                 run_eagerly(change(_small()), setting, self.kernel)
 

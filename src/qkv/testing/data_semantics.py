@@ -18,15 +18,15 @@ __all__ = ["DataSemanticsContract"]
 LEAST = {"float64": -1.7e308, "float32": -3.4e38, "float16": -65504.0, "bfloat16": -3.38e38}
 """Finite numbers slightly above the lowest of each dtype, which other libraries use in place of −inf in masks."""
 
-MASKED_KEYS = [1, 4, 10]
-MASKS_OF_KEYS = {
-    "a mask of keys": masks.Keys(~np.isin(np.arange(11), MASKED_KEYS)),
-    "a mask of pairs": masks.Pairs(np.broadcast_to(~np.isin(np.arange(11), MASKED_KEYS), (7, 11)).copy()),
+_MASKED_KEYS = [1, 4, 10]
+_MASKS_OF_KEYS = {
+    "a mask of keys": masks.Keys(~np.isin(np.arange(11), _MASKED_KEYS)),
+    "a mask of pairs": masks.Pairs(np.broadcast_to(~np.isin(np.arange(11), _MASKED_KEYS), (7, 11)).copy()),
     "documents": masks.Documents(
-        np.arange(7) // 4, np.where(np.isin(np.arange(11), MASKED_KEYS), 9, np.arange(11) // 6)
+        np.arange(7) // 4, np.where(np.isin(np.arange(11), _MASKED_KEYS), 9, np.arange(11) // 6)
     ),
 }
-VARIED_SCORES = ("scaled dot", "gaussian", "additive", "cosine", "gated", "laplace", "custom")
+_VARIED_SCORES = ("scaled dot", "gaussian", "additive", "cosine", "gated", "laplace", "custom")
 """Names of scores that use their inputs in different ways, such as products, means, norms and differences."""
 
 
@@ -112,19 +112,19 @@ class DataSemanticsContract(KernelHarness):
     # -- 3. What is masked is never read -----------------------------------------------------------------
 
     def test_nan_in_a_masked_key_or_value_does_not_leak(self, setting: Setting) -> None:
-        for mask_name in self.sample(setting, MASKS_OF_KEYS):
-            for name, call in self.each_normalizer(setting, mask=MASKS_OF_KEYS[mask_name]):
+        for mask_name in self.sample(setting, _MASKS_OF_KEYS):
+            for name, call in self.each_normalizer(setting, mask=_MASKS_OF_KEYS[mask_name]):
                 self.assert_no_leak(call, setting, math.nan, f"{name}, {mask_name}")
 
     def test_infinity_in_a_masked_key_or_value_does_not_leak(self, setting: Setting) -> None:
-        for number, mask_name in zip((math.inf, -math.inf), MASKS_OF_KEYS, strict=False):
-            for name, call in self.each_normalizer(setting, mask=MASKS_OF_KEYS[mask_name]):
+        for number, mask_name in zip((math.inf, -math.inf), _MASKS_OF_KEYS, strict=False):
+            for name, call in self.each_normalizer(setting, mask=_MASKS_OF_KEYS[mask_name]):
                 self.assert_no_leak(call, setting, number, f"{name}, {mask_name}")
 
     def test_masked_nan_does_not_leak_through_any_kind_of_score(self, setting: Setting) -> None:
-        for score in self.sample(setting, VARIED_SCORES):
-            for mask_name in self.sample(setting, MASKS_OF_KEYS):
-                call = replace(Case(score).call(), mask=MASKS_OF_KEYS[mask_name])
+        for score in self.sample(setting, _VARIED_SCORES):
+            for mask_name in self.sample(setting, _MASKS_OF_KEYS):
+                call = replace(Case(score).call(), mask=_MASKS_OF_KEYS[mask_name])
                 if self.accepts(call, setting):
                     self.assert_no_leak(call, setting, math.nan, f"{score}, {mask_name}")
 
@@ -144,7 +144,7 @@ class DataSemanticsContract(KernelHarness):
             assert_agrees(got, expected, setting, name)
 
     def assert_no_leak(
-        self, call: Call, setting: Setting, number: float, message: str, hidden: list[int] = MASKED_KEYS
+        self, call: Call, setting: Setting, number: float, message: str, hidden: list[int] = _MASKED_KEYS
     ) -> None:
         """Assert that output and gradients do not change if the keys and values `hidden` are set to `number`."""
         got = self.run(_with(call, hidden, number), setting)

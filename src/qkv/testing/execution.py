@@ -25,7 +25,7 @@ __all__ = ["Outcome", "inputs_of", "oracle", "oracle_of", "parts_of", "run", "ru
 Attend: TypeAlias = Callable[[Sequence[ArrayLike]], ArrayLike]
 """Function that returns the output, given the arrays that `inputs_of` returns."""
 
-ORACLE = Setting("torch", "float64")
+_ORACLE = Setting("torch", "float64")
 
 
 class Outcome(NamedTuple):
@@ -67,13 +67,13 @@ def oracle_of(call: Call, setting: Setting) -> Outcome:
 
     The inputs are first rounded to the dtype of the setting.
     """
-    rounding = replace(ORACLE, dtype=setting.dtype)  # round in PyTorch, so that all libraries have the same reference
+    rounding = replace(_ORACLE, dtype=setting.dtype)  # round in PyTorch, so that all libraries have the same reference
     call = rounded(call, rounding)
 
     def attend(leaves: Sequence[ArrayLike]) -> ArrayLike:
-        return attend_dense(*leaves[:3], **parts_of(call, ORACLE, leaves[3:])).output
+        return attend_dense(*leaves[:3], **parts_of(call, _ORACLE, leaves[3:])).output
 
-    return _differentiated(attend, call, ORACLE, rounding)
+    return _differentiated(attend, call, _ORACLE, rounding)
 
 
 @lru_cache(maxsize=4096)

@@ -24,8 +24,8 @@ from qkv.testing.libraries import Setting, assert_close, installed
 __all__ = ["KernelHarness", "assert_agrees", "settings_of_kernel"]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-OUTPUT = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
-GRADIENT = {"float64": 1e-9, "float32": 5e-4, "float16": 2e-3, "bfloat16": 1e-2}
+_OUTPUT = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+_GRADIENT = {"float64": 1e-9, "float32": 5e-4, "float16": 2e-3, "bfloat16": 1e-2}
 """Largest allowed relative errors. Half precision allows for one rounding of a result accumulated in float32."""
 
 
@@ -52,12 +52,14 @@ def assert_agrees(got: Outcome, wanted: Outcome, setting: Setting, message: str 
         slack: factor of the tolerance.
     """
     message = f"{message} {setting}"
-    assert_close(got.output, wanted.output, slack * OUTPUT[setting.dtype], message=f"{message}, output:", min_scale=0.1)
+    assert_close(
+        got.output, wanted.output, slack * _OUTPUT[setting.dtype], message=f"{message}, output:", min_scale=0.1
+    )
     for n, (mine, theirs) in enumerate(zip(got.gradients, wanted.gradients, strict=False)):
-        assert_close(mine, theirs, slack * GRADIENT[setting.dtype], message=f"{message}, gradient {n}:", min_scale=0.1)
+        assert_close(mine, theirs, slack * _GRADIENT[setting.dtype], message=f"{message}, gradient {n}:", min_scale=0.1)
 
 
-def allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
+def _allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
     """Decorate a kernel test so that it also passes if the kernel refuses the call with a reason."""
 
     @functools.wraps(test)
@@ -85,7 +87,7 @@ class KernelHarness:
         for name in dir(cls):
             test = getattr(cls, name)
             if name.startswith("test_") and not hasattr(test, "accepts_refusal"):
-                setattr(cls, name, allow_refusal(test))
+                setattr(cls, name, _allow_refusal(test))
 
     kernel: ClassVar[Kernel]
     quadratic: ClassVar[bool] = False

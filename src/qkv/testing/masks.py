@@ -33,8 +33,8 @@ from qkv.testing.parts import PartContract
 __all__ = ["MaskContract"]
 
 SIDE = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted).map(tuple)
-COLS = st.tuples(st.integers(0, 7), st.integers(0, 7)).map(sorted).map(tuple)
-POSITIONS = st.sampled_from(
+_COLS = st.tuples(st.integers(0, 7), st.integers(0, 7)).map(sorted).map(tuple)
+_POSITIONS = st.sampled_from(
     [
         Positions(align="start"),
         Positions(align="end"),
@@ -76,7 +76,7 @@ class MaskContract(PartContract):
             assert mask.coverage(tile) in ("all", "none", "part")
 
     @settings(suppress_health_check=[HealthCheck.differing_executors])
-    @given(SIDE, COLS, POSITIONS, st.integers(0, 99))
+    @given(SIDE, _COLS, _POSITIONS, st.integers(0, 99))
     def test_tile_of_the_slice_is_the_slice_of_the_whole_and_cover_never_lies(
         self, rows: tuple[int, int], cols: tuple[int, int], positions: Positions, seed: int
     ) -> None:

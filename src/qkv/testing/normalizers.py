@@ -30,7 +30,7 @@ from qkv.testing.libraries import Setting, assert_close
 
 __all__ = ["NormalizerContract"]
 
-SEED = 11
+_SEED = 11
 
 
 class NormalizerContract(AccumulationContract):
@@ -61,7 +61,7 @@ class NormalizerContract(AccumulationContract):
                 for row in range(5):
                     keys = [col for col in range(7) if rounded[(*index, row, col)] != -np.inf]
                     if keys:
-                        at = WeightRow(flat, row, keys, SEED)
+                        at = WeightRow(flat, row, keys, _SEED)
                         own = element(exact, batch, index)
                         wanted[(*index, row, keys)] = self.formula(own, rounded[(*index, row, keys)], at)
             assert_close(got, wanted, setting.tolerance, message=f"{setting}, {shape}:")
@@ -118,7 +118,7 @@ class NormalizerContract(AccumulationContract):
 
     def test_no_key_below_the_threshold_bound_has_weight_or_changes_the_weights(self) -> None:
         """Check that keys below the threshold bound, computed from maxima of groups of keys, have no weight."""
-        normalizer, tile = self.make(Draw(1)), Tile.whole(6, 48, seed=SEED)
+        normalizer, tile = self.make(Draw(1)), Tile.whole(6, 48, seed=_SEED)
         logits = np.abs(Draw(5).rng.normal(size=(6, 48)) * 3)
         logits[1, ::3], logits[2, 5:], logits[3, :8] = -np.inf, -np.inf, 2.0
         ranks = normalizer.selection_logits(logits, tile)
@@ -144,4 +144,4 @@ class NormalizerContract(AccumulationContract):
         (logits,) = inputs
         *batch, q, k = logits.shape
         with ignore_numpy_warnings():
-            return part.weights(logits, Tile.whole(q, k, tuple(batch), seed=SEED))
+            return part.weights(logits, Tile.whole(q, k, tuple(batch), seed=_SEED))

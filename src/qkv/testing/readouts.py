@@ -33,7 +33,7 @@ from qkv.testing.tile_reader import TileReader
 
 __all__ = ["ReadoutContract"]
 
-READERS: dict[str, Kernel] = {
+_READERS: dict[str, Kernel] = {
     "dense": DenseKernel(),
     "tiled": TiledKernel(budget=12, row_block_budget=3000),
     "row_blocks": RowBlocksKernel(budget=3000),
@@ -42,10 +42,10 @@ READERS: dict[str, Kernel] = {
 }
 """Kernels that compute readouts, with tiles so small that each call has several."""
 
-DENSE = [Setting(library, dtype) for library in LIBRARIES for dtype in ("float64", "float32")]
-PIECEWISE = [
+_DENSE = [Setting(library, dtype) for library in LIBRARIES for dtype in ("float64", "float32")]
+_PIECEWISE = [
     (name, Setting(library, "float64"))
-    for name, kernel in READERS.items()
+    for name, kernel in _READERS.items()
     for library in kernel.libraries
     if name != "dense" and library in LIBRARIES
 ]
@@ -71,10 +71,10 @@ class ReadoutContract:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Parametrize `reader` and `setting` with the kernels other than the dense one, and their libraries."""
         if "reader" in metafunc.fixturenames:
-            ids = [f"{name}-{setting.library}" for name, setting in PIECEWISE]
-            metafunc.parametrize(("reader", "setting"), PIECEWISE, ids=ids)
+            ids = [f"{name}-{setting.library}" for name, setting in _PIECEWISE]
+            metafunc.parametrize(("reader", "setting"), _PIECEWISE, ids=ids)
         elif "setting" in metafunc.fixturenames:
-            metafunc.parametrize("setting", DENSE, ids=str)
+            metafunc.parametrize("setting", _DENSE, ids=str)
 
     def calls(self) -> list[tuple[str, Call]]:
         """Return `(name, call)` for each normalizer that the readout supports, with a fully masked row in each call."""
@@ -89,13 +89,13 @@ class ReadoutContract:
         return allowed
 
     def observe(self, call: Call, setting: Setting, reader: str = "dense") -> Observation:
-        """Run a call with the readout and the kernel `READERS[reader]`, and return the result of `qkv.observe`."""
-        return run_eagerly(call, setting, READERS[reader], readouts=[self.readout])
+        """Run a call with the readout and the kernel `_READERS[reader]`, and return the result of `qkv.observe`."""
+        return run_eagerly(call, setting, _READERS[reader], readouts=[self.readout])
 
     def accepted(
         self, calls: Iterable[tuple[str, Call]], setting: Setting, reader: str
     ) -> Iterator[tuple[str, Call, Observation]]:
-        """Yield `(name, call, result)` for each of `calls` that the kernel `READERS[reader]` supports."""
+        """Yield `(name, call, result)` for each of `calls` that the kernel `_READERS[reader]` supports."""
         for name, call in calls:
             try:
                 observation = self.observe(call, setting, reader)
@@ -104,7 +104,7 @@ class ReadoutContract:
             yield name, call, observation
 
     def assert_as_dense(self, calls: Iterable[tuple[str, Call]], setting: Setting, reader: str) -> None:
-        """Assert that the readouts of the kernel `READERS[reader]` agree with those of the dense kernel.
+        """Assert that the readouts of the kernel `_READERS[reader]` agree with those of the dense kernel.
 
         Calls that the kernel does not support are skipped.
         """
@@ -127,7 +127,7 @@ class ReadoutContract:
 
     def test_output_is_the_same_with_and_without_the_readout(self, reader: str, setting: Setting) -> None:
         for name, call, observation in self.accepted(self.calls(), setting, reader):
-            alone = to_float64(run_eagerly(call, setting, READERS[reader]).output)
+            alone = to_float64(run_eagerly(call, setting, _READERS[reader]).output)
             assert_close(observation.output, alone, 1e-13, message=name, min_scale=1.0)
             assert np.array_equal(to_float64(observation.output) == 0, alone == 0), name
 
@@ -165,7 +165,7 @@ class ReadoutContract:
                 leaves = [x.requires_grad_() for x in inputs_of(call, setting)]
                 try:
                     parts = parts_of(call, setting, leaves[3:])
-                    observation = qkv.observe(*leaves[:3], **parts, readouts=[self.readout], kernel=READERS[reader])
+                    observation = qkv.observe(*leaves[:3], **parts, readouts=[self.readout], kernel=_READERS[reader])
                 except RefusedError:
                     continue
                 result = _results(observation)[0]
@@ -187,7 +187,7 @@ class ReadoutContract:
         parts = parts_of(call, setting, inputs_of(call, setting)[3:])
 
         def result(query: ArrayLike, key: ArrayLike) -> ArrayLike:
-            return _results(qkv.observe(query, key, key, **parts, readouts=[self.readout], kernel=READERS["tiled"]))[0]
+            return _results(qkv.observe(query, key, key, **parts, readouts=[self.readout], kernel=_READERS["tiled"]))[0]
 
         if self.differentiable:
             assert_numerical(result, [call.query, call.key], second=True)

@@ -24,7 +24,7 @@ from qkv.errors import DamagedStoreError, DataError, OptionError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["StoreContract", "every_type", "ids_of", "numbered"]
+__all__ = ["StoreContract", "ids_of", "numbered"]
 
 
 def numbered(start: int, stop: int, width: int = 4) -> pa.Table:
@@ -48,7 +48,7 @@ def ids_of(store: stores.Store) -> list[int]:
     return found
 
 
-def every_type() -> pa.Table:
+def _every_type() -> pa.Table:
     """Return a table of three rows, with one column of each supported type and a null in each column."""
     import pyarrow as pa
 
@@ -87,7 +87,7 @@ class StoreContract:
         return store
 
     def test_rows_of_every_type_are_returned_unchanged(self, path: Path) -> None:
-        table = every_type()
+        table = _every_type()
         store = stores.create(path, table.schema, backend=self.backend)
         store.append(table)
         store.append(table.slice(2))

@@ -26,7 +26,6 @@ __all__ = [
     "DynamicCall",
     "DynamicTile",
     "Start",
-    "UnprojectedSides",
     "add_to_slice",
     "axis_names",
     "slice_array",
@@ -73,7 +72,7 @@ class DynamicTile:
         return cls((starts[0], sides[0]), (starts[1], sides[1]), uncovered)
 
 
-class UnprojectedSides(NamedTuple):
+class _UnprojectedSides(NamedTuple):
     """Query and key before projection, with boolean arrays that are True for rows that are not finite.
 
     The arrays are detached from their gradients.
@@ -95,7 +94,7 @@ class DynamicCall:
     """
 
     call: BoundCall
-    unprojected: UnprojectedSides | None
+    unprojected: _UnprojectedSides | None
 
     @classmethod
     def of(cls, call: BoundCall) -> DynamicCall:
@@ -110,7 +109,7 @@ class DynamicCall:
         query, key = call.query, call.key
         if not (call.mask is None or call.finite_sides):
             nonfinite = [~jnp.all(jnp.isfinite(x), axis=-1) for x in (query, key)]
-            unprojected = UnprojectedSides(jax.lax.stop_gradient(query), jax.lax.stop_gradient(key), *nonfinite)
+            unprojected = _UnprojectedSides(jax.lax.stop_gradient(query), jax.lax.stop_gradient(key), *nonfinite)
             query, key = zero_nonfinite(query), zero_nonfinite(key)
         return cls(call.with_projections(*call.score.project(query, key, call.tile)), unprojected)
 

@@ -42,7 +42,7 @@ BUDGET = 2**20
 """Largest number of elements in any array of a tile."""
 ROW_BLOCK_BUDGET = 2**23
 """Largest number of elements in all arrays of a row block together."""
-TILE_SECONDS = 3e-4
+_TILE_SECONDS = 3e-4
 """Fixed cost of a tile in seconds, because it consists of many small operations."""
 
 Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
@@ -109,7 +109,7 @@ class JaxLoopsKernel(Kernel):
             flop,
             traffic,
             (peak + numbers) * problem.itemsize + problem.untiled_bytes,
-            5e-4 + steps * TILE_SECONDS * (2 if problem.gradient else 1),
+            5e-4 + steps * _TILE_SECONDS * (2 if problem.gradient else 1),
         )
 
     def run(self, call: BoundCall, problem: Problem) -> Result:

@@ -38,11 +38,11 @@ from qkv.kernels.runtime.tile_loop import fully_masked
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Summary
 
-__all__ = ["attend_tiles", "tile_numbers"]
+__all__ = ["attend_tiles"]
 
 Item = TypeVar("Item")
 Partial = TypeVar("Partial", bound=PartialResult)
-Constants = tuple[Any, ...]
+_Constants = tuple[Any, ...]
 """Inputs without gradients: integer arrays, unprojected query and key, mask, positions and seed."""
 
 
@@ -69,7 +69,7 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batc
         call.tile.seed,
     )
 
-    def loop(floats: list[Array], constants: Constants) -> _TileLoop:
+    def loop(floats: list[Array], constants: _Constants) -> _TileLoop:
         integers, unprojected, mask, positions, seed = constants
         queues = iter(floats), iter(integers)
         ordered = [next(queues[0] if is_float else queues[1]) for is_float in floating]
@@ -79,10 +79,10 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batc
 
     # All arrays are arguments, because JAX may differentiate or vectorize the function with respect to them.
     @jax.custom_vjp  # type: ignore[untyped-decorator, unused-ignore]
-    def attend(floats: list[Array], constants: Constants) -> Array:
+    def attend(floats: list[Array], constants: _Constants) -> Array:
         return loop(floats, constants).forward()[0]
 
-    def forward(floats: list[Array], constants: Constants) -> tuple[Array, tuple[Any, ...]]:
+    def forward(floats: list[Array], constants: _Constants) -> tuple[Array, tuple[Any, ...]]:
         output, summary = loop(floats, constants).forward()
         return output, (floats, constants, output, summary)
 
@@ -230,7 +230,7 @@ class _TileLoop:
         """Return the carried arrays after a step of `jax.lax.scan` for each tile in which the mask may allow a pair."""
         import jax
 
-        numbers = tile_numbers(self.call.mask, self.call.tile, self.sides)
+        numbers = _tile_numbers(self.call.mask, self.call.tile, self.sides)
         if not len(numbers):
             # JAX would trace a step even for an empty scan, and slices of empty arrays fail.
             return first
@@ -264,12 +264,12 @@ class _TileLoop:
 
         allowed, mask = self.dynamic.allowed(window), self.call.mask
         if mask is None or not mask.arrays():
-            # Fully masked tiles of a mask without arrays are already excluded by `tile_numbers`.
+            # Fully masked tiles of a mask without arrays are already excluded by `_tile_numbers`.
             return compute(allowed)
         return cast("list[Array]", jax.lax.cond(jnp.any(allowed), compute, skip, allowed))
 
 
-def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[np.ndarray, "n 2"]:
+def _tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[np.ndarray, "n 2"]:
     """Return the row and column numbers of the tiles in which the mask may allow a pair, in row-major order.
 
     Args:
@@ -280,7 +280,7 @@ def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[n
     Example:
         >>> from qkv.core.tile import Tile
         >>> from qkv.masks import Causal
-        >>> tile_numbers(Causal(), Tile.whole(6, 6), (3, 2)).tolist()
+        >>> _tile_numbers(Causal(), Tile.whole(6, 6), (3, 2)).tolist()
         [[0, 0], [0, 1], [1, 0], [1, 1], [1, 2]]
     """
     (rows, cols), q, k = sides, tile.q_total, tile.k_total

@@ -40,17 +40,17 @@ def shares_by_element(call: TorchCall, sizes: TileSizes, in_parallel: bool) -> l
     return [[(index, limits) for index in share for limits in rows] for share in shares]
 
 
-class GuardReporter(Protocol):
+class _GuardReporter(Protocol):
     """Protocol of objects that report which fast paths the data allowed."""
 
     def guard_notes(self) -> tuple[str, ...]:
         """Return one phrase for each guard on the data, which states whether its fast path was taken."""
 
 
-Element = TypeVar("Element", bound=GuardReporter)
+_Element = TypeVar("_Element", bound=_GuardReporter)
 
 
-class ElementCache(Generic[Element]):
+class ElementCache(Generic[_Element]):
     """Cache of the most recently used objects that compute a batch element, shared by all workers.
 
     Args:
@@ -58,15 +58,15 @@ class ElementCache(Generic[Element]):
         call: the call.
     """
 
-    def __init__(self, create: Callable[[BatchIndex], Element], call: TorchCall) -> None:
+    def __init__(self, create: Callable[[BatchIndex], _Element], call: TorchCall) -> None:
         self._create, self._lock = create, Lock()
         workers = worker_count(call.value)
         # Each worker computes the rows of one element at a time, and workers may be between two elements.
         self._capacity = workers + (workers > 1)
-        self._elements: dict[str, Element] = {}
+        self._elements: dict[str, _Element] = {}
         self._notes: list[str] = []
 
-    def __call__(self, index: BatchIndex) -> Element:
+    def __call__(self, index: BatchIndex) -> _Element:
         """Return the object for the batch element at `index`, which is created if it is not in the cache.
 
         If the cache is full, the least recently used object is dropped.
@@ -87,7 +87,7 @@ class ElementCache(Generic[Element]):
             self._note(element)
         return self._notes
 
-    def _note(self, element: Element) -> None:
+    def _note(self, element: _Element) -> None:
         self._notes.extend(note for note in element.guard_notes() if note not in self._notes)
 
 

@@ -41,16 +41,16 @@ from qkv.kernels.tiled.logits.softcap import SoftcapLogits
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.masks import Mask
 
-__all__ = ["BOUND", "SoftmaxTiles", "logit_bound", "supports_softmax", "tile_logits"]
+__all__ = ["SoftmaxTiles", "logit_bound", "supports_softmax"]
 
-BOUND = 30.0
+_BOUND = 30.0
 """Largest magnitude of logits without a maximum: e^30 times a value below 1e15, summed over 1e9 keys, fits float32."""
 _LARGEST_VALUE = 1e15
 _LARGEST_LOGIT = 1e37
 _MIN_QUERIES = 256
 """Smallest number of queries for which the bound is computed: for fewer, the maximum of each row costs less."""
 _MAX_CACHED_MASKS = 64
-LOG2_E = math.log2(math.e)
+_LOG2_E = math.log2(math.e)
 
 _RowSums = tuple[Float[Tensor, "*batch q 1"], Float[Tensor, "*batch q 1"], Float[Tensor, "*batch q value_width"]]
 """Shift, total and weighted sum of a range of rows."""
@@ -90,7 +90,7 @@ def logit_bound(call: TorchCall) -> float:
     return math.inf if bound is None or not largest <= _LARGEST_VALUE else float(bound) * scale
 
 
-def tile_logits(call: TorchCall, factor: float, ops: FasterOps) -> TileLogits:
+def _tile_logits(call: TorchCall, factor: float, ops: FasterOps) -> TileLogits:
     """Return the fastest implementation of the logits of a tile that supports the score of a call.
 
     Args:
@@ -108,7 +108,7 @@ def tile_logits(call: TorchCall, factor: float, ops: FasterOps) -> TileLogits:
     if score.tanh_vector is not None and not call.tile.batch:
         return AdditiveLogits(call, factor, ops)
     if score.inner is not None and score.adds_offset:
-        return BiasedLogits(call, factor, ops, tile_logits(replace(call, score=score.inner), factor, ops))
+        return BiasedLogits(call, factor, ops, _tile_logits(replace(call, score=score.inner), factor, ops))
     if score.inner is not None and score.tanh_cap is not None and score.inner.is_inner_product:
         return SoftcapLogits(call, factor, ops)
     return AutogradLogits(call, factor, ops)
@@ -137,20 +137,20 @@ class SoftmaxTiles:
         assert normalizer.scale is not None
         self._maps = [] if self.collector is None else self.collector.element_maps(self.index)
         self._ops = faster_ops(self.call.value)
-        self.bounded = normalizer.shift_invariant and self.bound <= BOUND
+        self.bounded = normalizer.shift_invariant and self.bound <= _BOUND
         # `exp` takes a hundred times as long where its result is nearly 0, and without a bound some results are; `exp2`
         # does not. It needs log₂ e in the factor, except where a sink is compared with the logits themselves or a
         # logit near the largest number would become infinite.
         base2 = self._ops.exp2 or not self.bounded
         self._base2 = base2 and normalizer.shift_invariant and self.bound < _LARGEST_LOGIT
-        self._logits = tile_logits(self.call, normalizer.scale * (LOG2_E if self._base2 else 1.0), self._ops)
+        self._logits = _tile_logits(self.call, normalizer.scale * (_LOG2_E if self._base2 else 1.0), self._ops)
         # Weights that dropout keeps are divided by the probability of keeping them, once for each row.
         self._dropout_scale = 1.0 / (1.0 - dropout_rate(self.call.dropout))
         self._values = RowSlices(self.call.value)
 
     def guard_notes(self) -> tuple[str, ...]:
         """Return one phrase for each guard on the data, such as "maximum of each row"."""
-        note = f"logits within ±{BOUND:.0f}: no maximum" if self.bounded else "maximum of each row"
+        note = f"logits within ±{_BOUND:.0f}: no maximum" if self.bounded else "maximum of each row"
         return (note, *self._logits.guard_notes())
 
     def forward(self, rows: Limits, workspace: Workspace) -> tuple[Float[Tensor, "*batch q _"], ...]:
@@ -227,7 +227,7 @@ class SoftmaxTiles:
     def _exp_(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if self._base2:
             return x.exp2_()
-        return x.exp_() if self.bounded else x.mul_(LOG2_E).exp2_()
+        return x.exp_() if self.bounded else x.mul_(_LOG2_E).exp2_()
 
     def _log_total(
         self, shift: Float[Tensor, "*batch q 1"], total: Float[Tensor, "*batch q 1"]

@@ -78,12 +78,12 @@ class HiddenUnits:
         note: how many units are expanded, and how many are evaluated by an elementwise tanh.
     """
 
-    forward: tuple[TanhExpansion | ElementwiseTanh, ...]
+    forward: tuple[TanhExpansion | _ElementwiseTanh, ...]
     expand: Callable[[int], TanhExpansion] | None
     note: str
 
     @cached_property
-    def backward(self) -> tuple[TanhExpansion | ElementwiseTanh, ...]:
+    def backward(self) -> tuple[TanhExpansion | _ElementwiseTanh, ...]:
         """Terms for the backward pass, each of which adds the gradients of some of the hidden units."""
         return self.forward if self.expand is None else (self.expand(2), *self.forward[1:])
 
@@ -118,7 +118,7 @@ def prepare_units(
     moderate_vector = bool((vector.abs() < 2.0**30).all())
     near = [h for h, half_range in enumerate(half_ranges) if moderate_vector and half_range <= most]
     far = [h for h, half_range in enumerate(half_ranges) if not (moderate_vector and half_range <= most)]
-    forward: list[TanhExpansion | ElementwiseTanh] = []
+    forward: list[TanhExpansion | _ElementwiseTanh] = []
     expand, notes = None, []
     if near:
         expand = partial(expand_tanh, left, right, center, vector, near, [half_ranges[h] for h in near])
@@ -132,14 +132,14 @@ def prepare_units(
         index = torch.tensor(far, device=left.device) if near else None
         # With tanh s = 2 σ(2s) − 1, Σ v is subtracted from the sum, so it must be finite.
         sigmoid = moderate_vector and faster_ops(left).sigmoid_tanh
-        forward.append(ElementwiseTanh.of_units(left, right, vector, sigmoid, index))
+        forward.append(_ElementwiseTanh.of_units(left, right, vector, sigmoid, index))
         function = "sigmoid" if sigmoid else "tanh"
         notes.append(f"{len(far)} of {len(half_ranges)} hidden units: one {function} for each pair")
     return HiddenUnits(tuple(forward), expand, "; ".join(notes))
 
 
 @dataclass(frozen=True, eq=False)
-class ElementwiseTanh:
+class _ElementwiseTanh:
     """Hidden units of an additive score, with one tanh for each unit and each pair of query and key.
 
     Their arguments may have any range.
@@ -166,7 +166,7 @@ class ElementwiseTanh:
         vector: Float[Tensor, " hidden"],
         sigmoid: bool,
         units: Int[Tensor, " units"] | None,
-    ) -> ElementwiseTanh:
+    ) -> _ElementwiseTanh:
         """Create the term of the hidden units at the indices `units`, or of all if `units` is None."""
         picked = [x if units is None else x[units] for x in (left.T, right.T, vector)]
         scale = 2 if sigmoid else 1

@@ -20,9 +20,9 @@ from qkv.kernels.tiled.logits.centering import center_sides
 
 __all__ = ["GatedLogits", "bounded_exponentials"]
 
-NARROW = 20.0
+_NARROW = 20.0
 """Largest half range of the narrower of g and h, after it was centered at 0 and the other shifted in return."""
-CLAMP = 60.0
+_CLAMP = 60.0
 """Largest magnitude of the wider of g and h, to which it is clamped. A clamped sum is beyond ±40, where σ is 0 or 1 to
 within 4e-18, and u v is at most e^80, which does not overflow float32."""
 _EXACT_INTEGERS = 2.0**22
@@ -139,6 +139,6 @@ def bounded_exponentials(
         return None
     shift, half_range = center_sides(left.reshape(-1, 1), right.reshape(-1, 1))
     exact = all(float(x.abs().amax()) < _EXACT_INTEGERS for x in (left, right))  # False for NaN
-    if not (exact and float(half_range) <= NARROW):
+    if not (exact and float(half_range) <= _NARROW):
         return None
-    return (left + shift).clamp_(-CLAMP, CLAMP).neg_().exp_(), (right - shift).clamp_(-CLAMP, CLAMP).neg_().exp_()
+    return (left + shift).clamp_(-_CLAMP, _CLAMP).neg_().exp_(), (right - shift).clamp_(-_CLAMP, _CLAMP).neg_().exp_()

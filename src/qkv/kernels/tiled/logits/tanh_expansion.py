@@ -51,7 +51,7 @@ STEP_BYTES = {1: 1 << 19, 2: 1 << 20}
 
 
 @dataclass(frozen=True)
-class ExponentRange:
+class _ExponentRange:
     """Limits on the binary exponents of the numbers in a tanh sign expansion, for a floating-point dtype.
 
     Attributes:
@@ -67,7 +67,7 @@ class ExponentRange:
     scale: int
 
 
-EXPONENT_RANGES = {4: ExponentRange(spread=80, drop=106, scale=43), 8: ExponentRange(spread=500, drop=555, scale=44)}
+_EXPONENT_RANGES = {4: _ExponentRange(spread=80, drop=106, scale=43), 8: _ExponentRange(spread=500, drop=555, scale=44)}
 """Exponent ranges of float32 and float64, by the bytes of an element."""
 
 
@@ -81,11 +81,11 @@ def expansion_limit(itemsize: int, draws: int = 2) -> float:
         draws: number of sign variables per unit: 1 for logits, 2 for gradients. A single unit within the limit for 2
             can always be expanded.
     """
-    return EXPONENT_RANGES[itemsize].spread * math.log(2) / 2 / draws
+    return _EXPONENT_RANGES[itemsize].spread * math.log(2) / 2 / draws
 
 
 @dataclass(frozen=True, eq=False)
-class RowPatterns:
+class _RowPatterns:
     """Exponentials of all sign patterns for a block of rows that is small enough for the processor cache.
 
     Args:
@@ -202,7 +202,7 @@ class TanhExpansion:
         """
         import torch
 
-        bits = EXPONENT_RANGES[gradient.element_size()]
+        bits = _EXPONENT_RANGES[gradient.element_size()]
         # Scale 1/(Σp)², which is between 2^(−2·scale) and 2^(spread − 2·scale), to magnitudes around 1.
         lift = 2.0 ** (2 * bits.scale - bits.spread // 2)
         keys, width = self._tile_keys(cols, workspace), cols[1] - cols[0]
@@ -247,14 +247,14 @@ class TanhExpansion:
             workspace.cache[name] = (self, keys)
         return keys
 
-    def _row_blocks(self, rows: Limits, width: int, workspace: Workspace) -> list[RowPatterns]:
+    def _row_blocks(self, rows: Limits, width: int, workspace: Workspace) -> list[_RowPatterns]:
         """Return the exponentials of the sign patterns of a range of queries, in blocks that fit the cache.
 
         The next tile with the same queries uses the same blocks.
         """
         step = max(16, STEP_BYTES[self.draws] // (2 * max(1, width) * self.left.element_size()))
         name = ("rows", self.draws)
-        owner, blocks = cast("tuple[object, list[RowPatterns]]", workspace.cache.get(name, ((), [])))
+        owner, blocks = cast("tuple[object, list[_RowPatterns]]", workspace.cache.get(name, ((), [])))
         if owner != (self, rows, step):
             side = self.left[slice(*rows)]
             shape = (len(self.vector), self.sign.shape[1], len(side))
@@ -266,16 +266,16 @@ class TanhExpansion:
 
     def _row_block(
         self, patterns: Float[Tensor, "groups patterns rows"], limits: Limits, workspace: Workspace
-    ) -> RowPatterns:
+    ) -> _RowPatterns:
         import torch
 
         if self.draws == 2:
-            return RowPatterns(limits, patterns, list(patterns.mT), list(patterns[:, self.zero_patterns]))
+            return _RowPatterns(limits, patterns, list(patterns.mT), list(patterns[:, self.zero_patterns]))
         groups, count, rows = patterns.shape
         fraction = workspace.take(f"factors from {limits[0]}", (groups, count, 2 * rows), patterns)
         fraction[..., :rows].copy_(patterns)
         torch.mul(patterns, self.numerator_weights, out=fraction[..., rows:])
-        return RowPatterns(limits, patterns, list(fraction.mT), [])
+        return _RowPatterns(limits, patterns, list(fraction.mT), [])
 
     def _patterns(
         self,
@@ -297,7 +297,7 @@ class TanhExpansion:
 
         groups, size = self.vector.shape[:2]
         count = len(side)
-        bits = EXPONENT_RANGES[side.element_size()]
+        bits = _EXPONENT_RANGES[side.element_size()]
         twice = workspace.take("twice", (groups * size, count), side)
         torch.add(side.index_select(1, self.order).T, self.center, alpha=sign, out=twice)
         if self.empty:
