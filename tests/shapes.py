@@ -47,15 +47,19 @@ def check_shapes() -> None:
 
 def checked(function: Any) -> Any:
     """Return `function` with its array annotations checked at its first calls in each test module."""
+    # Calls are counted by code object, because `CALLS` would keep a nested function and its arrays in memory.
+    code, with_checks = function.__code__, None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal with_checks
         torch = sys.modules.get("torch")
         # A tracer would record the checks and the lengths that they compare.
-        if _unchecked or (torch is not None and torch.compiler.is_compiling()) or CALLS[function] >= AT_MOST:
+        if _unchecked or (torch is not None and torch.compiler.is_compiling()) or CALLS[code] >= AT_MOST:
             return function(*args, **kwargs)
-        CALLS[function] += 1
-        with_checks = _with_checks(function)
+        CALLS[code] += 1
+        if with_checks is None:
+            with_checks = _with_checks(function)
         try:
             return with_checks(*args, **kwargs)
         except jaxtyping.TypeCheckError as error:
@@ -75,7 +79,6 @@ def checked(function: Any) -> Any:
     return call
 
 
-@functools.cache
 def _with_checks(function: Any) -> Any:
     """Return `function` with its array annotations checked; called late, when every module that they name exists."""
     names = {**_typing_imports(function.__module__), **function.__globals__}

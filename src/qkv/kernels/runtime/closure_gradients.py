@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from qkv.core.equation import BoundCall, take_range
-from qkv.core.typing import Array, Tensor
+from qkv.core.typing import Array, Shaped, Tensor
 from qkv.errors import GradientError
 
 __all__ = ["refuse_closure_gradients"]
@@ -35,5 +35,5 @@ def refuse_closure_gradients(call: BoundCall) -> None:
         )
 
 
-def _detach(x: Array) -> Array:
+def _detach(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
     return cast("Tensor", x).detach()

@@ -9,7 +9,7 @@ __all__ = ["PRODUCT_RATE", "tile_seconds", "visible_pairs"]
 
 PRODUCT_RATE = 125e9
 """Throughput of matrix products in flop per second, measured on two cores of a desktop processor."""
-PASS = 0.25e-9
+_PASS = 0.25e-9
 """Seconds to read, change and write one element in the cache, measured on the same processor."""
 
 
@@ -31,7 +31,7 @@ def tile_seconds(problem: Problem, softmax: bool) -> float:
         # The logits again, and the gradients of weights, values, queries and keys.
         products += 6 * width + 4 * values
         normalizer_passes, passes = 2 * normalizer_passes + 1, 3 * passes
-    return products / PRODUCT_RATE + (normalizer_passes + passes) * PASS
+    return products / PRODUCT_RATE + (normalizer_passes + passes) * _PASS
 
 
 def _score_passes(score: Score, query_width: int, key_width: int, elements: int, softmax: bool) -> float:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Array, Tensor
+from qkv.core.typing import Array, Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.gradients import call_tensors, gradients_of, traced_logits
 from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges, weigh_rows
 from qkv.readouts import Readout, Reduction
@@ -43,7 +43,9 @@ class DifferentiableRows:
         """Type of each readout's result, which is an array or a named tuple. `weigh` sets it."""
         return [object] * len(self.readouts)
 
-    def double_backward(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor | None]:
+    def double_backward(
+        self, tensors: Sequence[Shaped[Tensor, "*_"]], gradients: Sequence[Num[Tensor, "*_"]]
+    ) -> list[Num[Tensor, "*_"] | None]:
         """Return gradients of the tensors of the call that are differentiable themselves.
 
         Args:
@@ -54,7 +56,7 @@ class DifferentiableRows:
         results = DifferentiableRows(call, self.readouts, self.rows, self.with_output).checkpointed()
         return gradients_of(results, gradients, tensors, create_graph=True)
 
-    def checkpointed(self) -> list[Tensor]:
+    def checkpointed(self) -> list[Num[Tensor, "*_"]]:
         """Return all results of the call under activation checkpointing, with derivatives of any order."""
         import torch
         from torch.utils.checkpoint import checkpoint
@@ -62,7 +64,13 @@ class DifferentiableRows:
         query, *tensors = call_tensors(self.call)
         call, cols, count = self.call, (0, self.call.tile.k_total), len(self.call.score.arrays())
 
-        def block(rows: Limits, query: Tensor, key: Tensor, value: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
+        def block(
+            rows: Limits,
+            query: Num[Tensor, "*#batch q query_width"],
+            key: Num[Tensor, "*#batch k key_width"],
+            value: Float[Tensor, "*#batch k value_width"],
+            *arrays: Shaped[Tensor, "*_"],
+        ) -> tuple[Num[Tensor, "*_"], ...]:
             score = call.score.replace_arrays(arrays[:count]).slice(slice(*rows), slice(*cols))
             of_score = cast("tuple[Tensor, ...]", score.arrays())
             return tuple(self.weigh(call, rows, cols, [query, key, value, *of_score, *arrays[count:]]))
@@ -83,7 +91,9 @@ class DifferentiableRows:
         axes = [-len(reduction.shape) for reduction in self.reductions(first)]
         return [torch.cat(x, dim=axis) if isinstance(x, list) else x for x, axis in zip(whole, axes, strict=True)]
 
-    def weigh(self, call: TorchCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def weigh(
+        self, call: TorchCall, rows: Limits, cols: Limits, tensors: Sequence[Shaped[Tensor, "*_"]]
+    ) -> list[Num[Tensor, "*_"]]:
         """Return the differentiable results of a row block that attends to all keys of a range.
 
         Args:
@@ -96,7 +106,9 @@ class DifferentiableRows:
 
         with torch.autocast(call.value.device.type, enabled=False):
             traced, normalizer = traced_logits(call, rows, cols, tensors)
-            logits: Array = fully_masked(call, rows, cols[1] - cols[0]) if traced is None else traced
+            logits: Float[Array, "*batch q k"] = (
+                fully_masked(call, rows, cols[1] - cols[0]) if traced is None else traced
+            )
             call = replace(call, value=tensors[2], normalizer=normalizer)
             output, read = weigh_rows(call, rows, logits, self.readouts, self.with_output, cols)
         found: list[Array] = [] if output is None else [output]
@@ -113,7 +125,7 @@ class DifferentiableRows:
         return [output, *read] if self.with_output else read
 
 
-def _merged(whole: Tensor, reduction: Reduction, part: Tensor) -> Tensor:
+def _merged(whole: Num[Tensor, "*shape"], reduction: Reduction, part: Num[Tensor, "*_piece"]) -> Num[Tensor, "*shape"]:
     """Return a result of the call with the result of a row block merged into it, as a new tensor for autograd."""
     import torch
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from qkv.core.equation import TorchCall, take_range
-from qkv.core.typing import Array, Tensor
+from qkv.core.typing import Array, Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 
 __all__ = [
-    "CallArrays",
     "accumulate",
     "block_tensors",
     "call_tensors",
@@ -22,19 +21,19 @@ __all__ = [
 ]
 
 
-class CallArrays(Protocol):
+class _CallArrays(Protocol):
     """Protocol of objects that hold the arrays of a call, or the gradients of these arrays under the same names."""
 
     @property
-    def query(self) -> Tensor:
+    def query(self) -> Num[Tensor, "*#batch q query_width"]:
         """The queries, or their gradient."""
 
     @property
-    def key(self) -> Tensor:
+    def key(self) -> Num[Tensor, "*#batch k key_width"]:
         """The keys, or their gradient."""
 
     @property
-    def value(self) -> Tensor:
+    def value(self) -> Float[Tensor, "*#batch k value_width"]:
         """The values, or their gradient."""
 
     @property
@@ -46,13 +45,13 @@ class CallArrays(Protocol):
         """The normalizer with its arrays, or with the gradients of its arrays in their place."""
 
 
-def call_tensors(call: CallArrays) -> list[Tensor]:
+def call_tensors(call: _CallArrays) -> list[Shaped[Tensor, "*_"]]:
     """Return a list of the query, the key, the value and the arrays of score and normalizer of a call."""
     arrays = cast("tuple[Tensor, ...]", (*call.score.arrays(), *call.normalizer.arrays()))
     return [call.query, call.key, call.value, *arrays]
 
 
-def block_tensors(call: CallArrays, rows: Limits, cols: Limits) -> list[Tensor]:
+def block_tensors(call: _CallArrays, rows: Limits, cols: Limits) -> list[Shaped[Tensor, "*_"]]:
     """Return a list of query, key, value and the arrays of score and normalizer, restricted to a tile."""
     score = call.score.slice(slice(*rows), slice(*cols))
     arrays = cast("tuple[Tensor, ...]", (*score.arrays(), *call.normalizer.arrays()))
@@ -60,8 +59,8 @@ def block_tensors(call: CallArrays, rows: Limits, cols: Limits) -> list[Tensor]:
 
 
 def traced_logits(
-    call: TorchCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]
-) -> tuple[Tensor | None, Normalizer]:
+    call: TorchCall, rows: Limits, cols: Limits, tensors: Sequence[Shaped[Tensor, "*_"]]
+) -> tuple[Float[Tensor, "*batch q k"] | None, Normalizer]:
     """Return the logits of a tile and the normalizer, with `tensors` in place of the tensors of the call.
 
     Args:
@@ -79,7 +78,9 @@ def traced_logits(
     return call.logits(rows, cols, query, key, score), call.normalizer.replace_arrays(arrays[count:])
 
 
-def leaves_of(arrays: Sequence[Array], requires_grad: Sequence[bool] | None = None) -> list[Tensor]:
+def leaves_of(
+    arrays: Sequence[Shaped[Array, "*_"]], requires_grad: Sequence[bool] | None = None
+) -> list[Shaped[Tensor, "*_"]]:
     """Return detached tensors, of which the floating-point tensors require a gradient.
 
     `requires_grad` states for each tensor whether it does; None stands for all.
@@ -90,11 +91,11 @@ def leaves_of(arrays: Sequence[Array], requires_grad: Sequence[bool] | None = No
 
 
 def gradients_of(
-    outputs: Sequence[Tensor],
-    output_gradients: Sequence[Tensor | None],
-    inputs: Sequence[Tensor],
+    outputs: Sequence[Num[Tensor, "*_"]],
+    output_gradients: Sequence[Num[Tensor, "*_"] | None],
+    inputs: Sequence[Shaped[Tensor, "*_"]],
     create_graph: bool = False,
-) -> list[Tensor | None]:
+) -> list[Num[Tensor, "*_"] | None]:
     """Return the gradient of each input, or None for an input that requires none or does not affect an output.
 
     Args:
@@ -118,7 +119,10 @@ def gradients_of(
 
 
 def accumulate(
-    outputs: Sequence[Tensor], output_gradients: Sequence[Tensor], leaves: Sequence[Tensor], sums: Sequence[Tensor]
+    outputs: Sequence[Num[Tensor, "*_"]],
+    output_gradients: Sequence[Num[Tensor, "*_"]],
+    leaves: Sequence[Shaped[Tensor, "*_"]],
+    sums: Sequence[Shaped[Tensor, "*_"]],
 ) -> None:
     """Compute the gradients of `leaves` and add each to the tensor at the same index of `sums`, in place."""
     for gradient, total in zip(gradients_of(outputs, output_gradients, leaves), sums, strict=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import requires_gradient
 from qkv.core.equation import BoundCall
-from qkv.core.typing import Tensor
+from qkv.core.typing import Num, Shaped, Tensor
 from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.gradients import gradients_of
 
@@ -31,7 +31,11 @@ __all__ = ["isolated_autograd", "project_call"]
 def project_call(call: BoundCall) -> BoundCall:
     """Return a call whose query and key are replaced by their projections, computed in a separate autograd node."""
 
-    def projections(query: Tensor, key: Tensor, *arrays: Tensor) -> tuple[Tensor, Tensor]:
+    def projections(
+        query: Num[Tensor, "*#batch q query_width"],
+        key: Num[Tensor, "*#batch k key_width"],
+        *arrays: Shaped[Tensor, "*_"],
+    ) -> tuple[Num[Tensor, "*_ q projected_query_width"], Num[Tensor, "*_ k projected_key_width"]]:
         projected = call.score.replace_arrays(arrays).project(query, key, call.tile)
         return cast("tuple[Tensor, Tensor]", projected)
 
@@ -39,7 +43,9 @@ def project_call(call: BoundCall) -> BoundCall:
     return call.with_projections(*isolated_autograd(projections, *tensors))
 
 
-def isolated_autograd(function: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> list[Tensor]:
+def isolated_autograd(
+    function: Callable[..., Sequence[Shaped[Tensor, "*_"]]], *tensors: Shaped[Tensor, "*_"]
+) -> list[Shaped[Tensor, "*_"]]:
     """Return the tensors `function(*tensors)`, computed by one autograd node with autocast disabled in backward.
 
     The node supports higher derivatives of the function.
@@ -62,7 +68,7 @@ def isolated_autograd(function: Callable[..., Sequence[Tensor]], *tensors: Tenso
     computed = [n for n, x in enumerate(outputs) if not any(x is given for given in tensors)]
     if computed:
 
-        def computed_only(*tensors: Tensor) -> list[Tensor]:
+        def computed_only(*tensors: Shaped[Tensor, "*_"]) -> list[Shaped[Tensor, "*_"]]:
             results = function(*tensors)
             return [results[n] for n in computed]
 
@@ -75,15 +81,18 @@ def isolated_autograd(function: Callable[..., Sequence[Tensor]], *tensors: Tenso
 
 
 def _forward(
-    ctx: _Context, function: Callable[..., list[Tensor]], graph: tuple[list[Tensor], list[Tensor]], *tensors: Tensor
-) -> tuple[Tensor, ...]:
+    ctx: _Context,
+    function: Callable[..., list[Shaped[Tensor, "*_"]]],
+    graph: tuple[list[Shaped[Tensor, "*_"]], list[Shaped[Tensor, "*_"]]],
+    *tensors: Shaped[Tensor, "*_"],
+) -> tuple[Shaped[Tensor, "*_"], ...]:
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
     ctx.function, ctx.graph = function, graph
     return tuple(x.detach() for x in graph[0])
 
 
-def _backward(ctx: _Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: _Context, *gradients: Num[Tensor, "*_"] | None) -> tuple[Num[Tensor, "*_"] | None, ...]:
     import torch
 
     twice = torch.is_grad_enabled()

@@ -15,10 +15,10 @@ from functools import cache
 
 import numpy as np
 
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, Shaped, Tensor
 from qkv.kernels.runtime.workspace import Workspace
 
-__all__ = ["FasterOps", "add_matmul_", "faster_ops", "is_faster", "onednn_matmul_nt"]
+__all__ = ["FasterOps", "add_matmul_", "faster_ops", "is_faster"]
 
 _SIZE = 384
 _MARGIN = 0.9
@@ -58,7 +58,7 @@ class FasterOps:
 
         if left.ndim == 2 and right.ndim == 2:
             if self.onednn:
-                return onednn_matmul_nt(left, right)
+                return _onednn_matmul_nt(left, right)
             # Not `matmul`, which allocates a second result and copies it.
             return torch.mm(left, right.mT, out=workspace.take(name, (left.shape[0], right.shape[0]), left))
         if left.shape[:-2] == right.shape[:-2]:
@@ -85,7 +85,7 @@ def add_matmul_(
         target += (left @ right).sum_to_size(target.shape)
 
 
-def onednn_matmul_nt(left: Float[Tensor, "q width"], right: Float[Tensor, "k width"]) -> Float[Tensor, "q k"]:
+def _onednn_matmul_nt(left: Float[Tensor, "q width"], right: Float[Tensor, "k width"]) -> Float[Tensor, "q k"]:
     """Return left @ rightᵀ, computed by an operator for oneDNN that is private to PyTorch and may be missing.
 
     A `right` with gaps between its rows (such as one head of keys in the layout batch, tokens, heads, width) is copied
@@ -99,7 +99,7 @@ def onednn_matmul_nt(left: Float[Tensor, "q width"], right: Float[Tensor, "k wid
     return result
 
 
-def faster_ops(reference: Tensor) -> FasterOps:
+def faster_ops(reference: Shaped[Tensor, "*_"]) -> FasterOps:
     """Return flags that select the faster operations for the dtype and device of `reference`."""
     return _faster_ops(str(reference.dtype), reference.device.type)
 
@@ -120,15 +120,15 @@ def _faster_ops(dtype: str, device: str) -> FasterOps:
     side = x[:, :64].contiguous()
     onednn = dtype == "torch.float32" and _has_onednn(side)
     if onednn:
-        onednn = is_faster(lambda: onednn_matmul_nt(side, side), lambda: torch.mm(side, side.mT, out=out), _MARGIN)
+        onednn = is_faster(lambda: _onednn_matmul_nt(side, side), lambda: torch.mm(side, side.mT, out=out), _MARGIN)
     return FasterOps(exp2, sigmoid_tanh, onednn)
 
 
-def _has_onednn(side: Tensor) -> bool:
+def _has_onednn(side: Float[Tensor, "n width"]) -> bool:
     import torch
 
     try:
-        return bool(torch.allclose(onednn_matmul_nt(side, side), torch.mm(side, side.mT), atol=1e-4))
+        return bool(torch.allclose(_onednn_matmul_nt(side, side), torch.mm(side, side.mT), atol=1e-4))
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
 

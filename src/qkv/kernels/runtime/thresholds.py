@@ -28,13 +28,13 @@ if TYPE_CHECKING:
         scale: float
 
 
-__all__ = ["newton_threshold", "sparse_weights", "write_sparse_weights"]
+__all__ = ["sparse_weights", "write_sparse_weights"]
 
-CHUNK = 2**17
+_CHUNK = 2**17
 """Number of elements in rows that are processed at once, so that they and their differences stay in the cache."""
-MAX_STEPS = 60
+_MAX_STEPS = 60
 """Largest number of Newton steps. About 12 steps are usual."""
-GROUP_SIZE = 16
+_GROUP_SIZE = 16
 """Number of keys in a group. The first τ is computed from the largest logit of each group."""
 
 
@@ -73,13 +73,13 @@ def write_sparse_weights(
         return out
     rows, weights = logits.reshape(-1, k), out.view(-1, k)
     if group_max is None:
-        groups = k // GROUP_SIZE if k >= 16 * GROUP_SIZE else 0
+        groups = k // _GROUP_SIZE if k >= 16 * _GROUP_SIZE else 0
         group_max = (
-            rows if not groups else rows[:, : groups * GROUP_SIZE].view(len(rows), GROUP_SIZE, groups).amax(dim=1)
+            rows if not groups else rows[:, : groups * _GROUP_SIZE].view(len(rows), _GROUP_SIZE, groups).amax(dim=1)
         )
         maximum = group_max.amax(dim=-1, keepdim=True)
-        if groups * GROUP_SIZE < k and groups:
-            maximum = torch.maximum(maximum, rows[:, groups * GROUP_SIZE :].amax(dim=-1, keepdim=True))
+        if groups * _GROUP_SIZE < k and groups:
+            maximum = torch.maximum(maximum, rows[:, groups * _GROUP_SIZE :].amax(dim=-1, keepdim=True))
     else:
         groups = group_max.shape[-1]
         maximum = group_max.amax(dim=-1, keepdim=True)
@@ -90,8 +90,8 @@ def write_sparse_weights(
     if groups:
         # The maxima are logits of a subset of the keys, whose τ never exceeds the τ of all keys.
         z = (group_max - shift) * scale
-        tau = newton_threshold(z, tau, torch.empty_like(z), power)
-    step = max(1, CHUNK // k)
+        tau = _newton_threshold(z, tau, torch.empty_like(z), power)
+    step = max(1, _CHUNK // k)
     buffer = torch.empty_like(weights[:step], memory_format=torch.contiguous_format)
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
@@ -99,7 +99,7 @@ def write_sparse_weights(
         z = torch.sub(rows[part], shift[part], out=buffer[: len(above)])
         if scale != 1:
             z *= scale
-        newton_threshold(z, tau[part], above, power)
+        _newton_threshold(z, tau[part], above, power)
         if power == 2:
             above.mul_(above)
     if excluded is not None:
@@ -108,7 +108,7 @@ def write_sparse_weights(
     return out
 
 
-def newton_threshold(
+def _newton_threshold(
     z: Float[Tensor, "q k"], tau: Float[Tensor, "q 1"], above: Float[Tensor, "q k"], power: int
 ) -> Float[Tensor, "q 1"]:
     """Return the threshold τ of each row, and write max(0, z − τ) to `above`.
@@ -125,7 +125,7 @@ def newton_threshold(
 
     eps = torch.finfo(z.dtype).eps
     signs = torch.empty_like(z) if power == 1 else None
-    for _ in range(MAX_STEPS):
+    for _ in range(_MAX_STEPS):
         torch.sub(z, tau, out=above)
         above.clamp_(min=0)
         total = above.sum(dim=-1, keepdim=True)
@@ -142,7 +142,9 @@ def newton_threshold(
     return tau
 
 
-def _logit_gradient(weights: Tensor, gradient: Tensor, power: int, scale: float) -> Tensor:
+def _logit_gradient(
+    weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"], power: int, scale: float
+) -> Float[Tensor, "*batch q k"]:
     import torch
 
     if power == 1:
@@ -161,7 +163,9 @@ def _logit_gradient(weights: Tensor, gradient: Tensor, power: int, scale: float)
     return found
 
 
-def _forward(ctx: _Context, logits: Tensor, power: int, scale: float) -> Tensor:
+def _forward(
+    ctx: _Context, logits: Float[Tensor, "*batch q k"], power: int, scale: float
+) -> Float[Tensor, "*batch q k"]:
     import torch
 
     out = torch.empty_like(logits, memory_format=torch.contiguous_format)
@@ -171,5 +175,5 @@ def _forward(ctx: _Context, logits: Tensor, power: int, scale: float) -> Tensor:
     return weights
 
 
-def _backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+def _backward(ctx: _Context, gradient: Float[Tensor, "*batch q k"]) -> tuple[Float[Tensor, "*batch q k"], None, None]:
     return _logit_gradient(ctx.saved_tensors[0], gradient, ctx.power, ctx.scale), None, None

@@ -84,7 +84,7 @@ def attend_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Float[Array, 
     return call.normalizer.finalize(partial, call.tile.restrict(rows, (0, 0)), call.dropout)
 
 
-def _accumulate(call: BoundCall, logits: Array, rows: Limits, cols: Limits) -> PartialResult:
+def _accumulate(call: BoundCall, logits: Float[Array, "*batch q k"], rows: Limits, cols: Limits) -> PartialResult:
     normalizer, tile = call.normalizer, call.tile.restrict(rows, cols)
     return normalizer.accumulate(normalizer.prepare(logits), call.values(cols), tile, call.dropout, call.finite_value)
 
@@ -107,11 +107,11 @@ def row_logits(call: BoundCall, rows: Limits, cols: int) -> Float[Array, "*batch
 def weigh_rows(
     call: BoundCall,
     rows: Limits,
-    logits: Array,
+    logits: Float[Array, "*batch q k"],
     readouts: tuple[Readout, ...],
     with_output: bool = True,
     cols: Limits | None = None,
-) -> tuple[Array | None, tuple[Result, ...]]:
+) -> tuple[Float[Array, "*batch q value_width"] | None, tuple[Result, ...]]:
     """Return the output and the readouts of a range of queries, computed from all their logits.
 
     Args:

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from qkv.core.arrays import Array, zeros
+from qkv.core.arrays import zeros
 from qkv.core.batch import BatchIndex
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Readout
 from qkv.readouts.base import Result, flatten, unflatten
@@ -88,7 +89,14 @@ class ReadoutAccumulator:
         self.arrays: list[Any] = []
         self.kind: type = object
 
-    def update(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile, index: BatchIndex = ()) -> None:
+    def update(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+        index: BatchIndex = (),
+    ) -> None:
         """Compute the readout of one tile and add it to the result.
 
         Args:

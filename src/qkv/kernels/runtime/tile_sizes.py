@@ -25,7 +25,7 @@ MAX_PATTERN_BYTES = 2**23
 """Largest size in bytes at which the sign patterns of all keys (see `tanh_expansion.py`) are stored for all tiles."""
 ROW_BLOCK_BUDGET = 2**23
 """Largest number of elements in all arrays of a row block together."""
-MIN_TILE_PAIRS = 256
+_MIN_TILE_PAIRS = 256
 """Smallest useful number of pairs in a tile: for fewer, Python overhead exceeds the time of the arithmetic."""
 _TILE_OVERHEAD = 25_000
 """Fixed cost of a tile, as the number of pairs that could be computed in the same time."""
@@ -41,7 +41,7 @@ def tile_shape(problem: Problem, budget: int, arrays: int) -> tuple[int, int]:
     """
     axes = problem.axes
     batch = max(1, axes.batch_size)
-    pairs = max(min(MIN_TILE_PAIRS, budget), budget // (batch * problem.elements_per_logit))
+    pairs = max(min(_MIN_TILE_PAIRS, budget), budget // (batch * problem.elements_per_logit))
     allowed = problem.memory // 2 // (batch * problem.itemsize * arrays)
     rows = max(1, problem.memory // 4 // (batch * problem.itemsize * partial_elements(problem)))
     return tile_sides(min(axes.q, rows), axes.k, max(1, min(pairs, allowed)))

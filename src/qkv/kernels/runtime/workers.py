@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from qkv.core.typing import Tensor
+from qkv.core.typing import Shaped, Tensor
 from qkv.kernels.runtime.workspace import Workspace, borrow_workspace
 
 __all__ = ["run_on_workers", "split_evenly", "worker", "worker_count"]
@@ -21,7 +21,7 @@ __all__ = ["run_on_workers", "split_evenly", "worker", "worker_count"]
 Item = TypeVar("Item")
 
 
-def worker_count(reference: Tensor) -> int:
+def worker_count(reference: Shaped[Tensor, "*_"]) -> int:
     """Return the number of workers: PyTorch's number of threads for tensors on a CPU, or 1 on other devices."""
     import torch
 

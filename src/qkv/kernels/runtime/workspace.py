@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from threading import Lock
 
-from qkv.core.typing import Tensor
+from qkv.core.typing import Shaped, Tensor
 
 __all__ = ["Workspace", "borrow_workspace"]
 
@@ -25,7 +25,7 @@ class Workspace:
         self._views: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self.cache: dict[Hashable, object] = {}
 
-    def take(self, name: str, shape: tuple[int, ...], reference: Tensor) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], reference: Shaped[Tensor, "*_"]) -> Shaped[Tensor, "*shape"]:
         """Return an uninitialized array of the given shape, with the dtype and device of `reference`.
 
         It is a view of the buffer `name`.
