@@ -23,7 +23,7 @@ from qkv.core.arrays import cast, namespace
 from qkv.core.equation import BoundCall, TorchCall, apply_dropout, bind_call, masked_logits
 from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, DType, Float, Tensor
+from qkv.core.typing import Array, DType, Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.tile_loop import Limits, fully_masked, restrict_mask, row_weights
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
@@ -36,7 +36,7 @@ from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 
-__all__ = ["CHUNKED_KERNEL", "ChunkedCall", "ChunkedKernel", "ChunkedTensor", "attend_chunked", "concat_chunks"]
+__all__ = ["ChunkedCall", "ChunkedKernel", "ChunkedTensor", "attend_chunked", "concat_chunks"]
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class ChunkedTensor:
         finite: whether all elements are known to be finite.
     """
 
-    chunks: tuple[Tensor, ...]
-    scales: tuple[Tensor | None, ...]
+    chunks: tuple[Num[Tensor, "*batch _ width"], ...]
+    scales: tuple[Float[Tensor, "*batch _ 1"] | None, ...]
     dtype: DType
     finite: bool
 
@@ -72,18 +72,18 @@ class ChunkedTensor:
         """Start and stop of the rows of each chunk in the concatenated array."""
         return list(pairwise(accumulate((x.shape[-2] for x in self.chunks), initial=0)))
 
-    def dequantized(self, n: int) -> Tensor:
+    def dequantized(self, n: int) -> Num[Tensor, "*batch k width"]:
         """Return chunk `n`, multiplied by its scale if the chunk is quantized."""
         scale = self.scales[n]
         return self.chunks[n] if scale is None else self.chunks[n].to(self.dtype).mul_(scale)
 
-    def concat(self) -> Tensor:
+    def concat(self) -> Num[Tensor, "*batch k width"]:
         """Return all chunks, dequantized and concatenated into one tensor."""
         import torch
 
         return torch.cat([self.dequantized(n) for n in range(len(self.chunks))], dim=-2)
 
-    def placeholder(self) -> Tensor:
+    def placeholder(self) -> Num[Tensor, "*batch k width"]:
         """Return a tensor of the same shape and dtype that stores a single element, for planning."""
         return self.chunks[0].new_zeros((), dtype=self.dtype).expand(self.shape)
 
@@ -105,7 +105,7 @@ class ChunkedTensor:
         return dataclasses.replace(self, chunks=chunks, scales=tuple(scales))
 
 
-def concat_chunks(x: Tensor | ChunkedTensor) -> Tensor:
+def concat_chunks(x: Num[Tensor, "*batch k width"] | ChunkedTensor) -> Num[Tensor, "*batch k width"]:
     """Return the concatenated chunks of `x` if it is a `ChunkedTensor`, else `x` unchanged."""
     return x.concat() if isinstance(x, ChunkedTensor) else x
 
@@ -140,10 +140,10 @@ def attend_chunked(
     placeholders = key.placeholder(), value.placeholder()
     problem = read_problem(query, *placeholders, spec, tuple(readouts), memory)
     check_problem(problem)
-    if CHUNKED_KERNEL.refuse(problem) is not None or CHUNKED_KERNEL.cost(problem).peak > problem.memory:
+    if _CHUNKED_KERNEL.refuse(problem) is not None or _CHUNKED_KERNEL.cost(problem).peak > problem.memory:
         return None
     # Plans are not cached, because the number of keys changes at every decoding step.
-    plan = plan_problem(problem, (CHUNKED_KERNEL,))
+    plan = plan_problem(problem, (_CHUNKED_KERNEL,))
     problem, spec = plan.problem, plan.problem.spec
     with torch.autocast(query.device.type, enabled=False):
         call = bind_call(
@@ -160,7 +160,7 @@ def attend_chunked(
         )
         # Chunks were checked when they were appended. Checking at every step would read all of them again.
         finite = key.finite and bool(query.isfinite().all()), value.finite
-        result = CHUNKED_KERNEL.run(ChunkedCall.of(call, key, value, finite), problem)
+        result = _CHUNKED_KERNEL.run(ChunkedCall.of(call, key, value, finite), problem)
     return result, plan.with_guards_taken(result.guards)
 
 
@@ -188,7 +188,7 @@ class ChunkedCall(TorchCall):
         key = self.key[..., :1, :] if self.score.keeps_dtype else cast(self.key[..., :1, :], self.dtype)
         return dataclasses.replace(self, query=self.queries((0, 1)), key=key)
 
-    def chunk(self, side: Literal[0, 1], n: int) -> Tensor:
+    def chunk(self, side: Literal[0, 1], n: int) -> Num[Tensor, "*batch k width"]:
         """Return chunk `n` of the keys (side 0) or of the values (side 1), in the dtype of accumulation.
 
         Keys keep their dtype if the score requires it.
@@ -254,7 +254,7 @@ class ChunkedKernel(Kernel):
         return Result(cast(output, call.out_dtype), readouts, guards)
 
 
-CHUNKED_KERNEL = ChunkedKernel()
+_CHUNKED_KERNEL = ChunkedKernel()
 """The kernel of `attend_chunked`. `KERNELS` does not contain it, because `qkv.attend` takes no chunked keys."""
 
 
@@ -276,7 +276,9 @@ def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
     return logits if tuple(logits.shape[:-2]) == call.batch else logits.expand(*call.batch, *logits.shape[-2:])
 
 
-def _chunk_logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Tensor:
+def _chunk_logits(
+    call: ChunkedCall, query: Num[Tensor, "*#batch q width"], n: int, cols: Limits
+) -> Float[Tensor, "*batch q k"]:
     """Return the logits of all queries and the keys of chunk `n`, −inf where a key is masked."""
     tile, score = call.tile.restrict(call.tile.rows, cols), call.score
     coverage, mask = restrict_mask(call.mask, tile)
@@ -285,7 +287,9 @@ def _chunk_logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Ten
     if score.arrays():
         score = score.slice(slice(*tile.rows), slice(*cols))
 
-    def compare(query: Array, key: Array, tile: Tile) -> Array:
+    def compare(
+        query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> Shaped[Array, "*#batch #q #k"]:
         if not (score.is_scaled_dot or score.is_inner_product):
             return score.logits(query, key, tile)
         left, right = (query, key) if score.is_scaled_dot else score.project(query, key, tile)
@@ -295,7 +299,7 @@ def _chunk_logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Ten
     return typing.cast("Tensor", masked_logits(compare, mask, query, call.chunk(0, n), tile, reference, finite))
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
+def _product(left: Num[Tensor, "*#batch n inner"], right: Num[Tensor, "*#batch inner m"]) -> Num[Tensor, "*#batch n m"]:
     """Return left @ right, without copying a key head that several query heads share.
 
     The queries of the heads that share it become rows of one matrix.

@@ -27,7 +27,7 @@ from qkv.core.arrays import result_dtype
 from qkv.core.axes import Axes
 from qkv.core.parts import Part
 from qkv.core.threefry import Seed
-from qkv.core.typing import Tensor
+from qkv.core.typing import Float, Int, Num, Shaped, Tensor
 from qkv.errors import GradientError, RefusedError
 from qkv.kernels.runtime.context import set_context
 from qkv.kernels.runtime.saved_statistics import COLUMNS, SAVED, SavedStatistics
@@ -40,15 +40,21 @@ if TYPE_CHECKING:
 
 __all__ = ["compiled_attend", "operator_arguments", "refuse"]
 
-Run = Callable[..., Any]
-Needed = tuple[bool, ...] | None
-Structure = str | tuple[Any, ...]
+_Run = Callable[..., Any]
+_Needed = tuple[bool, ...] | None
+_Structure = str | tuple[Any, ...]
 """Nested structure of a value: "tensor", "constant", ("tuple", items…) or ("part", field names, items…)."""
 
 
 def compiled_attend(
-    query: Tensor, key: Tensor, value: Tensor, fields: SpecFields, seed: Seed | None, run: Run, *more: Hashable
-) -> Tensor:
+    query: Num[Tensor, "*#batch q query_width"],
+    key: Num[Tensor, "*#batch k key_width"],
+    value: Num[Tensor, "*#batch k value_width"],
+    fields: SpecFields,
+    seed: Seed | None,
+    run: _Run,
+    *more: Hashable,
+) -> Float[Tensor, "*batch q value_width"]:
     """Return the output of a call that `torch.compile` is tracing, by the operator `qkv::attend`.
 
     The arguments are those of `operator_arguments`.
@@ -61,8 +67,14 @@ def compiled_attend(
 
 
 def operator_arguments(
-    query: Tensor, key: Tensor, value: Tensor, fields: SpecFields, seed: Seed | None, run: Run, *more: Hashable
-) -> tuple[list[Tensor], Tensor | None, str]:
+    query: Num[Tensor, "*#batch q query_width"],
+    key: Num[Tensor, "*#batch k key_width"],
+    value: Num[Tensor, "*#batch k value_width"],
+    fields: SpecFields,
+    seed: Seed | None,
+    run: _Run,
+    *more: Hashable,
+) -> tuple[list[Shaped[Tensor, "*_"]], Int[Tensor, ""] | None, str]:
     """Return the arguments of the operator `qkv::attend` for a call. The compiler traces this function.
 
     Args:
@@ -107,7 +119,7 @@ def refuse(message: str) -> NoReturn:
 # -- flattening of parts to tensors and constants --------------------------------------------------------
 
 
-def _flatten(value: Any, tensors: list[Tensor], leaves: list[Any]) -> Structure:
+def _flatten(value: Any, tensors: list[Shaped[Tensor, "*_"]], leaves: list[Any]) -> _Structure:
     """Append the tensors and constants in a value to two lists, and return the structure of the value.
 
     The compiler traces this function.
@@ -133,7 +145,7 @@ def _flatten(value: Any, tensors: list[Tensor], leaves: list[Any]) -> Structure:
     return "constant"
 
 
-def _unflatten(structure: Structure, tensors: list[Any], leaves: list[Any]) -> Any:
+def _unflatten(structure: _Structure, tensors: list[Any], leaves: list[Any]) -> Any:
     """Rebuild a value from its structure, and remove its tensors and constants from the front of two lists."""
     if structure == "tensor":
         return tensors.pop(0)
@@ -165,13 +177,15 @@ class _RegisteredCall:
         leaves: constants of this structure.
     """
 
-    run: Run
+    run: _Run
     more: tuple[Hashable, ...]
-    needed: Needed
-    structure: Structure
+    needed: _Needed
+    structure: _Structure
     leaves: tuple[Any, ...]
 
-    def __call__(self, tensors: Sequence[Tensor], seed: Tensor | None) -> Tensor:
+    def __call__(
+        self, tensors: Sequence[Shaped[Tensor, "*_"]], seed: Int[Tensor, ""] | None
+    ) -> Float[Tensor, "*batch q value_width"]:
         query, key, value, *arrays = tensors
         # The plan cache identifies parts without arrays by `id`, so they are rebuilt only once.
         fields = _unflatten(self.structure, arrays, list(self.leaves)) if arrays else self._fields_without_arrays
@@ -187,7 +201,7 @@ _CALLS: dict[str, _RegisteredCall] = {}
 _NAMES: dict[Hashable, str] = {}
 
 
-def _register_call(run: Run, more: tuple[Hashable, ...], needed: Needed, structure: Structure, *leaves: Any) -> str:
+def _register_call(run: _Run, more: tuple[Hashable, ...], needed: _Needed, structure: _Structure, *leaves: Any) -> str:
     """Register a call and return its name, which is the same for equal calls.
 
     The compiler runs this function while tracing.
@@ -313,7 +327,7 @@ def _define_operators() -> None:
     backward_operator.register_fake(fake_backward)
 
 
-def _refuse_closures(output: Tensor, leaves: Sequence[Tensor]) -> None:
+def _refuse_closures(output: Float[Tensor, "*batch q value_width"], leaves: Sequence[Shaped[Tensor, "*_"]]) -> None:
     """Raise a `GradientError` if the output depends on a tensor that requires a gradient and is not among `leaves`."""
     known, visited = {id(x) for x in leaves}, set()
     stack = [output.grad_fn]
@@ -343,7 +357,7 @@ def _with_autograd() -> AbstractContextManager[object]:
     return cast("AbstractContextManager[object]", guard)
 
 
-def _copy_if_shared(x: Tensor, others: Sequence[Tensor]) -> Tensor:
+def _copy_if_shared(x: Shaped[Tensor, "*shape"], others: Sequence[Shaped[Tensor, "*_"]]) -> Shaped[Tensor, "*shape"]:
     """Return `x`, or a copy of `x` if it is not contiguous or shares memory with a tensor of `others`."""
     x = x.contiguous()
     storage = x.untyped_storage().data_ptr()

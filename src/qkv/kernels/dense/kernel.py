@@ -11,7 +11,7 @@ from typing import ClassVar, cast
 
 from qkv.core.arrays import ignore_numpy_warnings, library
 from qkv.core.equation import BoundCall, dense
-from qkv.core.typing import Array, Tensor
+from qkv.core.typing import Array, Shaped, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -78,7 +78,7 @@ def _peak_arrays(problem: Problem, elements: int) -> int:
     return 4 + 2 * elements + 3 * sorts
 
 
-def _no_autocast(reference: Array) -> AbstractContextManager[object]:
+def _no_autocast(reference: Shaped[Array, "*_"]) -> AbstractContextManager[object]:
     """Return a context without PyTorch's autocast, because dtypes follow from the arrays of the caller alone."""
     if library(reference) != "torch":
         return nullcontext()

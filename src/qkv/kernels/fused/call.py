@@ -18,7 +18,7 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.parts import expand_to_pairs
 from qkv.core.tile import Tile
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, Num, Tensor
 from qkv.kernels.fused.layout import Layout, layout_of, split_mask
 from qkv.kernels.fused.sdpa import (
     FusedAttention,
@@ -38,10 +38,16 @@ from qkv.scores import Dot, Score
 
 __all__ = ["lift_sides", "run", "shortcut"]
 
+_Shortcut = Callable[
+    [Float[Tensor, "*#batch q width"], Float[Tensor, "*#batch k width"], Float[Tensor, "*#batch k width"]],
+    Result | None,
+]
+"""Function of query, key and value that returns the result of a call, or None if it cannot compute the call."""
+
 _FINITE = ("all finite: fused",)
 
 
-def shortcut(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | None] | None:
+def shortcut(problem: Problem) -> _Shortcut | None:
     """Return a fast path for scaled dot products without a mask or with a causal mask, or None for other calls."""
     axes, score, mask = problem.axes, problem.score, problem.spec.mask
     keys, offset, known = split_mask(mask, problem.tile)
@@ -61,7 +67,11 @@ def shortcut(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | No
 
 
 def _run_shortcut(
-    attention: FusedAttention, gradient: bool, query: Tensor, key: Tensor, value: Tensor
+    attention: FusedAttention,
+    gradient: bool,
+    query: Float[Tensor, "*#batch q width"],
+    key: Float[Tensor, "*#batch k width"],
+    value: Float[Tensor, "*#batch k width"],
 ) -> Result | None:
     """Return the result of the fast path, or None if the function `run` must compute the call."""
     output = _attend_finite(attention, (query, key, value), gradient) if value.is_cpu else None
@@ -84,7 +94,11 @@ def run(call: TorchCall, problem: Problem) -> Result | None:
 
 
 def _attend_finite(
-    attention: FusedAttention, sides: tuple[Tensor, Tensor, Tensor], needs_gradient: bool
+    attention: FusedAttention,
+    sides: tuple[
+        Float[Tensor, "*own_query q width"], Float[Tensor, "*own_key k width"], Float[Tensor, "*own_value k width"]
+    ],
+    needs_gradient: bool,
 ) -> Float[Tensor, "b heads q width"] | None:
     """Return the output, or None if the output may be wrong because an input is not finite."""
     if not needs_gradient and attention.reveals_nonfinite(sides[2]):
@@ -98,7 +112,7 @@ def _attend_finite(
     return attend(attention, *sides) if needs_gradient else attend_without_gradient(attention, *sides)[0]
 
 
-def _all_finite(tensors: Sequence[Tensor]) -> bool:
+def _all_finite(tensors: Sequence[Float[Tensor, "*_"]]) -> bool:
     tensors = [x.detach() for x in tensors]
     # If the sum is finite, all terms are. If not, the sum may have overflowed, and all elements are checked.
     return math.isfinite(sum(x.sum() for x in tensors)) or all(bool(x.isfinite().all()) for x in tensors)
@@ -139,7 +153,7 @@ class _LiftedCall:
             assert layout is not None
         return cls(call, problem, layout, sides[0], sides[1], sides[2], scale)
 
-    def output(self) -> Tensor | None:
+    def output(self) -> Float[Tensor, "*batch q value_width"] | None:
         """Return the output, or None if the output may be wrong because an input is not finite."""
         import torch
 
@@ -148,7 +162,7 @@ class _LiftedCall:
         output = _attend_finite(self._attention(), sides, needs_gradient)
         return None if output is None else self.layout.output(output, self.call.value.shape[-1])
 
-    def traced(self) -> Tensor:
+    def traced(self) -> Float[Tensor, "*batch q value_width"]:
         """Return the output while PyTorch traces the call, with masked keys and values set to 0.
 
         Under tracing the data cannot be checked.
@@ -164,7 +178,7 @@ class _LiftedCall:
         output = fused.layout.output(output, self.call.value.shape[-1])
         return output if poison is None else output + poison
 
-    def _zero_nonfinite(self) -> tuple[_LiftedCall, Tensor]:
+    def _zero_nonfinite(self) -> tuple[_LiftedCall, Float[Tensor, "*#batch q 1"]]:
         """Return the call with non-finite keys and values set to 0, and a tensor to add to the output.
 
         The tensor is NaN for each query that may attend to a non-finite key or value, and 0 for other queries.
@@ -202,7 +216,13 @@ class _DoubleBackward:
     mask: Mask | None
     scale: float
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> list[Tensor | None]:
+    def __call__(
+        self,
+        query: Float[Tensor, "*own_query q width"],
+        key: Float[Tensor, "*own_key k width"],
+        value: Float[Tensor, "*own_value k width"],
+        gradient: Float[Tensor, "b heads q width"],
+    ) -> list[Float[Tensor, "*_"] | None]:
         """Return the differentiable gradients of query, key and value, given the gradient of the output."""
         softmax = Softmax(1.0 / self.scale)
         call = TorchCall(query, key, value, Dot(), softmax, self.mask, self.tile, 0.0, value.dtype)
@@ -211,7 +231,9 @@ class _DoubleBackward:
         return DifferentiableRows(call, (), rows).double_backward((query, key, value), [gradient])
 
 
-def lift_sides(call: BoundCall, score: Score) -> tuple[Tensor, Tensor, float]:
+def lift_sides(
+    call: BoundCall, score: Score
+) -> tuple[Num[Tensor, "*#batch q lifted"], Num[Tensor, "*#batch k lifted"], float]:
     """Return the lifted queries, the lifted keys, and the factor of their inner product.
 
     The factor or the queries include the temperature.

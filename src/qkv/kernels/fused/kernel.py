@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.equation import BoundCall
-from qkv.core.typing import Array, Tensor
+from qkv.core.typing import Array, Num, Tensor
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.plan.cost import Cost
@@ -130,7 +130,11 @@ class FusedKernel(Kernel):
         if plain is None:
             return bound
 
-        def run(query: Array, key: Array, value: Array) -> Result:
+        def run(
+            query: Num[Array, "*#batch q width"],
+            key: Num[Array, "*#batch k width"],
+            value: Num[Array, "*#batch k value_width"],
+        ) -> Result:
             result = plain(typing.cast("Tensor", query), typing.cast("Tensor", key), typing.cast("Tensor", value))
             return bound(query, key, value) if result is None else result
 

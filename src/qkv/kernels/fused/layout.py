@@ -21,7 +21,7 @@ from qkv.masks.base import Mask
 
 __all__ = ["Layout", "Side", "layout_of", "split_mask"]
 
-Batch = tuple[int, ...]
+_Batch = tuple[int, ...]
 Side = Literal[0, 1, 2]
 """Index of an input: query (0), key (1) or value (2)."""
 
@@ -37,10 +37,10 @@ class Layout:
         key_heads: (b, key_heads), the batch axes of key and value.
     """
 
-    batch: Batch
-    own: tuple[Batch, Batch, Batch]
-    heads: Batch
-    key_heads: Batch
+    batch: _Batch
+    own: tuple[_Batch, _Batch, _Batch]
+    heads: _Batch
+    key_heads: _Batch
 
     @property
     def grouped(self) -> bool:
@@ -56,7 +56,14 @@ class Layout:
             x = x.contiguous()
         return x if own == target else x.expand((*target, *core))
 
-    def sides(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def sides(
+        self,
+        query: Float[Tensor, "*own_query q width"],
+        key: Float[Tensor, "*own_key k width"],
+        value: Float[Tensor, "*own_value k width"],
+    ) -> tuple[
+        Float[Tensor, "b heads q width"], Float[Tensor, "b key_heads k width"], Float[Tensor, "b key_heads k width"]
+    ]:
         """Return query, key and value, each reshaped to `(b, heads, n, width)`."""
         return self.to_four_axes(query, 0), self.to_four_axes(key, 1), self.to_four_axes(value, 2)
 
@@ -96,7 +103,7 @@ class Layout:
 
 
 @lru_cache(maxsize=256)
-def layout_of(batch: Batch, query: Batch, key: Batch, value: Batch) -> Layout | None:
+def layout_of(batch: _Batch, query: _Batch, key: _Batch, value: _Batch) -> Layout | None:
     """Return the layout for the batch axes of a call, or None if a broadcast axis would have to be copied.
 
     Example:

@@ -40,11 +40,21 @@ if TYPE_CHECKING:
 
 __all__ = ["FusedAttention", "attend", "attend_public", "attend_without_gradient", "operators", "results_are_finite"]
 
-Operator = Callable[..., Any]
+_Operator = Callable[..., Any]
+_DoubleBackward = Callable[
+    [
+        Float[Tensor, "*own_query q width"],
+        Float[Tensor, "*own_key k width"],
+        Float[Tensor, "*own_value k width"],
+        Float[Tensor, "b heads q width"],
+    ],
+    list[Float[Tensor, "*_"] | None],
+]
+"""Function of query, key, value and the gradient of the output, which returns the gradients of the first three."""
 
 
 @cache
-def operators(device: str) -> tuple[Operator, Operator] | None:
+def operators(device: str) -> tuple[_Operator, _Operator] | None:
     """Return PyTorch's forward and backward operators of fused attention for a device, or None if there are none."""
     if device != "cpu":
         return None
@@ -68,15 +78,14 @@ class FusedAttention:
         scale: factor of the inner product.
         offset: position of query 0 under a causal mask, or None without a causal mask.
         bias: 0 for allowed and −inf for masked keys, with four axes; None if all keys are allowed.
-        double_backward: function that returns differentiable gradients of query, key and value, given (query, key,
-            value, gradient).
+        double_backward: function that returns gradients of query, key and value that are differentiable themselves.
     """
 
     layout: Layout
     scale: float
     offset: int | None
     bias: Float[Tensor, "#b #heads 1 k"] | None
-    double_backward: Callable[[Tensor, Tensor, Tensor, Tensor], list[Tensor | None]]
+    double_backward: _DoubleBackward
 
     def forward(
         self,
@@ -87,7 +96,7 @@ class FusedAttention:
         """Return the output and the log-sum-exp of each query."""
         import torch
 
-        run, _ = cast("tuple[Operator, Operator]", operators(value.device.type))
+        run, _ = cast("tuple[_Operator, _Operator]", operators(value.device.type))
         offset = self.offset
         if not offset:
             output, log_sum_exp = run(query, key, value, 0.0, offset is not None, attn_mask=self.bias, scale=self.scale)
@@ -113,11 +122,13 @@ class FusedAttention:
         value: Float[Tensor, "b key_heads k width"],
         output: Float[Tensor, "b heads q width"],
         log_sum_exp: Float[Tensor, "b heads q"],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[
+        Float[Tensor, "b heads q width"], Float[Tensor, "b key_heads k width"], Float[Tensor, "b key_heads k width"]
+    ]:
         """Return the gradients of query, key and value, given the gradient of the output."""
         import torch
 
-        _, run = cast("tuple[Operator, Operator]", operators(value.device.type))
+        _, run = cast("tuple[_Operator, _Operator]", operators(value.device.type))
         offset = self.offset
         if not offset:
             query_gradient, key_gradient, value_gradient = run(
@@ -140,7 +151,7 @@ class FusedAttention:
         )
         return far[0] + near[0], torch.cat([far[1], near[1]], dim=-2), torch.cat([far[2], near[2]], dim=-2)
 
-    def reveals_nonfinite(self, value: Tensor) -> bool:
+    def reveals_nonfinite(self, value: Float[Tensor, "*own_value k width"]) -> bool:
         """Return whether `results_are_finite` detects every NaN and infinity in the inputs of this call."""
         has_operators = operators(value.device.type) is not None
         return not self.offset and has_operators and _reveals_nonfinite(str(value.dtype))
@@ -175,7 +186,12 @@ def _reveals_nonfinite(dtype: str) -> bool:
     return True
 
 
-def attend(attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "b heads q width"]:
+def attend(
+    attention: FusedAttention,
+    query: Float[Tensor, "*own_query q width"],
+    key: Float[Tensor, "*own_key k width"],
+    value: Float[Tensor, "*own_value k width"],
+) -> Float[Tensor, "b heads q width"]:
     """Return the output of fused attention, which supports first and second derivatives.
 
     Args:
@@ -189,7 +205,10 @@ def attend(attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor)
 
 
 def attend_without_gradient(
-    attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor
+    attention: FusedAttention,
+    query: Float[Tensor, "*own_query q width"],
+    key: Float[Tensor, "*own_key k width"],
+    value: Float[Tensor, "*own_value k width"],
 ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
     """Return the output and the log-sum-exp of fused attention, without recording a gradient.
 
@@ -199,7 +218,11 @@ def attend_without_gradient(
 
 
 def attend_public(
-    attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor, traced: bool
+    attention: FusedAttention,
+    query: Float[Tensor, "*own_query q width"],
+    key: Float[Tensor, "*own_key k width"],
+    value: Float[Tensor, "*own_value k width"],
+    traced: bool,
 ) -> Float[Tensor, "b heads q width"]:
     """Return the output of fused attention, computed by PyTorch's public `scaled_dot_product_attention`.
 
@@ -226,7 +249,13 @@ def attend_public(
         return scaled_dot_product_attention(*sides, scale=attention.scale, **options)
 
 
-def _attend(ctx: _Context, attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attend(
+    ctx: _Context,
+    attention: FusedAttention,
+    query: Float[Tensor, "*own_query q width"],
+    key: Float[Tensor, "*own_key k width"],
+    value: Float[Tensor, "*own_value k width"],
+) -> Float[Tensor, "b heads q width"]:
     layout, saved = attention.layout, SAVED.get()
     sides = layout.sides(query, key, value)
     if saved is not None and (known := saved.take()) is not None:
@@ -240,7 +269,7 @@ def _attend(ctx: _Context, attention: FusedAttention, query: Tensor, key: Tensor
     return output
 
 
-def _backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: _Context, gradient: Float[Tensor, "b heads q width"]) -> tuple[Float[Tensor, "*_"] | None, ...]:
     import torch
 
     query, key, value, output, log_sum_exp = ctx.saved_tensors

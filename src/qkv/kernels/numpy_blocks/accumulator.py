@@ -18,9 +18,9 @@ from qkv.core.online_softmax import ExponentialSums
 from qkv.core.typing import Bool, DType, Float
 from qkv.kernels.numpy_blocks.exponential import Exponential
 
-__all__ = ["ExponentialAccumulator", "WriteLogits"]
+__all__ = ["ExponentialAccumulator"]
 
-WriteLogits = Callable[[Float[np.ndarray, "*batch q 1"] | None], Float[np.ndarray, "*batch q k"]]
+_WriteLogits = Callable[[Float[np.ndarray, "*batch q 1"] | None], Float[np.ndarray, "*batch q k"]]
 """Function that returns the logits of a tile minus a shift, in a buffer that may be overwritten."""
 
 _MAX_TILE_SUM = 2.0**60
@@ -60,7 +60,7 @@ class ExponentialAccumulator:
 
     def update(
         self,
-        write_logits: WriteLogits,
+        write_logits: _WriteLogits,
         value: Float[np.ndarray, "*#batch k value_width"],
         ones: Float[np.ndarray, "ones 1"],
     ) -> None:

@@ -3,8 +3,8 @@
 Each query is projected once per call, and each key once per tile of keys. The keys are never copied as a whole, so a
 memory-mapped table stays on disk.
 
-    InnerProductBlocks   scores that are inner products: one matrix product, which includes log2 e and the shift
-    ProjectedLogits      all other scores, by their method `projected_logits`
+    _InnerProductBlocks   scores that are inner products: one matrix product, which includes log2 e and the shift
+    _ProjectedLogits      all other scores, by their method `projected_logits`
 
 Buffers are stored keys first, `(*batch, k, q)`, and viewed as `(*batch, q, k)`, because BLAS then multiplies a few
 queries with many keys 15 % faster.
@@ -27,7 +27,7 @@ from qkv.kernels.numpy_blocks.exponential import NATURAL, Exponential, faster_ex
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.scores.base import Score
 
-__all__ = ["BlockLogits", "InnerProductBlocks", "ProjectedLogits", "ProjectedQueries", "block_logits"]
+__all__ = ["BlockLogits", "ProjectedQueries", "block_logits"]
 
 _REFERENCE_KEYS = 256
 """Largest number of keys from which the reference point of the score is estimated."""
@@ -80,14 +80,14 @@ class BlockLogits(ABC):
     ) -> None:
         """Write the logits of a tile, multiplied by `exp.factor` and minus `shift`, to `out`."""
 
-    def _parts(self, rows: Limits, cols: Limits) -> tuple[Score, Array, Array, Tile]:
+    def _parts(self, rows: Limits, cols: Limits) -> tuple[Score, Shaped[Array, "*_"], Shaped[Array, "*_"], Tile]:
         """Return the score, the queries and the keys restricted to a tile, and the tile."""
         call = self.call
         score = call.score.slice(slice(*rows), slice(*cols))
         return score, call.queries(rows), call.keys(cols), self.tile.restrict(rows, cols)
 
 
-class InnerProductBlocks(BlockLogits):
+class _InnerProductBlocks(BlockLogits):
     """Logits of tiles for scores that are an inner product of lifted vectors plus a term of the query."""
 
     def __init__(self, call: BoundCall) -> None:
@@ -154,7 +154,7 @@ class InnerProductBlocks(BlockLogits):
             np.subtract(out, shift, out=out)
 
 
-class ProjectedLogits(BlockLogits):
+class _ProjectedLogits(BlockLogits):
     """Logits of tiles for any score and any normalizer, from projected queries and keys."""
 
     def project_queries(self, rows: Limits) -> ProjectedQueries:
@@ -188,7 +188,7 @@ def block_logits(call: BoundCall) -> BlockLogits:
     one = np.ones((*(1 for _ in call.batch), 1, 1), dtype=call.dtype)
     prepares = call.normalizer.prepare(one) is not one
     inner_product = call.score.is_inner_product and not prepares
-    return InnerProductBlocks(call) if inner_product else ProjectedLogits(call)
+    return _InnerProductBlocks(call) if inner_product else _ProjectedLogits(call)
 
 
 def _reference_point(call: BoundCall) -> Centre:

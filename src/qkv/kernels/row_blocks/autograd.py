@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from qkv.core.arrays import requires_gradient
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import TorchCall, apply_dropout, take_range
-from qkv.core.typing import Tensor
+from qkv.core.typing import Float, Int, Num, Shaped, Tensor
 from qkv.kernels.row_blocks.candidates import (
     Candidates,
     attend_candidates,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     class _Context(FunctionCtx):
         blocks: RowBlocks
-        saved: Saved
+        saved: _Saved
         saved_tensors: tuple[Tensor, ...]
         needs_input_grad: tuple[bool, ...]
 
@@ -70,7 +70,7 @@ class CandidateSearch:
 
 
 @dataclass
-class Saved:
+class _Saved:
     """Results of the forward pass over row blocks, and the data that it saves for the backward pass.
 
     Attributes:
@@ -79,11 +79,13 @@ class Saved:
         candidates: candidates of each block, or None for a block that attended to all keys.
     """
 
-    results: list[Tensor] = dataclasses.field(default_factory=list)
-    sources: list[Tensor | None] = dataclasses.field(default_factory=list)
+    results: list[Num[Tensor, "*_"]] = dataclasses.field(default_factory=list)
+    sources: list[Int[Tensor, "*_"] | None] = dataclasses.field(default_factory=list)
     candidates: list[Candidates | None] = dataclasses.field(default_factory=list)
 
-    def add(self, block: int, found: Sequence[Tensor], reductions: Sequence[Reduction], index: BatchIndex) -> None:
+    def add(
+        self, block: int, found: Sequence[Num[Tensor, "*_"]], reductions: Sequence[Reduction], index: BatchIndex
+    ) -> None:
         """Merge the results of a row block into the results of the call.
 
         Args:
@@ -121,7 +123,7 @@ class RowBlocks(DifferentiableRows):
 
     search: CandidateSearch | None = None
 
-    def attend(self) -> tuple[Tensor | None, tuple[Result, ...]]:
+    def attend(self) -> tuple[Float[Tensor, "*batch q value_width"] | None, tuple[Result, ...]]:
         """Return the output, or None if `with_output` is False, and the results of the readouts."""
         tensors = call_tensors(self.call)
         trained = any(requires_gradient(x) for x in tensors)
@@ -133,9 +135,9 @@ class RowBlocks(DifferentiableRows):
             results.append(readout.finalize(unflatten(arrays, result_type), self.call.tile))
         return output, tuple(results)
 
-    def forward(self) -> Saved:
+    def forward(self) -> _Saved:
         """Compute all row blocks without recording a graph, and return the results and the candidates."""
-        saved = Saved()
+        saved = _Saved()
         buffer = None
         if self.search is not None:
             call = self.call
@@ -152,8 +154,12 @@ class RowBlocks(DifferentiableRows):
         return saved
 
     def backward(
-        self, saved: Saved, tensors: Sequence[Tensor], gradients: Sequence[Tensor], requires_grad: Sequence[bool]
-    ) -> list[Tensor]:
+        self,
+        saved: _Saved,
+        tensors: Sequence[Shaped[Tensor, "*_"]],
+        gradients: Sequence[Num[Tensor, "*_"]],
+        requires_grad: Sequence[bool],
+    ) -> list[Shaped[Tensor, "*_"]]:
         """Return the gradients of all tensors of the call, given the gradients of its results.
 
         Args:
@@ -194,7 +200,7 @@ class RowBlocks(DifferentiableRows):
         return ranges(self.call.tile.q_total, self.rows if self.search is None else self.search.rows)
 
     def _attend(
-        self, call: TorchCall, index: BatchIndex, rows: Limits, saved: Saved, buffer: Tensor | None
+        self, call: TorchCall, index: BatchIndex, rows: Limits, saved: _Saved, buffer: Float[Tensor, " size"] | None
     ) -> Candidates | None:
         """Return the candidates of a row block, or None after merging its results over all keys into `saved`."""
         if self.search is None or buffer is None:
@@ -218,8 +224,8 @@ class RowBlocks(DifferentiableRows):
         sums: TorchCall,
         block: Limits,
         index: BatchIndex,
-        saved: Saved,
-        gradients: Sequence[Tensor],
+        saved: _Saved,
+        gradients: Sequence[Num[Tensor, "*_"]],
         requires_grad: Sequence[bool],
     ) -> None:
         """Add the gradients of a row block that attended to all keys, by recomputing it under autograd."""
@@ -244,7 +250,7 @@ class RowBlocks(DifferentiableRows):
             accumulate(results, shares, leaves, block_tensors(sums, rows, cols))
 
 
-def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Tensor:
+def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Float[Tensor, "q value_width"]:
     """Return the output of a row block that attends to all keys. The logits of the block may be overwritten."""
     tile, normalizer = call.tile.restrict(rows, block.cols), call.normalizer
     if normalizer.power is not None and normalizer.scale is not None:
@@ -254,11 +260,11 @@ def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Tensor:
     return apply_dropout(weights, tile, call.dropout) @ take_range(call.value, block.cols)
 
 
-def _slice(whole: Tensor, reduction: Reduction) -> Tensor:
+def _slice(whole: Num[Tensor, "*_whole"], reduction: Reduction) -> Num[Tensor, "*_piece"]:
     return cast("Tensor", reduction.slice(whole))
 
 
-def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Tensor) -> tuple[Tensor, ...]:
+def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Shaped[Tensor, "*_"]) -> tuple[Num[Tensor, "*_"], ...]:
     import torch
 
     with torch.autocast(blocks.call.value.device.type, enabled=False):
@@ -270,11 +276,11 @@ def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Tensor) -> tuple[Tensor,
     return results
 
 
-def _backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: _Context, *gradients: Num[Tensor, "*_"]) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
     import torch
 
     blocks, requires_grad = ctx.blocks, ctx.needs_input_grad[1:]
-    found: Sequence[Tensor | None]
+    found: Sequence[Shaped[Tensor, "*_"] | None]
     with torch.autocast(blocks.call.value.device.type, enabled=False):
         if torch.is_grad_enabled():
             found = blocks.double_backward(ctx.saved_tensors, gradients)

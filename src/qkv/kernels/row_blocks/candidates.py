@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from qkv.core.equation import TorchCall, apply_dropout, take_range
-from qkv.core.typing import Float, Int, Tensor
+from qkv.core.typing import Float, Int, Num, Tensor
 from qkv.kernels.row_blocks.rows import RowLogits, visible_range
 from qkv.kernels.row_blocks.top_k import can_pack, select_top_k
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, leaves_of, traced_logits
 from qkv.kernels.runtime.tile_loop import Limits, ranges, row_weights
 from qkv.normalizers import Normalizer
 
-__all__ = ["CandidateBlock", "Candidates", "attend_candidates", "backward_candidates", "consecutive", "find_candidates"]
+__all__ = ["Candidates", "attend_candidates", "backward_candidates", "consecutive", "find_candidates"]
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Candidates:
     ranks: Float[Tensor, "rows candidates"]
 
 
-CandidateBlock = tuple[Limits, Candidates | None]
+_CandidateBlock = tuple[Limits, Candidates | None]
 """Range of queries and their candidates, which are None for a block that attends to all keys."""
 
 
 def consecutive(
-    blocks: Iterable[CandidateBlock], size: Callable[[Candidates], int], limit: int
-) -> Iterator[list[CandidateBlock]]:
+    blocks: Iterable[_CandidateBlock], size: Callable[[Candidates], int], limit: int
+) -> Iterator[list[_CandidateBlock]]:
     """Yield lists of consecutive row blocks, each extended until its total size reaches `limit`.
 
     A block without candidates forms its own group.
@@ -62,7 +62,7 @@ def consecutive(
         >>> [len(group) for group in consecutive(blocks, lambda block: len(block.index), 4)]
         [2, 1, 1]
     """
-    group: list[CandidateBlock] = []
+    group: list[_CandidateBlock] = []
     total = 0
     for rows, candidates in blocks:
         if candidates is None and group:
@@ -166,7 +166,7 @@ def _with_logits(
 
 
 def attend_candidates(
-    call: TorchCall, blocks: Sequence[CandidateBlock], output: Float[Tensor, "q value_width"]
+    call: TorchCall, blocks: Sequence[_CandidateBlock], output: Float[Tensor, "q value_width"]
 ) -> list[Candidates | None]:
     """Write the output of consecutive row blocks and return the candidates that the backward pass needs.
 
@@ -197,7 +197,7 @@ def attend_candidates(
 def backward_candidates(
     call: TorchCall,
     sums: TorchCall,
-    blocks: Sequence[CandidateBlock],
+    blocks: Sequence[_CandidateBlock],
     gradient: Float[Tensor, "q value_width"],
     requires_grad: Sequence[bool],
     tile_keys: int,
@@ -249,7 +249,7 @@ def backward_candidates(
 def _backward_score(
     call: TorchCall,
     sums: TorchCall,
-    blocks: Sequence[CandidateBlock],
+    blocks: Sequence[_CandidateBlock],
     index: Int[Tensor, "rows candidates"],
     logit_gradient: Float[Tensor, "rows candidates"],
     tile_keys: int,
@@ -290,7 +290,7 @@ def _gather_sum(
     return torch.nn.functional.embedding_bag(index, table, per_sample_weights=weights, mode="sum")
 
 
-def _concat(blocks: Sequence[CandidateBlock]) -> tuple[Limits, Candidates]:
+def _concat(blocks: Sequence[_CandidateBlock]) -> tuple[Limits, Candidates]:
     """Return the range of queries of consecutive row blocks, and their candidates padded to one width."""
     import torch
 
@@ -300,7 +300,7 @@ def _concat(blocks: Sequence[CandidateBlock]) -> tuple[Limits, Candidates]:
         return rows, found[0]
     longest = max(x.index.shape[-1] for x in found)
 
-    def concat(arrays: list[Tensor], fill: float) -> Tensor:
+    def concat(arrays: list[Num[Tensor, "_ _"]], fill: float) -> Num[Tensor, "rows candidates"]:
         pad = torch.nn.functional.pad
         return torch.cat([pad(x, (0, longest - x.shape[-1]), value=fill) for x in arrays])
 

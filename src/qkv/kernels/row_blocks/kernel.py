@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RowBlocksKernel"]
 
-SEARCH_FLOP = 150
+_SEARCH_FLOP = 150
 """Cost of the search for candidates in flop per logit: storing the logits and finding the maximum of each group."""
-SAVED_CANDIDATES = 48
+_SAVED_CANDIDATES = 48
 """Estimated number of candidates per query that are saved for backward, for normally distributed logits."""
 
 
@@ -77,14 +77,14 @@ class RowBlocksKernel(Kernel):
         axes, rows = problem.axes, self._search_rows(problem)
         blocks = axes.batch_size * -(-axes.q // rows)
         logit_flop = problem.score.flop_per_logit(axes.query_width, axes.key_width)
-        flop = axes.pairs * (logit_flop + SEARCH_FLOP)
+        flop = axes.pairs * (logit_flop + _SEARCH_FLOP)
         tile = min(rows * axes.k, max(1, self.budget // 8 // problem.elements_per_logit))
         ranks = 2 if problem.normalizer.stochastic else 1
         numbers = rows * axes.k * (2 * ranks + 1) // 2 + 3 * tile * problem.elements_per_logit
         if problem.gradient:
             flop += axes.pairs * logit_flop * 3 // (10 if problem.score.is_inner_product else 1)
             sides = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
-            numbers += 3 * sides + axes.batch_size * axes.q * SAVED_CANDIDATES * 2
+            numbers += 3 * sides + axes.batch_size * axes.q * _SAVED_CANDIDATES * 2
         return Cost(
             flop,
             problem.input_bytes,

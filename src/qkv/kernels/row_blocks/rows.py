@@ -19,11 +19,11 @@ from qkv.kernels.runtime.tile_loop import Limits, ranges, restrict_mask
 
 __all__ = ["RowLogits", "padded_row_logits", "row_logits_buffer", "visible_range"]
 
-GROUP_SIZE = 8
+_GROUP_SIZE = 8
 """Number of keys in a group."""
-DRAWS = 2**16
+_DRAWS = 2**16
 """Number of pairs whose ranks are computed at once. Random numbers need about 12 temporary arrays of this size."""
-COVERAGE_CHUNKS = 16
+_COVERAGE_CHUNKS = 16
 """Largest number of ranges of keys for which the coverage of the mask is computed."""
 
 
@@ -49,14 +49,14 @@ class RowLogits:
         return self.padded[:, : self.cols[1] - self.cols[0]]
 
 
-def padded_width(keys: int) -> int:
+def _padded_width(keys: int) -> int:
     """Return the length of a row of `keys` logits, padded to a multiple of the group size."""
-    return -(-keys // GROUP_SIZE) * GROUP_SIZE
+    return -(-keys // _GROUP_SIZE) * _GROUP_SIZE
 
 
 def row_logits_buffer(call: TorchCall, rows: int) -> Float[Tensor, " size"]:
     """Allocate a buffer for the padded logits of blocks of at most `rows` queries."""
-    return call.value.new_empty(min(rows, call.tile.q_total) * padded_width(call.tile.k_total))
+    return call.value.new_empty(min(rows, call.tile.q_total) * _padded_width(call.tile.k_total))
 
 
 def visible_range(call: TorchCall, rows: Limits) -> Limits:
@@ -87,7 +87,7 @@ def padded_row_logits(
     import torch
 
     count, keys = rows[1] - rows[0], cols[1] - cols[0]
-    width = padded_width(keys)
+    width = _padded_width(keys)
     padded = buffer[: count * width].view(count, width)
     padded[:, keys:] = -math.inf
     if call.projected and call.score.is_inner_product:
@@ -100,7 +100,7 @@ def padded_row_logits(
             target.fill_(-math.inf) if logits is None else target.copy_(logits)
     ranks = _ranks(call, padded, rows, cols)
     # Groups are interleaved, so that one vectorized maximum over the middle axis reduces all groups.
-    group_max = ranks.view(count, GROUP_SIZE, width // GROUP_SIZE).amax(dim=1)
+    group_max = ranks.view(count, _GROUP_SIZE, width // _GROUP_SIZE).amax(dim=1)
     return RowLogits(padded, ranks, group_max, cols)
 
 
@@ -109,7 +109,7 @@ def _chunks(cols: Limits, step: int) -> Iterator[Limits]:
 
 
 def _coverage_step(call: TorchCall) -> int:
-    return max(512, -(-call.tile.k_total // COVERAGE_CHUNKS))
+    return max(512, -(-call.tile.k_total // _COVERAGE_CHUNKS))
 
 
 def _apply_mask(call: TorchCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits) -> None:
@@ -132,7 +132,7 @@ def _ranks(
     import torch
 
     ranks = None
-    for chunk in _chunks(cols, max(64, DRAWS // len(padded))):
+    for chunk in _chunks(cols, max(64, _DRAWS // len(padded))):
         at = slice(chunk[0] - cols[0], chunk[1] - cols[0])
         logits = padded[:, at]
         chunk_ranks = call.normalizer.selection_logits(logits, call.tile.restrict(rows, chunk))

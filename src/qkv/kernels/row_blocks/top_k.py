@@ -16,7 +16,7 @@ __all__ = ["can_pack", "select_top_k"]
 _LOW = 0xFFFFFFFF
 
 
-def can_pack(ranks: Tensor) -> bool:
+def can_pack(ranks: Float[Tensor, "rows width"]) -> bool:
     """Return whether ranks can be packed with their keys into 64-bit integers: float32 tensors on a CPU."""
     return ranks.device.type == "cpu" and str(ranks.dtype) == "torch.float32"
 
