@@ -100,7 +100,10 @@ def operator_arguments(
     name = _register_call(run, more, needed, structure, *leaves)
     if seed is not None:
         if isinstance(seed, bool) or not isinstance(seed, int):
-            refuse("seed must be an int or None under torch.compile, got a value of another type.")
+            refuse(
+                "seed must be an int or None under torch.compile, got a value of another type. Convert the seed with "
+                "int(seed) before you call the compiled function."
+            )
         return tensors, torch.full((), seed, dtype=torch.int64, device="cpu"), name
     return tensors, torch.randint(2**62, (), device="cpu") if _uses_random_numbers(name) else None, name
 

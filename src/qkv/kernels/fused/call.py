@@ -254,8 +254,6 @@ def _zero_masked(call: TorchCall, keys: Mask) -> TorchCall | None:
     """Return a call with masked keys and values set to 0, or None if the mask differs where a key is shared.
 
     A key may be shared by several batch elements, which must then have the same mask.
-
-    Return None if batch elements that share a key have different masks.
     """
     import torch
 
