@@ -48,7 +48,8 @@ def check_shapes() -> None:
 def checked(function: Any) -> Any:
     """Return `function` with its array annotations checked at its first calls in each test module."""
     # Calls are counted by code object, because `CALLS` would keep a nested function and its arrays in memory.
-    code, with_checks = function.__code__, None
+    code = function.__code__
+    with_checks: Any = None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
