@@ -222,7 +222,9 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             checks = {"dtype": object, "ensure_all_finite": False}
         return read_columns(validate_data(self, X, reset=reset, **checks))
 
-    def _read_table(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[list[np.ndarray], np.ndarray]:
+    def _read_table(
+        self, X: ArrayLike, y: ArrayLike, reset: bool = True
+    ) -> tuple[list[Shaped[np.ndarray, " rows"]], Shaped[np.ndarray, " rows *outputs"]]:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         columns = self._read_columns(X, reset)
@@ -303,7 +305,9 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return tags
 
 
-def _residuals(values: Float[np.ndarray, "rows outputs"], trends: torch.Tensor | None) -> np.ndarray:
+def _residuals(
+    values: Float[np.ndarray, "rows outputs"], trends: Float[torch.Tensor, "members rows outputs"] | None
+) -> Float[np.ndarray, "#members rows outputs"]:
     return values[None] if trends is None else values[None] - trends.numpy()
 
 

@@ -59,10 +59,10 @@ class FittedRows:
 
     metric: Metric
     parameters: Parameters
-    keys: Tensor
-    values: Tensor
-    sample_weight: Tensor | None
-    bandwidth: Tensor
+    keys: Float[Tensor, "members rows width"]
+    values: Float[Tensor, "#members rows outputs"]
+    sample_weight: Float[Tensor, "rows 1"] | None
+    bandwidth: Float[Tensor, "members bandwidths"]
 
     def predict(self, features: Features) -> Float[np.ndarray, "queries outputs"]:
         """Return the prediction for each query, averaged over the ensemble."""
@@ -130,7 +130,9 @@ class FittedRows:
             all_values if self.metric.classification else all_values[..., 0],
         )
 
-    def _query_blocks(self, features: Features, size: int = _QUERY_BLOCK) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _query_blocks(
+        self, features: Features, size: int = _QUERY_BLOCK
+    ) -> Iterator[tuple[Float[Tensor, "members n key_width"], Float[Tensor, "members n outputs"] | None]]:
         size = min(size, max(1, _QUERY_BLOCK * 4 // len(self.keys)))
         for start in range(0, len(features), size):
             block = slice(start, start + size)

@@ -33,7 +33,7 @@ _PERIODIC_WIDTH = 3
 _FREQUENCY_STD = 0.3
 _CODES_SCALE = 0.3
 
-Parameters = dict[str, Tensor]
+Parameters = dict[str, Float[Tensor, " members *_"]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Metric:
         Initial distances are those of the standardized features, and the initial trend is near 0.
         """
 
-        def draw(*shape: int, std: float) -> Tensor:
+        def draw(*shape: int, std: float) -> Float[Tensor, " members *shape"]:
             return torch.randn(members, *shape, generator=generator) * std
 
         inputs, hidden, keys = self.input_width, self.hidden, self.key_width
@@ -171,14 +171,18 @@ class Metric:
             keys = torch.baddbmm(keys, hidden, parameters["B"])
         return keys, trend
 
-    def _periodic_features(self, parameters: Parameters, numbers: Tensor) -> Tensor:
+    def _periodic_features(
+        self, parameters: Parameters, numbers: Float[Tensor, "#members rows numbers"]
+    ) -> Float[Tensor, "members rows periodic"]:
         angle = numbers[..., None] * (2 * math.pi * parameters["wave"][:, None]) + parameters["phase"][:, None]
         # (members, columns, rows, frequencies) @ (members, columns, frequencies, 3)
         periodic = torch.cos(angle).transpose(1, 2) @ parameters["Wave"]
         return periodic.transpose(1, 2).flatten(2)
 
 
-def _one_hot(codes: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+def _one_hot(
+    codes: Int[Tensor, "#members rows categories"], sizes: Sequence[int]
+) -> list[Float[Tensor, "#members rows flags"]]:
     """Return a list with the one-hot encoding of the codes as one tensor, or an empty list if there are no codes.
 
     The last code of each feature, which stands for unknown categories, is encoded as zeros.

@@ -80,8 +80,8 @@ class TrainedMetric:
     """
 
     parameters: Parameters
-    held_out: np.ndarray
-    losses: np.ndarray
+    held_out: Int[np.ndarray, "members rows"]
+    losses: Float[np.ndarray, " members"]
     steps: int
 
 
@@ -127,7 +127,7 @@ def row_losses(
     return (predicted - target).square().mean(dim=-1)
 
 
-def as_tensors(features: Features) -> tuple[Tensor, Tensor]:
+def as_tensors(features: Features) -> tuple[Float[Tensor, "1 rows numbers"], Int[Tensor, "1 rows categories"]]:
     """Return features as a tensor of numbers `(1, rows, columns)` and a tensor of codes `(1, rows, categories)`."""
     return torch.from_numpy(features.numbers)[None], torch.from_numpy(features.codes)[None]
 
@@ -147,10 +147,10 @@ def embed_rows(
 
 @dataclass(frozen=True)
 class _TrainingRows:
-    numbers: Tensor
-    codes: Tensor
-    values: Tensor
-    sample_weight: Tensor | None
+    numbers: Float[Tensor, "rows numbers"]
+    codes: Int[Tensor, "rows categories"]
+    values: Float[Tensor, "rows outputs"]
+    sample_weight: Float[Tensor, "rows 1"] | None
 
     @classmethod
     def from_arrays(
@@ -167,7 +167,7 @@ class _TrainingRows:
             weights,
         )
 
-    def weight_of(self, index: Tensor) -> Tensor | None:
+    def weight_of(self, index: Int[Tensor, "members n"]) -> Float[Tensor, "members n 1"] | None:
         return None if self.sample_weight is None else self.sample_weight[index]
 
 
@@ -191,8 +191,8 @@ class _Trainer:
         metric: Metric,
         parameters: Parameters,
         rows: _TrainingRows,
-        training: Tensor,
-        held_out: Tensor,
+        training: Int[Tensor, "members training"],
+        held_out: Int[Tensor, "members held_out"],
         options: TrainingOptions,
         generator: torch.Generator,
     ) -> None:
@@ -241,12 +241,12 @@ class _Trainer:
                     return step + 1
         return options.steps
 
-    def _shuffle(self) -> Tensor:
+    def _shuffle(self) -> Int[Tensor, "members training"]:
         count = self.training.shape[1]
         order = [torch.randperm(count, generator=self.generator) for _ in range(self.options.members)]
         return torch.gather(self.training, 1, torch.stack(order))
 
-    def _batch_loss(self, order: Tensor, number: int) -> Tensor:
+    def _batch_loss(self, order: Int[Tensor, "members training"], number: int) -> Float[Tensor, ""]:
         """Return the loss of the batch with the index `number`, summed over the ensemble members.
 
         The first candidates are the rows of the batch.
@@ -278,7 +278,7 @@ class _Trainer:
             losses = losses * weights[..., 0]
         return losses.mean(dim=1).sum()
 
-    def _dropout_mask(self, rows: int) -> Tensor | None:
+    def _dropout_mask(self, rows: int) -> Float[Tensor, "layers 1 rows hidden"] | None:
         """Return random dropout factors of the hidden units that all members share, or None if nothing is dropped.
 
         They are shared because sampling takes longer than multiplying. None means no dropout or no network.
@@ -303,7 +303,7 @@ class _Trainer:
             best[better] = self.mean[name][better]
         return bool(better.any())
 
-    def _validation_losses(self, parameters: Parameters) -> Tensor:
+    def _validation_losses(self, parameters: Parameters) -> Float[Tensor, " members"]:
         index, rows = self.validation_keys, self.rows
         known = embed_rows(self.metric, parameters, rows.numbers[index], rows.codes[index])
         query = self.metric(parameters, rows.numbers[self.held_out], rows.codes[self.held_out])

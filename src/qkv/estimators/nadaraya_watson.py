@@ -20,7 +20,7 @@ from qkv.scores import Gaussian
 
 __all__ = ["Embedded", "weighted_mean", "weighted_mean_with_trend"]
 
-Embedded = tuple[Tensor, Tensor | None]
+Embedded = tuple[Float[Tensor, "members rows width"], Float[Tensor, "members rows outputs"] | None]
 """Keys `(members, rows, width)` and trends `(members, rows, outputs)` or None, as `Metric` returns them."""
 
 
@@ -67,8 +67,13 @@ def weighted_mean_with_trend(
 
 
 def _attention_mean(
-    query: Tensor, key: Tensor, value: Tensor, score: Gaussian, weight: Tensor | None, mask: Mask | None
-) -> Tensor:
+    query: Float[Tensor, "members *#outputs q width"],
+    key: Float[Tensor, "members *#outputs k width"],
+    value: Float[Tensor, "#members *outputs k value_width"],
+    score: Gaussian,
+    weight: Float[Tensor, "#members *#outputs k 1"] | None,
+    mask: Mask | None,
+) -> Float[Tensor, "members *outputs q value_width"]:
     if weight is not None:
         weighted = value * weight
         value = torch.cat([weighted, weight.expand(*weighted.shape[:-1], 1)], dim=-1)

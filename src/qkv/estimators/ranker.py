@@ -186,12 +186,12 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
 
     def _learn(
         self,
-        queries: np.ndarray,
-        documents: np.ndarray,
+        queries: Float[np.ndarray, "queries width"],
+        documents: Float[np.ndarray, "documents width"],
         pairs: _RelevantPairs[np.ndarray],
         penalty: float,
         progress: Progress | None,
-    ) -> tuple[np.ndarray, np.ndarray, list[float]]:
+    ) -> tuple[Float[np.ndarray, "width width"], Float[np.ndarray, "width width"], list[float]]:
         import torch
 
         losses: list[float] = []
@@ -204,7 +204,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
             return identity.numpy(), identity.numpy(), losses
         optimizer = torch.optim.LBFGS(weights, max_iter=self.steps, line_search_fn="strong_wolfe")
 
-        def closure() -> Tensor:
+        def closure() -> Float[Tensor, ""]:
             optimizer.zero_grad()
             loss = self._attention_loss(query, key, weights, tensors)
             loss = loss + penalty * sum((weight - identity).square().sum() for weight in weights)
@@ -226,9 +226,9 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         self,
         query: Float[Tensor, "queries width"],
         key: Float[Tensor, "documents width"],
-        weights: list[Tensor],
+        weights: list[Float[Tensor, "width width"]],
         pairs: _RelevantPairs[Tensor],
-    ) -> Tensor:
+    ) -> Float[Tensor, ""]:
         """Return the mean over queries of −log of the attention on their relevant documents."""
         import torch
 

@@ -95,7 +95,7 @@ class Attention(torch.nn.Module):
         cache: Cache | None = None,
         readouts: Sequence[Readout] = (),
         positions: Positions | None = None,
-    ) -> Tensor | AttentionOutput:
+    ) -> Float[Tensor, "*batch q value_width"] | AttentionOutput:
         """Return the attention output, or an `AttentionOutput` if readouts are requested.
 
         Args:
@@ -128,8 +128,17 @@ class Attention(torch.nn.Module):
 
 
 def append_to_cache(
-    cache: Cache | None, key: Tensor, value: Tensor, mask: Mask | None, positions: Positions | None
-) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor, Mask | None, Positions | None]:
+    cache: Cache | None,
+    key: Float[Tensor, "*#batch new key_width"],
+    value: Float[Tensor, "*#batch new value_width"],
+    mask: Mask | None,
+    positions: Positions | None,
+) -> tuple[
+    Float[Tensor, "*#batch k key_width"] | ChunkedTensor,
+    Float[Tensor, "*#batch k value_width"] | ChunkedTensor,
+    Mask | None,
+    Positions | None,
+]:
     """Append keys and values to the cache, if any, and return all keys and values, the mask and the positions."""
     if cache is None:
         return key, value, mask, positions
@@ -138,12 +147,12 @@ def append_to_cache(
 
 
 def run_attention(
-    query: Tensor,
-    key: Tensor | ChunkedTensor,
-    value: Tensor | ChunkedTensor,
+    query: Float[Tensor, "*#batch q width"],
+    key: Float[Tensor, "*#batch k key_width"] | ChunkedTensor,
+    value: Float[Tensor, "*#batch k value_width"] | ChunkedTensor,
     readouts: Sequence[Readout],
     options: CallOptions,
-) -> Tensor | AttentionOutput:
+) -> Float[Tensor, "*batch q value_width"] | AttentionOutput:
     """Compute attention with the chunked kernel if it supports the call, otherwise with `attend` or `observe`."""
     if isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor):
         if options["kernel"] is None:

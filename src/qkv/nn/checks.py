@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from qkv.core.typing import Float
 from qkv.errors import ShapeError
 
 __all__ = ["check_width"]
 
 
-def check_width(name: str, x: Tensor, width: int) -> Tensor:
+def check_width(name: str, x: Float[Tensor, "*shape"], width: int) -> Float[Tensor, "*shape"]:
     """Check that `x` has shape `(*batch, length, width)`, and return it.
 
     Raises:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.tile import Tile
-from qkv.core.typing import Bool, DType, Float
+from qkv.core.typing import Bool, DType, Float, Shaped
 from qkv.kernels.chunked.kernel import ChunkedTensor, concat_chunks
 from qkv.masks.base import Mask
 
@@ -44,7 +44,7 @@ class ExtraKeysMask(Mask):
 
     def bind(
         self,
-        reference: Array,
+        reference: Shaped[Array, "*_"],
         batch: tuple[int, ...],
         dtype: DType = None,
         lengths: dict[str, int] | None = None,
@@ -55,7 +55,7 @@ class ExtraKeysMask(Mask):
             lengths["k"] -= self.extra
         return dataclasses.replace(self, mask=self.mask.bind(reference, batch, dtype, lengths))
 
-    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
+    def allowed(self, tile: Tile, reference: Shaped[Array, "*_"]) -> Bool[Array, "*batch q k"]:
         """Return a boolean array that is True for allowed pairs of the tile, among them all pairs of an extra key."""
         k = tile.k_total - self.extra
         inner = dataclasses.replace(tile, cols=(min(tile.cols[0], k), min(tile.cols[1], k)), k_total=k)
@@ -73,12 +73,16 @@ class ExtraKeysMask(Mask):
 
 
 def append_extra_keys(
-    key: Float[Tensor, "*batch key_heads k head_width"] | ChunkedTensor,
-    value: Float[Tensor, "*batch key_heads k head_value_width"] | ChunkedTensor,
+    key: Float[Tensor, "*#batch key_heads k head_width"] | ChunkedTensor,
+    value: Float[Tensor, "*#batch key_heads k head_value_width"] | ChunkedTensor,
     mask: Mask | None,
-    learned: Sequence[tuple[Tensor, Tensor]],
+    learned: Sequence[tuple[Float[Tensor, "key_heads 1 head_width"], Float[Tensor, "key_heads 1 head_value_width"]]],
     zero: bool,
-) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor, Mask | None]:
+) -> tuple[
+    Float[Tensor, "*#batch key_heads all_keys head_width"] | ChunkedTensor,
+    Float[Tensor, "*#batch key_heads all_keys head_value_width"] | ChunkedTensor,
+    Mask | None,
+]:
     """Return keys, values and mask, extended by learned keys and values and, if `zero`, by a zero key and value."""
     if not learned and not zero:
         return key, value, mask

@@ -96,8 +96,8 @@ class HardAttention(torch.nn.Module):
         (tensor(1.), tensor([0.2500]))
     """
 
-    average: Tensor
-    seen: Tensor
+    average: Float[Tensor, ""]
+    seen: Float[Tensor, ""]
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class HardAttention(torch.nn.Module):
         query: Float[Tensor, "*#batch q width"],
         key: Float[Tensor, "*#batch k key_width"],
         value: Float[Tensor, "*#batch k value_width"],
-        loss: Callable[[Tensor], Tensor],
+        loss: Callable[[Float[Tensor, "*batch q k value_width"]], Float[Tensor, "*batch q k"]],
         *,
         mask: Mask | None = None,
         positions: Positions | None = None,
@@ -231,12 +231,24 @@ class HardAttention(torch.nn.Module):
         baseline = f", baseline={self.baseline!r}" if self.gradient == "reinforce" else ""
         return f"{self.sampler}, gradient={self.gradient!r}{baseline}"
 
-    def _options(self, query: Tensor, key: Tensor, mask: Mask | None, positions: Positions | None) -> _CallOptions:
+    def _options(
+        self,
+        query: Float[Tensor, "*#batch q width"],
+        key: Float[Tensor, "*#batch k key_width"],
+        mask: Mask | None,
+        positions: Positions | None,
+    ) -> _CallOptions:
         axes = max(query.ndim, key.ndim) - 3
         score: Score = align_batch(self.score(), max(axes, 0), None, True)
         return {"score": score, "mask": and_masks(self.mask(), mask), "positions": positions}
 
-    def _most_likely(self, query: Tensor, key: Tensor, value: Tensor, options: _CallOptions) -> HardAttentionOutput:
+    def _most_likely(
+        self,
+        query: Float[Tensor, "*#batch q width"],
+        key: Float[Tensor, "*#batch k key_width"],
+        value: Float[Tensor, "*#batch k value_width"],
+        options: _CallOptions,
+    ) -> HardAttentionOutput:
         observed = observe(query, key, value, normalizer=self.soft, readouts=[TopWeights(1)], **options)
         top = observed.readouts[0]
         keys, weight = top.keys[..., 0].long(), top.weights[..., 0]
@@ -250,7 +262,9 @@ class HardAttention(torch.nn.Module):
             torch.where(allowed, weight, 1.0).log(),
         )
 
-    def _baseline(self, losses: Tensor, expected: Tensor | None) -> Tensor | float:
+    def _baseline(
+        self, losses: Float[Tensor, "*batch"], expected: Float[Tensor, "*batch"] | None
+    ) -> Float[Tensor, "*batch"] | Float[Tensor, ""] | float:
         if self.baseline == "exact":
             if expected is None:
                 raise OptionError(
@@ -276,5 +290,5 @@ class _NoisyScore(PointwiseScore):
     score: Score
     inverse_temperature: float
 
-    def transform(self, logits: Array, tile: Tile) -> Array:
+    def transform(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
         return logits * self.inverse_temperature + tile.gumbel(logits, random.SAMPLE)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Float
+from qkv.core.typing import Float, Int
 from qkv.errors import OptionError
 from qkv.kernels.chunked.kernel import ChunkedTensor, concat_chunks
 from qkv.nn.align_batch import Groups
@@ -57,7 +57,9 @@ class Head(NamedTuple):
     value_bias: Float[Tensor, " head_value_width"] | None
 
 
-def head_rows(linear: torch.nn.Linear | None, head: int, heads: int) -> tuple[Tensor | None, Tensor | None]:
+def head_rows(
+    linear: torch.nn.Linear | None, head: int, heads: int
+) -> tuple[Float[Tensor, "head_width width"] | None, Float[Tensor, " head_width"] | None]:
     """Return the rows of a projection's weight and bias that belong to one head; each is None if it does not exist."""
     if linear is None:
         return None, None
@@ -73,7 +75,7 @@ def split_heads(
     return x.reshape(*x.shape[:-1], heads, head_width).transpose(-3, -2)
 
 
-def apply_norm(norm: torch.nn.Module | None, x: Tensor) -> Tensor:
+def apply_norm(norm: torch.nn.Module | None, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return `norm(x)`, computed in the dtype of the norm's weight and cast to that of `x`; None means no norm."""
     if norm is None:
         return x
@@ -92,12 +94,16 @@ def head_groups(heads: int, key_heads: int, expand: bool) -> Groups:
 
 
 def group_heads(
-    query: Float[Tensor, "*batch heads q head_width"],
-    key: Float[Tensor, "*batch key_heads k head_width"] | ChunkedTensor,
-    value: Float[Tensor, "*batch key_heads k head_value_width"] | ChunkedTensor,
+    query: Float[Tensor, "*#batch heads q head_width"],
+    key: Float[Tensor, "*#batch key_heads k head_width"] | ChunkedTensor,
+    value: Float[Tensor, "*#batch key_heads k head_value_width"] | ChunkedTensor,
     groups: Groups,
     expand_to: int | None,
-) -> tuple[Tensor, Tensor | ChunkedTensor, Tensor | ChunkedTensor]:
+) -> tuple[
+    Float[Tensor, "*#batch_heads q head_width"],
+    Float[Tensor, "*#batch_heads k head_width"] | ChunkedTensor,
+    Float[Tensor, "*#batch_heads k head_value_width"] | ChunkedTensor,
+]:
     """Return query, key and value with heads that broadcast: as two head axes, or with keys copied for each head."""
     if groups is not None:
         return (
@@ -114,11 +120,11 @@ def group_heads(
 
 def apply_rotation(
     rotation: Rotation,
-    query: Float[Tensor, "*batch heads q head_width"],
-    key: Float[Tensor, "*batch key_heads k head_width"],
+    query: Float[Tensor, "*#batch heads q head_width"],
+    key: Float[Tensor, "*#batch key_heads k head_width"],
     cache: Cache | None,
     positions: Positions | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Float[Tensor, "*#batch heads q head_width"], Float[Tensor, "*#batch key_heads k head_width"]]:
     """Return queries and keys, rotated by their positions in the sequence."""
     q, k = query.shape[-2], key.shape[-2]
     if cache is not None:
@@ -128,7 +134,9 @@ def apply_rotation(
     return rotation.rotate(query, key, _position_ids(start, q, query), _position_ids(key_start, k, key))
 
 
-def _position_ids(start: int | Tensor, length: int, x: Tensor) -> Tensor:
+def _position_ids(
+    start: int | Int[Tensor, "*batch"], length: int, x: Float[Tensor, "*_ length head_width"]
+) -> Int[Tensor, " length"] | Int[Tensor, "*batch 1 length"]:
     rows = torch.arange(length, device=x.device)
     if isinstance(start, Tensor) and start.ndim:
         start = start.to(x.device)[..., None, None]

@@ -201,11 +201,11 @@ class MultiHeadAttention(torch.nn.Module):
         value: Float[Tensor, "*#batch k value_width"] | None = None,
         *,
         mask: Mask | None = None,
-        bias: Tensor | None = None,
+        bias: Float[Tensor, "*_ #q all_keys"] | None = None,
         cache: Cache | None = None,
         readouts: Sequence[Readout] = (),
         positions: Positions | None = None,
-    ) -> Tensor | AttentionOutput:
+    ) -> Float[Tensor, "*batch q width"] | AttentionOutput:
         """Return the attention output, or an `AttentionOutput` if readouts are requested.
 
         Args:
@@ -333,7 +333,12 @@ class MultiHeadAttention(torch.nn.Module):
             normalizer = MixedWeights(normalizer, self.weight_mix)
         return align_batch(score, axes, groups, True), align_batch(normalizer, axes, groups, True)
 
-    def _project_output(self, heads: Tensor, query: Tensor, groups: Groups) -> Tensor:
+    def _project_output(
+        self,
+        heads: Float[Tensor, "*batch_heads q head_value_width"],
+        query: Float[Tensor, "*#batch q width"],
+        groups: Groups,
+    ) -> Float[Tensor, "*batch q width"]:
         output = (heads if groups is None else heads.flatten(-4, -3)).transpose(-3, -2).flatten(-2)
         if self.gate_map is not None:
             output = output * self.gate_map(query).sigmoid()

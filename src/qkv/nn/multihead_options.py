@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv.core.checks import check_choice, check_integers
+from qkv.core.typing import Float
 from qkv.errors import OptionError
 from qkv.normalizers import Normalizer, Softmax
 
@@ -123,7 +124,9 @@ def check_softmax(normalizer: Normalizer | None, learned: bool) -> None:
 
 
 def add_softmax_parameters(
-    normalizer: Normalizer | None, log_temperature: Tensor | None, sink: Tensor | None
+    normalizer: Normalizer | None,
+    log_temperature: Float[Tensor, " heads"] | None,
+    sink: Float[Tensor, " heads"] | None,
 ) -> Softmax:
     """Return the softmax with its temperature multiplied by the learned one and with the learned sink, if any."""
     softmax = Softmax() if normalizer is None else normalizer

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 from qkv.core.parts import Part
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Shaped
 
 __all__ = ["PartModule"]
 
@@ -61,7 +61,7 @@ class _Placeholder:
     """Object that marks the position of an array in a part whose arrays `PartModule` stores separately."""
 
 
-def _fill_placeholders(value: object, arrays: Iterator[Array]) -> object:
+def _fill_placeholders(value: object, arrays: Iterator[Shaped[Array, "*_"]]) -> object:
     """Return `value` with its placeholders replaced by arrays, in the order of the fields."""
     # torch.compile traces this function, so it uses list comprehensions.
     if isinstance(value, _Placeholder):

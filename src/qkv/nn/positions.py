@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.core.checks import check_integers
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float, Int, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.nn.checks import check_width
 
@@ -84,7 +84,7 @@ class Sinusoidal(nn.Module):
         True
     """
 
-    table: Tensor
+    table: Float[Tensor, "length width"]
 
     def __init__(self, width: int, length: int = 1024, *, base: float = 10_000.0) -> None:
         super().__init__()
@@ -240,9 +240,9 @@ class Rotary(nn.Module):
         self,
         query: Float[Tensor, "*query_batch q width"],
         key: Float[Tensor, "*key_batch k width"],
-        positions: int | Tensor = 0,
-        key_positions: int | Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        positions: int | Int[Tensor, "*_ q"] = 0,
+        key_positions: int | Int[Tensor, "*_ k"] | None = None,
+    ) -> tuple[Float[Tensor, "*query_batch q width"], Float[Tensor, "*key_batch k width"]]:
         """Return queries and keys, each rotated by its positions.
 
         Args:
@@ -264,19 +264,23 @@ class Rotary(nn.Module):
         return self._rotate(query, angles), self._rotate(key, angles)
 
     def forward(
-        self, x: Float[Tensor, "*batch n width"], positions: int | Tensor = 0
+        self, x: Float[Tensor, "*batch n width"], positions: int | Int[Tensor, "*_ n"] = 0
     ) -> Float[Tensor, "*batch n width"]:
         """Return queries or keys, rotated by their positions, with `positions` as in `rotate`."""
         return self._rotate(x, self.angles(x, positions))
 
-    def angles(self, x: Float[Tensor, "*batch n width"], positions: int | Tensor = 0) -> Tensor:
+    def angles(
+        self, x: Float[Tensor, "*batch n width"], positions: int | Int[Tensor, "*position_batch n"] = 0
+    ) -> Float[Tensor, "*position_batch n pairs"]:
         """Return the rotation angles of the tokens of `x`, `(n, rotated/2)` or `(*batch, n, rotated/2)`, in float64."""
         check_width("x", x, self.width)
         positions = _token_positions(x, positions)
         rates = torch.arange(0, self.rotated, 2, device=x.device, dtype=torch.float64) / self.rotated
         return positions[..., None] * self.theta**-rates
 
-    def _rotate(self, x: Tensor, angles: Tensor) -> Tensor:
+    def _rotate(
+        self, x: Float[Tensor, "*batch n width"], angles: Float[Tensor, "*_ n pairs"]
+    ) -> Float[Tensor, "*batch n width"]:
         dtype = x.dtype if x.dtype == torch.float64 else torch.float32
         cos, sin = torch.cos(angles).to(dtype), torch.sin(angles).to(dtype)
         while cos.ndim > 2 and cos.ndim < x.ndim:  # one position for all heads
@@ -298,7 +302,9 @@ class Rotary(nn.Module):
         return f"width={self.width}{part}, theta={self.theta:g}, pairs: {pairs}"
 
 
-def _sines_and_cosines(positions: Tensor, width: int, base: float) -> Tensor:
+def _sines_and_cosines(
+    positions: Int[Tensor, "*positions"], width: int, base: float
+) -> Float[Tensor, "*positions width"]:
     """Return sines and cosines of position / base^(2i / width), alternating, `(*positions, width)` in float64."""
     check_integers(width=width)
     if base <= 0:
@@ -308,7 +314,7 @@ def _sines_and_cosines(positions: Tensor, width: int, base: float) -> Tensor:
     return torch.stack([torch.sin(angles), torch.cos(angles)], dim=-1).flatten(-2)[..., :width]
 
 
-def _token_positions(x: Tensor, positions: int | Tensor) -> Tensor:
+def _token_positions(x: Float[Tensor, "*_ n width"], positions: int | Shaped[Tensor, "*_"]) -> Int[Tensor, "*_ n"]:
     """Return the positions of the tokens of `x` as integers, `(n,)` or `(*batch, n)`."""
     n = x.shape[-2]
     if isinstance(positions, int):

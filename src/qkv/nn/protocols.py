@@ -58,7 +58,9 @@ class Cache(Protocol):
 
     def append(
         self, key: Float[Tensor, "*batch new head_width"], value: Float[Tensor, "*batch new head_value_width"]
-    ) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor]:
+    ) -> tuple[
+        Float[Tensor, "*batch k head_width"] | ChunkedTensor, Float[Tensor, "*batch k head_value_width"] | ChunkedTensor
+    ]:
         """Append keys and values to the cache, and return all keys and values to attend to."""
 
     @property
@@ -76,11 +78,11 @@ class Rotation(Protocol):
 
     def rotate(
         self,
-        query: Float[Tensor, "*batch heads q head_width"],
-        key: Float[Tensor, "*batch key_heads k head_width"],
-        query_positions: Int[Tensor, "*#batch q"],
-        key_positions: Int[Tensor, "*#batch k"],
-    ) -> tuple[Tensor, Tensor]:
+        query: Float[Tensor, "*#batch heads q head_width"],
+        key: Float[Tensor, "*#batch key_heads k head_width"],
+        query_positions: Int[Tensor, " q"] | Int[Tensor, "*#batch 1 q"],
+        key_positions: Int[Tensor, " k"] | Int[Tensor, "*#batch 1 k"],
+    ) -> tuple[Float[Tensor, "*#batch heads q head_width"], Float[Tensor, "*#batch key_heads k head_width"]]:
         """Return the projected queries and keys, each rotated by its position.
 
         Args:

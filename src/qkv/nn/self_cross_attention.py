@@ -34,10 +34,10 @@ class SelfAttention(MultiHeadAttention):
     def forward(
         self,
         query: Float[Tensor, "*batch q width"],
-        key: Tensor | KeyValue | None = None,
-        value: Tensor | None = None,
+        key: Float[Tensor, "*#batch k key_width"] | KeyValue | None = None,
+        value: Float[Tensor, "*#batch k value_width"] | None = None,
         **options: Any,
-    ) -> Tensor | AttentionOutput:
+    ) -> Float[Tensor, "*batch q width"] | AttentionOutput:
         """Return the attention output for the sequence `query`, with the options of `MultiHeadAttention.forward`."""
         if key is not None or value is not None:
             raise KindError(
@@ -71,10 +71,10 @@ class CrossAttention(MultiHeadAttention):
     def forward(
         self,
         query: Float[Tensor, "*#batch q width"],
-        key: Tensor | KeyValue | None = None,
-        value: Tensor | None = None,
+        key: Float[Tensor, "*#batch k key_width"] | KeyValue | None = None,
+        value: Float[Tensor, "*#batch k value_width"] | None = None,
         **options: Any,
-    ) -> Tensor | AttentionOutput:
+    ) -> Float[Tensor, "*batch q width"] | AttentionOutput:
         """Return the output of attention from `query` to `key`, with the options of `MultiHeadAttention.forward`."""
         if key is None:
             raise KindError("key must be given for CrossAttention, got None. Use SelfAttention for a single sequence.")

@@ -67,8 +67,11 @@ class MixedWeights(Normalizer):
 
 
 def _mix_heads(
-    mix: Tensor | None, x: Float[Array, "*batch q k"], out: Bool[Array, "*batch q k"], fill: float
-) -> Float[Array, "*batch q k"]:
+    mix: Float[Tensor, "heads heads"] | None,
+    x: Float[Array, "*batch heads q k"],
+    out: Bool[Array, "*batch heads q k"],
+    fill: float,
+) -> Float[Array, "*batch heads q k"]:
     assert isinstance(x, Tensor)
     assert isinstance(out, Tensor)
     clean = torch.where(out, torch.zeros_like(x), x)

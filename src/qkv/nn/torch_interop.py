@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from qkv.core.typing import Float
+from qkv.core.typing import Bool, Float, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.masks import Keys, Mask, Pairs
 from qkv.masks.base import and_masks
@@ -47,12 +47,12 @@ class TorchMasks(TypedDict):
     """Mask and bias that `torch_masks` returns, keyword arguments of a call: `module(query, **torch_masks(…))`."""
 
     mask: Mask | None
-    bias: Tensor | None
+    bias: Float[Tensor, "*batch_heads q k"] | None
 
 
 def torch_masks(
-    attn_mask: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
+    attn_mask: Bool[Tensor, "*batch_heads q k"] | Float[Tensor, "*batch_heads q k"] | None = None,
+    key_padding_mask: Bool[Tensor, "*batch k"] | Float[Tensor, "*batch k"] | None = None,
     *,
     heads: int = 1,
 ) -> TorchMasks:
@@ -73,7 +73,7 @@ def torch_masks(
         tensor([[ True, False]])
     """
     mask: Mask | None = None
-    bias: Tensor | None = None
+    bias: Float[Tensor, "*_"] | None = None
     if attn_mask is not None:
         if attn_mask.ndim not in (2, 3) or (attn_mask.ndim == 3 and attn_mask.shape[0] % heads):
             raise ShapeError(
@@ -99,7 +99,7 @@ def torch_masks(
     return {"mask": mask, "bias": bias if bias is None or bias.ndim > 1 else bias[None]}
 
 
-def _is_boolean(name: str, mask: Tensor) -> bool:
+def _is_boolean(name: str, mask: Shaped[Tensor, "*_"]) -> bool:
     if mask.dtype == torch.bool:
         return True
     if not mask.is_floating_point():

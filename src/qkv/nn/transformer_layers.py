@@ -57,12 +57,19 @@ class _Layer(nn.Module):
         self.attention = MultiHeadAttention(width, heads, dropout=weight_dropout, **factory_kwargs, **attention)
         self.attention_norm = nn.LayerNorm(width, epsilon, **factory_kwargs)
 
-    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    def _residual(
+        self,
+        x: Float[Tensor, "*batch n width"],
+        norm: nn.Module,
+        sublayer: Callable[[Float[Tensor, "*batch n width"]], Float[Tensor, "*batch n width"]],
+    ) -> Float[Tensor, "*batch n width"]:
         pre = self.norm == "pre"
         x = x + self.dropout(sublayer(norm(x) if pre else x))
         return x if pre else cast(Tensor, norm(x))
 
-    def _self_attention(self, x: Tensor, mask: Mask | None, cache: Cache | None) -> Tensor:
+    def _self_attention(
+        self, x: Float[Tensor, "*batch n width"], mask: Mask | None, cache: Cache | None
+    ) -> Float[Tensor, "*batch n width"]:
         check_width("x", x, self.width)
         return self._residual(x, self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache))
 

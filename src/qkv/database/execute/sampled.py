@@ -28,7 +28,10 @@ class SampledChooser(ComparisonChooser):
     """
 
     def __init__(
-        self, columns: Sequence[Column], statistics: TableStatistics, targets: Callable[[], np.ndarray | str]
+        self,
+        columns: Sequence[Column],
+        statistics: TableStatistics,
+        targets: Callable[[], Float[np.ndarray, "sample targets"] | str],
     ) -> None:
         super().__init__(tuple(columns), np.ones(len(columns[0].cells), bool), targets)
         self.statistics = statistics

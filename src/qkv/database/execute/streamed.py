@@ -55,7 +55,7 @@ _ROWS_AT_ONCE = 2**17
 _TOLERANCE = 1e-4
 _MOST_VOTES = 4 * 2**20
 
-Consumer = Callable[[np.ndarray, int, np.ndarray | None], None]
+_Consumer = Callable[[Float[np.ndarray, "q n"], int, Shaped[np.ndarray, "n ..."] | None], None]
 """A function of the logits of some rows, the index of the first row, and the values of the rows or None."""
 
 
@@ -209,7 +209,7 @@ class _Call:
             return self._answer_from_top_rows(queries, query, progress)
         accumulate = accumulator.accumulate
 
-        def consume(logits: np.ndarray, first: int, values: np.ndarray | None) -> None:
+        def consume(logits: Float[np.ndarray, "q n"], first: int, values: Shaped[np.ndarray, "n ..."] | None) -> None:
             assert values is not None
             accumulate(logits, first, values)
 
@@ -274,7 +274,7 @@ class _Call:
     def _pass(
         self,
         query: Shaped[np.ndarray, "q ..."],
-        consume: Consumer,
+        consume: _Consumer,
         progress: Progress | None,
         aggregator: StreamedAggregator | None,
     ) -> None:

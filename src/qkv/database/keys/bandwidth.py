@@ -198,7 +198,7 @@ class _BandwidthGrid:
             errors.append((float(widest * 2.0 ** (-step / 2)), error))
         return errors, float(1.0 - has_neighbors.mean())
 
-    def _add_pair(self, parts: list[np.ndarray], a: int, b: int, widest: float) -> None:
+    def _add_pair(self, parts: list[Float[np.ndarray, "bandwidths _ width"]], a: int, b: int, widest: float) -> None:
         first, second = self.blocks.centered(a, b)
         # Scaled before squaring, so that the exponent is formed in float32 without a further pass.
         scale = np.float32(1.0 / (np.sqrt(2.0) * widest))

@@ -70,7 +70,7 @@ class ComparisonChooser:
         self,
         columns: tuple[Column, ...],
         complete: Bool[np.ndarray, " rows"],
-        targets: Callable[[], np.ndarray | str],
+        targets: Callable[[], Float[np.ndarray, "complete targets"] | str],
     ) -> None:
         self.columns, self.complete, self.targets = columns, complete, targets
         self._bandwidth: Bandwidth | None = None
@@ -190,7 +190,7 @@ class ComparisonChooser:
         indices: tuple[int, ...],
         named: ParsedScore | None,
         threshold: float | None,
-        choose: Callable[[np.ndarray], Bandwidth],
+        choose: Callable[[Float[np.ndarray, "rows width"]], Bandwidth],
     ) -> DistanceComparison:
         columns = tuple(self.columns[index] for index in indices)
         stacked = self._stacked(indices)

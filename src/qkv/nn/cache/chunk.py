@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float, Int, Num
 
 __all__ = ["Chunk", "next_chunk_size", "quantize_int8"]
 
@@ -24,11 +24,18 @@ class Chunk:
     """
 
     start: int
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Num[Tensor, "*batch size _"]]
     filled: int = 0
 
     @classmethod
-    def empty(cls, start: int, size: int, key: Tensor, value: Tensor, int8: bool) -> Chunk:
+    def empty(
+        cls,
+        start: int,
+        size: int,
+        key: Float[Tensor, "*batch new width"],
+        value: Float[Tensor, "*batch new value_width"],
+        int8: bool,
+    ) -> Chunk:
         """Allocate a chunk of `size` rows for keys and values like `key` and `value`, quantized if `int8` is True."""
         # Filled with zeros, because in a batch of uneven lengths unwritten rows are multiplied by weights of 0.
         rows = _encode(key[..., :0, :], value[..., :0, :], int8)
@@ -49,7 +56,7 @@ class Chunk:
         """Number of bytes that are allocated for all tensors of the chunk."""
         return sum(x.nbytes for x in self.tensors.values())
 
-    def rows(self) -> dict[str, Tensor]:
+    def rows(self) -> dict[str, Num[Tensor, "*batch filled _"]]:
         """Return the filled rows of each tensor of the chunk, as views, by the name of the tensor."""
         return {name: x[..., : self.filled, :] for name, x in self.tensors.items()}
 
@@ -87,7 +94,9 @@ class Chunk:
         return Chunk(self.start, {name: x.clone() for name, x in self.tensors.items()}, self.filled)
 
 
-def _encode(key: Tensor, value: Tensor, int8: bool) -> dict[str, Tensor]:
+def _encode(
+    key: Float[Tensor, "*batch rows width"], value: Float[Tensor, "*batch rows value_width"], int8: bool
+) -> dict[str, Num[Tensor, "*batch rows _"]]:
     if not int8:
         return {"key": key, "value": value}
     keys, key_scale = quantize_int8(key)

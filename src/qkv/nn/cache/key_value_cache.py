@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.core.checks import check_integers
 from qkv.core.positions import Positions
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float, Int, Shaped
 from qkv.errors import DataError, GradientError, KindError, RefusedError, ShapeError
 from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Lengths, Mask, Window
@@ -68,10 +68,10 @@ class KeyValueCache:
         self.chunks: list[Chunk] = []
         self._dtype: torch.dtype | None = None
         self._finite = [True, True]
-        self._total: int | Tensor = 0
-        self._before: int | Tensor = 0
+        self._total: int | Int[Tensor, " batch"] = 0
+        self._before: int | Int[Tensor, " batch"] = 0
         self._first = 0
-        self._new_lengths: Tensor | None = None
+        self._new_lengths: Int[Tensor, " batch"] | None = None
         if lengths is not None:
             self.set_lengths(lengths)
 
@@ -95,7 +95,7 @@ class KeyValueCache:
 
     def append(
         self, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
-    ) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor]:
+    ) -> tuple[Float[Tensor, "*batch k width"] | ChunkedTensor, Float[Tensor, "*batch k value_width"] | ChunkedTensor]:
         """Append keys and values to the cache, and return all keys and values to attend to.
 
         The first call returns its arguments; later calls return the chunks as views. A failed call leaves the cache
@@ -118,7 +118,9 @@ class KeyValueCache:
                 chunk.filled = n
             raise
 
-    def _append(self, key: Tensor, value: Tensor) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor]:
+    def _append(
+        self, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
+    ) -> tuple[Float[Tensor, "*batch k width"] | ChunkedTensor, Float[Tensor, "*batch k value_width"] | ChunkedTensor]:
         n, before = key.shape[-2], self._total
         lengths, self._new_lengths = self._new_lengths, None
         after = before + (n if lengths is None else lengths.to(key.device))
@@ -275,7 +277,13 @@ class KeyValueCache:
         )
         return key, value
 
-    def _find_or_add_chunk(self, position: int, key: Tensor, value: Tensor, rows: int) -> Chunk:
+    def _find_or_add_chunk(
+        self,
+        position: int,
+        key: Float[Tensor, "*batch new width"],
+        value: Float[Tensor, "*batch new value_width"],
+        rows: int,
+    ) -> Chunk:
         """Return the chunk that holds `position`, or add one, for at least `rows` rows if there is no window."""
         for chunk in self.chunks:
             if chunk.start <= position < chunk.stop:
@@ -296,7 +304,9 @@ class KeyValueCache:
         self.chunks.append(Chunk.empty(position, size, key, value, self.int8))
         return self.chunks[-1]
 
-    def _write(self, position: int, key: Tensor, value: Tensor) -> None:
+    def _write(
+        self, position: int, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
+    ) -> None:
         done, n = 0, key.shape[-2]
         while done < n:
             chunk = self._find_or_add_chunk(position + done, key, value, n - done)
@@ -304,7 +314,13 @@ class KeyValueCache:
             chunk.write(position + done, key[..., rows, :], value[..., rows, :])
             done = rows.stop
 
-    def _scatter(self, before: int | Tensor, after: Tensor, key: Tensor, value: Tensor) -> None:
+    def _scatter(
+        self,
+        before: int | Int[Tensor, " n"],
+        after: Int[Tensor, " n"],
+        key: Float[Tensor, "*batch new width"],
+        value: Float[Tensor, "*batch new value_width"],
+    ) -> None:
         batch, n = key.shape[0], key.shape[-2]
         if after.shape != (batch,):
             raise ShapeError(
@@ -323,7 +339,7 @@ class KeyValueCache:
             chunk.scatter(element[inside], positions[inside], row[inside], key, value)
             position = chunk.stop
 
-    def _check(self, key: Tensor, value: Tensor) -> None:
+    def _check(self, key: Shaped[Tensor, "*_"], value: Shaped[Tensor, "*_"]) -> None:
         for name, x in (("key", key), ("value", value)):
             if not isinstance(x, Tensor) or x.ndim < 2:
                 raise ShapeError(f"{name} must be a tensor with shape (*batch, new, width), got {_describe(x)}.")

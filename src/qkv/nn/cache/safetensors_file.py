@@ -10,6 +10,7 @@ from typing import TypedDict
 from torch import Tensor
 
 from qkv.core.files import atomic_path
+from qkv.core.typing import Num
 from qkv.errors import DataError, MissingPackageError
 
 __all__ = ["CacheState", "read_cache", "write_cache"]
@@ -34,7 +35,7 @@ class CacheState(TypedDict, total=False):
     total: int
 
 
-def write_cache(path: Path, tensors: dict[str, Tensor], state: CacheState) -> None:
+def write_cache(path: Path, tensors: dict[str, Num[Tensor, "*_"]], state: CacheState) -> None:
     """Write the tensors, options and state of a key-value cache to a safetensors file atomically.
 
     Raises:
@@ -46,7 +47,7 @@ def write_cache(path: Path, tensors: dict[str, Tensor], state: CacheState) -> No
         package.torch.save_file({k: x.contiguous() for k, x in tensors.items()}, partial, metadata=metadata)
 
 
-def read_cache(path: Path, device: str) -> tuple[dict[str, Tensor], CacheState]:
+def read_cache(path: Path, device: str) -> tuple[dict[str, Num[Tensor, "*_"]], CacheState]:
     """Return the tensors, and the options and state, of a key-value cache from a file that `write_cache` wrote.
 
     Raises:

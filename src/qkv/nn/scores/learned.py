@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.init import constant_, normal_, uniform_, zeros_
 
 from qkv import scores
+from qkv.core.typing import Float
 from qkv.errors import OptionError
 from qkv.nn.part_module import PartModule
 from qkv.nn.scores.base import Initial, LearnedScore, ScoreLike, build_score
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 
-def glorot_(x: Tensor, hidden: int) -> Tensor:
+def glorot_(x: Float[Tensor, "*heads hidden width"], hidden: int) -> Float[Tensor, "*heads hidden width"]:
     """Initialize weights `(*heads, hidden, width)` in place, uniformly as in Glorot and Bengio (2010)."""
     bound = math.sqrt(6 / (x.shape[-1] + hidden))
     return uniform_(x, -bound, bound)
@@ -283,7 +284,11 @@ class Custom(LearnedScore):
     """
 
     def build(
-        self, *, function: Callable[..., Tensor], parameters: tuple[Tensor, ...] = (), elements: int | None = None
+        self,
+        *,
+        function: Callable[..., Float[Tensor, "*batch q k"]],
+        parameters: tuple[Float[Tensor, "*_"], ...] = (),
+        elements: int | None = None,
     ) -> None:
         """Store the function, and create learned parameters from copies of the arrays `parameters`."""
         self.function, self.elements = function, elements

@@ -15,6 +15,7 @@ from torch.nn.init import normal_, trunc_normal_, zeros_
 
 from qkv import scores
 from qkv.core.checks import check_integers
+from qkv.core.typing import Float, Int
 from qkv.nn.scores.base import Initial, LearnedWrapper, ScoreLike, build_score
 from qkv.nn.scores.learned import glorot_, positive
 
@@ -57,7 +58,7 @@ class Biased(LearnedWrapper):
         (torch.Size([3]), torch.Size([8, 2, 3]))
     """
 
-    bias: Tensor
+    bias: Float[Tensor, "*heads k"] | Float[Tensor, "*heads q k"]
 
     def fields(self, *, k: int, q: int | None = None) -> dict[str, object]:
         """Return the field of `scores.Biased`: a learned bias per key or, if `q` is not None, per pair."""
@@ -111,17 +112,17 @@ class QuadraticPosition(LearnedWrapper):
         return {"coefficient": Initial((), _fill_log_coefficients, log=True)}
 
 
-def _slopes(x: Tensor) -> Tensor:
+def _slopes(x: Float[Tensor, "*heads"]) -> Float[Tensor, "*heads"]:
     heads = x.numel()  # also 1 for a slope that all heads share
     slopes = [2.0**-4] if heads == 1 else [math.pow(2.0, -8.0 * (n + 1) / heads) for n in range(heads)]
     return torch.tensor(slopes).reshape(x.shape)
 
 
-def _fill_log_slopes(x: Tensor) -> None:
+def _fill_log_slopes(x: Float[Tensor, "*heads"]) -> None:
     x.copy_(_slopes(x).log())
 
 
-def _fill_log_coefficients(x: Tensor) -> None:
+def _fill_log_coefficients(x: Float[Tensor, "*heads"]) -> None:
     x.copy_((_slopes(x) ** 2 / 2).log())
 
 
@@ -167,7 +168,11 @@ class ClassTable(LearnedWrapper):
     core = scores.ClassTable
 
     def fields(
-        self, *, query_classes: Tensor, key_classes: Tensor | None = None, classes: tuple[int, int] | None = None
+        self,
+        *,
+        query_classes: Int[Tensor, " q"],
+        key_classes: Int[Tensor, " k"] | None = None,
+        classes: tuple[int, int] | None = None,
     ) -> dict[str, object]:
         """Return the fields of `scores.ClassTable`: a learned table, and the classes of queries and keys."""
         key_classes = query_classes if key_classes is None else key_classes
