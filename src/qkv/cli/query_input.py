@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from qkv.errors import DataError, QueryError
 
-__all__ = ["read_lines", "read_queries"]
+__all__ = ["read_queries"]
 
 _MAX_CHUNK = 256
 """Maximum number of queries per chunk."""
@@ -38,7 +38,7 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
     if path is None and sys.stdin.isatty():
         print("Enter one query per line; end with Ctrl-D.", file=sys.stderr)
     header = ",".join(keys).lower()
-    for number, chunk in enumerate(read_lines(path)):
+    for number, chunk in enumerate(_read_lines(path)):
         if number == 0:
             chunk[0] = chunk[0].removeprefix("\ufeff")
             if chunk[0].replace(" ", "").lower() == header:
@@ -48,7 +48,7 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
             yield queries[start : start + _MAX_CHUNK]
 
 
-def read_lines(path: str | None) -> Iterator[list[str]]:
+def _read_lines(path: str | None) -> Iterator[list[str]]:
     """Yield lists of the lines of a file or of standard input, each list as soon as its lines have arrived.
 
     The function reads from the file descriptor, because Python's buffer waits until it is full. Lines of a slow

@@ -46,12 +46,12 @@ def _store(context: typer.Context) -> None:
         print(context.get_help())
 
 
-StorePath = Annotated[str, typer.Argument(metavar="STORE", help="Folder of the store.", show_default=False)]
+_StorePath = Annotated[str, typer.Argument(metavar="STORE", help="Folder of the store.", show_default=False)]
 
 
 @store.command()
 def create(
-    path: StorePath,
+    path: _StorePath,
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="File of the first rows, in a format of qkv ask.", show_default=False)
     ],
@@ -103,7 +103,7 @@ def create(
 
 @store.command()
 def append(
-    path: StorePath,
+    path: _StorePath,
     files: Annotated[
         list[str],
         typer.Argument(metavar="FILE", help="Files of rows with the columns of the store.", show_default=False),
@@ -124,7 +124,7 @@ def append(
 
 @store.command(short_help="Delete the rows that satisfy a predicate.")
 def delete(
-    path: StorePath,
+    path: _StorePath,
     where: Annotated[
         str, typer.Argument(metavar="SQL", help="SQL predicate of the rows to delete.", show_default=False)
     ],
@@ -143,7 +143,7 @@ def delete(
 
 
 @store.command()
-def versions(path: StorePath) -> None:
+def versions(path: _StorePath) -> None:
     """List the versions of a store, oldest first.
 
     \b
@@ -157,7 +157,7 @@ def versions(path: StorePath) -> None:
 
 @store.command(short_help="Merge small blocks and free disk space.")
 def compact(
-    path: StorePath,
+    path: _StorePath,
     keep: Annotated[int | None, typer.Option(metavar="N", min=1, help="Delete all but the N newest versions.")] = None,
 ) -> None:
     """Merge the small blocks of a store and its blocks with deleted rows, and free disk space that no version uses.
@@ -175,7 +175,7 @@ def compact(
 
 
 @store.command(short_help="Verify the checksums of all files.")
-def verify(path: StorePath) -> None:
+def verify(path: _StorePath) -> None:
     """Verify the checksums of all files of a store.
 
     Damaged files are listed, and the exit code is then 2.

@@ -19,7 +19,7 @@ from qkv.estimators.metric_learning import row_losses
 from qkv.estimators.nadaraya_watson import weighted_mean_with_trend
 from qkv.masks import Documents
 
-__all__ = ["LOCAL_GRID", "WIDE_GRID", "BandwidthSearch", "search_bandwidth"]
+__all__ = ["LOCAL_GRID", "WIDE_GRID", "search_bandwidth"]
 
 LOCAL_GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 """Factors of a bandwidth that was learned from a sample of the rows."""
@@ -31,7 +31,7 @@ _MIN_ROWS = 128
 
 
 @dataclass(frozen=True)
-class BandwidthSearch:
+class _BandwidthSearch:
     """The bandwidths that `search_bandwidth` chose, with their errors on out-of-bag rows.
 
     Attributes:
@@ -57,7 +57,7 @@ def search_bandwidth(
     bandwidth: Float[Tensor, "members bandwidths"],
     factors: Sequence[float],
     classification: bool,
-) -> BandwidthSearch:
+) -> _BandwidthSearch:
     """Return each bandwidth multiplied by the factor of smallest leave-one-out error, with its errors.
 
     Args:
@@ -96,7 +96,7 @@ def search_bandwidth(
     best = all_losses.argmin(dim=0)
     stacked = torch.stack(predictions)
     index = best[None, :, None, :].expand(1, *stacked.shape[1:])
-    return BandwidthSearch(
+    return _BandwidthSearch(
         bandwidth * torch.tensor(factors, dtype=bandwidth.dtype)[best],
         out_of_bag,
         (stacked.gather(0, index)[0] - target).square(),

@@ -27,7 +27,6 @@ from qkv.core.typing import Float, Int, Shaped
 from qkv.errors import DataError, KindError
 
 __all__ = [
-    "FeatureEncoding",
     "Features",
     "decode_columns",
     "encode_columns",
@@ -45,7 +44,7 @@ _OUTLIER = 3.0
 _MISSING = "\0missing"
 
 
-class FeatureEncoding(TypedDict):
+class _FeatureEncoding(TypedDict):
     """The fitted encoding of the columns of a table, which is stored with an estimator.
 
     Attributes:
@@ -110,7 +109,7 @@ def read_columns(X: Any) -> list[Shaped[np.ndarray, " rows"]]:
     return [_as_numbers(column, name) for column, name in zip(cells, names, strict=True)]
 
 
-def fit_encoding(columns: Sequence[Shaped[np.ndarray, " rows"]], repeats: bool = False) -> FeatureEncoding:
+def fit_encoding(columns: Sequence[Shaped[np.ndarray, " rows"]], repeats: bool = False) -> _FeatureEncoding:
     """Return an encoding fitted to columns, which are arrays in the form that `read_columns` returns.
 
     Args:
@@ -150,7 +149,7 @@ def fit_encoding(columns: Sequence[Shaped[np.ndarray, " rows"]], repeats: bool =
     }
 
 
-def encode_columns(encoding: FeatureEncoding, columns: Sequence[Shaped[np.ndarray, " rows"]]) -> Features:
+def encode_columns(encoding: _FeatureEncoding, columns: Sequence[Shaped[np.ndarray, " rows"]]) -> Features:
     """Return the features of columns, which are arrays in the form that `read_columns` returns."""
     rows = len(columns[0])
     numbers = np.empty((rows, len(encoding["numbers"])), np.float32)
@@ -172,7 +171,7 @@ def encode_columns(encoding: FeatureEncoding, columns: Sequence[Shaped[np.ndarra
     return Features(numbers, np.stack(codes, axis=1) if codes else np.zeros((rows, 0), np.int16))
 
 
-def decode_columns(encoding: FeatureEncoding, features: Features) -> list[Shaped[np.ndarray, " rows"]]:
+def decode_columns(encoding: _FeatureEncoding, features: Features) -> list[Shaped[np.ndarray, " rows"]]:
     """Return columns that are reconstructed from their features in float32 precision. Rare levels become None."""
     count = len(encoding["numbers"]) + len(encoding["categories"])
     columns: list[np.ndarray] = [np.zeros(0)] * count
@@ -188,7 +187,7 @@ def decode_columns(encoding: FeatureEncoding, features: Features) -> list[Shaped
     return columns
 
 
-def encoding_sizes(encoding: FeatureEncoding) -> tuple[int, list[int]]:
+def encoding_sizes(encoding: _FeatureEncoding) -> tuple[int, list[int]]:
     """Return the number of numeric features, and the number of codes of each categorical feature."""
     levels = [len(known) + 1 for known in encoding["levels"]]
     common = [len(known) + 1 for known in encoding["common"]]

@@ -15,7 +15,7 @@ __all__ = ["Activation", "FeedForward", "init_linear"]
 
 Activation = str | Callable[[Tensor], Tensor]
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": nn.functional.relu,
     "gelu": nn.functional.gelu,
     "silu": nn.functional.silu,
@@ -77,8 +77,8 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         hidden = 4 * width if hidden is None else hidden
-        if isinstance(activation, str) and activation not in ACTIVATIONS:
-            names = ", ".join(map(repr, ACTIVATIONS))
+        if isinstance(activation, str) and activation not in _ACTIVATIONS:
+            names = ", ".join(map(repr, _ACTIVATIONS))
             raise OptionError(f"activation must be one of {names}, or a function, got {activation!r}.")
         check_integers(width=width, hidden=hidden)
         self.activation = activation
@@ -94,7 +94,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch n width"]) -> Float[Tensor, "*batch n width"]:
         """Return the output of the feed-forward network for each token, `(*batch, n, width)`."""
-        f = ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
+        f = _ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
         hidden = f(self.inward(x))
         if self.gate is not None:
             hidden = hidden * self.gate(x)

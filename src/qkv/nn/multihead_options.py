@@ -17,8 +17,8 @@ from qkv.normalizers import Normalizer, Softmax
 __all__ = ["FactoryKwargs", "Maps", "Widths", "add_softmax_parameters", "build_norm", "check_softmax", "check_widths"]
 
 Maps = Literal["both", "shared", "query", "key", "none"]
-MAPS = ("both", "shared", "query", "key", "none")
-NORMS: dict[str, Callable[..., torch.nn.Module]] = {"rms": torch.nn.RMSNorm, "layer": torch.nn.LayerNorm}
+_MAPS = ("both", "shared", "query", "key", "none")
+_NORMS: dict[str, Callable[..., torch.nn.Module]] = {"rms": torch.nn.RMSNorm, "layer": torch.nn.LayerNorm}
 
 
 class FactoryKwargs(TypedDict):
@@ -55,7 +55,7 @@ def check_widths(
     Raises:
         OptionError: if the widths contradict each other, or require a projection that is switched off.
     """
-    check_choice("maps", maps, MAPS)
+    check_choice("maps", maps, _MAPS)
     key_heads = heads if key_heads is None else key_heads
     key_width = width if key_width is None else key_width
     value_width = key_width if value_width is None else value_width
@@ -106,8 +106,8 @@ def build_norm(kind: str | None, width: int, factory_kwargs: FactoryKwargs) -> t
     Raises:
         OptionError: if `kind` is unknown.
     """
-    check_choice("query_key_norm", kind, (None, *NORMS))
-    return None if kind is None else NORMS[kind](width, **factory_kwargs)
+    check_choice("query_key_norm", kind, (None, *_NORMS))
+    return None if kind is None else _NORMS[kind](width, **factory_kwargs)
 
 
 def check_softmax(normalizer: Normalizer | None, learned: bool) -> None:

@@ -18,8 +18,8 @@ from qkv.readouts import Readout
 
 __all__ = ["ModelObservation", "observe"]
 
-PreHook = Callable[[nn.Module, tuple[object, ...], dict[str, object]], tuple[tuple[object, ...], dict[str, object]]]
-PostHook = Callable[[nn.Module, tuple[object, ...], dict[str, object], AttentionOutput], object]
+_PreHook = Callable[[nn.Module, tuple[object, ...], dict[str, object]], tuple[tuple[object, ...], dict[str, object]]]
+_PostHook = Callable[[nn.Module, tuple[object, ...], dict[str, object], AttentionOutput], object]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _select_modules(
     return selected
 
 
-def _make_hooks(readouts: tuple[Readout, ...], calls: list[tuple[object, ...]]) -> tuple[PreHook, PostHook]:
+def _make_hooks(readouts: tuple[Readout, ...], calls: list[tuple[object, ...]]) -> tuple[_PreHook, _PostHook]:
     """Return two hooks: the first adds `readouts` to a call, and the second moves their results to `calls`."""
 
     def before(

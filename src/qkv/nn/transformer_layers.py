@@ -22,7 +22,7 @@ from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.protocols import Cache, KeyValue, Rotation
 from qkv.nn.torch_interop import convert_layer
 
-__all__ = ["DecoderLayer", "EncoderLayer", "Norm"]
+__all__ = ["DecoderLayer", "EncoderLayer"]
 
 Norm = Literal["pre", "post"]
 

@@ -17,9 +17,9 @@ from qkv.search.index import Index
 from qkv.search.judgements import Judgements
 from qkv.search.text_sources import Document
 
-__all__ = ["Gain", "MEASURES", "RankingMeasures", "gains", "learn", "measure", "rankings"]
+__all__ = ["Gain", "RankingMeasures", "gains", "learn", "measure", "rankings"]
 
-MEASURES = ("nDCG@10", "MAP", "R@100")
+_MEASURES = ("nDCG@10", "MAP", "R@100")
 """Default measures of rankings."""
 
 Run = Mapping[str, Mapping[str, float]]
@@ -38,7 +38,7 @@ class RankingMeasures:
     queries: dict[str, list[float]]
 
 
-def measure(run: Run, relevant: Judgements, measures: Sequence[str] = MEASURES) -> RankingMeasures:
+def measure(run: Run, relevant: Judgements, measures: Sequence[str] = _MEASURES) -> RankingMeasures:
     """Evaluate rankings against relevance judgements. A judged query without a ranking gets 0 for every measure.
 
     Args:
@@ -167,7 +167,7 @@ def gains(
     *,
     mixes: Sequence[float] = (1.0, 0.5),
     repeats: int = 5,
-    measures: Sequence[str] = MEASURES,
+    measures: Sequence[str] = _MEASURES,
     top: int = 1000,
     progress: Progress | None = None,
     **options: Any,

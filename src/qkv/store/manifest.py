@@ -16,9 +16,9 @@ from qkv.store.base import Metadata
 from qkv.store.disk import checksum, sync_folder, write_synced
 from qkv.store.versions import Version, missing_version, older_version
 
-__all__ = ["FORMAT", "Manifest", "RowFile", "latest", "manifest_path", "numbers", "read_manifest"]
+__all__ = ["Manifest", "RowFile", "latest", "manifest_path", "numbers", "read_manifest"]
 
-FORMAT = 1
+_FORMAT = 1
 _SUFFIX = ".json"
 
 
@@ -85,7 +85,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Commit this version by writing the manifest to a folder."""
-        body = {"format": FORMAT, **asdict(self)}
+        body = {"format": _FORMAT, **asdict(self)}
         body["pieces"] = body.pop("row_files")  # the name in format 1
         text = json.dumps(body, ensure_ascii=False, indent=0, sort_keys=True)
         whole = json.dumps({"check": checksum(text.encode()), "manifest": text}, ensure_ascii=False)
@@ -148,7 +148,7 @@ def read_manifest(folder: Path, number: int) -> Manifest:
             f"Restore {folder.name}/{path.name} from a copy{older_version(number, numbers(folder))}."
         ) from None
     body = json.loads(text)
-    if body.pop("format") > FORMAT:
+    if body.pop("format") > _FORMAT:
         raise DataError(f"{folder.parent.name!r} was written by a newer version of qkv. Update: pip install -U qkv.")
     body["row_files"] = tuple(_row_file(fields) for fields in body.pop("pieces"))
     return Manifest(**body)

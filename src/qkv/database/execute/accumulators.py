@@ -35,7 +35,7 @@ _Finalized = tuple[Summary, list[Aggregate], Float[np.ndarray, " q"] | None]
 
 def accumulator_for(
     normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int
-) -> SoftmaxAccumulator | LinearAccumulator | None:
+) -> SoftmaxAccumulator | _LinearAccumulator | None:
     """Return an accumulator for a normalizer, or None if its weights cannot be summed tile by tile.
 
     Args:
@@ -47,7 +47,7 @@ def accumulator_for(
     if normalizer.log_sum_exp:
         return SoftmaxAccumulator(normalizer, queries, values, evidence)
     if isinstance(normalizer, LinearNormalizer):
-        return LinearAccumulator(normalizer, queries, values, evidence)
+        return _LinearAccumulator(normalizer, queries, values, evidence)
     return None
 
 
@@ -145,7 +145,7 @@ class SoftmaxAccumulator(Accumulator[Normalizer]):
         self.maximum = maximum
 
 
-class LinearAccumulator(Accumulator[LinearNormalizer]):
+class _LinearAccumulator(Accumulator[LinearNormalizer]):
     """Accumulator that sums the unnormalized weights of a linear normalizer, such as `Sum` or `Mean`."""
 
     def accumulate(self, logits: Float[np.ndarray, "q rows"], first: int, values: Num[np.ndarray, "rows ..."]) -> None:

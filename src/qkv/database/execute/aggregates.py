@@ -10,7 +10,7 @@ The spread of a vote is that of the one-hot vectors: 0 where all agree, 0.71 whe
 go to the label of the first row with non-zero weight.
 
 In memory, the engine averages `matrix`, and votes are counted from the weights. Over a store, `add` receives the
-rows tile by tile; `StreamedAverages` and `VoteCounts` hold the unfinished sums.
+rows tile by tile; `_StreamedAverages` and `VoteCounts` hold the unfinished sums.
 """
 
 from __future__ import annotations
@@ -266,11 +266,11 @@ def streamed_aggregator_for(like: Column, folded: bool, mean: list[float], queri
         queries: number of queries.
     """
     if like.kind in ("number", "timestamp", "vector"):
-        return StreamedAverages(like, folded, mean, queries)
+        return _StreamedAverages(like, folded, mean, queries)
     return VoteCounts(like, folded, queries)
 
 
-class StreamedAverages(StreamedAggregator):
+class _StreamedAverages(StreamedAggregator):
     """Aggregator that averages the numbers, timestamps or vectors of a store by running weighted sums."""
 
     def __init__(self, like: Column, folded: bool, mean: list[float], queries: int) -> None:

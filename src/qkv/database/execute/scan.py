@@ -69,11 +69,11 @@ class Logits(ABC, Generic[_Rows]):
         return None
 
 
-CellRows = tuple[BoundCall, Shaped[np.ndarray, " rows"] | None]
+_CellRows = tuple[BoundCall, Shaped[np.ndarray, " rows"] | None]
 
 
 @dataclass(eq=False)
-class CellLogits(Logits[CellRows]):
+class CellLogits(Logits[_CellRows]):
     """Logits of the rows of a tile by the score of any comparison, computed in float64.
 
     Attributes:
@@ -89,7 +89,7 @@ class CellLogits(Logits[CellRows]):
     folded: bool
     description: str = "cells in float64, as in memory"
 
-    def load(self, tile: RowTile) -> CellRows | None:
+    def load(self, tile: RowTile) -> _CellRows | None:
         """Return a bound call over a tile, and a boolean array that marks rows with missing cells, or None."""
         columns = [Column.from_table(tile.table, column.name, self.folded, column) for column in self.columns]
         key = self.comparison.query_array([column.cells for column in columns])
@@ -101,14 +101,14 @@ class CellLogits(Logits[CellRows]):
         value = np.zeros((len(key), 1))
         return bind_call(self.query, key, value, score=self.comparison.score, normalizer=Identity())
 
-    def compute(self, rows: CellRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
+    def compute(self, rows: _CellRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
         """Return the logits of the rows of a loaded tile, computed by the score of the comparison."""
         call = rows[0]
         with ignore_numpy_warnings():
             logits = call.logits((0, call.tile.q_total), (start, stop))
         return np.array(logits)  # a copy, as a broadcast array is read-only
 
-    def missing(self, rows: CellRows) -> Bool[np.ndarray, " rows"] | None:
+    def missing(self, rows: _CellRows) -> Bool[np.ndarray, " rows"] | None:
         """Return a boolean array that is True for the rows with a missing cell, or None if no cell is missing."""
         return rows[1]
 
@@ -128,10 +128,10 @@ def fast_logits(
     return None
 
 
-VectorRows = tuple[Float[np.ndarray, "rows width"], Float[np.ndarray, " rows"] | None, float]
+_VectorRows = tuple[Float[np.ndarray, "rows width"], Float[np.ndarray, " rows"] | None, float]
 
 
-class VectorLogits(Logits[VectorRows]):
+class VectorLogits(Logits[_VectorRows]):
     """Logits of a column of vectors, computed by one matrix product of the keys and the queries.
 
     The logit is a ⟨q, k⟩ for an inner product, a ⟨q, k⟩ / ‖k‖ for a cosine and a ⟨q, k⟩ − b (‖k‖² + ‖q‖²) for a
@@ -158,7 +158,7 @@ class VectorLogits(Logits[VectorRows]):
         self.query = np.ascontiguousarray(query, dtype)
         self._workspace, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)
 
-    def load(self, tile: RowTile) -> VectorRows | None:
+    def load(self, tile: RowTile) -> _VectorRows | None:
         """Return the vectors of a tile as a matrix, their norms and the largest norm, or None if it is not supported.
 
         The norms are None for an inner product. Tiles with nulls or with norms that overflow are not supported.
@@ -172,7 +172,7 @@ class VectorLogits(Logits[VectorRows]):
         norms, largest = self.norms.load(tile, self.column, self.kind)
         return (matrix, norms, largest) if largest < np.inf else None  # else the dtype overflows
 
-    def compute(self, rows: VectorRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
+    def compute(self, rows: _VectorRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
         matrix, norms, largest = rows[0][start:stop], rows[1], rows[2]
         if len(self.query) == 1:
             if self._out.shape[1] < len(matrix):

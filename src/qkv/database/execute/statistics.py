@@ -29,7 +29,7 @@ from qkv.store.disk import write_synced
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ColumnStatistics", "TableStatistics", "load_statistics"]
+__all__ = ["TableStatistics", "load_statistics"]
 
 _FORMAT = 2
 _MOST_SAVED = 16
@@ -38,7 +38,7 @@ _MOST_HASHES = 2**22
 
 
 @dataclass
-class ColumnStatistics:
+class _ColumnStatistics:
     """Statistics of a column of a store, such as the number of missing cells, the mean and the standard deviation.
 
     Attributes:
@@ -76,7 +76,7 @@ class TableStatistics:
 
     rows: int
     complete: int
-    columns: dict[str, ColumnStatistics]
+    columns: dict[str, _ColumnStatistics]
     sample: Int[np.ndarray, " _"]
     incomplete_tiles: Int[np.ndarray, " _"]
     bandwidth: Bandwidth | None = None
@@ -137,7 +137,7 @@ def _saved(path: Path, tile: int) -> TableStatistics | None:
         return TableStatistics(
             record["rows"],
             record["complete"],
-            {name: ColumnStatistics(**column) for name, column in record["columns"].items()},
+            {name: _ColumnStatistics(**column) for name, column in record["columns"].items()},
             sample,
             incomplete_tiles,
             chosen,
@@ -157,7 +157,7 @@ class _StatisticsScan:
         self.names = tuple(dict.fromkeys((*key, value)))
         self.tile = rows.tile_rows(self.names)
         self.folded = folded
-        self.statistics = {name: ColumnStatistics() for name in self.names}
+        self.statistics = {name: _ColumnStatistics() for name in self.names}
         self.first: dict[str, Column] = {}
         self.earliest: dict[str, int] = {}
         self.variances = {name: _RunningVariance() for name in self.names}

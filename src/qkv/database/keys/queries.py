@@ -21,7 +21,7 @@ from qkv.database.io import arrow_columns
 from qkv.database.keys.columns import Column, fold
 from qkv.errors import QueryError
 
-__all__ = ["Queries", "split_queries"]
+__all__ = ["Queries"]
 
 _BOOLEANS = {
     **dict.fromkeys(("true", "t", "yes", "y", "1", 1), 1.0),
@@ -66,7 +66,7 @@ class Queries:
         Raises:
             QueryError: A query does not fit the kind of its key column, or has a wrong number of parts.
         """
-        given, single = split_queries(queries, columns)
+        given, single = _split_queries(queries, columns)
         rows = [_parts(query, columns) for query in given]
         cells, missing_cells = [], []
         for index, column in enumerate(columns):
@@ -78,11 +78,11 @@ class Queries:
         return Queries(originals, tuple(cells), missing, single, tuple(missing_cells))
 
 
-def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[object], bool]:
+def _split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[object], bool]:
     """Return the queries as a list, and whether `queries` is a single query rather than a list of queries.
 
     Example:
-        >>> split_queries("Li", ["name"]), split_queries(["Li", "Hu"], ["name"])
+        >>> _split_queries("Li", ["name"]), _split_queries(["Li", "Hu"], ["name"])
         ((['Li'], True), (['Li', 'Hu'], False))
     """
     if hasattr(queries, "__arrow_c_stream__") and not isinstance(queries, (str, bytes)):

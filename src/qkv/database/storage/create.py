@@ -32,7 +32,7 @@ __all__ = ["create_database", "open_database"]
 
 _PAIRS = 2**14
 _LEAST_COSINE, _LARGEST_COSINE = 0.2, 0.9
-SETTINGS = "database"
+_SETTINGS = "database"
 """The key of the database's settings in the metadata of a store."""
 
 
@@ -91,7 +91,7 @@ def create_database(
         settings |= {"score": score, "threshold": threshold}
         attached[FILE] = pack(built)
         settings["encoder"] = encoding.record()
-    store = stores.create(path, columns, metadata={SETTINGS: settings}, backend=backend, attached=attached)
+    store = stores.create(path, columns, metadata={_SETTINGS: settings}, backend=backend, attached=attached)
     database = StoredDatabase(
         store,
         keys,
@@ -123,7 +123,7 @@ def open_database(
 ) -> StoredDatabase:
     """Open a database on disk; see `Database.open` for the arguments."""
     store = stores.open(path, damaged=damaged)
-    saved = store.metadata.get(SETTINGS, {})
+    saved = store.metadata.get(_SETTINGS, {})
     record = saved.get("encoder")
     encoding = None if record is None else Encoding.load(store, record, use=damaged != "skip")
     key = saved.get("key") if key is None else key

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from qkv.encoders.encoder import Encoder
 
-__all__ = ["FILE", "EncodedQueries", "Encoding"]
+__all__ = ["FILE", "Encoding"]
 
 FILE = "encoder.npz"
 _BATCH = 1024
@@ -39,7 +39,7 @@ _UNKNOWN = "the query has a zero or non-finite vector, for example because no wo
 
 
 @dataclass(frozen=True, eq=False)
-class EncodedQueries:
+class _EncodedQueries:
     """Queries encoded as vectors, with a flag for each query whose vector is zero or not finite.
 
     Attributes:
@@ -179,7 +179,7 @@ class Encoding:
             field = self.schema(table.schema).field(-1)
             yield table.append_column(field, pa.chunked_array(parts, field.type))
 
-    def encode_queries(self, queries: object, columns: Sequence[Column]) -> EncodedQueries:
+    def encode_queries(self, queries: object, columns: Sequence[Column]) -> _EncodedQueries:
         """Parse queries and encode them as vectors.
 
         Args:
@@ -204,9 +204,9 @@ class Encoding:
                 vectors[:] = self._checked(self.encoder.encode(arrays))
         not_finite = ~np.isfinite(vectors).all(axis=1)
         vectors[not_finite], unknown = 0.0, unknown | not_finite
-        return EncodedQueries(Queries(parsed.originals, (vectors,), missing | unknown, parsed.single), unknown)
+        return _EncodedQueries(Queries(parsed.originals, (vectors,), missing | unknown, parsed.single), unknown)
 
-    def describe(self, answer: Answer, encoded: EncodedQueries, key: tuple[str, ...]) -> Answer:
+    def describe(self, answer: Answer, encoded: _EncodedQueries, key: tuple[str, ...]) -> Answer:
         """Return a copy of an answer that names the key columns and mentions the encoder in its notes and its plan."""
         entries = [
             Entry(entry.query, False, reason=_UNKNOWN) if unknown else entry

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qkv.core.typing import Float, Int, Num
 
-__all__ = ["Chunk", "next_chunk_size", "quantize_int8"]
+__all__ = ["Chunk", "next_chunk_size"]
 
 
 @dataclass
@@ -99,12 +99,12 @@ def _encode(
 ) -> dict[str, Num[Tensor, "*batch rows _"]]:
     if not int8:
         return {"key": key, "value": value}
-    keys, key_scale = quantize_int8(key)
-    values, value_scale = quantize_int8(value)
+    keys, key_scale = _quantize_int8(key)
+    values, value_scale = _quantize_int8(value)
     return {"key": keys, "value": values, "key_scale": key_scale, "value_scale": value_scale}
 
 
-def quantize_int8(
+def _quantize_int8(
     x: Float[Tensor, "*batch rows width"],
 ) -> tuple[Int[Tensor, "*batch rows width"], Float[Tensor, "*batch rows 1"]]:
     """Return each row quantized to int8, and the scale of each row.
@@ -116,7 +116,7 @@ def quantize_int8(
     Source: Dettmers et al. (2022), LLM.int8(), section 2, https://arxiv.org/abs/2208.07339 ("vector-wise").
 
     Example:
-        >>> numbers, scale = quantize_int8(torch.tensor([[1.0, -2.0]]))
+        >>> numbers, scale = _quantize_int8(torch.tensor([[1.0, -2.0]]))
         >>> numbers, (numbers * scale).round(decimals=3)
         (tensor([[  64, -127]], dtype=torch.int8), tensor([[ 1.0080, -2.0000]]))
     """
