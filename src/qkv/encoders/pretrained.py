@@ -55,7 +55,8 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
 
     if not (folder / "config.json").is_file():
         raise DataError(
-            f"folder must contain a model that save_pretrained wrote, got {str(folder)!r}, which has no config.json."
+            f"folder must contain a model that save_pretrained wrote, got {str(folder)!r}, which has no config.json. "
+            "Check the path, or save the model there with save_pretrained."
         )
     options: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -69,7 +70,7 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
         first = str(error).strip().split("\n")[0].rstrip(". ")
         raise DataError(
             f"folder must contain a model and a tokenizer that transformers can load, got {str(folder)!r}, but loading "
-            f"it failed: {first}."
+            f"it failed: {first}. Check the files of the folder, or download the model again."
         ) from None
     return tokenizer, model.eval()
 

@@ -47,7 +47,10 @@ def read_columns(source: Table, names: tuple[str, ...] | None) -> dict[str, pa.C
         ) from None
     absent = [name for name in names or () if name not in table.column_names]
     if absent:
-        raise DataError(f"table must have a column {absent[0]!r}, got the columns {', '.join(table.column_names)}.")
+        raise DataError(
+            f"table must have a column {absent[0]!r}, got the columns {', '.join(table.column_names)}. Add or rename a "
+            "column."
+        )
     return {name: table.column(name) for name in (table.column_names if names is None else names)}
 
 

@@ -128,7 +128,7 @@ class _FittedColumn:
             if cell is not None and len(cell) != self.length:
                 raise DataError(
                     f"column {self.name!r} must hold vectors of {self.length} elements, to which the encoder was "
-                    f"fitted, got {len(cell)} elements in row {row}."
+                    f"fitted, got {len(cell)} elements in row {row}. Fit the encoder again."
                 )
             parts[row] = 0.0 if cell is None else cell
         return parts / self.scale
@@ -335,7 +335,8 @@ class TableVectors(Encoder):
             widths = {len(cell) for cell in present}
             if len(widths) > 1:
                 raise DataError(
-                    f"column {name!r} must hold vectors of equal length, got lengths {min(widths)} to {max(widths)}."
+                    f"column {name!r} must hold vectors of equal length, got lengths {min(widths)} to {max(widths)}. "
+                    "Truncate or pad the vectors, or leave the column out."
                 )
             stacked = np.array([*present], np.float64)
             scale = float(np.sqrt(np.square(stacked).sum(axis=-1).mean())) if len(present) else 1.0

@@ -50,7 +50,8 @@ def read_smart(path: Path) -> list[Document]:
             field.append(line)
     if not records:
         raise DataError(
-            f"the file {str(path)!r} must contain a SMART record, which begins with a line '.I NUMBER', got none."
+            f"the file {str(path)!r} must contain a SMART record, which begins with a line '.I NUMBER', got none. "
+            "Name a file in the format of the SMART collections."
         )
 
     def read_field(record: dict[str, list[str]], name: str) -> str:

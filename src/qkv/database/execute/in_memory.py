@@ -191,5 +191,6 @@ class _Call:
         except (KindError, ShapeError) as error:
             # The score is the user's choice, and does not fit the cells of the key.
             raise QueryError(
-                f"score must support the key columns, got {self.comparison.score}, but the comparison failed: {error}"
+                f"score must support the key columns, got {self.comparison.score}, but the comparison failed: {error} "
+                "Choose another score, or omit score."
             ) from None

@@ -147,7 +147,8 @@ class StreamedExecutor(Executor):
             explain(query, comparison.key, values, score=comparison.score, normalizer=normalizer)
         except (KindError, ShapeError) as error:
             raise QueryError(
-                f"score must support the key columns, got {comparison.score}, but the comparison failed: {error}"
+                f"score must support the key columns, got {comparison.score}, but the comparison failed: {error} "
+                "Choose another score, or omit score."
             ) from None
 
     def _present(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
