@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from qkv.encoders.vocabulary import Vocabulary
 
-    Vectors: TypeAlias = Float[np.ndarray, "rows width"] | csr_array
-    """Vectors `(n, width)`, dense or sparse."""
+__all__ = ["Encoder", "TextEncoder", "Vectors", "WordContributions", "pack_words", "read_arrays", "unpack_words"]
 
-__all__ = ["Encoder", "TextEncoder", "WordContributions", "pack_words", "read_arrays", "unpack_words"]
+Vectors: TypeAlias = "Float[np.ndarray, 'rows width'] | csr_array"
+"""Vectors `(n, width)`, dense or sparse."""
 
 WordContributions: TypeAlias = "tuple[list[str], Vectors]"
 """Words of a text, and the vectors that they contribute, whose sum is the vector of the text."""

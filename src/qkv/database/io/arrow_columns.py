@@ -16,9 +16,8 @@ from qkv.core.typing import Bool, Num
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    Temporal = dt.date | dt.datetime | dt.time | dt.timedelta
-
 __all__ = [
+    "Temporal",
     "decoded_chunks",
     "float_dtype",
     "from_units",
@@ -30,6 +29,8 @@ __all__ = [
     "vector_matrix",
     "with_microseconds",
 ]
+
+Temporal = dt.date | dt.datetime | dt.time | dt.timedelta
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH = dt.datetime(1970, 1, 1)
