@@ -18,7 +18,7 @@ from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.tracing import tracing_mode
-from qkv.core.typing import Array, ArrayLike
+from qkv.core.typing import Array, ArrayLike, Num, Shaped
 from qkv.errors import KindError, ShapeError
 from qkv.kernels import KERNELS
 from qkv.kernels.compiled.export import export_plan
@@ -66,7 +66,7 @@ def attend(
     seed: Seed | None = None,
     kernel: str | Kernel | None = None,
     memory: int | str = "512 MiB",
-) -> Array:
+) -> Num[Array, "*batch q value_width"]:
     """Compute attention: for each query, the sum of the values weighted by how well their keys match the query.
 
         weights = normalize(score(query, key), mask)          output = weights @ value
@@ -108,14 +108,14 @@ def attend(
 
 
 def _attend_in_operator(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Num[Array, "*#batch k value_width"],
     fields: SpecFields,
     seed: Seed | None,
     kernel: str | Kernel | None,
     memory: int | str,
-) -> Array:
+) -> Num[Array, "*batch q value_width"]:
     """Run a call inside the custom operator for `torch.compile`, and return its output."""
     return _run(query, key, value, fields, (), seed, kernel, memory)[0].output
 
@@ -359,7 +359,14 @@ def _run(
     return plan.kernel.run(_bind(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan
 
 
-def _bind(query: Array, key: Array, value: Array, problem: Problem, seed: Seed | None, kernel: Kernel) -> BoundCall:
+def _bind(
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Num[Array, "*#batch k value_width"],
+    problem: Problem,
+    seed: Seed | None,
+    kernel: Kernel,
+) -> BoundCall:
     spec = problem.spec
     return bind_call(
         query,

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from qkv.core.numpy_namespace import NumPyFunctions
-from qkv.core.typing import Array, ArrayLike, DType, Int, Namespace, Num, Shaped, Tensor
+from qkv.core.typing import Array, ArrayLike, Bool, DType, Float, Int, Namespace, Num, Shaped, Tensor
 from qkv.errors import KindError
 
 __all__ = [
@@ -56,7 +56,7 @@ __all__ = [
 _HALF = ("float16", "bfloat16")
 
 
-def is_array(x: object) -> TypeGuard[Array]:
+def is_array(x: object) -> TypeGuard[Shaped[Array, "*_"]]:
     """Return whether `x` is a NumPy, PyTorch, JAX or TensorFlow array; NumPy scalars do not count as arrays."""
     return not isinstance(x, np.generic) and _library(x) is not None
 
@@ -104,7 +104,7 @@ def library(*arrays: Array) -> str:
     return next(iter(names))
 
 
-def namespace(*arrays: Array) -> Namespace:
+def namespace(*arrays: Shaped[Array, "*_"]) -> Namespace:
     """Return the namespace of array API functions, such as `matmul` and `exp`, for the library of `arrays`."""
     return _NAMESPACES[library(*arrays)]()
 
@@ -142,17 +142,17 @@ _NAMESPACES: dict[str, Callable[[], Namespace]] = {
 }
 
 
-def is_ndarray(x: object) -> TypeGuard[np.ndarray]:
+def is_ndarray(x: object) -> TypeGuard[Shaped[np.ndarray, "*_"]]:
     """Return whether `x` is a NumPy array."""
     return isinstance(x, np.ndarray)
 
 
-def is_tensor(x: object) -> TypeGuard[Tensor]:
+def is_tensor(x: object) -> TypeGuard[Shaped[Tensor, "*_"]]:
     """Return whether `x` is a PyTorch tensor."""
     return _library(x) == "torch"
 
 
-def as_array(x: ArrayLike) -> Array:
+def as_array(x: ArrayLike) -> Shaped[Array, "*_"]:
     """Return `x` if it is an array, its value if it is a variable, otherwise `x` converted to a NumPy array."""
     if is_array(x):
         return x
@@ -163,7 +163,7 @@ def as_array(x: ArrayLike) -> Array:
     return array.astype(object) if array.dtype.kind == "U" else array
 
 
-def variable_value(x: ArrayLike) -> Array | None:
+def variable_value(x: ArrayLike) -> Shaped[Array, "*_"] | None:
     """Return the value of a Keras or TensorFlow variable as an array, or None if `x` is neither."""
     keras: Any = sys.modules.get("keras")
     tensorflow: Any = sys.modules.get("tensorflow")
@@ -176,12 +176,12 @@ def variable_value(x: ArrayLike) -> Array | None:
     return None
 
 
-def is_text(x: Array) -> bool:
+def is_text(x: Shaped[Array, "*_"]) -> bool:
     """Return whether `x` is a NumPy array of strings, bytes, objects or records, which has no width axis."""
     return isinstance(x, np.ndarray) and x.dtype.kind in "UOTSV"
 
 
-def dtype_name(x: Array) -> str:
+def dtype_name(x: Shaped[Array, "*_"]) -> str:
     """Return the dtype of `x` as a name such as "float32", which is the same for all libraries and byte orders."""
     if _library(x) == "tensorflow":
         return str(x.dtype.name)
@@ -198,12 +198,12 @@ def itemsize(name: str) -> int:
     return max(1, int(digits) // 8) if digits and not name.startswith("<U") else 8
 
 
-def is_floating(x: Array) -> bool:
+def is_floating(x: Shaped[Array, "*_"]) -> bool:
     """Return whether the elements of `x` are real floating-point numbers."""
     return dtype_name(x).startswith(("float", "bfloat"))
 
 
-def result_dtype(*arrays: Array) -> DType:
+def result_dtype(*arrays: Shaped[Array, "*_"]) -> DType:
     """Return the promoted dtype of the floating-point `arrays`, or the library's default dtype if there are none."""
     xp = namespace(*arrays)
     floating = [x.dtype for x in arrays if is_floating(x)]
@@ -215,19 +215,19 @@ def result_dtype(*arrays: Array) -> DType:
     return out.newbyteorder("=") if isinstance(out, np.dtype) else out
 
 
-def accumulation_dtype(*arrays: Array) -> DType:
+def accumulation_dtype(*arrays: Shaped[Array, "*_"]) -> DType:
     """Return the dtype in which sums are accumulated: `result_dtype(*arrays)`, but at least float32."""
     dtype = result_dtype(*arrays)
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     return namespace(*arrays).float32 if name in _HALF else dtype
 
 
-def cast(x: Array, dtype: DType) -> Array:
+def cast(x: Shaped[Array, "*shape"], dtype: DType) -> Shaped[Array, "*shape"]:
     """Return `x` converted to `dtype`, without a copy if `x` already has this dtype."""
     return x if x.dtype == dtype else namespace(x).astype(x, dtype)
 
 
-def asarray_like(reference: Array, value: ArrayLike, dtype: DType = None) -> Array:
+def asarray_like(reference: Shaped[Array, "*_"], value: ArrayLike, dtype: DType = None) -> Shaped[Array, "*_"]:
     """Return `value` as an array of the library of `reference`, on its device unless it already is a tensor.
 
     Args:
@@ -252,17 +252,17 @@ def arange(reference: Array, start: int, stop: int) -> Int[Array, " n"]:
     return namespace(reference).arange(start, stop, **_device(reference))
 
 
-def zeros(reference: Array, shape: tuple[int, ...], dtype: DType = None) -> Array:
+def zeros(reference: Shaped[Array, "*_"], shape: tuple[int, ...], dtype: DType = None) -> Shaped[Array, "*_"]:
     """Return an array of zeros in the library of `reference`, by default with the dtype of `reference`."""
     dtype = reference.dtype if dtype is None else dtype
     return namespace(reference).zeros(shape, dtype=dtype, **_device(reference))
 
 
-def _device(reference: Array) -> dict[str, Any]:
+def _device(reference: Shaped[Array, "*_"]) -> dict[str, Any]:
     return {"device": reference.device} if is_tensor(reference) else {}
 
 
-def where(condition: Array, x: Any, y: Any) -> Array:
+def where(condition: Bool[Array, "*#shape"], x: Any, y: Any) -> Shaped[Array, "*shape"]:
     """Return the elements of `x` where `condition` is True and of `y` elsewhere; `x` or `y` may be a number.
 
     The number is converted to the dtype of the array.
@@ -283,7 +283,7 @@ def where(condition: Array, x: Any, y: Any) -> Array:
     return selected
 
 
-def stop_gradient(x: Array) -> Array:
+def stop_gradient(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
     """Return `x` as a constant, so that no gradient is computed through it."""
     if is_tensor(x):
         return x.detach()
@@ -295,7 +295,7 @@ def stop_gradient(x: Array) -> Array:
     return x
 
 
-def requires_gradient(x: Array) -> bool:
+def requires_gradient(x: Shaped[Array, "*_"]) -> bool:
     """Return whether a gradient with respect to `x` may be computed later.
 
     The result is True for PyTorch tensors that autograd records, for JAX tracers and for every TensorFlow tensor.
@@ -308,7 +308,7 @@ def requires_gradient(x: Array) -> bool:
     return name == "tensorflow"  # tapes do not tell which tensors they watch
 
 
-def statically_known_true(x: Array) -> bool:
+def statically_known_true(x: Bool[Array, ""]) -> bool:
     """Return `bool(x)`, or False if `x` is a tracer, which has no value, for example under `jax.jit`."""
     try:
         return bool(x)
@@ -318,7 +318,7 @@ def statically_known_true(x: Array) -> bool:
         return False
 
 
-def to_numpy(x: Array) -> np.ndarray | None:
+def to_numpy(x: Shaped[Array, "*shape"]) -> Shaped[np.ndarray, "*shape"] | None:
     """Return `x` as a NumPy array, or None if `x` is a tracer, which has no values."""
     try:
         return np.asarray(x.detach().cpu() if is_tensor(x) else x)
@@ -334,7 +334,7 @@ def row_max(x: Num[Array, "*batch n"]) -> Num[Array, "*batch 1"]:
     return xp.max(x, axis=-1, keepdims=True)
 
 
-def sigmoid(x: Array) -> Array:
+def sigmoid(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Return the sigmoid 1 / (1 + e^−x) of each element of `x`, computed without overflow.
 
     Small results are accurate, and the gradient at 0 is 1/4.

@@ -28,7 +28,7 @@ from qkv.core.guard import all_finite, apply_weights, guarded_logits
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, DType, Tensor
+from qkv.core.typing import Array, DType, Float, Int, Num, Shaped, Tensor
 
 if TYPE_CHECKING:
     from qkv.masks.base import Mask
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from qkv.scores.base import Score
 
 __all__ = [
-    "DenseResult",
     "BoundCall",
     "TorchCall",
     "attend_dense",
@@ -49,7 +48,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class DenseResult:
+class _DenseResult:
     """Output, weights and logits of a call, computed by the dense reference implementation.
 
     Attributes:
@@ -101,15 +100,15 @@ class BoundCall:
         """The lengths of the batch axes of the call."""
         return self.tile.batch
 
-    def queries(self, rows: tuple[int, int]) -> Array:
+    def queries(self, rows: tuple[int, int]) -> Shaped[Array, "*_"]:
         """Return the queries in the range `rows`, cast to the dtype of accumulation if the score requires it."""
         return self._compared(take_range(self.query, rows))
 
-    def keys(self, cols: tuple[int, int]) -> Array:
+    def keys(self, cols: tuple[int, int]) -> Shaped[Array, "*_"]:
         """Return the keys in the range `cols`, cast to the dtype of accumulation if the score requires it."""
         return self._compared(take_range(self.key, cols))
 
-    def values(self, cols: tuple[int, int]) -> Array:
+    def values(self, cols: tuple[int, int]) -> Num[Array, "*#batch k value_width"]:
         """Return the values of the keys in the range `cols`, cast to the dtype of accumulation."""
         return cast(take_range(self.value, cols), self.dtype)
 
@@ -120,7 +119,7 @@ class BoundCall:
         q, k = (0, self.tile.q_total), (0, self.tile.k_total)
         return replace(self, query=self.queries(q), key=self.keys(k), value=self.values(k), tile_dtype=None)
 
-    def _compared(self, x: Array) -> Array:
+    def _compared(self, x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
         return x if self.tile_dtype is None or self.score.keeps_dtype or is_text(x) else cast(x, self.dtype)
 
     @cached_property
@@ -133,14 +132,14 @@ class BoundCall:
         """Whether all elements of value are known to be finite, which is checked on first access."""
         return all_finite(self.value) if self.finite is None else self.finite[1]
 
-    def with_projections(self, query: Array, key: Array) -> BoundCall:
+    def with_projections(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> BoundCall:
         """Return the call with query and key replaced by their projections, which all tiles then share.
 
         `finite` still describes the original query and key.
         """
         return replace(self, query=query, key=key, projected=True, finite=(self.finite_sides, self.finite_value))
 
-    def with_arrays(self, tensors: Sequence[Array]) -> BoundCall:
+    def with_arrays(self, tensors: Sequence[Shaped[Array, "*_"]]) -> BoundCall:
         """Return the call with its arrays replaced by arrays of the same elements, such as detached tensors.
 
         Args:
@@ -176,10 +175,10 @@ class BoundCall:
         self,
         rows: tuple[int, int],
         cols: tuple[int, int],
-        query: Array | None = None,
-        key: Array | None = None,
+        query: Shaped[Array, "*_"] | None = None,
+        key: Shaped[Array, "*_"] | None = None,
         score: Score | None = None,
-    ) -> Array | None:
+    ) -> Num[Array, "*batch q k"] | None:
         """Return the logits of a tile, `(*batch, q, k)`, or None if the mask excludes every pair of the tile.
 
         Args:
@@ -215,13 +214,13 @@ if TYPE_CHECKING:
         key: Tensor
         value: Tensor
 
-        def logits(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        def logits(self, *args: Any, **kwargs: Any) -> Num[Tensor, "*batch q k"] | None:
             """Return the logits of a tile, `(*batch, q, k)`, or None if the mask excludes every pair of the tile."""
 
-        def with_projections(self, query: Array, key: Array) -> TorchCall:
+        def with_projections(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> TorchCall:
             """Return the call with query and key replaced by their projections."""
 
-        def with_arrays(self, tensors: Sequence[Array]) -> TorchCall:
+        def with_arrays(self, tensors: Sequence[Shaped[Array, "*_"]]) -> TorchCall:
             """Return the call with its arrays replaced by arrays of the same elements."""
 
         def select_batch(self, index: BatchIndex) -> TorchCall:
@@ -231,9 +230,9 @@ else:
 
 
 def bind_call(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Shaped[Array, "*_"],
     *,
     score: Score,
     normalizer: Normalizer,
@@ -302,12 +301,12 @@ def take_range(x: AnyArray, limits: tuple[int, int]) -> AnyArray:
 def masked_logits(
     function: Callable[[Array, Array, Tile], Array],
     mask: Mask | None,
-    query: Array,
-    key: Array,
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
     tile: Tile,
-    reference: Array,
+    reference: Shaped[Array, "*_"],
     clean: bool,
-) -> Array:
+) -> Num[Array, "*batch q k"]:
     """Return the logits of a tile, `(*batch, q, k)`, with −inf for the pairs that the mask excludes.
 
     Args:
@@ -332,7 +331,9 @@ def masked_logits(
     return logits if known and tuple(logits.shape) == shape else namespace(logits).broadcast_to(logits, shape)
 
 
-def apply_dropout(weights: AnyArray, tile: Tile, dropout: float, keys: Array | None = None) -> AnyArray:
+def apply_dropout(
+    weights: Float[AnyArray, "*batch q n"], tile: Tile, dropout: float, keys: Int[Array, "*#batch q n"] | None = None
+) -> Float[AnyArray, "*batch q n"]:
     """Set each weight to 0 with probability `dropout`, and divide the remaining weights by 1 − `dropout`.
 
     Args:
@@ -348,9 +349,9 @@ def apply_dropout(weights: AnyArray, tile: Tile, dropout: float, keys: Array | N
 
 
 def attend_dense(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Shaped[Array, "*_"],
     *,
     score: Score,
     normalizer: Normalizer,
@@ -358,7 +359,7 @@ def attend_dense(
     positions: Positions | None = None,
     dropout: float = 0.0,
     seed: Seed | None = None,
-) -> DenseResult:
+) -> _DenseResult:
     """Compute attention from the matrix of all logits, in O(q · k) memory, as the reference for tests.
 
     Args:
@@ -387,7 +388,7 @@ def attend_dense(
         return dense(call)
 
 
-def dense(call: BoundCall) -> DenseResult:
+def dense(call: BoundCall) -> _DenseResult:
     """Compute the output, weights and logits of a bound call from the matrix of all logits."""
     xp, tile = namespace(call.value), call.tile
     logits = call.logits(tile.rows, tile.cols)
@@ -396,4 +397,4 @@ def dense(call: BoundCall) -> DenseResult:
     weights = call.normalizer.weights(logits, tile)
     support = call.normalizer.support(logits, weights)
     output = apply_weights(apply_dropout(weights, tile, call.dropout), call.value, support, call.finite_value)
-    return DenseResult(cast(output, call.out_dtype), weights, logits)
+    return _DenseResult(cast(output, call.out_dtype), weights, logits)

@@ -20,12 +20,12 @@ from qkv.core.arrays import (
     stop_gradient,
     where,
 )
-from qkv.core.typing import Array, Bool, Float, Num
+from qkv.core.typing import Array, Bool, Float, Num, Shaped
 
 __all__ = ["all_finite", "apply_weights", "guarded_logits", "zero_nonfinite"]
 
 
-def all_finite(x: Array) -> bool:
+def all_finite(x: Shaped[Array, "*_"]) -> bool:
     """Return whether all elements of `x` are known to be finite.
 
     The result is True for text and integers, and False for floating-point tracers, whose elements are unknown.

@@ -43,7 +43,7 @@ def top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch t
     return xp.argsort(x, axis=-1, descending=True, stable=True)[..., :count]
 
 
-def _nan_to_inf(x: Array) -> Array:
+def _nan_to_inf(x: Num[Array, "*shape"]) -> Num[Array, "*shape"]:
     return where(namespace(x).isnan(x), math.inf, x)
 
 
@@ -130,7 +130,7 @@ def kth_largest(x: Num[Array, "*batch n"], count: int) -> Num[Array, "*batch 1"]
     return np.partition(np.asarray(x), at, axis=-1)[..., at : at + 1]
 
 
-def _torch_top_k(x: Tensor, count: int) -> Tensor:
+def _torch_top_k(x: Num[Tensor, "*batch n"], count: int) -> Int[Tensor, "*batch top"]:
     import torch
 
     # torch.topk does not define which of equal entries it takes. One entry more than `count` shows whether there are

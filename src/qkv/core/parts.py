@@ -28,7 +28,7 @@ from qkv.core.arrays import (
 )
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.checks import is_int
-from qkv.core.typing import Array, DType, Num
+from qkv.core.typing import Array, DType, Num, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
 
 __all__ = [
@@ -110,7 +110,7 @@ class Part:
 
     # -- arrays -----------------------------------------------------------------------------------------
 
-    def arrays(self) -> tuple[Array, ...]:
+    def arrays(self) -> tuple[Shaped[Array, "*_"], ...]:
         """Return all arrays of the part and of its inner parts, in the order of the fields."""
         return tuple(array for array, _ in self._iterate_arrays())
 
@@ -134,7 +134,7 @@ class Part:
             )
         return out
 
-    def map_arrays(self, function: Callable[[Array], Array]) -> Self:
+    def map_arrays(self, function: Callable[[Shaped[Array, "*_"]], Shaped[Array, "*_"]]) -> Self:
         """Return a copy of the part in which `function` is applied to each array, also of inner parts."""
         return self._map(lambda array, names: function(array))
 
@@ -167,7 +167,7 @@ class Part:
 
     def bind(
         self,
-        reference: Array,
+        reference: Shaped[Array, "*_"],
         batch: tuple[int, ...],
         dtype: DType = None,
         lengths: dict[str, int] | None = None,
@@ -213,7 +213,7 @@ class Part:
         yield self
         yield from _parts_in(tuple(getattr(self, name) for name in _fields(self)))
 
-    def _iterate_arrays(self) -> Iterator[tuple[Array, tuple[str, ...] | None]]:
+    def _iterate_arrays(self) -> Iterator[tuple[Shaped[Array, "*_"], tuple[str, ...] | None]]:
         found: list[tuple[Array, tuple[str, ...] | None]] = []
         self._map(lambda array, names: found.append((array, names)))
         return iter(found)
@@ -312,7 +312,7 @@ def _format_value(value: object) -> str:
     return repr(value)
 
 
-def _check_batch(owner: str, array: Array, names: tuple[str, ...], batch: tuple[int, ...]) -> None:
+def _check_batch(owner: str, array: Shaped[Array, "*_"], names: tuple[str, ...], batch: tuple[int, ...]) -> None:
     own = tuple(array.shape[: array.ndim - len(names)])
     expected = ", ".join(("*batch", *names))
     if array.ndim < len(names):
@@ -338,7 +338,7 @@ def _check_batch(owner: str, array: Array, names: tuple[str, ...], batch: tuple[
         )
 
 
-def _check_lengths(owner: str, array: Array, names: tuple[str, ...], lengths: dict[str, int]) -> None:
+def _check_lengths(owner: str, array: Shaped[Array, "*_"], names: tuple[str, ...], lengths: dict[str, int]) -> None:
     for name, length in zip(names, array.shape[array.ndim - len(names) :], strict=True):
         if length not in (1, lengths.get(name, length)):
             raise ShapeError(

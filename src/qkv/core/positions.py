@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from qkv.core.arrays import as_array, dtype_name
 from qkv.core.parts import Part, array_field
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Num
 from qkv.errors import KindError, OptionError
 
 __all__ = ["Align", "Positions"]
@@ -55,7 +55,7 @@ class Positions(Part):
                 "Convert it to an integer dtype."
             )
 
-    def offset(self, q: int, k: int) -> Array | int:
+    def offset(self, q: int, k: int) -> Num[Array, "*batch"] | int:
         """Return the position of query 0 in a call with `q` queries and `k` keys.
 
         The result is an int, or an integer array with one element per batch element.

@@ -30,7 +30,7 @@ from qkv.core.arrays import (
 )
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.threefry import MASK, Seed, numpy_pair_words, seed_words, threefry, word
-from qkv.core.typing import Array, Bool, Float
+from qkv.core.typing import Array, Bool, Float, Int, Num, Shaped
 
 __all__ = ["DROPOUT", "ROUNDS", "SAMPLE", "Indices", "dropout_mask", "dropout_rate", "gumbel", "uniform"]
 
@@ -47,7 +47,7 @@ Indices: TypeAlias = Range | Array
 
 
 @lru_cache(maxsize=8)
-def _element_keys(seed: int, stream: int, count: int) -> tuple[Array, Array]:
+def _element_keys(seed: int, stream: int, count: int) -> tuple[Num[Array, " n"], Num[Array, " n"]]:
     """Return the key of the random number generator for each of `count` batch elements.
 
     A key consists of two 32-bit integers, which are returned as two arrays. The keys of neighboring batch elements are
@@ -58,7 +58,9 @@ def _element_keys(seed: int, stream: int, count: int) -> tuple[Array, Array]:
     return threefry(key, (np.arange(count, dtype=np.uint32), word(reference, stream)))
 
 
-def _keys(seed: int, stream: int, batch: tuple[int, ...], index: BatchIndex) -> tuple[np.ndarray, np.ndarray]:
+def _keys(
+    seed: int, stream: int, batch: tuple[int, ...], index: BatchIndex
+) -> tuple[Num[np.ndarray, "*batch 1 1"], Num[np.ndarray, "*batch 1 1"]]:
     """Return the keys of the random number generator for the batch elements that `index` selects.
 
     A key consists of two 32-bit integers, which are returned as two NumPy arrays `(*batch, 1, 1)`.
@@ -68,7 +70,7 @@ def _keys(seed: int, stream: int, batch: tuple[int, ...], index: BatchIndex) -> 
     return first, second
 
 
-def _by_numpy(reference: Array) -> bool:
+def _by_numpy(reference: Shaped[Array, "*_"]) -> bool:
     """Return whether random bits for arrays like `reference` can be computed in NumPy.
 
     They can for NumPy arrays and for tensors on a CPU, on machines with little-endian byte order.
@@ -84,8 +86,8 @@ def _by_numpy(reference: Array) -> bool:
 
 
 def _key_words(
-    reference: Array, seed: Seed, stream: int, batch: tuple[int, ...], index: BatchIndex
-) -> tuple[Array, Array]:
+    reference: Shaped[Array, "*_"], seed: Seed, stream: int, batch: tuple[int, ...], index: BatchIndex
+) -> tuple[Num[Array, "*batch 1 1"], Num[Array, "*batch 1 1"]]:
     """Return the keys of the random number generator as arrays of the library of `reference`.
 
     A key consists of two 32-bit integers, which are returned as two arrays `(*batch, 1, 1)`, with the batch elements
@@ -101,7 +103,12 @@ def _key_words(
     return first, second
 
 
-def _words(reference: Array, key: tuple[Array, Array], rows: Indices, cols: Indices) -> Array:
+def _words(
+    reference: Shaped[Array, "*_"],
+    key: tuple[Num[Array, "*#batch 1 1"], Num[Array, "*#batch 1 1"]],
+    rows: Indices,
+    cols: Indices,
+) -> Num[Array, "*batch q n"]:
     """Return a random 32-bit integer for each pair of a query and a counter, `(*batch, q, n)`."""
     xp = namespace(reference)
     if not (_known(rows) and _known(cols)):
@@ -120,7 +127,7 @@ def _known(indices: Indices) -> TypeGuard[Range]:
     return isinstance(indices, tuple)
 
 
-def _index_array(reference: Array, indices: Indices) -> Array:
+def _index_array(reference: Shaped[Array, "*_"], indices: Indices) -> Int[Array, "*_"]:
     return arange(reference, *indices) if isinstance(indices, tuple) else indices
 
 
@@ -168,7 +175,7 @@ def _numpy_uniform(
     rows: Range,
     cols: Range,
     index: BatchIndex,
-) -> np.ndarray:
+) -> Float[np.ndarray, "*batch q k"]:
     bits = numpy_pair_words(_keys(seed, stream, batch, index), rows, cols, ROUNDS)
     u = bits.astype(np.float64 if "64" in str(reference.dtype) else np.float32)
     np.add(u, 0.5, out=u)
@@ -266,7 +273,7 @@ def dropout_mask(
     return both >= threshold
 
 
-def _half(words: Array, high: int | Array) -> Array:
+def _half(words: Num[Array, "*shape"], high: int | Int[Array, "*#shape"]) -> Num[Array, "*shape"]:
     """Return the upper 16 bits of 32-bit integers where `high` is not 0, otherwise the lower 16 bits.
 
     The top bit of the result is flipped.
@@ -280,5 +287,5 @@ def _half(words: Array, high: int | Array) -> Array:
     return low ^ _HALF
 
 
-def _upper(words: Array) -> Array:
+def _upper(words: Num[Array, "*shape"]) -> Num[Array, "*shape"]:
     return namespace(words).shift(words, 16) if library(words) == "tensorflow" else (words >> 16) & 0xFFFF

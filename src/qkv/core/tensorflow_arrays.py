@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.extras import require_packages
-from qkv.core.typing import Array, DType, Namespace
+from qkv.core.typing import Array, DType, Int, Namespace, Num, Shaped
 from qkv.errors import KindError
 
 __all__ = ["tensorflow_namespace"]
@@ -65,7 +65,7 @@ class _TensorFlow:
         setattr(self, name, function)
         return function
 
-    def broadcast_arrays(self, *arrays: Array) -> list[Array]:
+    def broadcast_arrays(self, *arrays: Shaped[Array, "*#shape"]) -> list[Shaped[Array, "*shape"]]:
         shape = np.broadcast_shapes(*(tuple(x.shape) for x in arrays))
         return [self._tf.broadcast_to(x, shape) for x in arrays]
 
@@ -77,21 +77,23 @@ class _TensorFlow:
 
     # -- functions for which the standard is stricter ----------------------------------------------------
 
-    def arange(self, start: int, stop: int) -> Array:
+    def arange(self, start: int, stop: int) -> Int[Array, " n"]:
         return self._tf.range(start, stop, dtype=self._tf.int64)
 
-    def argmax(self, x: Array, axis: int, keepdims: bool = False) -> Array:
+    def argmax(self, x: Shaped[Array, "*_"], axis: int, keepdims: bool = False) -> Int[Array, "*_"]:
         index = self._tf.argmax(x, axis, output_type=self._tf.int64)
         return self._tf.expand_dims(index, axis) if keepdims else index
 
-    def argsort(self, x: Array, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
+    def argsort(
+        self, x: Shaped[Array, "*shape"], axis: int = -1, descending: bool = False, stable: bool = True
+    ) -> Int[Array, "*shape"]:
         direction = "DESCENDING" if descending else "ASCENDING"
         return self._tf.cast(self._tf.argsort(x, axis, direction, stable=True), self._tf.int64)
 
-    def sort(self, x: Array, axis: int = -1, descending: bool = False) -> Array:
+    def sort(self, x: Shaped[Array, "*shape"], axis: int = -1, descending: bool = False) -> Shaped[Array, "*shape"]:
         return self._tf.sort(x, axis, "DESCENDING" if descending else "ASCENDING")
 
-    def matmul(self, x: Array, y: Array) -> Array:
+    def matmul(self, x: Num[Array, "*left n width"], y: Num[Array, "*right width m"]) -> Num[Array, "*batch n m"]:
         # Make batch axes equal first: TensorFlow 2.21 with oneDNN can abort the process, forward or in the
         # gradient, if an axis is 1 on one side only.
         tf = self._tf
@@ -118,17 +120,19 @@ class _TensorFlow:
         out.set_shape(batch.concatenate(own.shape[-2:]))
         return out
 
-    def take_along_axis(self, x: Array, index: Array, axis: int) -> Array:
+    def take_along_axis(
+        self, x: Shaped[Array, "*_"], index: Int[Array, "*shape"], axis: int
+    ) -> Shaped[Array, "*shape"]:
         # Batch axes are equal here and indices are not negative, so tf.gather is enough and faster than keras.ops.
         tf, axis = self._tf, axis % len(x.shape)
         if axis != len(x.shape) - 1:
             return self._ops.take_along_axis(x, index, axis)
         return tf.gather(x, index, batch_dims=len(index.shape) - 1)
 
-    def shift(self, x: Array, by: int) -> Array:
+    def shift(self, x: Num[Array, "*shape"], by: int) -> Num[Array, "*shape"]:
         return self._bitwise.right_shift(x, self._tf.constant(by, self._tf.uint32))
 
-    def rotate(self, x: Array, by: int) -> Array:
+    def rotate(self, x: Num[Array, "*shape"], by: int) -> Num[Array, "*shape"]:
         """Rotate the bits of unsigned 32-bit integers to the left by `by` places."""
         bits, word = self._bitwise, self._tf.uint32
         high = bits.left_shift(x, self._tf.constant(by, word))

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from qkv.core.arrays import asarray_like, dtype_name, is_array, is_tensor, itemsize, library, namespace
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, Num, Shaped
 
 __all__ = ["MASK", "Seed", "numpy_pair_words", "seed_words", "threefry", "word"]
 
@@ -28,7 +28,7 @@ _CHUNK = 2**15
 """Number of 32-bit words per pass in NumPy, chosen so that temporary arrays fit into the CPU cache."""
 
 
-def word(reference: Array, value: int | Array) -> Array:
+def word(reference: Shaped[Array, "*_"], value: int | Num[Array, "*shape"]) -> Num[Array, "*shape"]:
     """Return `value` modulo 2^32 as an array of dtype uint32 in the library of `reference`.
 
     In PyTorch the dtype is int32, and the elements have the same bits.
@@ -44,7 +44,7 @@ def word(reference: Array, value: int | Array) -> Array:
     return xp.astype(asarray_like(reference, value), xp.uint32)
 
 
-def _rotate(x: Array, by: int) -> Array:
+def _rotate(x: Num[Array, "*shape"], by: int) -> Num[Array, "*shape"]:
     if library(x) == "tensorflow":
         return namespace(x).rotate(x, by)
     if is_tensor(x):  # the right shift of a signed word extends the sign: mask it
@@ -52,7 +52,11 @@ def _rotate(x: Array, by: int) -> Array:
     return (x << by) | (x >> (32 - by))
 
 
-def threefry(key: tuple[Array, Array], counter: tuple[Array, Array], rounds: int = 20) -> tuple[Array, Array]:
+def threefry(
+    key: tuple[Num[Array, "*#shape"], Num[Array, "*#shape"]],
+    counter: tuple[Num[Array, "*#shape"], Num[Array, "*#shape"]],
+    rounds: int = 20,
+) -> tuple[Num[Array, "*shape"], Num[Array, "*shape"]]:
     """Return two arrays of random 32-bit integers, computed from a key and a counter of two integers each.
 
     Args:
@@ -78,7 +82,7 @@ def threefry(key: tuple[Array, Array], counter: tuple[Array, Array], rounds: int
     return x, y
 
 
-def seed_words(seed: Seed) -> tuple[int | Array, int | Array]:
+def seed_words(seed: Seed) -> tuple[int | Num[Array, ""], int | Num[Array, ""]]:
     """Return two integers or arrays whose last 32 bits are the low and the high 32 bits of a seed.
 
     Example:
@@ -96,7 +100,10 @@ def seed_words(seed: Seed) -> tuple[int | Array, int | Array]:
 
 
 def numpy_pair_words(
-    key: tuple[np.ndarray, np.ndarray], rows: tuple[int, int], cols: tuple[int, int], rounds: int
+    key: tuple[Num[np.ndarray, "*batch 1 1"], Num[np.ndarray, "*batch 1 1"]],
+    rows: tuple[int, int],
+    cols: tuple[int, int],
+    rounds: int,
 ) -> Num[np.ndarray, "*batch q n"]:
     """Return a random 32-bit integer for each pair of a query and a counter, as a NumPy array `(*batch, q, n)`.
 
@@ -129,12 +136,12 @@ def numpy_pair_words(
 
 
 def _mix(
-    keys: list[np.ndarray],
-    row_counters: np.ndarray,
-    col_counters: np.ndarray,
+    keys: list[Num[np.ndarray, "*batch 1 1"] | np.uint32],
+    row_counters: Num[np.ndarray, "rows 1"],
+    col_counters: Num[np.ndarray, " n"],
     rounds: int,
-    out: np.ndarray,
-    workspace: np.ndarray,
+    out: Num[np.ndarray, "*batch rows 2 n"],
+    workspace: Num[np.ndarray, "3 *batch rows n"],
 ) -> None:
     """Compute two random 32-bit integers for each counter and write them to `out[..., :2, :]`."""
     x, y, t = workspace

@@ -204,7 +204,9 @@ class Tile:
             cols = keys
         return random.dropout_mask(reference, self._require_seed(), batch, rows, cols, dropout, index)
 
-    def _draw(self, function: Callable[..., Array], reference: Array, stream: int) -> Array:
+    def _draw(
+        self, function: Callable[..., Array], reference: Shaped[Array, "*_"], stream: int
+    ) -> Float[Array, "*batch q k"]:
         batch, index = self.batch_origin or (self.batch, ())
         return function(reference, self._require_seed(), stream, batch, *self._indices(reference), index)
 
@@ -215,7 +217,7 @@ class Tile:
             )
         return self.seed
 
-    def _indices(self, reference: Array) -> tuple[random.Indices, random.Indices]:
+    def _indices(self, reference: Shaped[Array, "*_"]) -> tuple[random.Indices, random.Indices]:
         """Return the index ranges of the tile's queries and keys, or two arrays of their indices.
 
         Arrays are returned in TensorFlow, and in compiled loops, in which the ranges are known only at run time.

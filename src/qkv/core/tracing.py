@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Shaped
 
 __all__ = ["tracing_mode"]
 
 
-def tracing_mode(*arrays: Array) -> str:
+def tracing_mode(*arrays: Shaped[Array, "*_"]) -> str:
     """Return the name of the active PyTorch tracer or transform, or "" if there is none.
 
     The names are "compile", "export", "vmap", "jvp" and "twice". "vmap" includes `torch.func.grad`, and "twice" means

@@ -15,7 +15,7 @@ from typing import Literal
 from qkv.core.arrays import as_array, dtype_name, is_array
 from qkv.core.parts import Part, delegates
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, ArrayLike, Bool, Shaped
+from qkv.core.typing import Array, ArrayLike, Bool, Num, Shaped
 from qkv.errors import KindError
 
 __all__ = ["And", "Coverage", "Mask", "Not", "Or", "and_masks", "require_boolean", "require_mask"]
@@ -230,7 +230,7 @@ def require_boolean(owner: str, array: Shaped[Array, "*_shape"]) -> Bool[Array, 
     return array
 
 
-def require_integers(owner: str, name: str, value: ArrayLike) -> Array | int:
+def require_integers(owner: str, name: str, value: ArrayLike) -> Num[Array, "*_"] | int:
     """Return `value` if it is an int, otherwise convert it to an array and check that its elements are integers.
 
     Raises:

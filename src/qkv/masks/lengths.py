@@ -9,7 +9,7 @@ import numpy as np
 from qkv.core.arrays import to_numpy
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool
+from qkv.core.typing import Array, Bool, Num
 from qkv.masks.base import Coverage, Mask, require_integers
 
 __all__ = ["Lengths", "length_range", "shorter_than"]
@@ -52,13 +52,13 @@ class Lengths(Mask):
         return "all" if tile.cols[1] <= known[0] else "none" if tile.cols[0] >= known[1] else "part"
 
 
-def shorter_than(tile: Tile, reference: Array, lengths: Array | int) -> Bool[Array, "*batch #q k"]:
+def shorter_than(tile: Tile, reference: Array, lengths: Num[Array, "*batch"] | int) -> Bool[Array, "*batch #q k"]:
     """Return a boolean array that is True for keys of the tile with an index below the length of the batch element."""
     each = lengths if isinstance(lengths, int) else lengths[..., None, None]
     return tile.key_positions(reference)[None, :] < each
 
 
-def length_range(lengths: Array | int) -> tuple[int, int] | None:
+def length_range(lengths: Num[Array, "*batch"] | int) -> tuple[int, int] | None:
     """Return the smallest and the largest length, or None if `lengths` is empty or traced."""
     known = np.asarray(lengths) if isinstance(lengths, int) else to_numpy(lengths)
     return None if known is None or known.size == 0 else (int(known.min()), int(known.max()))

@@ -14,7 +14,7 @@ from qkv.core.arrays import dtype_name, requires_gradient
 from qkv.core.axes import Axes
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Num, Shaped
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.kernel_protocol import PreparedCall
@@ -64,9 +64,9 @@ _SIGNATURES: WeakKeyDictionary[Part, Hashable] = WeakKeyDictionary()
 
 
 def call_signature(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Shaped[Array, "*_"],
     fields: SpecFields,
     readouts: tuple[Readout, ...],
     *options: Hashable,
@@ -124,7 +124,14 @@ def call_signature(
     return signature, holds_arrays
 
 
-def store_plan(signature: Hashable, holds_arrays: bool, plan: Plan, query: Array, key: Array, value: Array) -> None:
+def store_plan(
+    signature: Hashable,
+    holds_arrays: bool,
+    plan: Plan,
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Num[Array, "*#batch k value_width"],
+) -> None:
     """Store the plan of a call in the cache, and drop the oldest plan if the cache is full.
 
     Args:
@@ -144,7 +151,9 @@ def store_plan(signature: Hashable, holds_arrays: bool, plan: Plan, query: Array
         PLANS.popitem(last=False)
 
 
-def _prepare(plan: Plan, query: Array, key: Array, value: Array) -> PreparedCall | None:
+def _prepare(
+    plan: Plan, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], value: Num[Array, "*#batch k value_width"]
+) -> PreparedCall | None:
     """Return a function that runs a planned call, or None if each such call must be bound first.
 
     Calls must be bound if they are of text, if their arrays must be cast, or if they use random numbers.

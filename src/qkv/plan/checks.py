@@ -7,7 +7,7 @@ import numpy as np
 from qkv.core.arrays import dtype_name, is_array, is_text, library, requires_gradient, result_dtype
 from qkv.core.axes import Axes
 from qkv.core.threefry import Seed
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Shaped
 from qkv.errors import KindError, OptionError, RefusedError
 from qkv.plan.cost import memory_bytes
 from qkv.plan.problem import Problem
@@ -18,9 +18,9 @@ __all__ = ["check_problem", "read_problem", "read_seed"]
 
 
 def read_problem(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Shaped[Array, "*_"],
     spec: Spec,
     readouts: tuple[Readout, ...],
     memory: int | str,

@@ -156,7 +156,9 @@ class Readout(Part, ABC):
         """Return a `Reduction` for each array that `read` returns, by default for one array `(*batch, q)`."""
         return (Reduction((tile.q_total,), (slice(*tile.rows),), across_keys(tile, self.reduce_op), self.initial),)
 
-    def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
+    def merge(
+        self, old: tuple[Num[Array, "*_"], ...], new: tuple[Num[Array, "*_"], ...], tile: Tile
+    ) -> tuple[Num[Array, "*_"], ...]:
         """Combine the arrays `old`, stored so far, with the arrays `new` of a tile, and return the result."""
         reductions = self.reductions(tile)
         return tuple(each.combine(a, b) for each, a, b in zip(reductions, old, new, strict=True))
@@ -174,12 +176,12 @@ def across_keys(tile: Tile, op: ReduceOp) -> ReduceOp:
     return "set" if tile.cols == (0, tile.k_total) else op
 
 
-def flatten(result: Result) -> tuple[Array, ...]:
+def flatten(result: Result) -> tuple[Num[Array, "*_"], ...]:
     """Return the arrays of a readout's result, which is an array or a named tuple of arrays, as a tuple."""
     return tuple(result) if isinstance(result, tuple) else (result,)
 
 
-def unflatten(arrays: tuple[Array, ...], like: Result | type) -> Result:
+def unflatten(arrays: tuple[Num[Array, "*_"], ...], like: Result | type) -> Result:
     """Return `arrays` as a result of the same type as `like`, which is a result or the class of a result."""
     kind: Any = like if isinstance(like, type) else type(like)
     unflattened: Result = kind(*arrays) if issubclass(kind, tuple) else arrays[0]

@@ -10,7 +10,7 @@ from qkv.core.arrays import namespace, where, zeros
 from qkv.core.ordering import finite_top_k_indices
 from qkv.core.parts import require_positive_integer
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Int
+from qkv.core.typing import Array, Float, Int, Num
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction, across_keys
 
@@ -85,7 +85,12 @@ class TopWeights(Readout):
         how = across_keys(tile, "top-k")
         return Reduction(shape, at, how), Reduction(shape, at, how, -1)
 
-    def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
+    def merge(
+        self,
+        old: tuple[Num[Array, "*batch q old"], ...],
+        new: tuple[Num[Array, "*batch q new"], ...],
+        tile: Tile,
+    ) -> tuple[Num[Array, "*batch q k"], ...]:
         """Return the k largest of the weights stored so far and those of a tile, and the indices of their keys.
 
         Ties go to the weights stored so far.

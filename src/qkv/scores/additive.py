@@ -49,7 +49,7 @@ class Additive(GeneralScore):
     vector: Array = array_field("hidden", default=None)
 
     @property
-    def tanh_vector(self) -> Array | None:  # type: ignore[override]
+    def tanh_vector(self) -> Num[Array, "*batch hidden"] | None:  # type: ignore[override]
         """The vector v `(*batch, hidden)` of the weights of the hidden units."""
         return self.vector
 

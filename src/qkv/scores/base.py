@@ -155,7 +155,9 @@ class Score(Part, ABC):
         """Return an equivalent score without redundant nesting, or this score if nothing can be removed."""
         return self
 
-    def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
+    def project(
+        self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile
+    ) -> tuple[Shaped[Array, "*_"], Shaped[Array, "*_"]]:
         """Return the projections of query and key, which are computed once per call in O(q + k).
 
         `projected_logits` computes the logits from the projections. The default returns the vectors of `lift`, with
@@ -169,7 +171,9 @@ class Score(Part, ABC):
         one = namespace(right).ones_like(right[..., :1])
         return concat_features(left, term[..., None]), concat_features(right, one)
 
-    def _lift_with_term(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, Array | None]:
+    def _lift_with_term(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"], Num[Array, "*#batch q"] | None]:
         if tile.centre is None:
             tile = replace(tile, centre=self.centre(key))
         return *self.lift(query, key, tile), self.query_term(query, tile)
@@ -188,7 +192,9 @@ class Score(Part, ABC):
         return product_bound(left, right) if self.is_inner_product else None
 
     @final
-    def __call__(self, query: ArrayLike, key: ArrayLike, positions: Positions | None = None) -> Array:
+    def __call__(
+        self, query: ArrayLike, key: ArrayLike, positions: Positions | None = None
+    ) -> Shaped[Array, "*#batch #q #k"]:
         """Return the logits of all pairs of a query and a key, `(*batch, q, k)`, at once in O(q · k) memory.
 
         Args:
@@ -295,7 +301,7 @@ class PointwiseScore(WrapperScore):
         """Whether the changed logits are exactly the inner products of the vectors of `lift`."""
         return self.lift_kind == "exact"
 
-    def offset(self, tile: Tile, reference: Array) -> Array:
+    def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch #q #k"]:
         """Return the array to add to the inner logits of a tile; it broadcasts to `(*batch, q, k)`.
 
         Args:
@@ -317,7 +323,9 @@ class PointwiseScore(WrapperScore):
         """Return the logits of the inner score for a tile, changed by `transform`."""
         return self.transform(self.score.logits(query, key, tile), tile)
 
-    def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
+    def project(
+        self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile
+    ) -> tuple[Shaped[Array, "*_"], Shaped[Array, "*_"]]:
         """Return the projections of this score if its `lift` is exact, otherwise those of the inner score."""
         if self.is_inner_product:
             return super().project(query, key, tile)

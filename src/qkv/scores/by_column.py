@@ -82,7 +82,9 @@ class ByColumn(GeneralScore):
         return total
 
 
-def _column_logits(name: str, score: Score, query: Array, key: Array, ndims: tuple[int, int]) -> Array:
+def _column_logits(
+    name: str, score: Score, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], ndims: tuple[int, int]
+) -> Shaped[Array, "*#batch #q #k"]:
     q, k = query.shape[ndims[0] - 1], key.shape[ndims[1] - 1]
     if query.dtype != object:
         query, key = (x[..., None] if x.ndim == n else x for x, n in zip((query, key), ndims, strict=True))

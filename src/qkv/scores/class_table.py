@@ -19,7 +19,7 @@ from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
 
 __all__ = ["ClassTable"]
 
-MAX_LIFTED_CLASSES = 64
+_MAX_LIFTED_CLASSES = 64
 """Number of classes up to which a column per class is faster than a lookup per pair; see docs/decisions/0006."""
 
 
@@ -54,7 +54,7 @@ class ClassTable(PointwiseScore):
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
         """The `lift_kind` of the inner score if there are at most 64 query classes or key classes, otherwise None."""
-        return self.score.lift_kind if min(self.table.shape[-2:]) <= MAX_LIFTED_CLASSES else None
+        return self.score.lift_kind if min(self.table.shape[-2:]) <= _MAX_LIFTED_CLASSES else None
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
@@ -98,7 +98,7 @@ def _one_hot(classes: Num[Array, "*batch n"], count: int, table: Array) -> Num[A
     return cast(classes[..., None] == arange(table, 0, count), table.dtype)
 
 
-def _check_classes(side: str, classes: Array, count: int) -> None:
+def _check_classes(side: str, classes: Num[Array, "*batch n"], count: int) -> None:
     # The lookup in the flattened table would silently read another row for a class that is too large.
     if statically_known_true(namespace(classes).any((classes < 0) | (classes >= count))):
         lowest, highest = int(namespace(classes).min(classes)), int(namespace(classes).max(classes))

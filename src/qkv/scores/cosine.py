@@ -57,7 +57,7 @@ class Cosine(InnerProductScore):
         return _normalize(query) / expand_to_pairs(self.temperature), _normalize(key)
 
 
-def _normalize(x: Array) -> Array:
+def _normalize(x: Num[Array, "*batch n width"]) -> Num[Array, "*batch n width"]:
     """Return each row divided by its norm, and rows of zeros unchanged with gradient 0."""
     xp = namespace(x)
     largest = xp.max(xp.abs(stop_gradient(x)), axis=-1, keepdims=True) if x.shape[-1] else xp.ones_like(x[..., :1])

@@ -88,7 +88,7 @@ class Gaussian(InnerProductScore):
         query = self._scaled(query, tile)
         return -0.5 * namespace(query).sum(query * query, axis=-1)
 
-    def _scaled(self, x: Array, tile: Tile) -> Array:
+    def _scaled(self, x: Num[Array, "*#batch n width"], tile: Tile) -> Num[Array, "*#batch n width"]:
         centre = tile.centre
         assert not isinstance(centre, tuple)
         return (x if centre is None else x - centre) / expand_to_pairs(self.bandwidth)

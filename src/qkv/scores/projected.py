@@ -88,7 +88,7 @@ class Projected(WrapperScore):
 
     def project(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Num[Array, "*#batch q left_width"], Num[Array, "*#batch k right_width"]]:
         """Return the projections that the inner score computes from the projected queries and keys."""
         return self.score.project(*self._project(query, key), tile)
 
@@ -102,7 +102,9 @@ class Projected(WrapperScore):
         """Return the point that the inner score subtracts from the projected queries and keys, or None."""
         return self.score.centre(_linear(key, self.key_weight))
 
-    def _project(self, query: Array, key: Array) -> tuple[Array, Array]:
+    def _project(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
+    ) -> tuple[Num[Array, "*#batch q left_width"], Num[Array, "*#batch k right_width"]]:
         return _linear(query, self.query_weight), _linear(key, self.key_weight)
 
     def _widths(self, query_width: int, key_width: int) -> tuple[int, int]:
@@ -111,6 +113,8 @@ class Projected(WrapperScore):
         return left, right
 
 
-def _linear(x: Array, weight: Array | None) -> Array:
+def _linear(
+    x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch hidden width"] | None
+) -> Num[Array, "*#batch n hidden"]:
     xp = namespace(x)
     return x if weight is None else xp.matmul(x, xp.matrix_transpose(weight))

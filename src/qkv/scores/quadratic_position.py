@@ -13,7 +13,7 @@ from typing import ClassVar
 from qkv.core.arrays import cast, namespace
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, Int, Num
 from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
 
 __all__ = ["QuadraticPosition"]
@@ -85,6 +85,6 @@ class QuadraticPosition(PointwiseScore):
         return tile.map_relative_positions(reference, penalty)
 
 
-def _center_positions(positions: Array, tile: Tile, reference: Array) -> Array:
+def _center_positions(positions: Int[Array, "*shape"], tile: Tile, reference: Array) -> Num[Array, "*shape"]:
     # Relative to the middle key, because squares of large positions lose digits.
     return cast(positions - tile.k_total // 2, reference.dtype)

@@ -57,5 +57,7 @@ class SeparableGate(GateWeights, InnerProductScore):
         return _gated(query, self.query_weight, self.query_bias), _gated(key, self.key_weight, self.key_bias)
 
 
-def _gated(x: Array, weight: Array, bias: Array | float) -> Array:
+def _gated(
+    x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch width"], bias: Num[Array, "*#batch"] | float
+) -> Num[Array, "*#batch n width"]:
     return x * sigmoid(gate_logits(x, weight)[..., None] + expand_to_pairs(bias))
