@@ -48,7 +48,7 @@ class Observation:
         plan: the plan that ran, with the outcome of its run-time checks.
     """
 
-    output: Array
+    output: Num[Array, "*batch q value_width"]
     readouts: tuple[Any, ...]
     plan: Plan
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import TypeVar
 
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Shaped
 
 __all__ = ["BatchIndex", "batch_indices", "batch_shape", "take_batch"]
 
@@ -17,7 +17,7 @@ BatchIndex = tuple[int | slice, ...]
 AnyArray = TypeVar("AnyArray", bound=Array)
 
 
-def take_batch(x: AnyArray, index: BatchIndex, core: int) -> AnyArray:
+def take_batch(x: Shaped[AnyArray, "*_"], index: BatchIndex, core: int) -> Shaped[AnyArray, "*_"]:
     """Return the batch elements of `x` that a batch index selects, or `x` itself if it has no batch axes.
 
     Args:

@@ -57,9 +57,9 @@ class _DenseResult:
         logits: `(*batch, q, k)`, −inf where the mask excludes a key.
     """
 
-    output: Array
-    weights: Array
-    logits: Array
+    output: Float[Array, "*batch q value_width"]
+    weights: Float[Array, "*batch q k"]
+    logits: Float[Array, "*batch q k"]
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ def bind_call(
     )
 
 
-def take_range(x: AnyArray, limits: tuple[int, int]) -> AnyArray:
+def take_range(x: Shaped[AnyArray, "*_"], limits: tuple[int, int]) -> Shaped[AnyArray, "*_"]:
     """Return the rows of query, key or value from index `limits[0]` up to, but not including, `limits[1]`."""
     index = (..., slice(*limits)) if is_text(x) else (..., slice(*limits), slice(None))
     return x[index]  # type: ignore[return-value]

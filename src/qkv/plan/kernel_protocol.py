@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from qkv.core.equation import BoundCall
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Num
 from qkv.plan.cost import Cost
 from qkv.plan.problem import Problem
 
@@ -25,7 +25,7 @@ class Result:
         guards: one phrase for each guard on the data, which tells whether its fast path was taken.
     """
 
-    output: Array
+    output: Num[Array, "*batch q value_width"]
     readouts: tuple[Any, ...] = ()
     guards: tuple[str, ...] = ()
 

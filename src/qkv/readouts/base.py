@@ -119,10 +119,13 @@ class Readout(Part, ABC):
         return self
 
     def refuse(self, normalizer: Normalizer) -> str | None:
-        """Return a sentence that states why the readout is undefined for a normalizer, or None if it is defined."""
+        """Return the error message if the readout is undefined for a normalizer, or None if it is defined."""
         if self.requires is None or getattr(normalizer, self.requires):
             return None
-        return f"the normalizer must {_REQUIREMENTS[self.requires]} for {type(self).__name__}, got {normalizer}."
+        return (
+            f"the normalizer must {_REQUIREMENTS[self.requires]} for {type(self).__name__}, got {normalizer}. "
+            "Choose such a normalizer, or leave out the readout."
+        )
 
     def check(self, tile: Tile) -> None:
         """Raise an error if the readout refers to queries, heads or positions that the call does not have."""

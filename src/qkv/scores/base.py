@@ -108,7 +108,9 @@ class Score(Part, ABC):
         check_same_width(self, query_width, key_width)
 
     @abstractmethod
-    def logits(self, query: Array, key: Array, tile: Tile) -> Shaped[Array, "*#batch #q #k"]:
+    def logits(
+        self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile
+    ) -> Shaped[Array, "*#batch #q #k"]:
         """Return the logits of a tile, `(*batch, q, k)`.
 
         Args:
@@ -178,13 +180,15 @@ class Score(Part, ABC):
             tile = replace(tile, centre=self.centre(key))
         return *self.lift(query, key, tile), self.query_term(query, tile)
 
-    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Shaped[Array, "*#batch #q #k"]:
+    def projected_logits(
+        self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"], tile: Tile
+    ) -> Shaped[Array, "*#batch #q #k"]:
         """Return the logits of a tile, `(*batch, q, k)`, from the projections of its queries and keys."""
         if not self.is_inner_product:
             return self.logits(left, right, tile)
         return namespace(left).matmul(left, namespace(left).matrix_transpose(right))
 
-    def bound(self, left: Array, right: Array) -> Shaped[Array, ""] | None:
+    def bound(self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"]) -> Shaped[Array, ""] | None:
         """Return an upper bound of |logit| over all pairs of `left` and `right` in O(q + k), or None if none is known.
 
         If the bound is below 60, kernels compute exponentials without subtracting the maximum of each row.
@@ -212,7 +216,8 @@ class Score(Part, ABC):
         if query.ndim < core or key.ndim < core:
             raise ShapeError(
                 "query and key must have shape (*batch, length, width), or (*batch, length) if they are text, got "
-                f"shapes {tuple(query.shape)} and {tuple(key.shape)}."
+                f"shapes {tuple(query.shape)} and {tuple(key.shape)}. Add the missing axes, for example with "
+                "x[:, None] if an array x has one number per row."
             )
         self.check_kind(is_text(query), is_text(key))
         if core == 2:
@@ -319,7 +324,7 @@ class PointwiseScore(WrapperScore):
         """Return the changed logits of a tile, `(*batch, q, k)`. The default adds `offset` to the inner logits."""
         return logits + self.offset(tile, logits)
 
-    def logits(self, query: Array, key: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
+    def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
         """Return the logits of the inner score for a tile, changed by `transform`."""
         return self.transform(self.score.logits(query, key, tile), tile)
 
@@ -331,7 +336,9 @@ class PointwiseScore(WrapperScore):
             return super().project(query, key, tile)
         return self.score.project(query, key, tile)
 
-    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
+    def projected_logits(
+        self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"], tile: Tile
+    ) -> Num[Array, "*#batch #q #k"]:
         """Return the changed logits of a tile, `(*batch, q, k)`, from the projections of its queries and keys."""
         if self.is_inner_product:
             return super().projected_logits(left, right, tile)
@@ -342,7 +349,7 @@ class GeneralScore(Score):
     """Base class of scores that compute the logit of a pair by an arbitrary function of query and key."""
 
     @abstractmethod
-    def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch #q #k"]:
+    def compare(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> Shaped[Array, "*#batch #q #k"]:
         """Return the logits of all pairs, `(*batch, q, k)`. Each logit may depend only on its own query and key."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
@@ -350,7 +357,9 @@ class GeneralScore(Score):
         return max(query_width, key_width)
 
     @final
-    def logits(self, query: Array, key: Array, tile: Tile) -> Shaped[Array, "*#batch #q #k"]:
+    def logits(
+        self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile
+    ) -> Shaped[Array, "*#batch #q #k"]:
         """Return the logits of a tile, `(*batch, q, k)`, as `compare` computes them."""
         return self.compare(query, key)
 
@@ -365,7 +374,7 @@ def check_same_width(score: Score, query_width: int, key_width: int) -> None:
         )
 
 
-def concat_features(*arrays: Array) -> Num[Array, "*batch n width"]:
+def concat_features(*arrays: Num[Array, "*#batch #n _"]) -> Num[Array, "*batch n width"]:
     """Concatenate arrays along the last axis after broadcasting all other axes."""
     xp = namespace(*arrays)
     lead = xp.broadcast_arrays(*(x[..., :1] for x in arrays))[0].shape[:-1]

@@ -92,6 +92,6 @@ def _column_logits(
         if query.shape[-1] != key.shape[-1]:
             raise ShapeError(
                 f"column {name!r} must have the same width in query and key, got widths {query.shape[-1]} and "
-                f"{key.shape[-1]}."
+                f"{key.shape[-1]}. Store vectors of the same width in both."
             )
     return score.logits(query, key, Tile.whole(q, k))

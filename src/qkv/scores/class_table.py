@@ -94,7 +94,7 @@ class ClassTable(PointwiseScore):
         return gather(flat, self.query_classes[..., :, None] * columns + self.key_classes[..., None, :])
 
 
-def _one_hot(classes: Num[Array, "*batch n"], count: int, table: Array) -> Num[Array, "*batch n count"]:
+def _one_hot(classes: Num[Array, "*batch n"], count: int, table: Num[Array, "*_"]) -> Num[Array, "*batch n count"]:
     return cast(classes[..., None] == arange(table, 0, count), table.dtype)
 
 
@@ -104,5 +104,5 @@ def _check_classes(side: str, classes: Num[Array, "*batch n"], count: int) -> No
         lowest, highest = int(namespace(classes).min(classes)), int(namespace(classes).max(classes))
         raise OptionError(
             f"{side}_classes of ClassTable must be between 0 and {count - 1} for a table with {count} {side} classes, "
-            f"got classes from {lowest} to {highest}."
+            f"got classes from {lowest} to {highest}. Number the classes from 0, or give a table with more classes."
         )

@@ -69,6 +69,6 @@ class Custom(GeneralScore):
         """Return `elements`, or the larger of the widths of query and key if `elements` is None."""
         return self.elements or max(query_width, key_width)
 
-    def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch #q #k"]:
+    def compare(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> Shaped[Array, "*#batch #q #k"]:
         """Return the logits `(*batch, q, k)` that `function` computes from query, key and `parameters`."""
         return self.function(query, key, *self.parameters)

@@ -41,7 +41,7 @@ class Exact(GeneralScore):
     default_normalizer = "sum"
     keeps_dtype = True
 
-    def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch q k"]:
+    def compare(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> Shaped[Array, "*#batch q k"]:
         """Return 1 for each pair of equal query and key, 0 for the other pairs. A missing text equals nothing."""
         if is_text(query):
             return map_batch(_equal_texts, query, key)

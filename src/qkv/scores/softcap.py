@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import asarray_like, namespace, where
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, Num, Shaped
 from qkv.scores.base import PointwiseScore, Score
 
 __all__ = ["Softcap"]
@@ -49,7 +49,7 @@ class Softcap(PointwiseScore):
         """The cap if it is a Python number, or None if it is an array."""
         return self.cap if isinstance(self.cap, (int, float)) else None
 
-    def bound(self, left: Array, right: Array) -> Num[Array, ""]:
+    def bound(self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"]) -> Num[Array, ""]:
         """Return an upper bound of |logit|: the cap, or the largest cap if it is an array."""
         return namespace(left).max(asarray_like(left, self.cap, left.dtype))
 

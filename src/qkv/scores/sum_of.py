@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from qkv.core.tile import Centre, Tile
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, Num, Shaped
 from qkv.errors import OptionError
 from qkv.scores.base import LiftKind, Score, concat_features
 
@@ -89,7 +89,7 @@ class SumOf(Score):
         """Return the sum of the operations per logit of all scores, plus 1 addition for each score."""
         return sum(score.flop_per_logit(query_width, key_width) + 1 for score in self.scores)
 
-    def logits(self, query: Array, key: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
+    def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
         """Return the sum of the logits of all scores for a tile, `(*batch, q, k)`."""
         total = self.scores[0].logits(query, key, tile)
         for score in self.scores[1:]:
