@@ -299,7 +299,7 @@ def take_range(x: Shaped[AnyArray, "*_"], limits: tuple[int, int]) -> Shaped[Any
 
 
 def masked_logits(
-    function: Callable[[Array, Array, Tile], Array],
+    function: Callable[[Shaped[Array, "*_"], Shaped[Array, "*_"], Tile], Shaped[Array, "*#batch #q #k"]],
     mask: Mask | None,
     query: Shaped[Array, "*_"],
     key: Shaped[Array, "*_"],

@@ -44,7 +44,7 @@ def zero_nonfinite(x: Num[Array, "*axes"]) -> Num[Array, "*axes"]:
 
 
 def guarded_logits(
-    score: Callable[[Array, Array], Array],
+    score: Callable[[Shaped[Array, "*_"], Shaped[Array, "*_"]], Shaped[Array, "*#batch #q #k"]],
     query: Num[Array, "*#batch q query_width"],
     key: Num[Array, "*#batch k key_width"],
 ) -> Num[Array, "*#batch #q #k"]:

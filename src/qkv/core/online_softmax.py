@@ -100,7 +100,7 @@ class ExponentialSums(PartialResult):
         )
 
     def finalize(
-        self, shift: Float[Array, "*batch q 1"] | None = None, extra: Array | float = 0.0
+        self, shift: Float[Array, "*batch q 1"] | None = None, extra: Float[Array, "*#batch #q 1"] | float = 0.0
     ) -> tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q 1"]]:
         """Return the output of each query, and its sum of exponentials relative to `shift`, including `extra`.
 

@@ -153,7 +153,7 @@ class Tile:
         return self.cols[0] if self.dynamic_start is None else self.cols[0] + self.dynamic_start[1]
 
     def map_relative_positions(
-        self, reference: Array, function: Callable[[Array], Array], align: Align | None = None
+        self, reference: Array, function: Callable[[Int[Array, "*_"]], Shaped[Array, "*_"]], align: Align | None = None
     ) -> Shaped[Array, "*batch q k"]:
         """Return `function(key position - query position)` for each pair of the tile, `(*batch, q, k)`.
 
@@ -205,7 +205,7 @@ class Tile:
         return random.dropout_mask(reference, self._require_seed(), batch, rows, cols, dropout, index)
 
     def _draw(
-        self, function: Callable[..., Array], reference: Shaped[Array, "*_"], stream: int
+        self, function: Callable[..., Float[Array, "*batch q k"]], reference: Shaped[Array, "*_"], stream: int
     ) -> Float[Array, "*batch q k"]:
         batch, index = self.batch_origin or (self.batch, ())
         return function(reference, self._require_seed(), stream, batch, *self._indices(reference), index)
