@@ -17,13 +17,13 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Float, Num, Shaped
 
 if TYPE_CHECKING:
-    from scipy.sparse import csr_array
+    from scipy.sparse import csr_array, csr_matrix
 
     from qkv.encoders.vocabulary import Vocabulary
 
 __all__ = ["Encoder", "TextEncoder", "Vectors", "WordContributions", "pack_words", "read_arrays", "unpack_words"]
 
-Vectors: TypeAlias = "Float[np.ndarray, 'rows width'] | csr_array"
+Vectors: TypeAlias = "Float[np.ndarray, 'rows width'] | csr_array | csr_matrix"
 """Vectors `(n, width)`, dense or sparse."""
 
 WordContributions: TypeAlias = "tuple[list[str], Vectors]"

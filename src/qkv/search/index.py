@@ -22,7 +22,7 @@ from qkv.search.text_sources import Document
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from scipy.sparse import csr_array
+    from scipy.sparse import csr_array, csr_matrix
 
     from qkv.encoders.encoder import WordContributions
 
@@ -67,7 +67,7 @@ class Index:
         self,
         table: pa.Table,
         encoder: Encoder,
-        keys: PassageVectors | Float[np.ndarray, "passages width"] | csr_array,
+        keys: PassageVectors | Float[np.ndarray, "passages width"] | csr_array | csr_matrix,
         words: BM25,
         splitter: Vocabulary,
         *,
@@ -261,7 +261,7 @@ class Index:
         keys = encoder.fit_encode(self.table.column("text").to_pylist(), progress)
         return Index(self.table, encoder, keys, self.words, self.splitter, mix=self.mix)
 
-    def vectors(self, queries: Sequence[str]) -> Float[np.ndarray, "queries width"] | csr_array:
+    def vectors(self, queries: Sequence[str]) -> Float[np.ndarray, "queries width"] | csr_array | csr_matrix:
         """Return the encoded queries `(queries, width)`, multiplied by the metric W if the index has one."""
         encoded = self.encoder.encode(queries)
         return encoded if self.metric is None else encoded @ self.metric

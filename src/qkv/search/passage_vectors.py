@@ -10,7 +10,7 @@ import numpy as np
 from qkv.core.typing import Float
 
 if TYPE_CHECKING:
-    from scipy.sparse import csr_array
+    from scipy.sparse import csr_array, csr_matrix
 
 __all__ = ["PassageVectors", "row_statistics"]
 
@@ -27,7 +27,7 @@ class PassageVectors:
 
     def __init__(
         self,
-        rows: Float[np.ndarray, "passages width"] | csr_array,
+        rows: Float[np.ndarray, "passages width"] | csr_array | csr_matrix,
         moments: tuple[Float[np.ndarray, " width"], Float[np.ndarray, "width width"]] | None = None,
     ) -> None:
         self.rows = rows
@@ -39,7 +39,7 @@ class PassageVectors:
         return int(self.rows.shape[0])
 
     def inner_products(
-        self, queries: Float[np.ndarray, "queries width"] | csr_array
+        self, queries: Float[np.ndarray, "queries width"] | csr_array | csr_matrix
     ) -> Float[np.ndarray, "queries passages"]:
         """Return the inner products of queries and passages, `(queries, passages)`."""
         product = queries @ self.rows.T
