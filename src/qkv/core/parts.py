@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache
 from types import EllipsisType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -83,6 +83,10 @@ def _delegate(field: str, name: str) -> property:
 class Part:
     """Base class of scores, normalizers, masks, readouts and positions, which are immutable and may hold arrays."""
 
+    if TYPE_CHECKING:  # every part is a dataclass
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
+        __match_args__: ClassVar[tuple[str, ...]]
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         # At once: torch.compile cannot trace the registration by the first instance.
@@ -92,7 +96,7 @@ class Part:
     def __post_init__(self) -> None:
         # Convert NumPy scalars to numbers, so that they do not determine the library of the call.
         # `_fields` is cached, which torch.compile warns about.
-        for name in type(self).__dataclass_fields__:  # type: ignore[attr-defined]
+        for name in type(self).__dataclass_fields__:
             value = getattr(self, name)
             if isinstance(value, np.generic) and not isinstance(value, (np.str_, np.bytes_)):
                 object.__setattr__(self, name, value.item())
@@ -234,7 +238,7 @@ class Part:
 
     def __str__(self) -> str:
         shown: list[str] = []
-        for n, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]
+        for n, field in enumerate(dataclasses.fields(self)):
             value = getattr(self, field.name)
             if field.default is not dataclasses.MISSING and _is_default(value, field.default):
                 continue
@@ -255,7 +259,7 @@ def _fields(part: Part) -> dict[str, tuple[str, ...] | None]:
 @cache
 def _fields_of(cls: type[Part]) -> dict[str, tuple[str, ...] | None]:
     # torch.compile does not trace dataclasses.fields.
-    return {name: field.metadata.get("axes") for name, field in cls.__dataclass_fields__.items()}  # type: ignore[attr-defined]
+    return {name: field.metadata.get("axes") for name, field in cls.__dataclass_fields__.items()}
 
 
 def _parts_in(value: object) -> Iterator[Part]:

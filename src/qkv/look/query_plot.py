@@ -167,8 +167,9 @@ def _plot_one_key(figure: Figure, database: Queryable, answer: Answer, options: 
     (place,) = _query_coordinates(answer.query, key)
     axes.axvline(place, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
     bar = None if answer.spread is None else [answer.spread]
-    style: dict[str, Any] = {"fmt": "o", "ms": 8, "color": ANSWER_COLOR, "mec": "white", "capsize": 4, "zorder": 6}
-    axes.errorbar([place], [answer.value], yerr=bar, **style)
+    axes.errorbar(
+        [place], [answer.value], yerr=bar, fmt="o", ms=8, color=ANSWER_COLOR, mec="white", capsize=4, zorder=6
+    )
     label_axes(axes, key.name, value.name)
     return [axes]
 

@@ -8,7 +8,7 @@ cross    the prediction for the query, with its expected error
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -99,15 +99,19 @@ def plot_regression(
     axes.plot(x[sample], y[sample], "o", ms=3.5, color=DATA_COLOR, alpha=0.45, mew=0, zorder=1, label="fitted rows")
     axes.plot(grid, curve, color=CURVE_COLOR, lw=1.8, zorder=3, label="estimate")
     if np.isfinite(band).all():
-        style: dict[str, Any] = {"alpha": 0.3 if dark else 0.15, "lw": 0, "zorder": 2, "label": "± expected error"}
-        axes.fill_between(grid, curve - band, curve + band, color=CURVE_COLOR, **style)
+        opacity, label = 0.3 if dark else 0.15, "± expected error"
+        axes.fill_between(
+            grid, curve - band, curve + band, color=CURVE_COLOR, alpha=opacity, lw=0, zorder=2, label=label
+        )
     colors = "inferno" if dark else "Reds"
     visible = ~np.isnan(x[explained.rows[0]])
     weighted, weights = explained.rows[0][visible], explained.weights[0][visible]
     draw_weighted_points(figure, axes, x[weighted], y[weighted], weights, "weight in the answer", ink, colors)
     axes.axvline(at, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
-    style = {"fmt": "X", "ms": 9, "color": ANSWER_COLOR, "mec": "white", "capsize": 4, "zorder": 6, "label": "answer"}
-    axes.errorbar([at], [answer], yerr=[error] if np.isfinite(error) else None, **style)
+    bar = [error] if np.isfinite(error) else None
+    axes.errorbar(
+        [at], [answer], yerr=bar, fmt="X", ms=9, color=ANSWER_COLOR, mec="white", capsize=4, zorder=6, label="answer"
+    )
     label_axes(axes, name, "value" if len(model.y_mean_) == 1 else f"value {output}", ink)
     style_axes(axes, ink)
     prediction = f"{answer:.3g} ± {error:.3g}" if np.isfinite(error) else f"{answer:.3g}"

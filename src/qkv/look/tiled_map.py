@@ -16,7 +16,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import Positions
 from qkv.core.typing import Array, Float, Num
 from qkv.engine import explain, observe
+from qkv.errors import OptionError
 from qkv.look.quantize import quantize, thumbnails, to_numpy
 from qkv.look.views import TokenAxis
 from qkv.masks import Mask
@@ -135,13 +136,26 @@ class TiledMap:
                 save_inputs=True)`.
             head: index of the head.
             element: index into the batch.
+
+        Raises:
+            OptionError: the record has no saved inputs.
         """
-        saved: Any = record.saved
+        saved = record.saved
+        if saved is None:
+            raise OptionError(
+                "record must have saved inputs, got a record without. Call qkv.interop.record(…, save_inputs=True)."
+            )
         mean, maximum = (readout[element, head] for readout in record.readouts)
         call, log_sum_exp = saved.call.select_head(head), saved.log_sum_exp[element, head]
-        options = {name: call.options[name] for name in ("score", "mask", "positions")}
-        normalizer = call.options["normalizer"] or Softmax()
-        bound = bind_call(call.query, call.key, call.value, normalizer=normalizer, **options).select_batch((element,))
+        bound = bind_call(
+            call.query,
+            call.key,
+            call.value,
+            score=call.options["score"],
+            normalizer=call.options["normalizer"] or Softmax(),
+            mask=call.options["mask"],
+            positions=call.options["positions"],
+        ).select_batch((element,))
         return cls(bound, log_sum_exp, to_numpy(mean), to_numpy(maximum))
 
     @staticmethod

@@ -14,10 +14,14 @@ torch.compile traces these functions, so they use plain loops and list comprehen
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from qkv.core.arrays import is_array
 from qkv.core.parts import Part
+from qkv.core.typing import Array, Shaped
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Groups", "align_array", "align_batch"]
 
@@ -36,13 +40,12 @@ def align_batch(part: T, batch_axes: int, groups: Groups, per_head: bool) -> T:
         groups: (key_heads, group) if the heads are two axes of the call, else None.
         per_head: whether a single batch axis of an array means heads (scores, normalizers) or batch elements (masks).
     """
-    aligned: T = _align(part, None, (batch_axes, groups, per_head))
-    return aligned
+    return cast(T, _align(part, None, (batch_axes, groups, per_head)))
 
 
-def _align(value: object, axes: tuple[str, ...] | None, rule: tuple[int, Groups, bool]) -> Any:
+def _align(value: object, axes: tuple[str, ...] | None, rule: tuple[int, Groups, bool]) -> object:
     if isinstance(value, Part):
-        kind: Any = type(value)  # a dataclass
+        kind = type(value)
         names = kind.__match_args__  # the fields, without class variables
         before = [getattr(value, name) for name in names]
         field_axes = [kind.__dataclass_fields__[name].metadata.get("axes") for name in names]
@@ -58,7 +61,9 @@ def _align(value: object, axes: tuple[str, ...] | None, rule: tuple[int, Groups,
     return align_array(value, value.ndim - len(axes), *rule)
 
 
-def align_array(x: Any, own_axes: int, batch_axes: int, groups: Groups, per_head: bool) -> Any:
+def align_array(
+    x: Shaped[Array, "*_"], own_axes: int, batch_axes: int, groups: Groups, per_head: bool
+) -> Shaped[Array, "*_"]:
     """Return the array, reshaped so that its leading batch axes broadcast over the heads.
 
     An array whose batch axes fit neither batch nor heads is returned unchanged; the engine raises the error.
@@ -83,4 +88,4 @@ def align_array(x: Any, own_axes: int, batch_axes: int, groups: Groups, per_head
     if groups is not None:
         lead = (*lead[:-1], 1, 1) if lead[-1] == 1 else (*lead[:-1], *groups)
     lead = (*lead, *core)
-    return x if lead == shape else x.reshape(lead)
+    return x if lead == shape else cast("Tensor", x).reshape(lead)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import torch
 
@@ -67,7 +67,7 @@ def _fill_placeholders(value: object, arrays: Iterator[Shaped[Array, "*_"]]) -> 
     if isinstance(value, _Placeholder):
         return next(arrays)
     if isinstance(value, Part):
-        kind: Any = type(value)  # a dataclass
+        kind = type(value)
         return kind(**{name: _fill_placeholders(getattr(value, name), arrays) for name in kind.__match_args__})
     if isinstance(value, tuple):
         return tuple([_fill_placeholders(item, arrays) for item in value])

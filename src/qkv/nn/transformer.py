@@ -12,7 +12,7 @@ Source: Vaswani et al. (2017), Attention is all you need, https://arxiv.org/abs/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -168,8 +168,7 @@ class Decoder(_Stack):
 
     def project_memory(self, memory: Float[Tensor, "*batch m memory_width"]) -> list[KeyValue]:
         """Return the projected keys and values of `memory` for each layer, which many decoding steps can reuse."""
-        layers: Any = self.layers  # a ModuleList does not state the class of its items
-        return [layer.cross.key_value(memory) for layer in layers]
+        return [cast(DecoderLayer, layer).cross.key_value(memory) for layer in self.layers]
 
     @classmethod
     def from_torch(cls, decoder: nn.TransformerDecoder, causal: bool = False) -> Decoder:

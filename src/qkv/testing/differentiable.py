@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from qkv.core.arrays import is_floating, namespace
+from qkv.core.parts import Part
 from qkv.core.typing import ArrayLike
 from qkv.testing.examples import Draw, floats, rebuilt, with_floats
 from qkv.testing.gradients import assert_jax_agrees, assert_numerical
@@ -64,7 +65,7 @@ class DifferentiableContract(PartContract):
         if getattr(part, "differentiable", self.differentiable):
             assert_jax_agrees(self._scalar(part), [*self.special_inputs(), *floats(part)])
 
-    def _scalar(self, part: Any) -> Callable[..., ArrayLike]:
+    def _scalar(self, part: Part) -> Callable[..., ArrayLike]:
         """Return a scalar function of the arguments of `evaluate` and the floating-point arrays of the part."""
 
         def scalar(*leaves: ArrayLike) -> ArrayLike:

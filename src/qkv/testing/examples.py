@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -80,8 +80,7 @@ def element(part: P, batch: tuple[int, ...], index: tuple[int, ...]) -> P:
 
 def rebuilt(part: P) -> P:
     """Return a new part with the same fields, to test that the constructor accepts the arrays that JAX traces."""
-    made: Any = part
-    return type(part)(**{field.name: getattr(part, field.name) for field in dataclasses.fields(made)})
+    return type(part)(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
 
 
 def floats(part: Part) -> list[Float[Array, "*_"]]:

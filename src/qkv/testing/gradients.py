@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from qkv.core.typing import ArrayLike, Float, Tensor
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close, to_float64
@@ -27,7 +26,7 @@ def assert_numerical(function: Callable[..., ArrayLike], inputs: list[ArrayLike]
         assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
 
 
-def torch_gradients(function: Callable[..., ArrayLike], inputs: list[ArrayLike]) -> tuple[Any, list[ArrayLike]]:
+def torch_gradients(function: Callable[..., ArrayLike], inputs: list[ArrayLike]) -> tuple[ArrayLike, list[ArrayLike]]:
     """Return the value and the gradients of a scalar function in PyTorch, given float64 NumPy arrays.
 
     The gradient of an input on which the function does not depend is 0.

@@ -63,7 +63,7 @@ def _allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
     """Decorate a kernel test so that it also passes if the kernel refuses the call with a reason."""
 
     @functools.wraps(test)
-    def accepting(self: Any, *args: Any, **kwargs: Any) -> None:
+    def accepting(self: KernelHarness, *args: object, **kwargs: object) -> None:
         try:
             test(self, *args, **kwargs)
         except RefusedError as refusal:

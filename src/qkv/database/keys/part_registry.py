@@ -36,7 +36,7 @@ class ParsedScore:
     @property
     def needs_bandwidth(self) -> bool:
         """Whether the first field of the score is a bandwidth and the text contained no numbers."""
-        first = next(iter(dataclasses.fields(self.kind)), None)  # type: ignore[arg-type]
+        first = next(iter(dataclasses.fields(self.kind)), None)
         return first is not None and first.name == "bandwidth" and not self.numbers
 
     def build(self, *numbers: float) -> Score:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import keras
 from keras import ops
@@ -15,7 +15,7 @@ from qkv.core.checks import check_choice
 from qkv.core.equation import BoundCall, dense
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, Int
 from qkv.masks import Mask
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.plan.spec import CallOptions
@@ -25,9 +25,6 @@ from qkv.scores import Score
 __all__ = ["EngineLayer", "Weighted"]
 
 _START = Positions(align="start")
-
-Seed: TypeAlias = Any
-"""An integer, or the two integers of a Keras seed generator as an array of the backend."""
 
 Weighted = tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q k"] | None]
 """The output, and the weights before dropout, or None if the weights were not requested."""
@@ -99,7 +96,7 @@ class EngineLayer:
         score: Score,
         mask: Mask | None,
         dropout: float,
-        seed: Seed | None,
+        seed: Int[Array, " 2"] | None,
         return_weights: bool,
     ) -> Weighted:
         """Return the output, and the weights before dropout or None if they are not requested.
@@ -154,15 +151,15 @@ def _attend_unknown_lengths(
     normalizer: Normalizer,
     mask: Mask | None,
     dropout: float,
-    seed: Seed | None,
+    seed: Int[Array, " 2"] | None,
     return_weights: bool,
 ) -> Weighted:
     """Return output and weights of the dense equation, for tensors of unknown length in a TensorFlow graph."""
     (*batch, q, _), k = ops.shape(query), ops.shape(key)[-2]
-    seed = None if seed is None else (seed[0], seed[1])
+    pair = None if seed is None else (seed[0], seed[1])
     half = keras.backend.standardize_dtype(value.dtype) in ("float16", "bfloat16")
     dtype = value.dtype
     query, key, value = (ops.cast(x, "float32") if half else x for x in (query, key, value))
-    tile = Tile.whole(q, k, tuple(batch), _START, seed=seed)
+    tile = Tile.whole(q, k, tuple(batch), _START, seed=pair)
     result = dense(BoundCall(query, key, value, score, normalizer, mask, tile, dropout, dtype))
     return result.output, ops.cast(result.weights, dtype) if return_weights else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -77,20 +77,20 @@ def require_opset(opset: int) -> None:
 class _Rule(NamedTuple):
     """Valid values of an attribute of the `Attention` operator, and the opset that introduced the attribute."""
 
-    convert: Callable[[Any], bool | int | float]
-    valid: Callable[[Any], bool]
+    convert: Callable[[float], bool | int | float]
+    valid: Callable[[float], bool]
     condition: str
     since: int = 23
 
-    def check(self, name: str, value: Any) -> bool | int | float:
+    def check(self, name: str, value: object) -> bool | int | float:
         """Return the value, converted to the type of the attribute, or raise an `OptionError` if it is invalid."""
         flag = isinstance(value, (bool, np.bool_)) and self.convert is not bool
-        if flag or not isinstance(value, _ACCEPTED[self.convert]) or not self.valid(value):
+        if flag or not isinstance(value, _ACCEPTED[self.convert]) or not self.valid(cast(float, value)):
             raise OptionError(f"{name} must be {self.condition}, got {value!r}.")
-        return self.convert(value)
+        return self.convert(cast(float, value))
 
 
-_ACCEPTED: dict[Callable[[Any], bool | int | float], tuple[type, ...]] = {
+_ACCEPTED: dict[Callable[[float], bool | int | float], tuple[type, ...]] = {
     bool: (bool, np.bool_, int, np.integer),
     int: (int, np.integer),
     float: (int, np.integer, float, np.floating),

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from qkv.core.arrays import result_dtype
 from qkv.core.axes import Axes
 from qkv.core.parts import Part
 from qkv.core.threefry import Seed
-from qkv.core.typing import Float, Int, Num, Shaped, Tensor
+from qkv.core.typing import Array, Float, Int, Num, Shaped, Tensor
 from qkv.errors import GradientError, RefusedError
 from qkv.kernels.runtime.context import set_context
 from qkv.kernels.runtime.saved_statistics import COLUMNS, SAVED, SavedStatistics
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["compiled_attend", "operator_arguments", "refuse"]
 
-_Run = Callable[..., Any]
+_Run = Callable[..., Array]
 _Needed = tuple[bool, ...] | None
-_Structure = str | tuple[Any, ...]
+_Structure: TypeAlias = "str | tuple[_Structure, ...]"
 """Nested structure of a value: "tensor", "constant", ("tuple", items…) or ("part", field names, items…)."""
 
 
@@ -94,7 +94,7 @@ def operator_arguments(
             "transform outside of torch.compile, or do not compile the function that applies the transform."
         )
     tensors = [query, key, value]
-    leaves: list[Any] = []
+    leaves: list[object] = []
     structure = _flatten(fields, tensors, leaves)
     needed = tuple([x.requires_grad for x in tensors]) if torch.is_grad_enabled() else None
     name = _register_call(run, more, needed, structure, *leaves)
@@ -122,7 +122,7 @@ def refuse(message: str) -> NoReturn:
 # -- flattening of parts to tensors and constants --------------------------------------------------------
 
 
-def _flatten(value: Any, tensors: list[Shaped[Tensor, "*_"]], leaves: list[Any]) -> _Structure:
+def _flatten(value: object, tensors: list[Shaped[Tensor, "*_"]], leaves: list[object]) -> _Structure:
     """Append the tensors and constants in a value to two lists, and return the structure of the value.
 
     The compiler traces this function.
@@ -135,7 +135,7 @@ def _flatten(value: Any, tensors: list[Shaped[Tensor, "*_"]], leaves: list[Any])
     if isinstance(value, tuple):
         return ("tuple", *[_flatten(item, tensors, leaves) for item in value])
     if isinstance(value, Part):
-        kind: Any = type(value)
+        kind = type(value)
         leaves.append(kind)
         names = tuple(kind.__dataclass_fields__)
         return ("part", names, *[_flatten(getattr(value, name), tensors, leaves) for name in names])
@@ -148,7 +148,7 @@ def _flatten(value: Any, tensors: list[Shaped[Tensor, "*_"]], leaves: list[Any])
     return "constant"
 
 
-def _unflatten(structure: _Structure, tensors: list[Any], leaves: list[Any]) -> Any:
+def _unflatten(structure: _Structure, tensors: list[Shaped[Tensor, "*_"]] | list[None], leaves: list[object]) -> object:
     """Rebuild a value from its structure, and remove its tensors and constants from the front of two lists."""
     if structure == "tensor":
         return tensors.pop(0)
@@ -158,10 +158,10 @@ def _unflatten(structure: _Structure, tensors: list[Any], leaves: list[Any]) -> 
     kind, *items = structure
     if kind == "tuple":
         return tuple(_unflatten(item, tensors, leaves) for item in items)
-    part = object.__new__(leaves.pop(0))
+    part = object.__new__(cast("type[Part]", leaves.pop(0)))
     names, *items = items
     for name, item in zip(names, items, strict=True):
-        object.__setattr__(part, name, _unflatten(item, tensors, leaves))
+        object.__setattr__(part, cast(str, name), _unflatten(item, tensors, leaves))
     return part
 
 
@@ -184,7 +184,7 @@ class _RegisteredCall:
     more: tuple[Hashable, ...]
     needed: _Needed
     structure: _Structure
-    leaves: tuple[Any, ...]
+    leaves: tuple[object, ...]
 
     def __call__(
         self, tensors: Sequence[Shaped[Tensor, "*_"]], seed: Int[Tensor, ""] | None
@@ -204,7 +204,9 @@ _CALLS: dict[str, _RegisteredCall] = {}
 _NAMES: dict[Hashable, str] = {}
 
 
-def _register_call(run: _Run, more: tuple[Hashable, ...], needed: _Needed, structure: _Structure, *leaves: Any) -> str:
+def _register_call(
+    run: _Run, more: tuple[Hashable, ...], needed: _Needed, structure: _Structure, *leaves: object
+) -> str:
     """Register a call and return its name, which is the same for equal calls.
 
     The compiler runs this function while tracing.
@@ -237,10 +239,10 @@ def _uses_random_numbers(name: str) -> bool:
     """Return whether the call registered under `name` uses random numbers."""
     call = _CALLS[name]
     placeholders = [None] * str(call.structure).count("'tensor'")
-    score, normalizer, _, _, dropout = _unflatten(call.structure, placeholders, list(call.leaves))
-    if normalizer is None:
-        normalizer = NORMALIZERS[score.default_normalizer] if score is not None else Softmax
-    return bool(dropout) or bool(normalizer.stochastic)
+    fields = _unflatten(call.structure, placeholders, list(call.leaves))
+    score, normalizer, _, _, dropout = cast("SpecFields", fields)
+    default = NORMALIZERS[score.default_normalizer] if score is not None else Softmax
+    return bool(dropout) or (default if normalizer is None else normalizer).stochastic
 
 
 def _in_functorch() -> bool:
@@ -286,12 +288,12 @@ def _define_operators() -> None:
 
     def fake(tensors, seed, call):  # type: ignore[no-untyped-def]
         query, key, value = tensors[:3]
-        shape: Any = query.shape, key.shape, value.shape
-        if all(isinstance(n, int) for one in shape for n in one):
-            shape = Axes.of(shape[0], shape[1], shape[2]).output
+        sides = query.shape, key.shape, value.shape
+        if all(isinstance(n, int) for one in sides for n in one):
+            shape = Axes.of(*sides).output
         else:  # some lengths are symbols
             broadcast: Any = torch.broadcast_shapes
-            shape = (*broadcast(*(one[:-2] for one in shape)), query.shape[-2], value.shape[-1])
+            shape = (*broadcast(*(one[:-2] for one in sides)), query.shape[-2], value.shape[-1])
         output = value.new_empty(shape, dtype=result_dtype(query, key, value))
         saves = any(_find_call(call).needed or ())
         return output, output.new_empty((*shape[:-1], COLUMNS) if saves else (0,))

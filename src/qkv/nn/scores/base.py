@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import Parameter, Signature, signature
-from typing import Any, ClassVar, NamedTuple, Union
+from typing import Any, ClassVar, NamedTuple, Union, cast
 
 import torch
 from torch import Tensor
@@ -208,10 +208,10 @@ def build_score(
         return PartModule(score)
     if isinstance(score, type) and issubclass(score, scores.Score):
         return PartModule(score())
-    built: Any = score  # a callable may return anything, which is checked below
+    built: object = score
     if not isinstance(score, (LearnedScore, torch.nn.Module)) and callable(score):
         given = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
-        built = built(query_width, key_width, heads=heads, **given)
+        built = cast(Callable[..., object], score)(query_width, key_width, heads=heads, **given)
         if isinstance(built, scores.Score):
             return PartModule(built)
     if not isinstance(built, (LearnedScore, PartModule)):
