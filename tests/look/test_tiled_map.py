@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qkv.errors import OptionError
 from qkv.look.page import Page
 from qkv.look.quantize import dequantize
 from qkv.look.tiled_map import TILE_SIZE, TiledMap, TiledView
@@ -170,3 +171,11 @@ def test_a_tiled_map_uses_the_predicted_memory_and_no_dense_map(length):
     assert found["peak"] < 1.25 * found["needs"] + 16 * 10**6, found
     assert found["peak"] < min(300 * 10**6, length**2), found  # all weights: 4 bytes of each pair
     assert 0 < found["most"] <= 1
+
+
+def test_a_record_without_saved_inputs_is_refused():
+    from qkv.interop.huggingface.attention_record import AttentionRecord
+
+    record = AttentionRecord(0, "self", False, (1, 2, 1, 4), (), (0,), 2, 2)
+    with pytest.raises(OptionError, match="save_inputs=True"):
+        TiledMap.from_record(record, 0)
