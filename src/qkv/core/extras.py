@@ -10,7 +10,7 @@ from typing import Any
 
 from qkv.errors import MissingPackageError
 
-__all__ = ["lazy_attributes", "missing_package", "require_packages"]
+__all__ = ["import_optional", "lazy_attributes", "missing_package", "require_packages"]
 
 _DISTRIBUTIONS = {"ir_measures": "ir-measures", "sklearn": "scikit-learn"}
 """Package index names of packages that are imported under a different name."""
@@ -41,6 +41,23 @@ def require_packages(purpose: str, extra: str, *packages: str) -> None:
     missing = [_DISTRIBUTIONS.get(package, package) for package in packages if not _installed(package)]
     if missing:
         raise missing_package(purpose, " and ".join(missing), extra)
+
+
+def import_optional(message: str, *modules: str) -> Any:
+    """Import modules, and return the first of them.
+
+    Args:
+        message: the message of the error if a module cannot be imported.
+        modules: full names of the modules.
+
+    Raises:
+        MissingPackageError: a module cannot be imported.
+    """
+    try:
+        first, *_ = map(import_module, modules)
+    except ImportError:
+        raise MissingPackageError(message) from None
+    return first
 
 
 def lazy_attributes(package: str, homes: Mapping[str, str], *requirement: str) -> Callable[[str], Any]:

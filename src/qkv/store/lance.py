@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.core.extras import import_optional
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Int
-from qkv.errors import (
-    DamagedStoreError,
-    MissingPackageError,
-)
+from qkv.errors import DamagedStoreError
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
 from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store
@@ -62,16 +60,13 @@ def import_lance() -> Any:
     Raises:
         MissingPackageError: pylance is not installed.
     """
-    try:
-        import lance
-        import lance.fragment
-        import lance.optimize
-    except ImportError:
-        raise MissingPackageError(
-            "a Lance store needs pylance, which is not installed. "
-            'Run: pip install "qkv[lance]", or create the store with backend="arrow".'
-        ) from None
-    return lance
+    return import_optional(
+        "a Lance store needs pylance, which is not installed. "
+        'Run: pip install "qkv[lance]", or create the store with backend="arrow".',
+        "lance",
+        "lance.fragment",
+        "lance.optimize",
+    )
 
 
 def is_lance(path: Path) -> bool:
@@ -229,13 +224,9 @@ class LanceStore(Store):
         return (each for each in self._dataset.get_fragments() if file_name(each) not in broken)
 
     def _numbers(self) -> list[int]:
-        found = []
-        for path in (self.path / "_versions").iterdir():
-            stem = path.name.removesuffix(".manifest")
-            if path.name.endswith(".manifest") and stem.isdigit():
-                # Twenty digits count down, so that the newest comes first in a listing.
-                found.append(_NEWEST - int(stem) if len(stem) == 20 else int(stem))
-        return sorted(found)
+        manifests = (path.stem for path in (self.path / "_versions").iterdir() if path.suffix == ".manifest")
+        # Twenty digits count down, so that the newest comes first in a listing.
+        return sorted(_NEWEST - int(stem) if len(stem) == 20 else int(stem) for stem in manifests if stem.isdigit())
 
     def _load_newest(self) -> None:
         self._load(self._newest())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from torch import Tensor
 
+from qkv.core.extras import import_optional
 from qkv.core.files import atomic_path
 from qkv.core.typing import Num
-from qkv.errors import DataError, MissingPackageError
+from qkv.errors import DataError
 
 __all__ = ["CacheState", "read_cache", "write_cache"]
 
@@ -77,13 +77,10 @@ def read_cache(path: Path, device: str) -> tuple[dict[str, Num[Tensor, "*_"]], C
         ) from None
 
 
-def _safetensors() -> ModuleType:
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError:
-        raise MissingPackageError(
-            "saving and loading a cache requires safetensors, which is not installed. "
-            'Run: pip install "qkv[hf]", or install safetensors alone.'
-        ) from None
-    return safetensors
+def _safetensors() -> Any:
+    return import_optional(
+        "saving and loading a cache requires safetensors, which is not installed. "
+        'Run: pip install "qkv[hf]", or install safetensors alone.',
+        "safetensors",
+        "safetensors.torch",
+    )
