@@ -115,11 +115,13 @@ def append(
     Example:
       qkv store append people.qkv people.csv
     """
+    from qkv.plan.cost import counted
+
     opened = _open(path)
     before = len(opened.store)
     with ProgressBar() as progress:
         opened.append(iter(files), progress=progress)
-    print(f"{_counted(len(opened.store) - before, 'row')} added; {opened}")
+    print(f"{counted(len(opened.store) - before, 'row', 'rows')} added; {opened}")
 
 
 @store.command(short_help="Delete the rows that satisfy a predicate.")
@@ -137,9 +139,11 @@ def delete(
     Example:
       qkv store delete people.qkv "city = 'Oslo'"
     """
+    from qkv.plan.cost import counted
+
     opened = _open(path)
     deleted = opened.delete(where)
-    print(f"{_counted(deleted, 'row')} deleted; {opened}")
+    print(f"{counted(deleted, 'row', 'rows')} deleted; {opened}")
 
 
 @store.command()
@@ -150,9 +154,11 @@ def versions(path: _StorePath) -> None:
     Example:
       qkv store versions people.qkv
     """
+    from qkv.plan.cost import counted
+
     for version in _open(path, damaged="skip").versions():
         written = version.written.astimezone().isoformat(" ", "seconds")
-        print(f"{version.number:>8}  {written}  {version.operation:<8} {_counted(version.rows, 'row')}")
+        print(f"{version.number:>8}  {written}  {version.operation:<8} {counted(version.rows, 'row', 'rows')}")
 
 
 @store.command(short_help="Merge small blocks and free disk space.")
@@ -199,7 +205,3 @@ def _open(path: str, damaged: str = "refuse") -> StoredDatabase:
     from qkv.database.storage.create import open_database
 
     return open_database(path, None, None, fold=None, memory="512 MiB", damaged=damaged)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -61,15 +61,13 @@ class TableWriter(AnswerWriter):
     def _print_headline(self, one: Answer) -> None:
         from rich.text import Text
 
-        from qkv.database.io.formatting import format_spread, format_value
+        from qkv.database.io.formatting import format_query, format_uncertainty, format_value
 
-        cells = one.query if isinstance(one.query, tuple) else (one.query,)
-        line = Text(", ".join(map(format_value, cells)), style="bold")
+        line = Text(format_query(one.query), style="bold")
         line.append(" → ", style="dim")
         if one.found:
-            share = one.probabilities.get(one.value)
             line.append(format_value(one.value, one.spread), style="bold green")
-            line.append(f" ({share:.0%})" if share is not None else format_spread(one.spread), style="green")
+            line.append(format_uncertainty(one), style="green")
             if one.support is not None:
                 line.append(f"   effective rows: {one.support:,.1f}", style="dim")
         else:

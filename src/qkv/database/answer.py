@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from qkv.core.typing import Float, Int, Num
-from qkv.database.io.formatting import format_spread, format_value
+from qkv.database.io.formatting import format_query, format_uncertainty, format_value
 from qkv.errors import MissingPackageError, OptionError
 
 if TYPE_CHECKING:
@@ -115,10 +116,10 @@ class Answer:
         "probabilities", "Shares of the vote for texts, categories and booleans, the largest first; else empty."
     )
 
-    @property
+    @cached_property
     def rows(self) -> OneOrList:
         """For each query, the rows with the largest weights as `Evidence`, in descending order of weight."""
-        return self._one_or_list(list(self._evidence_by_entry))
+        return self._one_or_list([self._evidence(entry) for entry in self.entries])
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -148,7 +149,7 @@ class Answer:
             ]
         if len(self.keys) > 1 and any(isinstance(entry.query, str) for entry in self.entries):
             # Queries given as one text remain one text.
-            columns = {"query": [_query_text(entry.query) for entry in self.entries]}
+            columns = {"query": [format_query(entry.query) for entry in self.entries]}
         columns["value"] = [
             entry.value.tolist() if isinstance(entry.value, np.ndarray) else entry.value for entry in self.entries
         ]
@@ -171,7 +172,7 @@ class Answer:
         if library not in (None, "pandas", "polars"):
             raise OptionError(f"library must be 'pandas', 'polars' or None, got {library!r}.")
         for name in [library] if library else ["pandas", "polars"]:
-            try:
+            with suppress(ImportError):
                 if name == "pandas":
                     import pandas
 
@@ -179,8 +180,6 @@ class Answer:
                 import polars
 
                 return polars.from_arrow(self.to_arrow())
-            except ImportError:
-                continue
         raise MissingPackageError(
             f"to_frame needs {library or 'pandas or polars'}, which is not installed. "
             f"Run: pip install {library or 'pandas'}, or use to_arrow()."
@@ -202,22 +201,16 @@ class Answer:
 
     def headline(self, entry: Entry) -> str:
         """Return an entry as one line of text, with its value or with the reason for "no match"."""
-        query = _query_text(entry.query)
+        query = format_query(entry.query)
         if not entry.found:
             return f"{query} → no match: {entry.reason}"
-        share = entry.probabilities.get(entry.value) if entry.probabilities else None
-        spread = f" ({share:.0%})" if share is not None else format_spread(entry.spread)
         support = "" if entry.support is None else f"   effective rows: {entry.support:.1f}"
-        return f"{query} → {format_value(entry.value, entry.spread)}{spread}{support}"
+        return f"{query} → {format_value(entry.value, entry.spread)}{format_uncertainty(entry)}{support}"
 
     # -- private ----------------------------------------------------------------------------------------
 
     def _one_or_list(self, values: Sequence[object]) -> OneOrList:
         return values[0] if self.single else values
-
-    @cached_property
-    def _evidence_by_entry(self) -> tuple[tuple[Evidence, ...], ...]:
-        return tuple(self._evidence(entry) for entry in self.entries)
 
     def _evidence(self, entry: Entry) -> tuple[Evidence, ...]:
         # Slices, not `take`, which imports pyarrow.compute, at a tenth of the time of a small query.
@@ -227,7 +220,3 @@ class Answer:
             Evidence(float(weight), int(row), record, **({self.measure: nearness} if self.measure else {}))
             for weight, row, record, nearness in zip(entry.weights, entry.rows, records, near, strict=True)
         )
-
-
-def _query_text(query: object) -> str:
-    return ", ".join(format_value(part) for part in query) if isinstance(query, tuple) else format_value(query)

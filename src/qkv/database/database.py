@@ -23,6 +23,7 @@ from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.sources import describe, read
 from qkv.database.protocol import Queryable
 from qkv.errors import DataError
+from qkv.plan.cost import counted
 from qkv.store import is_store
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ class Database(Queryable):
         return Database(self._in_memory.table, self.value, self._single_key(), self.name, self._in_memory.fold)
 
     def __repr__(self) -> str:
-        rows = f"{len(self):,} row{'s' * (len(self) != 1)}"
+        rows = counted(len(self), "row", "rows")
         out = self.table.num_rows - len(self)
         rows += f", {out:,} left out" if out else ""
         return f"Database({self.name}: {', '.join(self.key)} → {self.value}, {rows})"

@@ -103,16 +103,12 @@ def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike
 
 def answer_title(answer: Answer) -> str:
     """Return a figure title with a query, its answer, and the spread or the vote probability if there is one."""
-    from qkv.database.io.formatting import format_spread, format_value
+    from qkv.database.io.formatting import format_query, format_uncertainty, format_value
 
-    query = (
-        ", ".join(map(format_value, answer.query)) if isinstance(answer.query, tuple) else format_value(answer.query)
-    )
+    query = _truncated(format_query(answer.query), 40)
     if not answer.found:
-        return f"{_truncated(query, 40)}  →  no match"
-    share = answer.probabilities.get(answer.value)
-    spread = f" ({share:.0%})" if share is not None else format_spread(answer.spread)
-    return f"{_truncated(query, 40)}  →  {_truncated(format_value(answer.value, answer.spread), 40)}{spread}"
+        return f"{query}  →  no match"
+    return f"{query}  →  {_truncated(format_value(answer.value, answer.spread), 40)}{format_uncertainty(answer)}"
 
 
 def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-__all__ = ["format_spread", "format_value", "number"]
+if TYPE_CHECKING:
+    from qkv.database.answer import Answer, Entry
+
+__all__ = ["format_query", "format_spread", "format_uncertainty", "format_value", "number"]
 
 
 def number(value: float, spread: float | None = None) -> str:
@@ -57,6 +61,17 @@ def format_value(value: object, spread: object = None) -> str:
         ends = [number(float(x)) if isinstance(x, int | float | np.number) else str(x) for x in value[:4]]
         return "[" + ", ".join(ends) + (f", … {len(value)} numbers]" if len(value) > 4 else "]")
     return " ".join(str(value).split())
+
+
+def format_query(query: object) -> str:
+    """Return a query as text, with commas between the parts of a query for several key columns."""
+    return ", ".join(map(format_value, query)) if isinstance(query, tuple) else format_value(query)
+
+
+def format_uncertainty(answer: Answer | Entry) -> str:
+    """Return the share of the vote for the answer to one query in parentheses, or otherwise its spread."""
+    share = answer.probabilities.get(answer.value) if answer.probabilities else None
+    return f" ({share:.0%})" if share is not None else format_spread(answer.spread)
 
 
 def format_spread(spread: float | dt.timedelta | None) -> str:

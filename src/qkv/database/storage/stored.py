@@ -25,7 +25,7 @@ from qkv.database.keys.part_registry import parse_score
 from qkv.database.protocol import Queryable
 from qkv.database.storage.encoding import Encoding
 from qkv.errors import DataError
-from qkv.plan.cost import memory_bytes
+from qkv.plan.cost import counted, memory_bytes
 from qkv.scores.base import Score
 from qkv.store import Block, Damage, Store, Version
 
@@ -143,8 +143,7 @@ class StoredDatabase(Queryable):
         return super().__len__() if len(self.store) else 0
 
     def __repr__(self) -> str:
-        count = len(self.store)
-        rows = f"{count:,} row{'s' * (count != 1)}"
+        rows = counted(len(self.store), "row", "rows")
         key = ", ".join(self.key)
         if self._compares_vectors(None) and self.encoding is not None:
             key += f" by {self.encoding.name}"

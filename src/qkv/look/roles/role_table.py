@@ -13,6 +13,7 @@ from qkv.core.files import write_atomic
 from qkv.errors import DataError
 from qkv.look.figure import INK, new_figure
 from qkv.look.views import HeadRole
+from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,8 +105,7 @@ class RoleTable:
             best: number of heads per role.
             groups: also include the scores of each group of sentences.
         """
-        counted = f"{self.sentences:,} sentence{'s' * (self.sentences != 1)}"
-        lines = [f"{self.model}, {counted}; scores with 95 % intervals", ""]
+        lines = [f"{self.model}, {counted(self.sentences, 'sentence', 'sentences')}; scores with 95 % intervals", ""]
         lines.append(f"{'role':<14}{'sentences':<18}{'head':<8}{'score':<8}{'interval':<16}{'baseline':<10}count")
         for role in self.roles():
             for group in self.groups(role) if groups else ["all"]:
