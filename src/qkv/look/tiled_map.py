@@ -146,16 +146,7 @@ class TiledMap:
                 "record must have saved inputs, got a record without. Call qkv.interop.record(…, save_inputs=True)."
             )
         mean, maximum = (readout[element, head] for readout in record.readouts)
-        call, log_sum_exp = saved.call.select_head(head), saved.log_sum_exp[element, head]
-        bound = bind_call(
-            call.query,
-            call.key,
-            call.value,
-            score=call.options["score"],
-            normalizer=call.options["normalizer"] or Softmax(),
-            mask=call.options["mask"],
-            positions=call.options["positions"],
-        ).select_batch((element,))
+        bound, log_sum_exp = saved.bind(element, head), saved.log_sum_exp[element, head]
         return cls(bound, log_sum_exp, to_numpy(mean), to_numpy(maximum))
 
     @staticmethod

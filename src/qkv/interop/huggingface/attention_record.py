@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
-from qkv.core.equation import bind_call
+from qkv.core.equation import BoundCall, bind_call
 from qkv.core.typing import Bool, Float, Tensor
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall
@@ -35,21 +35,25 @@ class SavedCall:
     call: AttentionCall
     log_sum_exp: Float[Tensor, "*batch q"]
 
-    def tile(
-        self, element: int, head: int, rows: tuple[int, int], cols: tuple[int, int]
-    ) -> Float[Tensor, "tile_q tile_k"]:
-        """Return the weights e^(logit − log-sum-exp) of a range of queries and keys of one head."""
-        head_call = self.call.select_head(head)
-        options = head_call.options
-        bound = bind_call(
-            head_call.query,
-            head_call.key,
-            head_call.value,
+    def bind(self, element: int, head: int) -> BoundCall:
+        """Return the call of one head for one batch element."""
+        call = self.call.select_head(head)
+        options = call.options
+        return bind_call(
+            call.query,
+            call.key,
+            call.value,
             score=options["score"],
             normalizer=options["normalizer"] or Softmax(),
             mask=options["mask"],
             positions=options["positions"],
         ).select_batch((element,))
+
+    def tile(
+        self, element: int, head: int, rows: tuple[int, int], cols: tuple[int, int]
+    ) -> Float[Tensor, "tile_q tile_k"]:
+        """Return the weights e^(logit − log-sum-exp) of a range of queries and keys of one head."""
+        bound = self.bind(element, head)
         logits = bound.logits(rows, cols)
         if logits is None:
             return self.log_sum_exp.new_zeros((rows[1] - rows[0], cols[1] - cols[0]))
