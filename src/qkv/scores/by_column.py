@@ -8,6 +8,8 @@ Query and key are NumPy structured arrays, so columns of text and columns of num
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 from qkv.core.arrays import cast
 from qkv.core.tile import Tile
@@ -67,31 +69,26 @@ class ByColumn(GeneralScore):
         self, query: Shaped[Array, "*#batch q"], key: Shaped[Array, "*#batch k"]
     ) -> Shaped[Array, "*#batch q k"]:
         """Return the logits: for each pair, the sum over columns of the column's weight times its score."""
-        total = None
-        for name, score, weight in self.columns:
-            for side, rows in (("query", query), ("key", key)):
-                if name not in (rows.dtype.names or ()):
-                    present = ", ".join(map(repr, rows.dtype.names or ())) or f"no columns but dtype {rows.dtype}"
-                    raise KindError(
-                        f"{side} must be a structured array with the column {name!r}, got {present}. Add the column, "
-                        "or remove it from ByColumn."
-                    )
-            logits = weight * _column_logits(name, score, query[name], key[name], (query.ndim, key.ndim))
-            total = logits if total is None else total + logits
-        assert total is not None
-        return total
+        return reduce(add, (weight * _column_logits(name, score, query, key) for name, score, weight in self.columns))
 
 
 def _column_logits(
-    name: str, score: Score, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], ndims: tuple[int, int]
-) -> Shaped[Array, "*#batch #q #k"]:
-    q, k = query.shape[ndims[0] - 1], key.shape[ndims[1] - 1]
+    name: str, score: Score, queries: Shaped[Array, "*#batch q"], keys: Shaped[Array, "*#batch k"]
+) -> Shaped[Array, "*#batch q k"]:
+    for side, rows in (("query", queries), ("key", keys)):
+        if name not in (rows.dtype.names or ()):
+            present = ", ".join(map(repr, rows.dtype.names or ())) or f"no columns but dtype {rows.dtype}"
+            raise KindError(
+                f"{side} must be a structured array with the column {name!r}, got {present}. Add the column, "
+                "or remove it from ByColumn."
+            )
+    query, key = queries[name], keys[name]
     if query.dtype != object:
-        query, key = (x[..., None] if x.ndim == n else x for x, n in zip((query, key), ndims, strict=True))
+        query, key = (x[..., None] if x.ndim == rows.ndim else x for x, rows in ((query, queries), (key, keys)))
         query, key = cast(query, "float64"), cast(key, "float64")
         if query.shape[-1] != key.shape[-1]:
             raise ShapeError(
                 f"column {name!r} must have the same width in query and key, got widths {query.shape[-1]} and "
                 f"{key.shape[-1]}. Store vectors of the same width in both."
             )
-    return score.logits(query, key, Tile.whole(q, k))
+    return score.logits(query, key, Tile.whole(queries.shape[-1], keys.shape[-1]))

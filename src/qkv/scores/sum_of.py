@@ -8,6 +8,8 @@ With softmax, the weights are proportional to the product of the weights that th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num, Shaped
@@ -91,10 +93,7 @@ class SumOf(Score):
 
     def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
         """Return the sum of the logits of all scores for a tile, `(*batch, q, k)`."""
-        total = self.scores[0].logits(query, key, tile)
-        for score in self.scores[1:]:
-            total = total + score.logits(query, key, tile)
-        return total
+        return reduce(add, (score.logits(query, key, tile) for score in self.scores))
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> tuple[Centre, ...]:
         """Return a tuple with the result of `centre` of each summed score."""
@@ -127,12 +126,9 @@ class SumOf(Score):
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
         """Return the sum of the query terms of the summed scores, or None if none has one."""
-        total = None
-        for score, at in self._with_centers(tile):
-            term = score.query_term(query, at)
-            if term is not None:
-                total = term if total is None else total + term
-        return total
+        terms = [score.query_term(query, at) for score, at in self._with_centers(tile)]
+        given = [term for term in terms if term is not None]
+        return reduce(add, given) if given else None
 
     def _with_centers(self, tile: Tile) -> list[tuple[Score, Tile]]:
         centers = tile.centre if isinstance(tile.centre, tuple) else (None,) * len(self.scores)

@@ -65,10 +65,4 @@ def map_batch(
     query, key = np.asarray(query), np.asarray(key)
     if query.ndim == key.ndim == 1:
         return np.asarray(function(query, key), dtype=np.float64)
-    batch = np.broadcast_shapes(query.shape[:-1], key.shape[:-1])
-    query = np.broadcast_to(query, (*batch, query.shape[-1]))
-    key = np.broadcast_to(key, (*batch, key.shape[-1]))
-    out = np.empty((*batch, query.shape[-1], key.shape[-1]))
-    for index in np.ndindex(*batch):
-        out[index] = function(query[index], key[index])
-    return out
+    return np.asarray(np.vectorize(function, otypes=[np.float64], signature="(q),(k)->(q,k)")(query, key))
