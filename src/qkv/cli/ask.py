@@ -115,10 +115,9 @@ def ask(
     database: Queryable
     if sql is not None:
         database = Database.sql(sql, key=key, value=value)
-    elif stored:
-        database, arguments = _open_store(arguments[0], key, value, version, memory), arguments[1:]
     else:
-        database, arguments = Database.open(arguments[0], key=key, value=value), arguments[1:]
+        path, *arguments = arguments
+        database = _open_store(path, key, value, version, memory) if stored else Database.open(path, key, value)
     chunks = read_queries(arguments, queries, database.key)
     if plot is not None:
         chunks = _check_single(chunks)

@@ -187,9 +187,9 @@ def open_judged(
         read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
         return build_index(read.documents, progress, **build), read
     # Judgements need the names of documents, but not their texts.
-    names, titles = index.table.column("name").to_pylist(), index.table.column("title").to_pylist()
-    documents = {name: Document(name, name, title) for name, title in zip(names, titles, strict=True)}
-    return index, judged_collection(collection, list(documents.values()), queries, relevant)
+    titles = dict(zip(*(index.table.column(name).to_pylist() for name in ("name", "title")), strict=True))
+    documents = [Document(name, name, title) for name, title in titles.items()]
+    return index, judged_collection(collection, documents, queries, relevant)
 
 
 def _evaluate_systems(

@@ -60,10 +60,9 @@ def _read_lines(path: str | None) -> Iterator[list[str]]:
     Raises:
         DataError: the file cannot be read, or is not text in UTF-8.
     """
-    if path in (None, "-"):
+    if path is None or path == "-":
         descriptor, name = sys.stdin.fileno(), "standard input"
     else:
-        assert path is not None
         try:
             descriptor, name = os.open(path, os.O_RDONLY), path
         except OSError as error:

@@ -95,11 +95,9 @@ def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None
     edges = ((level + 1) * tokens + above, level * tokens + below)
     graph = coo_array((capacity, edges), shape=(size, size)).tocsr()
     rows = range(tokens) if queries is None else queries
-    result = np.zeros((len(rows), tokens))
-    for row, query in enumerate(rows):
-        for key in range(tokens):
-            result[row, key] = maximum_flow(graph, layers * tokens + query, key).flow_value / _UNIT
-    return result
+    sources = (layers * tokens + query for query in rows)
+    flows = [[maximum_flow(graph, source, key).flow_value for key in range(tokens)] for source in sources]
+    return np.reshape(flows, (len(rows), tokens)) / _UNIT
 
 
 def gradient_weighted(weights: ArrayLike, gradients: ArrayLike) -> Float[np.ndarray, "*shape"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -142,10 +143,8 @@ def _word_numbers(
     encoded: BatchEncoding | Mapping[str, Int[torch.Tensor, "1 tokens"]], raw: list[str]
 ) -> list[int | None]:
     if hasattr(encoded, "word_ids"):
-        try:
+        with suppress(ValueError):  # slow tokenizers do not record the word of each token
             return list(encoded.word_ids(0))
-        except ValueError:
-            pass  # slow tokenizers do not record the word of each token
     marked = any(token.startswith(_WORD_STARTS) for token in raw)
     numbers: list[int | None] = []
     for token in raw:

@@ -6,7 +6,7 @@ import copy
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -204,10 +204,8 @@ class Store(ABC):
         """Return a list of all versions of the store that can be read, oldest first."""
         versions = []
         for number in self._numbers():
-            try:
+            with suppress(DamagedStoreError):
                 versions.append(self._describe(number))
-            except DamagedStoreError:
-                continue
         return versions
 
     def at(self, version: int) -> Self:

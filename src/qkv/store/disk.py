@@ -25,7 +25,6 @@ __all__ = ["TEMPORARY", "checksum", "sync_folder", "write_synced"]
 TEMPORARY = ".writing-"
 """Prefix of the names of temporary files."""
 
-_CHUNK = 2**24
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -36,11 +35,7 @@ def checksum(data: Bytes) -> int:
         >>> checksum(b"123456789") == 0xCBF43926
         True
     """
-    view = memoryview(data).cast("B")
-    value = 0
-    for start in range(0, len(view), _CHUNK):
-        value = zlib.crc32(view[start : start + _CHUNK], value)
-    return value
+    return zlib.crc32(memoryview(data))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,12 +121,11 @@ def find_damages(folder: Path, row_file: RowFile, read: Callable[[str], bool]) -
         row_file: the file of rows as recorded.
         read: a function of a file name that returns whether the checksum of the file is verified.
     """
-    damages = []
-    for file in with_deleted([row_file]):
-        problem = find_problem(folder, file, read(file.name))
-        if problem:
-            damages.append(Damage(file.name, problem, row_file.present_rows))
-    return damages
+    return [
+        Damage(file.name, problem, row_file.present_rows)
+        for file in with_deleted([row_file])
+        if (problem := find_problem(folder, file, read(file.name)))
+    ]
 
 
 def with_deleted(files: Iterable[RowFile]) -> list[RowFile]:
@@ -145,12 +145,10 @@ def modified_files(folder: Path, files: Iterable[RowFile]) -> set[str]:
         verified = {}
     modified = set()
     for file in files:
-        try:
+        with suppress(FileNotFoundError):
             changed = (folder / file.name).stat().st_mtime_ns
-        except FileNotFoundError:
-            continue
-        if changed not in (file.changed, verified.get(file.name)):
-            modified.add(file.name)
+            if changed not in (file.changed, verified.get(file.name)):
+                modified.add(file.name)
     return modified
 
 

@@ -118,7 +118,8 @@ class _Averages(Aggregator):
     ) -> list[Aggregate]:
         column, width = self.column, (output.shape[1] - 2) // 2
         aggregates = []
-        for row, spread in zip(output, _spreads(output[:, width:-2], output[:, -2], output[:, -1]), strict=True):
+        for row in output:
+            spread = _spread(row[width:-2], row[-2], row[-1])
             if column.kind == "vector":
                 aggregates.append(Aggregate(row[:width], spread))
             elif column.kind == "number":
@@ -189,23 +190,16 @@ def _moments(
     return np.concatenate([cells, deviation, square, np.ones((len(cells), 1))], axis=1)
 
 
-def _spreads(
-    deviation: Float[np.ndarray, "q width"], square: Float[np.ndarray, " q"], total: Float[np.ndarray, " q"]
-) -> list[float | None]:
-    """Return the spread for each query, or None if its total weight is not positive or its variance is negative."""
-    spreads: list[float | None] = []
-    for first, second, weight in zip(deviation, square, total, strict=True):
-        if not weight > 0:
-            spreads.append(None)
-            continue
-        mean_square = second / weight
-        variance = mean_square - np.square(first / weight).sum()
-        # Weights of both signs can give a negative "variance": there is no spread then.
-        if variance < -1e-6 * abs(mean_square):
-            spreads.append(None)
-        else:
-            spreads.append(float(np.sqrt(variance)) if variance > _ROUNDING * mean_square else 0.0)
-    return spreads
+def _spread(deviation: Float[np.ndarray, " width"], square: np.floating, total: np.floating) -> float | None:
+    """Return the spread for a query, or None if its total weight is not positive or its variance is negative."""
+    if not total > 0:
+        return None
+    mean_square = square / total
+    variance = mean_square - np.square(deviation / total).sum()
+    # Weights of both signs can give a negative "variance": there is no spread then.
+    if variance < -1e-6 * abs(mean_square):
+        return None
+    return float(np.sqrt(variance)) if variance > _ROUNDING * mean_square else 0.0
 
 
 # -- over a store -------------------------------------------------------------------------------------------

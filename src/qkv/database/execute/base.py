@@ -232,14 +232,9 @@ def _no_match_reasons(
     mismatches: list[str | None] = [None] * len(results.nearest)
     if not normalizer.constant and len(comparison.key):
         mismatches = comparison.mismatches(query, np.maximum(results.nearest, 0))
-    reasons = []
-    for missing, no_weight, mismatch in zip(queries.missing, without_weight, mismatches, strict=True):
-        if missing:
-            reasons.append("the query is missing")
-        elif no_row_reason:
-            reasons.append(no_row_reason)
-        elif no_weight:
-            reasons.append(comparison.no_weight_reason)
-        else:
-            reasons.append(mismatch or "")
-    return reasons
+    return [
+        "the query is missing"
+        if missing
+        else no_row_reason or (comparison.no_weight_reason if no_weight else mismatch or "")
+        for missing, no_weight, mismatch in zip(queries.missing, without_weight, mismatches, strict=True)
+    ]

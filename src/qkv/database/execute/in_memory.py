@@ -22,7 +22,7 @@ from qkv.database.keys.queries import Queries
 from qkv.engine import Observation, observe
 from qkv.errors import DataError, KindError, QueryError, ShapeError
 from qkv.masks import Keys as KeysMask
-from qkv.masks.base import Mask
+from qkv.masks.base import Mask, and_masks
 from qkv.normalizers import Hard
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Dense, Entropy, TopWeights
@@ -117,7 +117,8 @@ def attend_to_rows(
         present: True for the rows that are included.
         options: the options, of which mask, top, seed and progress are used.
     """
-    call = _Call(comparison, normalizer, aggregator, present, _rows_mask(present, options.mask), options)
+    mask = and_masks(None if present.all() else KeysMask(present), options.mask)
+    call = _Call(comparison, normalizer, aggregator, present, mask, options)
     chunk = _QUERIES_AT_ONCE
     if aggregator.votes:
         chunk = max(1, min(chunk, _MOST_WEIGHTS // len(present)))
@@ -129,13 +130,6 @@ def attend_to_rows(
         plans.append(plan)
         report(options.progress, "answering", len(entries), len(queries))
     return entries, plans[0]
-
-
-def _rows_mask(present: Bool[np.ndarray, " rows"], mask: Mask | None) -> Mask | None:
-    if present.all():
-        return mask
-    rows = KeysMask(present)
-    return rows if mask is None else rows & mask
 
 
 @dataclass(frozen=True, eq=False)

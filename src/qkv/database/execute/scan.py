@@ -232,12 +232,10 @@ class VectorNorms:
         """Return the norms of the vectors of a block from the cache, or compute and save them."""
         name = hashlib.sha256(f"{block.name} {column}".encode()).hexdigest()[:24]
         path = cache / f"{kind}-{name}.npy"
-        try:
+        with contextlib.suppress(OSError, ValueError, EOFError):
             mapped: np.ndarray = np.load(path, mmap_mode="r")
             if len(mapped) == block.table.num_rows:
                 return mapped
-        except (OSError, ValueError, EOFError):
-            pass
         parts = []
         for chunk in block.table.column(column).chunks:
             matrix = arrow_columns.vector_matrix(chunk)

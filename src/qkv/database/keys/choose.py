@@ -36,7 +36,7 @@ from qkv.database.keys.comparisons import (
     in_days,
     structured,
 )
-from qkv.database.keys.neighbor_blocks import nearest_distances
+from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
@@ -270,9 +270,7 @@ class ComparisonChooser:
             key: the keys as points.
             unit: "own", or "standard" for standardized columns.
         """
-        distances = nearest_distances(key[self.complete])
-        distances = distances[np.isfinite(distances)]
-        return float(np.quantile(distances, 0.99)) if len(distances) else 0.0
+        return nearest_distance_quantile(key[self.complete])
 
     def _stacked(self, indices: tuple[int, ...]) -> Float[np.ndarray, "rows width"]:
         return np.stack([in_days(self.columns[i], self.columns[i].cells) for i in indices], axis=1)

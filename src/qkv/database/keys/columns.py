@@ -16,6 +16,7 @@ import datetime as dt
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -145,11 +146,8 @@ def _kind_of(type_: pa.DataType, name: str) -> Kind:
 
 def _read_texts(chunked: pa.ChunkedArray, name: str, kind: Kind, folded: bool) -> Column:
     original = np.array(chunked.to_pylist(), dtype=object)
-    folded_by_text: dict[str | None, str] = {None: ""}
-    for text in original:
-        if text not in folded_by_text:
-            folded_by_text[text] = fold(text) if folded else text
-    cells = np.array([folded_by_text[text] for text in original], dtype=object)
+    normalize = cache(fold) if folded else str
+    cells = np.array(["" if text is None else normalize(text) for text in original], dtype=object)
     return Column(name, kind, cells, cells == "", chunked.type, original=original)
 
 

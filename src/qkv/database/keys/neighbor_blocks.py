@@ -128,3 +128,13 @@ def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 50_00
             np.minimum(best, squared.min(axis=1), out=best)
         distances.append(np.sqrt(best.astype(np.float64)))
     return np.concatenate(distances)
+
+
+def nearest_distance_quantile(points: Float[np.ndarray, "rows width"]) -> float:
+    """Return the 99th percentile of the distances from each point to its nearest other point.
+
+    It is 0 for fewer than two points.
+    """
+    distances = nearest_distances(points)
+    distances = distances[np.isfinite(distances)]
+    return float(np.quantile(distances, 0.99)) if len(distances) else 0.0

@@ -159,30 +159,21 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
     if isinstance(value, str) and not value.strip():
         return None
     try:
-        if column.kind == "vector":
-            return _vector(value, column)
         if column.kind == "timestamp":
             return float(arrow_columns.to_units(value, column.type) - column.origin)
         if column.kind == "boolean":
             return _BOOLEANS[value.strip().lower() if isinstance(value, str) else value]
-        return _number(value)
+        parsed = _vector(value, column) if column.kind == "vector" else float(value)
+        if not np.isfinite(parsed).all():
+            raise ValueError
+        return parsed
     except (ValueError, TypeError, OverflowError, KeyError):
         raise _kind_error(value, column) from None
 
 
-def _number(value: str | float) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
-
-
 def _vector(value: str | Sequence[float], column: Column) -> Float[np.ndarray, " width"]:
     parts = value.strip().strip("[]").replace(",", " ").split() if isinstance(value, str) else value
-    vector = np.array([float(number) for number in parts])
-    if vector.shape != (column.cells.shape[1],) or not np.isfinite(vector).all():
-        raise ValueError
-    return vector
+    return np.array([float(number) for number in parts]).reshape(column.cells.shape[1])
 
 
 def _stack(parsed: list[Cell], column: Column) -> Shaped[np.ndarray, "q ..."]:

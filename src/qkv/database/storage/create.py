@@ -16,7 +16,7 @@ from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.io.sources import iterate_tables, require_columns
 from qkv.database.keys.bandwidth import choose_bandwidth
 from qkv.database.keys.columns import Column, key_names
-from qkv.database.keys.neighbor_blocks import nearest_distances
+from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
 from qkv.database.storage.encoding import FILE, Encoding
 from qkv.database.storage.stored import StoredDatabase
@@ -168,9 +168,7 @@ def _distance_defaults(
         return None, None
     points = key.cells[complete]
     chosen = choose_bandwidth(points, values.targets(complete), progress)
-    distances = nearest_distances(points)
-    distances = distances[np.isfinite(distances)]
-    nearest = float(np.quantile(distances, 0.99)) if len(distances) else 0.0
+    nearest = nearest_distance_quantile(points)
     return f"gaussian:{chosen.value:.4g}", float(f"{max(min(3.0 * chosen.value, 1.0), nearest):.4g}")
 
 
