@@ -87,16 +87,15 @@ class ArrowStore(Store):
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
         """Verify the checksums of all files of the open version, and return a `Damage` for each damaged file."""
-        damages, intact = [], []
         files = self._manifest.row_files
-        for row_file in track(files, "verifying", progress):
-            found = row_files.find_damages(self._rows, row_file, read=lambda name: True)
-            damages += found
-            if not found:
-                intact += row_files.with_deleted([row_file])
+        damages = [
+            damage
+            for row_file in track(files, "verifying", progress)
+            for damage in row_files.find_damages(self._rows, row_file, read=lambda name: True)
+        ]
         damages += attached_damages(self.path, self.metadata, read=True)
         if not damages:
-            row_files.save_verified(self._rows, intact)
+            row_files.save_verified(self._rows, row_files.with_deleted(files))
         return damages
 
     # -- writing ----------------------------------------------------------------------------------------

@@ -92,11 +92,7 @@ class Block:
 
     def present_rows(self) -> pa.Table:
         """Return the table of the block without deleted rows. The table is not copied if no row is deleted."""
-        if self.present is None:
-            return self.table
-        import pyarrow as pa
-
-        return self.table.filter(pa.array(self.present))
+        return self.rows(0, len(self))
 
 
 class Store(ABC):

@@ -125,9 +125,7 @@ class LanceStore(Store):
 
     def size_of(self, columns: Sequence[str]) -> int:
         """Return the approximate total size in bytes of the columns that `columns` names."""
-        fields = [self.schema.field(name).type for name in columns]
-        widths = [cell_bytes(type_) for type_ in fields]
-        return len(self) * sum(widths)
+        return len(self) * sum(cell_bytes(self.schema.field(name).type) for name in columns)
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
         """Return a table of the rows whose indices are in `rows`; see `Store.take`."""
@@ -141,16 +139,8 @@ class LanceStore(Store):
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
         """Decode all rows of the open version, and return a `Damage` for each damaged file of the store."""
-        fragments, damages = self._dataset.get_fragments(), []
-        for fragment in track(fragments, "verifying", progress):
-            damage = self._damage(fragment)
-            if damage is None:
-                try:
-                    for _ in fragment.to_batches():
-                        pass
-                except Exception as error:  # its decoders raise any error for changed bytes
-                    damage = Damage(file_name(fragment), f"does not decode: {first_line(error)}", fragment.count_rows())
-            damages += [] if damage is None else [damage]
+        fragments = track(self._dataset.get_fragments(), "verifying", progress)
+        damages = [damage for each in fragments if (damage := self._damage(each, decode=True)) is not None]
         return damages + attached_damages(self.path, self.metadata, read=True)
 
     # -- writing ----------------------------------------------------------------------------------------
@@ -287,8 +277,11 @@ class LanceStore(Store):
         self.metadata = metadata
         self.schema = dataset.schema.remove_metadata()
 
-    def _damage(self, fragment: LanceFragment) -> Damage | None:
-        """Return the damage of a fragment if one of its files is missing or has the wrong size, otherwise None."""
+    def _damage(self, fragment: LanceFragment, decode: bool = False) -> Damage | None:
+        """Return the damage of a fragment if one of its files is missing or has the wrong size, otherwise None.
+
+        With `decode=True`, a fragment whose rows cannot be decoded is damaged too.
+        """
         for each in fragment.metadata.files:
             path = self.path / "data" / each.path
             try:
@@ -298,6 +291,12 @@ class LanceStore(Store):
             expected = each.file_size_bytes
             if expected and size != expected:
                 return Damage(each.path, f"cut off at {size:,} of {expected:,} bytes", fragment.count_rows())
+        if decode:
+            try:
+                for _ in fragment.to_batches():
+                    pass
+            except Exception as error:  # its decoders raise any error for changed bytes
+                return Damage(file_name(fragment), f"does not decode: {first_line(error)}", fragment.count_rows())
         return None
 
     def _operation(self, dataset: lance.LanceDataset) -> str:
