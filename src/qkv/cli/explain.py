@@ -125,13 +125,12 @@ def _shape(name: str, text: str) -> tuple[int, ...]:
 
 def _score(text: str, query_width: int, key_width: int) -> Score:
     """Create the score that `text` names. Learned parameters are zeros, because a plan depends only on their shapes."""
-    import numpy as np
+    from numpy import zeros
 
     from qkv import scores
     from qkv.database.keys.part_registry import parse_score
 
     name, _, number = text.lower().replace("_", "-").partition(":")
-    zeros = np.zeros
     hidden = int(number) if number.isdigit() and int(number) else _HIDDEN
     learned: dict[str, Callable[[], Score]] = {
         "additive": lambda: scores.Additive(

@@ -269,13 +269,14 @@ def _excerpt(text: str, words: list[tuple[int, int, float]]) -> tuple[int, int]:
     """
     if len(text) <= _EXCERPT_LENGTH:
         return 0, len(text)
-    best, begin = -1.0, 0
-    for first, _, _ in [(0, 0, 0.0), *words]:
-        start = max(0, min(first - 40, len(text) - _EXCERPT_LENGTH))
+    starts = [0, *(max(0, min(first - 40, len(text) - _EXCERPT_LENGTH)) for first, _, _ in words)]
+
+    def total(start: int) -> float:
         stop = start + _EXCERPT_LENGTH
-        total = sum(share for left, right, share in words if start <= left and right <= stop and share > 0)
-        if total > best + 1e-9:
-            best, begin = total, start
+        # Rounded, so that of excerpts with the same words the first is shown.
+        return round(sum(max(share, 0.0) for left, right, share in words if start <= left and right <= stop), 9)
+
+    begin = max(starts, key=total)
     end = begin + _EXCERPT_LENGTH
     if begin:
         begin = text.rfind(" ", 0, begin) + 1

@@ -97,7 +97,7 @@ class FittedRows:
         top = min(top, self.keys.shape[1])
         # Classes share their weights, so all outputs are explained at once.
         selected = slice(None) if self.metric.classification else slice(output, output + 1)
-        rows, weights, values = [], [], []
+        parts = []
         block = max(1, _EXPLAINED_WEIGHTS // max(self.keys[..., 0].numel(), 1))
         for query, trend in self._query_blocks(features, block):
             observation = observe(
@@ -120,15 +120,9 @@ class FittedRows:
             own = torch.gather(member_weights, 2, index.expand(len(member_weights), -1, -1))[..., None]
             total = own.mean(dim=0)
             value = torch.where(total > 0, (own * value).mean(dim=0) / total.clamp_min(1e-300), value.mean(dim=0))
-            rows.append(index)
-            weights.append(mean)
-            values.append(value)
-        all_values = torch.cat(values).numpy()
-        return RowExplanation(
-            torch.cat(rows).numpy(),
-            torch.cat(weights).numpy(),
-            all_values if self.metric.classification else all_values[..., 0],
-        )
+            parts.append((index, mean, value))
+        rows, weights, values = (torch.cat(blocks).numpy() for blocks in zip(*parts, strict=True))
+        return RowExplanation(rows, weights, values if self.metric.classification else values[..., 0])
 
     def _query_blocks(
         self, features: Features, size: int = _QUERY_BLOCK

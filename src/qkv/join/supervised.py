@@ -136,8 +136,7 @@ def _fit(
         return float(value), np.append(measures.T @ wrong + strength * a, wrong.sum())
 
     width = measures.shape[1]
-    bounds: list[tuple[float | None, None]] = [(0.0, None)] * width
-    bounds.append((None, None))
+    bounds: list[tuple[float | None, None]] = [*[(0.0, None)] * width, (None, None)]
     found = minimize(loss, np.zeros(width + 1), jac=True, bounds=bounds, method="L-BFGS-B")
     return np.asarray(found.x)
 

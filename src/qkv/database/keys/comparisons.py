@@ -132,11 +132,9 @@ class SimilarityComparison(Comparison):
         for text, row, similarity in zip(query, nearest, best, strict=True):
             # A key that is a prefix of the query is not accepted: any text that starts with a short key would match.
             prefix = self.accept_prefixes and len(text) > 1 and self.key[row].startswith(text)
-            if similarity >= self.threshold or prefix:
-                reasons.append(None)
-                continue
             subject = "the nearest key" if labels is None else f"the nearest key, {labels[row]!r},"
-            reasons.append(f"{subject} has similarity {similarity:.2f}, under {self.threshold:g}")
+            reason = f"{subject} has similarity {similarity:.2f}, under {self.threshold:g}"
+            reasons.append(None if similarity >= self.threshold or prefix else reason)
         return reasons
 
 

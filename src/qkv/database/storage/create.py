@@ -69,8 +69,6 @@ def create_database(
     require_columns(pending[0], (*keys, value), "the source")
     for name in (*keys, value):
         Column.from_table(pending[0].slice(0, 0), name)
-    settings: dict[str, object] = {"key": list(keys), "value": value, "fold": fold}
-    settings |= {"score": score, "normalizer": normalizer, "threshold": threshold}
     encoding, attached, columns, encoded = None, {}, schema, []
     if encoder is not None:
         from qkv.encoders.serialization import as_encoder, pack
@@ -88,8 +86,10 @@ def create_database(
             threshold = distance if threshold is None else threshold
         elif score is None and threshold is None:
             threshold = _cosine_threshold(encoding, encoded[0])
-        settings |= {"score": score, "threshold": threshold}
         attached[FILE] = pack(built)
+    settings: dict[str, object] = {"key": list(keys), "value": value, "fold": fold}
+    settings |= {"score": score, "normalizer": normalizer, "threshold": threshold}
+    if encoding is not None:
         settings["encoder"] = encoding.record()
     store = stores.create(path, columns, metadata={_SETTINGS: settings}, backend=backend, attached=attached)
     database = StoredDatabase(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -65,12 +66,10 @@ def uses_interface(module: torch.nn.Module) -> bool:
     for cls in type(module).__mro__:
         if cls is torch.nn.Module:
             return False
-        try:
+        with suppress(OSError, TypeError):
             source = inspect.getsource(cls)
-        except (OSError, TypeError):
-            continue
-        if "ALL_ATTENTION_FUNCTIONS" in source or "attention_interface" in source:
-            return True
+            if "ALL_ATTENTION_FUNCTIONS" in source or "attention_interface" in source:
+                return True
     return False
 
 

@@ -67,10 +67,9 @@ def measure_roles(
             masses[role, length].append(mass)
         for question in sentence.questions:
             result = score_question(weights, encoded, question)
-            if result is None:
-                continue
-            for group in {"all", length, question.condition or "all"}:
-                results[question.role, group].append(result)
+            if result is not None:
+                for group in {"all", length, question.condition or "all"}:
+                    results[question.role, group].append(result)
     heads = [(layer, head) for layer, count in enumerate(layers) for head in range(count)]
     rows = [row for key, measured in masses.items() for row in _position_rows(*key, heads, measured)]
     rows += [row for key, measured in results.items() for row in _question_rows(*key, heads, measured)]
