@@ -12,6 +12,7 @@ import inspect
 import os
 import re
 import sys
+import threading
 from collections import Counter
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -32,6 +33,7 @@ CALLS: Counter[Any] = Counter()
 """Checked calls of each function since the test module began."""
 _unchecked: list[Any] = []
 """Functions that run again without checks, after a check failed."""
+_LOCK = threading.RLock()
 
 
 def check_shapes() -> None:
@@ -59,8 +61,9 @@ def checked(function: Any) -> Any:
         if _unchecked or (torch is not None and torch.compiler.is_compiling()) or CALLS[code] >= AT_MOST:
             return function(*args, **kwargs)
         CALLS[code] += 1
-        if with_checks is None:
-            with_checks = _with_checks(function)
+        with _LOCK:  # threads may call the function at the same time
+            if with_checks is None:
+                with_checks = _with_checks(function)
         try:
             return with_checks(*args, **kwargs)
         except jaxtyping.TypeCheckError as error:
