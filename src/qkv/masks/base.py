@@ -70,7 +70,7 @@ class Mask(Part, ABC):
 
     @property
     def conjuncts(self) -> tuple[Mask, ...]:
-        """The masks that this mask combines with `&`, or the mask itself as a tuple if it is no such combination."""
+        """The masks that this mask combines with `&`, or a tuple of this mask alone if there are none."""
         return (self,)
 
     def check(self, q: int, k: int) -> None:

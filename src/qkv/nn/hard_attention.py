@@ -189,7 +189,7 @@ class HardAttention(torch.nn.Module):
         shape = tuple(drawn.log_probability.shape)
         if tuple(losses.shape) != shape[: losses.ndim]:
             raise ShapeError(
-                f"losses must have leading axes of drawn.keys as their shape, such as {shape[:1]} or {shape}, got "
+                f"losses must have the shape of the leading axes of drawn.keys, such as {shape[:1]} or {shape}, got "
                 f"{tuple(losses.shape)}. Pass one loss per batch element, or one per sampled key."
             )
         log_probability = drawn.log_probability

@@ -149,7 +149,7 @@ def selects_heads(readouts: Sequence[Readout]) -> bool:
 
 
 def merge_group_axes(readouts: Sequence[Result], axes: int, groups: Groups) -> tuple[Result, ...]:
-    """Return the readouts of a call, with its two head axes (key_heads, group), if any, flattened into one."""
+    """Return the readouts of a call, with their two head axes (key_heads, group), if any, flattened into one."""
     if groups is None:
         return tuple(readouts)
     return tuple(unflatten(tuple(cast(Tensor, x).flatten(axes, axes + 1) for x in flatten(r)), r) for r in readouts)

@@ -44,7 +44,7 @@ class PartModule(torch.nn.Module, Generic[P]):
             self.part = part.replace_arrays([_Placeholder()] * self.arrays)  # type: ignore[list-item]
 
     def forward(self) -> P:
-        """Return the part with the current arrays of this module, or None if there is no part."""
+        """Return the score, normalizer or mask with the current arrays of this module, or None if `part` was None."""
         if not self.arrays:
             return self.part
         return cast(P, _fill_placeholders(self.part, iter([getattr(self, f"array_{n}") for n in range(self.arrays)])))

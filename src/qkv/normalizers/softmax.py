@@ -134,7 +134,9 @@ class Softmax(Normalizer):
         return weights * (weight_gradient - row_dot)
 
     def array_gradients(self, summary: Summary, row_dot: Float[Array, "*batch q 1"]) -> tuple[Array | None, ...]:
-        """Return the gradient of the sink for each row if it is an array, and None for a temperature array.
+        """Return None for the temperature and one gradient per row for the sink, each only if it is an array.
+
+        The gradient of the temperature is not included, because it flows through `prepare`.
 
         The gradient of the sink is −w_sink Σ w g, with weights w, their gradient g and w_sink = e^(s − m) / Σ e^(l −
         m).

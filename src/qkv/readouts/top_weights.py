@@ -80,7 +80,7 @@ class TopWeights(Readout):
         return Top(top, keys)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return two reductions, which merge the k largest weights and the indices of their keys of several tiles."""
+        """Return two reductions across tiles: one for the k largest weights, one for the indices of their keys."""
         shape, at = (tile.q_total, self.k), (slice(*tile.rows), slice(None))
         how = across_keys(tile, "top-k")
         return Reduction(shape, at, how), Reduction(shape, at, how, -1)

@@ -33,7 +33,10 @@ class SavedStatistics:
     _recorded: list[Sequence[Num[Tensor, "*batch q _"]]] = field(default_factory=list)
 
     def note(self, columns: Sequence[Num[Tensor, "*batch q _"]]) -> None:
-        """Record the statistics of a forward pass, each a tensor `(*batch, q, n)`. Only those with n = 1 are stored."""
+        """Record the statistics of a forward pass, each a tensor `(*batch, q, n)`.
+
+        They are stored only if n is 1 for all of them.
+        """
         self._recorded.append(columns)
 
     def take(self) -> tuple[Float[Tensor, "*batch q value_width"], list[Float[Tensor, "*batch q 1"]]] | None:

@@ -29,7 +29,7 @@ def worker_count(reference: Shaped[Tensor, "*_"]) -> int:
 
 
 def split_evenly(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """Split a sequence into at most `count` consecutive parts of nearly equal length.
+    """Split a sequence into at most `count` consecutive parts of equal length, of which the last may be shorter.
 
     Example:
         >>> split_evenly([1, 2, 3, 4, 5], 2)
