@@ -97,7 +97,7 @@ class CallSemanticsContract(KernelHarness):
             plain = to_float64(self.observe(call, setting).output)
             for readout in (readouts.Dense(), readouts.Rows((1, -1)), readouts.TopWeights(2)):
                 if not self.accepts(call, setting, [readout]):
-                    with pytest.raises(RefusedError, match="readouts"):
+                    with pytest.raises(RefusedError, match="readout"):
                         run_eagerly(call, setting, self.kernel, readouts=[readout])
                     continue
                 observation = run_eagerly(call, setting, self.kernel, readouts=[readout])
