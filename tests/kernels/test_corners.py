@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,9 @@ import qkv
 from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.kernels import NumpyBlocksKernel, TiledKernel
+from qkv.testing.cases import NORMALIZERS, Case
+from qkv.testing.execution import run_eagerly
+from qkv.testing.libraries import Setting, assert_close, installed
 
 torch = pytest.importorskip("torch")
 
@@ -75,6 +80,32 @@ def test_bytes_in_another_order_are_the_same_numbers(kernel: str | NumpyBlocksKe
     assert wide.dtype == np.dtype("float64")
     lengths = masks.Lengths(np.asarray(6, dtype=">i8"))
     assert np.allclose(qkv.attend(query, key, value, mask=lengths, kernel=kernel), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax", pytest.param("tensorflow", marks=pytest.mark.long)])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_chosen_kernel_returns_zeros_if_there_are_no_keys(normalizer: str, library: str) -> None:
+    if not installed(library):
+        pytest.skip(f"{library} is not installed")
+    setting = Setting(library, "float32")
+    for score, mask in (("dot", "none"), ("dot", "blocks"), ("gaussian", "keys"), ("additive", "none")):
+        call = Case("similarity" if normalizer == "sum" else score, normalizer, mask, "no keys").call()
+        for q in (5, 3000):
+            query = np.ones((2, q, 4))
+            chosen = replace(call, query=query, mask=None if q != 5 else call.mask)
+            output = run_eagerly(chosen, setting, None).output
+            assert_close(output, np.zeros((2, q, 5)), 0.0, message=f"{score}, {mask}, {q} queries:")
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_cache_without_keys_gives_zeros(normalizer: str) -> None:
+    from qkv import nn
+
+    case = Case("similarity" if normalizer == "sum" else "dot", normalizer, "none", "no batch axes")
+    call = Setting("torch", "float32").part(case.call().score), Setting("torch", "float32").part(case.call().normalizer)
+    attention = nn.Attention(score=call[0], normalizer=call[1])
+    empty = torch.zeros((1, 0, 4))
+    assert (attention(torch.ones((1, 3, 4)), empty, empty, cache=nn.KeyValueCache()) == 0).all()
 
 
 NORMALIZERS_OF_TILES = [normalizers.Mean(), normalizers.Hard(), normalizers.TopK(3), normalizers.Sigmoid()]

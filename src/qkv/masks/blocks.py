@@ -79,7 +79,7 @@ class Blocks(Mask):
         if layout is None:
             return 0, tile.k_total
         rows = layout[..., tile.rows[0] // size_q : -(-tile.rows[1] // size_q), :]
-        blocks = np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
+        blocks = np.flatnonzero(rows.any(axis=tuple(range(rows.ndim - 1))))
         if not blocks.size:
             return 0, 0
         return int(blocks[0]) * size_k, min(tile.k_total, (int(blocks[-1]) + 1) * size_k)

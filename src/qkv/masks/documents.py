@@ -66,7 +66,7 @@ class Documents(Mask):
         if rows is None or keys is None or rows.size == 0:
             return 0, tile.k_total
         inside = (keys >= rows.min()) & (keys <= rows.max())
-        index = np.flatnonzero(inside.reshape(-1, keys.shape[-1]).any(axis=0))
+        index = np.flatnonzero(inside.any(axis=tuple(range(inside.ndim - 1))))
         return (int(index[0]), int(index[-1]) + 1) if index.size else (0, 0)
 
     def coverage(self, tile: Tile) -> Coverage:

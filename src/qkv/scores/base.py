@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar, Literal, TypeAlias, final
 
-from qkv.core.arrays import as_array, is_text, namespace
+from qkv.core.arrays import as_array, is_text, namespace, zeros
 from qkv.core.axes import broadcast_batch
 from qkv.core.parts import Part, delegates
 from qkv.core.positions import Positions
@@ -31,6 +31,7 @@ __all__ = [
     "Score",
     "WrapperScore",
     "check_same_width",
+    "column_of_ones",
     "concat_features",
     "product_bound",
 ]
@@ -170,8 +171,7 @@ class Score(Part, ABC):
         left, right, term = self._lift_with_term(query, key, tile)
         if term is None:
             return left, right
-        one = namespace(right).ones_like(right[..., :1])
-        return concat_features(left, term[..., None]), concat_features(right, one)
+        return concat_features(left, term[..., None]), concat_features(right, column_of_ones(right))
 
     def _lift_with_term(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
@@ -379,6 +379,12 @@ def concat_features(*arrays: Num[Array, "*#batch #n _"]) -> Num[Array, "*batch n
     xp = namespace(*arrays)
     lead = xp.broadcast_arrays(*(x[..., :1] for x in arrays))[0].shape[:-1]
     return xp.concat([xp.broadcast_to(x, (*lead, x.shape[-1])) for x in arrays], axis=-1)
+
+
+def column_of_ones(x: Num[Array, "*batch n width"]) -> Num[Array, "*batch n 1"]:
+    """Return an array of ones with the axes of `x`, except that the last has length 1."""
+    # Slicing needs no lengths, which are unknown under some tracers, but a width of 0 leaves nothing to slice.
+    return namespace(x).ones_like(x[..., :1]) if x.shape[-1] else zeros(x, (*x.shape[:-1], 1)) + 1
 
 
 def product_bound(left: Num[Array, "*#batch q width"], right: Num[Array, "*#batch k width"]) -> Num[Array, ""]:

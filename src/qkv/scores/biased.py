@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from qkv.core.arrays import namespace
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import OptionError
-from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
+from qkv.scores.base import LiftKind, PointwiseScore, Score, column_of_ones, concat_features
 
 __all__ = ["Biased"]
 
@@ -60,9 +59,8 @@ class Biased(PointwiseScore):
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
         """Return the vectors of the inner score's `lift` with one more column: 1 for queries, the bias for keys."""
         left, right = self.score.lift(query, key, tile)
-        one = namespace(left).ones_like(left[..., :1])
         assert self.per_key is not None
-        return concat_features(left, one), concat_features(right, self.per_key[..., None])
+        return concat_features(left, column_of_ones(left)), concat_features(right, self.per_key[..., None])
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Return the lifted width of the inner score plus 1, for the column of the bias."""

@@ -15,7 +15,7 @@ from qkv.core.arrays import namespace, stop_gradient
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
-from qkv.scores.base import InnerProductScore, concat_features
+from qkv.scores.base import InnerProductScore, column_of_ones, concat_features
 
 __all__ = ["Gaussian"]
 
@@ -73,7 +73,7 @@ class Gaussian(InnerProductScore):
         xp = namespace(query)
         query, key = self._scaled(query, tile), self._scaled(key, tile)
         length = -0.5 * xp.sum(key * key, axis=-1, keepdims=True)
-        return concat_features(query, xp.ones_like(query[..., :1])), concat_features(key, length)
+        return concat_features(query, column_of_ones(query)), concat_features(key, length)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Return the width of query and key plus 1, for the additional column of `lift`."""

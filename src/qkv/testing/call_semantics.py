@@ -13,7 +13,7 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.positions import Positions
 from qkv.errors import PositionError, RefusedError, ShapeError
-from qkv.testing.cases import SHAPES, Call, Case
+from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Call, Case
 from qkv.testing.execution import run_eagerly
 from qkv.testing.kernel_harness import KernelHarness
 from qkv.testing.libraries import Setting, assert_close, to_float64
@@ -149,16 +149,30 @@ class CallSemanticsContract(KernelHarness):
     # -- 11. Every size works ----------------------------------------------------------------------------
 
     def test_empty_and_single_axes_work(self, setting: Setting) -> None:
-        for shape in self.sample(setting, [name for name in SHAPES if "one" in name or "no " in name or "1" in name]):
+        for shape in self.sample(
+            setting, [name for name in SHAPES if "one" in name or "no " in name or name[-1] in "01"]
+        ):
             for score, normalizer in (
                 ("dot", "softmax"),
                 ("dot", "sigmoid"),
                 ("additive", "top-k"),
+                ("gaussian", "sparsemax"),
                 ("exact", "sum"),
             ):
                 call = Case(score, normalizer, "none", shape).call()
                 if self.accepts(call, setting):
                     self.assert_as_oracle(call, setting, f"{score}, {normalizer}, {shape}")
+
+    def test_no_keys_give_zeros_and_gradients_of_zero(self, setting: Setting) -> None:
+        cases = [Case("similarity" if name == "sum" else "dot", name, "none", "no keys") for name in NORMALIZERS]
+        cases += [Case(name, "softmax", "none", "no keys") for name in SCORES]
+        cases += [Case("dot", "softmax", name, "no keys") for name in MASKS]
+        for case in self.sample(setting, cases):
+            call = case.call()
+            if self.accepts(call, setting):
+                got = self.run(call, setting)
+                assert_close(got.output, np.zeros((2, 5, 5)), 0.0, message=f"{case}, output:")
+                assert all((gradient == 0).all() for gradient in got.gradients), f"{case}: {got.gradients}"
 
     def test_million_keys_work(self, setting: Setting) -> None:
         # All keys but one are equal; the query must find that one for any tiling.

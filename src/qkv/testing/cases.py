@@ -40,6 +40,8 @@ SHAPES: dict[str, Shape] = {
     "strided": Shape(7, 11, batch=(2, 3), strided=True),
     "three batch axes": Shape(3, 5, batch=(2, 1, 2), key_batch=(2, 1, 1)),
     "width 1": Shape(5, 6, width=1, value_width=1, batch=(2,)),
+    "width 0": Shape(5, 6, width=0, batch=(2,)),
+    "value width 0": Shape(5, 6, value_width=0, batch=(2,)),
     "one query": Shape(1, 9, batch=(2, 2)),
     "one key": Shape(4, 1, batch=(2,)),
     "one query and one key": Shape(1, 1),

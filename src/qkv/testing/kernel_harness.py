@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -22,6 +22,8 @@ from qkv.testing.execution import Outcome, oracle_of, run, run_eagerly
 from qkv.testing.libraries import Setting, assert_close, installed
 
 __all__ = ["KernelHarness", "assert_agrees", "settings_of_kernel"]
+
+T = TypeVar("T")
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 _OUTPUT = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
@@ -95,7 +97,7 @@ class KernelHarness:
     twice: ClassVar[bool] = True
     """Whether the kernel supports second derivatives in PyTorch."""
 
-    def sample(self, setting: Setting, names: Iterable[str]) -> list[str]:
+    def sample(self, setting: Setting, names: Iterable[T]) -> list[T]:
         """Return the elements of `names` to test with a setting: all for float64, and fewer for each other dtype."""
         # JAX compiles each call, so short runs test few calls; long runs test all dtypes.
         step = 8 if str(setting) == "jax-float32" else min(3, 1 + DTYPES.index(setting.dtype))

@@ -57,7 +57,7 @@ class FasterOps:
         import torch
 
         if left.ndim == 2 and right.ndim == 2:
-            if self.onednn:
+            if self.onednn and left.shape[1]:  # oneDNN raises an error for products of width 0
                 return _onednn_matmul_nt(left, right)
             # Not `matmul`, which allocates a second result and copies it.
             return torch.mm(left, right.mT, out=workspace.take(name, (left.shape[0], right.shape[0]), left))
