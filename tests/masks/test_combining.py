@@ -152,3 +152,8 @@ def test_one_element_for_all_keys_covers_every_tile(allowed, cover):
     tile = Tile.whole(3, 9).restrict((0, 3), (4, 8))
     assert Keys([allowed]).coverage(tile) == cover
     assert Keys([allowed] * 9).coverage(tile) == cover
+
+
+@pytest.mark.parametrize("mask", [Documents(np.arange(3), np.arange(0)), Blocks(np.ones((1, 0), dtype=bool), 4)])
+def test_the_key_range_of_no_keys_is_empty(mask):
+    assert mask.key_range(Tile.whole(3, 0)) == (0, 0)

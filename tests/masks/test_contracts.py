@@ -5,8 +5,8 @@ import pytest
 
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.errors import KindError, OptionError, ShapeError
-from qkv.masks import Blocks, Causal, Documents, Keys, Lengths, Pairs, Prefix, Window
+from qkv.errors import GradientError, KindError, OptionError, ShapeError
+from qkv.masks import Blocks, Causal, Custom, Documents, Keys, Lengths, Pairs, Prefix, Window
 from qkv.masks.base import And, Not, Or
 from qkv.testing import MaskContract
 
@@ -269,3 +269,58 @@ def test_a_start_for_each_batch_element_shifts_its_causal_mask(align):
     tile = Tile.whole(1, 4, (2,), Positions(query_start=[0, 2]))
     assert Causal().allowed(tile, np.zeros(())).sum(axis=-1).tolist() == [[1], [3]]
     assert Causal(align=align).allowed(tile, np.zeros(())).sum(axis=-1).tolist() == [1 if align == "start" else 4]
+
+
+def dilated(query, key):
+    return (key <= query + 1) & ((query - key) % 2 == 0)
+
+
+def equal_remainders(query, key, divisor):
+    return query % divisor == key % divisor
+
+
+class TestCustom(MaskContract):
+    part = Custom
+
+    def make(self, draw):
+        return Custom(dilated)
+
+    def formula(self, mask, at):
+        return at.j <= at.i + 1 and (at.i - at.j) % 2 == 0
+
+    def test_refuses_what_is_no_function(self):
+        with pytest.raises(OptionError, match=r"function of Custom must be callable, got 3\. .*lambda query, key"):
+            Custom(3)
+
+    @pytest.mark.parametrize("result", [lambda q, k: q - k, lambda q, k: None, lambda q, k: [[True]]])
+    def test_refuses_a_result_that_is_not_boolean(self, result):
+        with pytest.raises(KindError, match=r"result of the function of Custom must be a boolean array, got"):
+            Custom(result).allowed(Tile.whole(2, 2), np.zeros(()))
+
+    @pytest.mark.parametrize("result", [lambda q, k: (q == k)[:1, :1].repeat(3, 1), lambda q, k: (q == k)[None, None]])
+    def test_refuses_a_result_that_does_not_fit_the_pairs(self, result):
+        with pytest.raises(ShapeError, match=r"must broadcast to shape \(2, 2\), got shape .*\(2, 1\).*\(1, 2\)"):
+            Custom(result).allowed(Tile.whole(2, 2), np.zeros(()))
+
+    @pytest.mark.parametrize("constant", [True, False])
+    def test_a_constant_result_holds_for_all_pairs(self, constant):
+        mask = Custom(lambda query, key: constant)
+        allowed = mask.allowed(Tile.whole(2, 3, (), Positions(align="end")), np.zeros(()))
+        assert np.broadcast_to(allowed, (2, 3)).tolist() == [[constant] * 3] * 2
+        bound = mask.bind(np.zeros(()), ())
+        assert bound.coverage(Tile.whole(2, 2)) == ("all" if constant else "none")
+
+    def test_refuses_parameters_that_require_a_gradient(self):
+        torch = pytest.importorskip("torch")
+        with pytest.raises(GradientError, match=r"parameters of Custom must not require a gradient.*scores.Custom"):
+            Custom(equal_remainders, (torch.ones(1, requires_grad=True),))
+
+
+class TestCustomWithItsOwnAlignmentAndParameters(MaskContract):
+    part = Custom
+
+    def make(self, draw):
+        return Custom(equal_remainders, (np.array(3),), align="end")
+
+    def formula(self, mask, at):
+        return (at.row + 2) % 3 == at.col % 3  # 7 keys, 5 queries

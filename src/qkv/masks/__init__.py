@@ -3,6 +3,7 @@
 from qkv.masks.base import Mask
 from qkv.masks.blocks import Blocks
 from qkv.masks.causal import Causal
+from qkv.masks.custom import Custom
 from qkv.masks.documents import Documents
 from qkv.masks.keys import Keys
 from qkv.masks.lengths import Lengths
@@ -10,4 +11,4 @@ from qkv.masks.pairs import Pairs
 from qkv.masks.prefix import Prefix
 from qkv.masks.window import Window
 
-__all__ = ["Mask", "Causal", "Lengths", "Keys", "Pairs", "Window", "Documents", "Prefix", "Blocks"]
+__all__ = ["Mask", "Causal", "Lengths", "Keys", "Pairs", "Window", "Documents", "Prefix", "Blocks", "Custom"]

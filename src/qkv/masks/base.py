@@ -32,11 +32,14 @@ class Mask(Part, ABC):
         positional: whether the mask depends on the positions of queries.
         key_only: whether the mask depends only on the key, so that excluded keys can be dropped for all queries.
         relative: whether the mask depends only on key position − query position, and is equal for all batch elements.
+        bound_per_call: whether the mask must be bound to every call, because it may change between calls although it
+            holds no arrays.
     """
 
     positional: bool = False
     key_only: bool = False
     relative: bool = False
+    bound_per_call: bool = False
     # With None, NumPy hands `array & mask` to `Mask.__rand__`, which raises a `KindError` with advice;
     # otherwise NumPy would apply `&` element by element.
     __array_ufunc__ = None
@@ -109,6 +112,11 @@ class _Combined(Mask):
         """Whether both masks depend only on key position − query position."""
         return self.left.relative and self.right.relative
 
+    @property
+    def bound_per_call(self) -> bool:  # type: ignore[override]
+        """Whether at least one of the two masks must be bound to every call."""
+        return self.left.bound_per_call or self.right.bound_per_call
+
     def check(self, q: int, k: int) -> None:
         """Raise a `ShapeError` if either mask does not match `q` queries and `k` keys."""
         self.left.check(q, k)
@@ -164,7 +172,7 @@ class Or(_Combined):
         return f"({self.left} | {self.right})"
 
 
-@delegates("mask", "positional", "key_only", "relative", "check")
+@delegates("mask", "positional", "key_only", "relative", "bound_per_call", "check")
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
     """Mask that allows the pairs of query and key that the inner mask excludes."""

@@ -76,7 +76,7 @@ class Blocks(Mask):
     def key_range(self, tile: Tile) -> tuple[int, int]:
         """Return the keys from the first to the last block that any query of the tile may attend to, as a range."""
         layout, (size_q, size_k) = to_numpy(self.layout), self.sizes
-        if layout is None:
+        if layout is None or layout.size == 0:
             return 0, tile.k_total
         rows = layout[..., tile.rows[0] // size_q : -(-tile.rows[1] // size_q), :]
         blocks = np.flatnonzero(rows.any(axis=tuple(range(rows.ndim - 1))))

@@ -63,7 +63,7 @@ class Documents(Mask):
         """Return a range that contains all keys with an id between the smallest and largest id of the queries."""
         rows = to_numpy(self.slice(slice(*tile.rows), slice(0, 0)).query_ids)
         keys = None if self.key_ids is None else to_numpy(self.key_ids)
-        if rows is None or keys is None or rows.size == 0:
+        if rows is None or keys is None or rows.size == 0 or keys.size == 0:
             return 0, tile.k_total
         inside = (keys >= rows.min()) & (keys <= rows.max())
         index = np.flatnonzero(inside.any(axis=tuple(range(inside.ndim - 1))))

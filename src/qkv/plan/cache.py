@@ -156,11 +156,13 @@ def _prepare(
 ) -> PreparedCall | None:
     """Return a function that runs a planned call, or None if each such call must be bound first.
 
-    Calls must be bound if they are of text, if their arrays must be cast, or if they use random numbers.
+    Calls must be bound if they are of text, if their arrays must be cast, if they use random numbers, or if their mask
+    must be bound to every call.
     """
-    problem = plan.problem
+    problem, mask = plan.problem, plan.problem.spec.mask
     ready = (
         not problem.axes.text
+        and (mask is None or not mask.bound_per_call)
         and query.dtype == key.dtype == value.dtype
         and dtype_name(value) in ("float32", "float64")
         and not (problem.spec.dropout or problem.normalizer.stochastic)

@@ -146,6 +146,11 @@ def _blocks(m: PartFactory) -> masks.Mask:
     return masks.Blocks(m.draw.booleans(-(-m.draw.q // 4), -(-m.draw.k // 4)), 4)
 
 
+def _same_group(query: ArrayLike, key: ArrayLike, groups: ArrayLike) -> ArrayLike:
+    xp = namespace(groups)  # indexing by `[]` is not portable
+    return xp.take(groups, abs(query[:, 0]), axis=0)[:, None] == xp.take(groups, key[0], axis=0)
+
+
 MASKS: dict[str, Callable[[PartFactory], masks.Mask | None]] = {
     "none": lambda m: None,
     "causal at the end": lambda m: masks.Causal("end"),
@@ -158,6 +163,8 @@ MASKS: dict[str, Callable[[PartFactory], masks.Mask | None]] = {
     "prefix": lambda m: masks.Prefix(2),
     "documents": lambda m: masks.Documents(np.arange(m.draw.q) // 3, np.arange(m.draw.k) // 4),
     "blocks": _blocks,
+    "custom": lambda m: masks.Custom(lambda q, k: (k <= q) & ((q - k) % 3 != 1)),
+    "custom of parameters": lambda m: masks.Custom(_same_group, (np.arange(m.draw.q + m.draw.k + 1) // 3,)),
     "causal but not the last two": lambda m: masks.Causal("end") & ~masks.Window(1, 0),
 }
 
