@@ -109,6 +109,9 @@ def imported_modules(path: Path, names: set[str]) -> set[str]:
 ALGORITHMS_IMPORTED = {
     ("tiled", "row_blocks"),  # readouts with a gradient
     ("fused", "tiled"),  # data that is not finite
+    ("linear", "tiled"),  # data without a product form
+    ("linear", "numpy_blocks"),
+    ("linear", "jax_loops"),
     ("compiled", "dense"),  # dynamic shapes while exporting
 }
 """Pairs of folders of qkv.kernels of which the first runs the kernel of the second for some calls."""

@@ -21,6 +21,10 @@ Tensor = torch.Tensor
 WIDTH, HEADS, Q = 3, 2, 5
 
 
+def squared(x: Tensor, scale: Tensor) -> Tensor:
+    return (x + scale) ** 2
+
+
 def decayed(query: Tensor, key: Tensor, rate: Tensor) -> Tensor:
     return -rate.exp() * (query[..., :, None, :] - key[..., None, :, :]).square().sum(-1)
 
@@ -49,6 +53,7 @@ MADE: dict[str, Any] = {
     "QuadraticPosition": nn.QuadraticPosition,
     "ClassTable": functools.partial(nn.ClassTable, query_classes=CLASSES),
     "Custom": functools.partial(nn.Custom, function=decayed, parameters=(torch.tensor(-1.0),)),
+    "Features": functools.partial(nn.Features, function=squared, parameters=(torch.tensor(1.0),)),
 }
 
 
@@ -80,7 +85,7 @@ def test_gradients_of_the_parameters_are_those_of_finite_differences(name: str, 
     assert torch.autograd.gradcheck(output, parameters)
 
 
-@pytest.mark.parametrize("name", [name for name in MADE if name != "Custom"])
+@pytest.mark.parametrize("name", [name for name in MADE if name not in ("Custom", "Features")])
 def test_each_head_uses_its_own_parameters(name: str) -> None:
     score = perturbed(MADE[name](WIDTH, WIDTH, heads=HEADS))
     module = nn.MultiHeadAttention(

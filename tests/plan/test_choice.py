@@ -27,6 +27,10 @@ CHOICES: list[tuple[str, Any, dict[str, Any]]] = [
     ("fused", LONG, {"library": "torch", "mask": masks.Causal("start")}),
     ("fused", LONG, {"library": "torch", "mask": masks.Keys(np.ones(40_000, dtype=bool))}),
     ("tiled", LONG, {"library": "torch", "mask": masks.Window(5, 5)}),
+    ("linear", LONG, {"normalizer": normalizers.Sum()}),
+    ("linear", LONG, {"library": "torch", "score": scores.Features(), "gradient": True}),
+    ("linear", LONG, {"library": "jax", "normalizer": normalizers.Identity(), "mask": masks.Causal("end")}),
+    ("tiled", LONG, {"library": "torch", "score": scores.Features(), "dropout": 0.1}),
     ("tiled", LONG, {"library": "torch", "score": ADDITIVE, "gradient": True}),
     ("tiled", LONG, {"library": "torch", "normalizer": normalizers.Softmax(sink=0.0)}),
     ("tiled", LONG, {"library": "torch", "dropout": 0.1}),
@@ -58,6 +62,22 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
         "fused",
         r"it does not support the sink of Softmax\(sink=1.0\)",
         {"normalizer": normalizers.Softmax(sink=1.0), "library": "torch"},
+    ),
+    (
+        "linear",
+        r"it supports only weights that are linear in the logits, not Softmax\(\)",
+        {"library": "torch"},
+    ),
+    (
+        "linear",
+        r"the mask Window\(1, after=1\) is neither causal nor a mask of keys",
+        {"normalizer": normalizers.Sum(), "mask": masks.Window(1, 1), "positions": END},
+    ),
+    ("linear", "it never computes the weights that dropout drops", {"normalizer": normalizers.Sum(), "dropout": 0.5}),
+    (
+        "linear",
+        "it never computes the weights that readouts need",
+        {"normalizer": normalizers.Sum(), "readouts": [readouts.Entropy()]},
     ),
     ("fused", "it does not support readouts", {"readouts": [readouts.Entropy()], "library": "torch"}),
     ("fused", "with dropout PyTorch needs quadratic memory", {"dropout": 0.5, "library": "torch"}),
@@ -132,7 +152,7 @@ def test_kernel_of_ones_own_runs_in_place_of_a_name() -> None:
 
 def test_kernel_that_does_not_exist_is_named_with_those_that_do() -> None:
     with pytest.raises(
-        OptionError, match=r"one of None, fused, dense, tiled, row_blocks, numpy_blocks, jax_loops, got 'flash'"
+        OptionError, match=r"one of None, fused, linear, dense, tiled, row_blocks, numpy_blocks, jax_loops, got 'flash'"
     ):
         explain(kernel="flash")
 

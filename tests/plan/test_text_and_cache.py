@@ -26,6 +26,7 @@ kernel      numpy_blocks   the lowest estimated time of the 2 kernels that can r
 cost        1.54 Gflop, 2.68 GiB moved, peak 9.13 MiB; 512 MiB allowed
 slower      dense: 1.54 Gflop, 2.98 GiB moved, peak 153 MiB
 refused     fused: it supports torch arrays, not numpy arrays
+refused     linear: it supports only weights that are linear in the logits, not Softmax()
 refused     tiled: it supports torch arrays, not numpy arrays
 refused     row_blocks: it supports torch arrays, not numpy arrays
 refused     jax_loops: it supports jax arrays, not numpy arrays"""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.errors import OptionError, ShapeError
-from qkv.scores import Bilinear, Cosine, Dot, Gaussian, Projected, ScaledDot, SeparableGate, SumOf
+from qkv.scores import Bilinear, Cosine, Dot, Features, Gaussian, Projected, ScaledDot, SeparableGate, SumOf
 from qkv.testing import ScoreContract
 
 
@@ -232,3 +232,53 @@ def test_mission_b9_unequal_widths_through_maps():
     assert score(query, key).shape == (100, 10, 20)
     with pytest.raises(ShapeError, match=r"7.*5"):
         ScaledDot()(query, key)
+
+
+def mapped(x, weight):
+    return x @ weight.T
+
+
+class TestFeatures(ScoreContract):
+    part = Features
+
+    def make(self, draw):
+        return Features()
+
+    def formula(self, score, q, k, at):
+        return dot(*([x + 1 if x > 0 else math.exp(x) for x in side] for side in (q, k)))
+
+    def test_features_of_very_negative_elements_keep_their_precision(self):
+        got = Features()(np.array([[-60.0]], dtype=np.float32), np.zeros((1, 1), dtype=np.float32))
+        assert abs(got[0, 0] / math.exp(-60) - 1) < 1e-6
+
+    def test_refuses_an_unknown_function(self):
+        with pytest.raises(OptionError, match=r"function of Features must be .*, got 'tanh'"):
+            Features("tanh")
+
+
+class TestFeaturesRelu(TestFeatures):
+    def make(self, draw):
+        return Features("relu")
+
+    def formula(self, score, q, k, at):
+        return dot(*([max(0.0, x) for x in side] for side in (q, k)))
+
+    def special_inputs(self):
+        return self.inputs()  # not the default, whose zeros are where the derivative is undefined
+
+    def test_features_of_very_negative_elements_keep_their_precision(self):
+        assert Features("relu")(np.array([[-60.0]]), np.ones((1, 1)))[0, 0] == 0
+
+
+class TestFeaturesOfAFunction(ScoreContract):
+    part = Features
+
+    def make(self, draw):
+        return Features(mapped, (draw.rng.normal(size=(5, 3)),), 5)
+
+    def formula(self, score, q, k, at):
+        return dot(apply(score.parameters[0], q), apply(score.parameters[0], k))
+
+    def test_refuses_a_function_that_returns_another_number_of_features(self):
+        with pytest.raises(ShapeError, match=r"must return an array of shape \(2, 4\), got \(2, 3\)\. Pass the number"):
+            Features(lambda x: x, width=4)(np.ones((2, 3)), np.ones((2, 3)))

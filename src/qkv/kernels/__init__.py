@@ -3,6 +3,7 @@
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.fused.kernel import FusedKernel
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
+from qkv.kernels.linear.kernel import LinearKernel
 from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.row_blocks.kernel import RowBlocksKernel
 from qkv.kernels.tiled.kernel import TiledKernel
@@ -13,6 +14,7 @@ __all__ = [
     "FusedKernel",
     "KERNELS",
     "JaxLoopsKernel",
+    "LinearKernel",
     "NumpyBlocksKernel",
     "RowBlocksKernel",
     "TiledKernel",
@@ -20,6 +22,7 @@ __all__ = [
 
 KERNELS: tuple[Kernel, ...] = (
     FusedKernel(),
+    LinearKernel(),
     DenseKernel(),
     TiledKernel(),
     RowBlocksKernel(),

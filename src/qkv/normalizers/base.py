@@ -41,6 +41,8 @@ class Normalizer(Part, ABC):
         constant: whether all keys of a row that are not excluded get the same weight, whatever their logits are.
         symmetric: whether equal logits get equal weights.
         sums_to_one: whether the weights of a row with at least one key sum to 1.
+        linear: whether the weights of a row are its logits, divided by their sum if `sums_to_one`.
+        nonnegative: whether a negative logit raises an error.
         log_sum_exp: whether `log_total` is defined.
         selects_keys: whether keys are selected by rank and index, so that kernels must not reorder them.
         top_k: maximum number of keys with weight, chosen by rank with ties to the lowest index; None: no maximum.
@@ -58,6 +60,8 @@ class Normalizer(Part, ABC):
     constant: ClassVar[bool] = False
     symmetric: ClassVar[bool] = False
     sums_to_one: bool = True
+    linear: ClassVar[bool] = False
+    nonnegative: ClassVar[bool] = False
     log_sum_exp: bool = False
     selects_keys: ClassVar[bool] = False
     top_k: int | None = None

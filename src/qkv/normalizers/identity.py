@@ -6,6 +6,7 @@ w_j = l_j
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from qkv.core.arrays import where
 from qkv.core.tile import Tile
@@ -28,6 +29,7 @@ class Identity(LinearNormalizer):
 
     divides = False
     sums_to_one = False
+    linear: ClassVar[bool] = True
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return the logits, with 0 in place of −inf."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from qkv.core.arrays import namespace, statically_known_true, where
 from qkv.core.online_softmax import nonzero
@@ -34,6 +35,9 @@ class Sum(LinearNormalizer):
         array([[0.9, 0.1, 0. ],
                [0. , 0. , 0. ]])
     """
+
+    linear: ClassVar[bool] = True
+    nonnegative: ClassVar[bool] = True
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return the scores with 0 in place of −inf, and raise a `NegativeScoreError` if a score is negative.

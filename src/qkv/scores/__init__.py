@@ -13,6 +13,7 @@ from qkv.scores.custom import Custom
 from qkv.scores.distance import Boxcar, Epanechnikov, Laplace, Triangular
 from qkv.scores.dot import Dot
 from qkv.scores.exact import Exact
+from qkv.scores.features import Features
 from qkv.scores.gated import Gated
 from qkv.scores.gaussian import Gaussian
 from qkv.scores.jaro_winkler import JaroWinkler
@@ -39,6 +40,7 @@ __all__ = [
     "Gated",
     "SeparableGate",
     "Cosine",
+    "Features",
     "Projected",
     "SumOf",
     "Gaussian",

@@ -57,6 +57,7 @@ class Score(Part, ABC):
         is_scaled_dot: whether the logit is a number times the inner product of query and key, so that `scaled_lift`
             returns query and key without a copy.
         normalizes_keys: whether `lift` divides each key by its norm, and leaves keys otherwise unchanged.
+        nonnegative: whether no logit is negative, whatever query and key are.
         distance_factor: a if the logit is −a ‖q − k‖² with a single number a; otherwise None.
         tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) with projections `left` and `right`;
             otherwise None.
@@ -76,6 +77,7 @@ class Score(Part, ABC):
     lift_kind: LiftKind | None = None
     is_scaled_dot: bool = False
     normalizes_keys: bool = False
+    nonnegative: bool = False
     distance_factor: float | None = None
     tanh_vector: Array | None = None
     gated_product: bool = False

@@ -19,7 +19,8 @@ from qkv.scores.base import Score, WrapperScore
 __all__ = ["Projected"]
 
 
-@delegates("score", "is_inner_product", "tanh_vector", "gated_product", "lift_kind", "projected_logits", "bound")
+@delegates("score", "is_inner_product", "nonnegative", "tanh_vector", "gated_product", "lift_kind")
+@delegates("score", "projected_logits", "bound")
 @dataclass(frozen=True, eq=False)
 class Projected(WrapperScore):
     """Score that applies an inner score to linear projections of query and key, whose widths may differ.

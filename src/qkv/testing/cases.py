@@ -79,6 +79,11 @@ def _similarity(query: ArrayLike, key: ArrayLike) -> ArrayLike:
     return xp.exp(xp.matmul(query, xp.matrix_transpose(key)) / 4)
 
 
+def _squares(x: ArrayLike, weight: ArrayLike) -> ArrayLike:
+    xp = namespace(x)
+    return xp.matmul(x, xp.matrix_transpose(weight)) ** 2 / 4
+
+
 SCORES: dict[str, Callable[[PartFactory], scores.Score]] = {
     "dot": lambda m: scores.Dot(),
     "scaled dot": lambda m: scores.ScaledDot(),
@@ -90,6 +95,8 @@ SCORES: dict[str, Callable[[PartFactory], scores.Score]] = {
     "gated": lambda m: scores.Gated(m.draw(m.width), m.draw(m.width), m.draw()),
     "separable gate": lambda m: scores.SeparableGate(m.draw(m.width), m.draw(m.width), m.draw(), m.draw()),
     "cosine": lambda m: scores.Cosine(m.draw.positive()),
+    "features": lambda m: scores.Features(),
+    "learned features": lambda m: scores.Features(_squares, (m.draw(3, m.width),), 3),
     "projected": lambda m: scores.Projected(scores.Gaussian(1.3), m.draw(3, m.width), m.draw(3, m.width)),
     "sum of": lambda m: scores.SumOf((scores.Dot(), scores.Gaussian(2.0))),
     "gaussian": lambda m: scores.Gaussian(m.heads.positive()),
@@ -112,7 +119,7 @@ SCORES: dict[str, Callable[[PartFactory], scores.Score]] = {
     "similarity": lambda m: scores.Custom(_similarity),
 }
 
-NONNEGATIVE = ("constant", "exact", "similarity")
+NONNEGATIVE = ("constant", "exact", "similarity", "features", "learned features")
 """Names of the scores without negative logits, which `Sum` requires."""
 
 NORMALIZERS: dict[str, Callable[[PartFactory], normalizers.Normalizer]] = {

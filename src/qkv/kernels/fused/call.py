@@ -19,7 +19,7 @@ from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.parts import expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Num, Tensor
-from qkv.kernels.fused.layout import Layout, layout_of, split_mask
+from qkv.kernels.fused.layout import Layout, layout_of
 from qkv.kernels.fused.sdpa import (
     FusedAttention,
     attend,
@@ -29,6 +29,7 @@ from qkv.kernels.fused.sdpa import (
     results_are_finite,
 )
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
+from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
 from qkv.masks.base import Mask
 from qkv.normalizers import Softmax

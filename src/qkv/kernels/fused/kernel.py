@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Array, Num, Tensor
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE
+from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
@@ -68,7 +69,7 @@ class FusedKernel(Kernel):
 
     def describe(self, problem: Problem) -> str:
         """Describe how queries and keys are lifted and padded, and how the mask and shared heads are handled."""
-        from qkv.kernels.fused.layout import layout_of, split_mask
+        from qkv.kernels.fused.layout import layout_of
 
         axes, score = problem.axes, problem.score
         width = score.lifted_width(axes.query_width, axes.key_width)
@@ -92,8 +93,6 @@ class FusedKernel(Kernel):
 
         The backward pass computes five matrix products.
         """
-        from qkv.kernels.fused.layout import split_mask
-
         axes, score = problem.axes, problem.score
         rows = [math.prod(shape[:-1]) for shape in (axes.query, axes.key, axes.value)]
         widths = (axes.query_width, axes.key_width, axes.value_width)
@@ -157,7 +156,6 @@ _SCRATCH = 8 * 2**20
 
 def _supports_mask(problem: Problem) -> bool:
     """Return whether fused attention can apply the mask of a call without an array of all pairs."""
-    from qkv.kernels.fused.layout import split_mask
     from qkv.kernels.fused.sdpa import operators
 
     keys, offset, known = split_mask(problem.spec.mask, problem.tile)

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Literal
 
-from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, Tensor
-from qkv.masks.base import Mask
 
-__all__ = ["Layout", "Side", "layout_of", "split_mask"]
+__all__ = ["Layout", "Side", "layout_of"]
 
 _Batch = tuple[int, ...]
 Side = Literal[0, 1, 2]
@@ -148,21 +146,3 @@ def _merge_alike(axes: list[tuple[int, tuple[bool, ...]]]) -> list[tuple[int, tu
         else:
             at += 1
     return axes
-
-
-def split_mask(mask: Mask | None, tile: Tile) -> tuple[Mask | None, int | None, bool]:
-    """Split a mask into a mask of keys and the offset of a causal mask, and return whether the split is exact.
-
-    Returns:
-        The mask of keys or None, the offset of the causal mask or None, and whether the conjunction of both is
-        equivalent to the mask.
-    """
-    if mask is None:
-        return None, None, True
-    if mask.key_only:
-        return mask, None, True
-    keys = [part for part in mask.conjuncts if part.key_only]
-    offsets = [part.causal_offset(tile) for part in mask.conjuncts if not part.key_only]
-    if len(set(offsets)) != 1 or offsets[0] is None:
-        return None, None, False
-    return reduce(lambda left, right: left & right, keys) if keys else None, offsets[0], True

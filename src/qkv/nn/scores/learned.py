@@ -28,6 +28,7 @@ __all__ = [
     "Cosine",
     "Custom",
     "Epanechnikov",
+    "Features",
     "Gated",
     "Gaussian",
     "Laplace",
@@ -266,7 +267,24 @@ class Triangular(_CompactDistanceScore):
     core = scores.Triangular
 
 
-class Custom(LearnedScore):
+class _GivenParameters(LearnedScore):
+    """Base class of scores with a function and learned parameters whose initial values are given by the caller."""
+
+    def learn(self, parameters: tuple[Float[Tensor, "*_"], ...]) -> None:
+        """Create learned parameters from copies of the arrays `parameters`."""
+        self.initial_values = tuple(x.detach().clone() for x in parameters)
+        self.parameters_given = torch.nn.ParameterList(
+            [torch.nn.Parameter(x.clone().to(**self.factory_kwargs)) for x in self.initial_values]
+        )
+
+    def reset_parameters(self) -> None:
+        """Set the parameters to the initial values that were passed as `parameters`."""
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters_given, self.initial_values, strict=True):
+                parameter.copy_(value)
+
+
+class Custom(_GivenParameters):
     """`scores.Custom` with learned parameters: logit(q, k) = function(query, key, *parameters).
 
     Parameters are the same for all heads. Their initial values are given by the caller.
@@ -292,20 +310,43 @@ class Custom(LearnedScore):
     ) -> None:
         """Store the function, and create learned parameters from copies of the arrays `parameters`."""
         self.function, self.elements = function, elements
-        self.initial_values = tuple(x.detach().clone() for x in parameters)
-        self.parameters_given = torch.nn.ParameterList(
-            [torch.nn.Parameter(x.clone().to(**self.factory_kwargs)) for x in self.initial_values]
-        )
-
-    def reset_parameters(self) -> None:
-        """Set the parameters to the initial values that were passed as `parameters`."""
-        with torch.no_grad():
-            for parameter, value in zip(self.parameters_given, self.initial_values, strict=True):
-                parameter.copy_(value)
+        self.learn(parameters)
 
     def forward(self) -> scores.Score:
         """Return a `scores.Custom` with the function of this module and its current parameters."""
         return scores.Custom(self.function, (*self.parameters_given,), self.elements)
+
+
+class Features(_GivenParameters):
+    """`scores.Features` with learned parameters: logit(q, k) = <φ(q), φ(k)>, φ(x) = function(x, *parameters).
+
+    Parameters are the same for all heads. Their initial values are given by the caller.
+
+    Args:
+        function: as in `scores.Features`.
+        parameters: initial values, passed to the function after its argument.
+        width: number of features that the function returns; None: the width of the queries.
+
+    Example:
+        >>> squares = Features(1, function=lambda x, s: s * x**2, parameters=(torch.ones(()),))
+        >>> squares()(torch.tensor([[2.0]]), torch.tensor([[3.0]])).item(), [n for n, _ in squares.named_parameters()]
+        (36.0, ['parameters_given.0'])
+    """
+
+    def build(
+        self,
+        *,
+        function: str | Callable[..., Float[Tensor, "*batch n features"]] = "elu",
+        parameters: tuple[Float[Tensor, "*_"], ...] = (),
+        width: int | None = None,
+    ) -> None:
+        """Store the function, and create learned parameters from copies of the arrays `parameters`."""
+        self.function, self.width = function, width
+        self.learn(parameters)
+
+    def forward(self) -> scores.Score:
+        """Return a `scores.Features` with the function of this module and its current parameters."""
+        return scores.Features(self.function, (*self.parameters_given,), self.width)
 
 
 class SumOf(LearnedScore):

@@ -1,0 +1,175 @@
+"""Autograd function of the recurrence of linear attention in PyTorch, whose backward recomputes the pairs of a chunk.
+
+    forward:   per chunk   A = Q Kᵀ without later keys      O = A V + Q S           S ← S + Kᵀ V
+    backward:  per chunk   dA = dO Vᵀ without later keys    dS ← dS + Qᵀ dO, from the last chunk to the first
+               dQ = dA K + dO Sᵀ       dK = dAᵀ Q + V dSᵀ       dV = Aᵀ dO + K dS
+
+Several chunks are computed at once, as many as fit the processor's cache. Forward saves one state for each of these
+blocks. Second derivatives are computed by autograd from `recurrence.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+from qkv.core.typing import Bool, Float, Tensor
+from qkv.kernels.linear.recurrence import CHUNK, not_later, recur
+from qkv.kernels.runtime.autograd_function import autograd_function
+from qkv.kernels.runtime.gradients import gradients_of
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    class _Context(FunctionCtx):
+        saved_tensors: tuple[Tensor, ...]
+        needs_input_grad: tuple[bool, ...]
+
+
+__all__ = ["BLOCK_PAIRS", "differentiable_recurrence"]
+
+BLOCK_PAIRS = 2**16
+"""Number of pairs of the chunks that are computed at once. Four times as many took 1.2 to 2 times as long, because they
+leave the second-level cache (one core with 2 MiB, 64 features, float32)."""
+
+
+def differentiable_recurrence(
+    query: Float[Tensor, "*#batch n features"],
+    key: Float[Tensor, "*#batch n features"],
+    value: Float[Tensor, "*#batch n value_width"],
+    state: Float[Tensor, "*#batch features value_width"],
+) -> tuple[Float[Tensor, "*batch n value_width"], Float[Tensor, "*_ features value_width"]]:
+    """Return the outputs of all steps and the state after the last step, as `recur` does, with all derivatives.
+
+    The backward pass needs memory linear in the number of steps: the inputs, and a state for each block of chunks.
+    """
+    outputs = autograd_function(_forward, _backward)(query, key, value, state)
+    return cast("tuple[Tensor, Tensor]", outputs)
+
+
+def _blocks(n: int, elements: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the first step, the number of chunks and the number of steps per chunk of each block."""
+    chunks = max(1, BLOCK_PAIRS // (CHUNK * CHUNK * max(1, elements)))
+    whole = n // CHUNK
+    for first in range(0, whole, chunks):
+        yield first * CHUNK, min(chunks, whole - first), CHUNK
+    if n % CHUNK:
+        yield whole * CHUNK, 1, n % CHUNK
+
+
+def _split(x: Float[Tensor, "*batch n width"], start: int, count: int, size: int) -> Float[Tensor, "*_ width"]:
+    """Return a block of steps as `(*batch, chunks, steps per chunk, width)`."""
+    return x[..., start : start + count * size, :].unflatten(-2, (count, size))
+
+
+def _states(
+    state: Float[Tensor, "*_"], update: Float[Tensor, "*_"], backward: bool = False
+) -> tuple[Float[Tensor, "*_"], Float[Tensor, "*_"]]:
+    """Return the states before the chunks of a block, and the state after the block; `backward` reverses time.
+
+    Args:
+        state: state before the block, `(*batch, features, value_width)`.
+        update: what each chunk adds to the state, `(*batch, chunks, features, value_width)`.
+        backward: whether the chunks follow each other from the last to the first.
+    """
+    count = update.shape[-3]
+    if count == 1:
+        return state.unsqueeze(-3), state + update[..., 0, :, :]
+    before = update.new_empty(update.shape)
+    order = range(count - 1, -1, -1) if backward else range(count)
+    for n in order:
+        before[..., n, :, :] = state
+        state = state + update[..., n, :, :]
+    return before, state
+
+
+def _forward(
+    ctx: _Context,
+    query: Float[Tensor, "*#batch n features"],
+    key: Float[Tensor, "*#batch n features"],
+    value: Float[Tensor, "*#batch n value_width"],
+    state: Float[Tensor, "*#batch features value_width"],
+) -> tuple[Float[Tensor, "*batch n value_width"], Float[Tensor, "*_ features value_width"]]:
+    import torch
+
+    n = query.shape[-2]
+    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2], state.shape[:-2])
+    own = torch.broadcast_shapes(key.shape[:-2], value.shape[:-2], state.shape[:-2])
+    output = value.new_empty((*batch, n, value.shape[-1]))
+    current, saved = state.expand(*own, *state.shape[-2:]), []
+    allowed = not_later(query, CHUNK)
+    for start, count, size in _blocks(n, batch.numel()):
+        saved.append(current)
+        q, k, v = (_split(x, start, count, size) for x in (query, key, value))
+        before, current = _states(current, k.mT @ v)
+        pairs = (q @ k.mT).mul_(allowed[:size, :size])
+        block = _split(output, start, count, size)
+        torch.add(pairs @ v, q @ before, out=block) if block.is_contiguous() else block.copy_(pairs @ v + q @ before)
+    ctx.save_for_backward(query, key, value, state, *saved)
+    # A function must not return its input.
+    return output, current.clone() if not saved else current
+
+
+def _backward(
+    ctx: _Context, d_output: Float[Tensor, "*batch n value_width"], d_state: Float[Tensor, "*_ features value_width"]
+) -> tuple[Float[Tensor, "*_"] | None, ...]:
+    import torch
+
+    query, key, value, state, *saved = ctx.saved_tensors
+    inputs = (query, key, value, state)
+    if torch.is_grad_enabled():  # the gradients will be differentiated themselves
+        inputs = (
+            query.view_as(query),
+            key.view_as(key),
+            value.view_as(value),
+            state.view_as(state),
+        )  # may be one tensor
+        outputs = cast("tuple[Tensor, Tensor]", recur(*inputs))
+        wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad, strict=True) if needed]
+        found = iter(gradients_of(outputs, (d_output, d_state), wanted, create_graph=True))
+        return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+    d_query, d_key, d_value = (x.new_empty(x.shape) for x in inputs[:3])
+    allowed = not_later(query, CHUNK)
+    blocks = list(_blocks(query.shape[-2], d_output.shape[:-2].numel()))
+    for (start, count, size), current in zip(reversed(blocks), reversed(saved), strict=True):
+        q, k, v, d_out = (_split(x, start, count, size) for x in (query, key, value, d_output))
+        # Batch elements that share a state add to the same gradient.
+        update = (q.mT @ d_out).sum_to_size((*d_state.shape[:-2], count, *d_state.shape[-2:]))
+        _gradients_of_chunks(
+            (q, k, v, d_out),
+            _states(current, k.mT @ v)[0],
+            (after := _states(d_state, update, backward=True))[0],
+            allowed[:size, :size],
+            tuple(_split(x, start, count, size) for x in (d_query, d_key, d_value)),
+        )
+        d_state = after[1]
+    return d_query, d_key, d_value, d_state.sum_to_size(state.shape)
+
+
+def _gradients_of_chunks(
+    chunks: tuple[Float[Tensor, "*_"], ...],
+    states: Float[Tensor, "*_"],
+    d_states: Float[Tensor, "*_"],
+    allowed: Bool[Tensor, "size size"],
+    targets: tuple[Float[Tensor, "*_"], ...],
+) -> None:
+    """Write the gradients of queries, keys and values of a block of chunks to `targets`.
+
+    Args:
+        chunks: queries, keys, values and the gradient of the outputs, `(*batch, chunks, steps, width)`.
+        states: the states before the chunks.
+        d_states: the gradients of the states after the chunks.
+        allowed: the pairs of a chunk whose key is not later.
+        targets: arrays for the gradients.
+    """
+    q, k, v, d_out = chunks
+    pairs = (q @ k.mT).mul_(allowed)
+    d_pairs = (d_out @ v.mT).mul_(allowed)
+    terms = (
+        (d_pairs @ k, d_out @ states.mT),
+        (d_pairs.mT @ q, v @ d_states.mT),
+        (pairs.mT @ d_out, k @ d_states),
+    )
+    for target, (one, other) in zip(targets, terms, strict=True):
+        # Gradients of arrays that batch elements share are summed over these elements, in each term over its own.
+        target.copy_(one.sum_to_size(target.shape).add_(other.sum_to_size(target.shape)))

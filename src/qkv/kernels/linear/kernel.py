@@ -1,0 +1,241 @@
+"""Kernel of linear attention, for inner products of features under normalizers that are linear in the logits.
+
+The output is then φ(Q) (φ(K)ᵀ V), divided by φ(Q) Σ φ(K) for the normalizer `Sum`: the matrix of weights is never
+computed, and time and memory are linear in the numbers of queries and keys.
+
+`product.py` computes this product, and with a causal mask passes a state from chunk to chunk of the keys
+(`recurrence.py`, with the gradients of PyTorch in `autograd.py`).
+
+Source: Katharopoulos et al. (2020), Transformers are RNNs: fast autoregressive transformers with linear attention,
+https://arxiv.org/abs/2006.16236.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+from qkv.core.arrays import (
+    cast,
+    ignore_numpy_warnings,
+    namespace,
+    requires_gradient,
+    statically_known_true,
+)
+from qkv.core.equation import BoundCall
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Float, Num
+from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
+from qkv.kernels.linear.product import linear_attention
+from qkv.kernels.linear.recurrence import CHUNK, recur
+from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
+from qkv.kernels.runtime.cost_model import PRODUCT_RATE
+from qkv.kernels.runtime.split_mask import split_mask
+from qkv.kernels.tiled.kernel import TiledKernel
+from qkv.masks.base import Mask
+from qkv.normalizers.base import Normalizer
+from qkv.plan.cost import Cost
+from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.problem import Problem
+from qkv.scores.base import Score
+
+if TYPE_CHECKING:
+    from qkv.core.equation import TorchCall
+
+__all__ = ["LinearKernel"]
+
+_FALLBACKS: dict[str, Kernel] = {"torch": TiledKernel(), "numpy": NumpyBlocksKernel(), "jax": JaxLoopsKernel()}
+"""Kernels that run a call whose data the product form does not allow."""
+_ELEMENT = 0.5e-9
+"""Seconds to read, change and write an element of an array that exceeds the cache, on one core of a server."""
+
+Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
+
+
+@dataclass(frozen=True)
+class LinearKernel(Kernel):
+    """Kernel of linear attention, for scores that are inner products under the normalizers `Sum` and `Identity`.
+
+    Masks may be causal, masks of keys, or both.
+    """
+
+    name: ClassVar[str] = "linear"
+    libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch", "jax")
+    guards: ClassVar[tuple[str, ...]] = (
+        "if everything is finite, and for Sum no feature is negative: the product form; else: the pairs, tile by tile",
+    )
+
+    def limits(self, problem: Problem) -> Iterator[str]:
+        """Yield the reasons why a call has no product form."""
+        score, normalizer = problem.score, problem.normalizer
+        if not normalizer.linear:
+            yield f"it supports only weights that are linear in the logits, not {normalizer}"
+        if score.lift_kind is None or not score.is_inner_product:
+            yield f"{score} is not an inner product"
+        if problem.readouts:
+            yield "it never computes the weights that readouts need"
+        if problem.spec.dropout:
+            yield "it never computes the weights that dropout drops"
+        if not split_mask(problem.spec.mask, problem.tile)[2]:
+            yield f"the mask {problem.spec.mask} is neither causal nor a mask of keys"
+
+    def describe(self, problem: Problem) -> str:
+        """Describe the product that replaces the matrix of weights."""
+        axes, score = problem.axes, problem.score
+        width = score.lifted_width(axes.query_width, axes.key_width)
+        notes = [f"rewritten as φ(Q) (φ(K)ᵀ V) with {width} features", score.lift_description()]
+        if split_mask(problem.spec.mask, problem.tile)[1] is not None:
+            notes.append(f"causal: a state of {width} × {axes.value_width}, passed on every {CHUNK} keys")
+        return "; ".join(note for note in notes if note)
+
+    def cost(self, problem: Problem) -> Cost:
+        """Estimate the cost of a call: two products with the state, and for a causal mask the pairs of each chunk."""
+        axes, score = problem.axes, problem.score
+        features = score.lifted_width(axes.query_width, axes.key_width)
+        divides = problem.normalizer.sums_to_one
+        columns = axes.value_width + divides
+        causal = split_mask(problem.spec.mask, problem.tile)[1] is not None
+        batch, rows = axes.batch_size, axes.batch_size * axes.q
+        keys = max(math.prod(axes.key[:-1]), math.prod(axes.value[:-1]))
+        flop = 2.0 * features * columns * (rows + keys)
+        elements = rows * columns * (2 if divides else 1)
+        if causal:
+            flop += 2.0 * rows * CHUNK * (features + columns)
+            elements += keys * columns * divides + 2 * rows * CHUNK
+        seconds = flop * (3.5 if problem.gradient else 1) / PRODUCT_RATE
+        seconds += elements * _ELEMENT * (3 if problem.gradient else 1)
+        chunks = -(-axes.q // CHUNK) if causal else 0
+        overhead = (2e-4 + chunks * 1e-5) * (2.5 if problem.gradient else 1)
+        # Totals, output and state; with a causal mask a copy of the values, and the saved states.
+        numbers = rows * (columns + axes.value_width) + batch * features * columns
+        lifted = 0 if score.is_scaled_dot else rows * features + keys * features
+        numbers += lifted
+        if causal:
+            numbers += keys * columns * divides + 2 * _BLOCK
+        if problem.gradient:
+            numbers += rows * (2 * columns + features) + keys * (features + columns) + lifted
+            numbers += batch * features * columns * (1 + -(-axes.q // CHUNK) if causal else 1)
+        return Cost(
+            flop * (3.5 if problem.gradient else 1),
+            (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1),
+            numbers * problem.itemsize + problem.untiled_bytes,
+            overhead,
+            arithmetic=seconds,
+        )
+
+    def run(self, call: BoundCall, problem: Problem) -> Result:
+        """Compute the product form, or run another kernel if the data does not allow the product form."""
+        run = {"torch": _run_torch, "numpy": _run_numpy, "jax": _run_jax}[problem.library]
+        output, reason = run(call, problem)
+        if output is None:
+            fallback = _FALLBACKS[problem.library]
+            result = fallback.run(call, problem)
+            return Result(result.output, result.readouts, (f"{reason}: {fallback.name}", *result.guards))
+        return Result(cast(output, call.out_dtype), (), ("the product form",))
+
+
+_BLOCK = 2**18
+"""Number of elements of the temporary arrays of a block of chunks."""
+_Attempt = tuple[Float[Array, "*batch q value_width"] | None, str]
+"""The output, or None and the reason why the product form cannot compute it."""
+
+
+def _may_be_negative(call: BoundCall) -> bool:
+    return call.normalizer.nonnegative and not call.score.nonnegative
+
+
+def _any_negative(left: Array, right: Array) -> bool:
+    xp = namespace(left)
+    return any(0 not in x.shape and not statically_known_true(xp.min(x) >= 0) for x in (right, left))
+
+
+def _all_finite(x: Array) -> bool:
+    xp = namespace(x)
+    return statically_known_true(xp.isfinite(xp.sum(x))) or statically_known_true(xp.all(xp.isfinite(x)))
+
+
+def _run_torch(call: BoundCall, problem: Problem) -> _Attempt:
+    import torch
+
+    from qkv.kernels.linear.autograd import differentiable_recurrence
+    from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
+    from qkv.kernels.runtime.gradients import call_tensors
+    from qkv.kernels.runtime.isolated_autograd import project_call
+
+    tensors = typing.cast("TorchCall", call)
+    with torch.autocast(tensors.value.device.type, enabled=False):
+        if torch.is_grad_enabled() or any(requires_gradient(x) for x in call_tensors(tensors)):
+            refuse_closure_gradients(call)
+        projected = project_call(call)
+        if _may_be_negative(call) and _any_negative(projected.query.detach(), projected.key.detach()):
+            return None, "a feature is negative or NaN"
+        output, totals = linear_attention(call, projected.query, projected.key, differentiable_recurrence)
+        # With NaN or infinity in any array a total is not finite: even excluded keys enter, as 0 · NaN, which is NaN.
+        return (output, "") if _all_finite(totals.detach()) else (None, "not all finite")
+
+
+def _run_numpy(call: BoundCall, problem: Problem) -> _Attempt:
+    with ignore_numpy_warnings():
+        left, right = call.score.project(call.query, call.key, call.tile)
+        if _may_be_negative(call) and _any_negative(left, right):
+            return None, "a feature is negative or NaN"
+        output, totals = linear_attention(call, left, right, recur)
+        return (output, "") if _all_finite(totals) else (None, "not all finite")
+
+
+def _run_jax(call: BoundCall, problem: Problem) -> _Attempt:
+    """Compute the product form, or the pairs if the data is traced and turns out not to allow the product form."""
+    import jax
+
+    tile = call.tile
+    parts = (call.score, call.normalizer, call.mask, tile.positions)
+    static = (tile.q_total, tile.k_total, tile.batch)
+    arrays = (call.query, call.key, call.value)
+    allowed = _jax_functions()[0](static, *arrays, parts)
+    if not isinstance(allowed, jax.core.Tracer):
+        if not bool(allowed):
+            return None, "not all finite, or a feature is negative"
+        return _jax_functions()[1](static, *arrays, parts), ""
+
+    def fallback() -> Array:
+        return cast(_FALLBACKS["jax"].run(call, problem).output, call.value.dtype)
+
+    return jax.lax.cond(allowed, lambda: _jax_functions()[1](static, *arrays, parts), fallback), ""
+
+
+@cache
+def _jax_functions() -> tuple[Callable[..., Array], Callable[..., Array]]:
+    """Return compiled functions: whether the data allows the product form, and its output.
+
+    They are defined on first use, because JAX is optional.
+    """
+    import jax
+
+    def allowed(static: tuple[int, int, tuple[int, ...]], *arguments: typing.Any) -> Bool[Array, ""]:
+        call, left, right = _bound(static, *arguments)
+        xp, finite = namespace(left), True
+        for x in (left, right, call.value):
+            finite = finite & xp.all(xp.isfinite(x))
+        if _may_be_negative(call):
+            finite = finite & xp.all(left >= 0) & xp.all(right >= 0)
+        return finite  # type: ignore[return-value]
+
+    def output(static: tuple[int, int, tuple[int, ...]], *arguments: typing.Any) -> Float[Array, "*_"]:
+        return linear_attention(*_bound(static, *arguments), recur)[0]
+
+    return jax.jit(allowed, static_argnums=0), jax.jit(output, static_argnums=0)
+
+
+def _bound(
+    static: tuple[int, int, tuple[int, ...]], query: Array, key: Array, value: Array, parts: Parts
+) -> tuple[BoundCall, Num[Array, "*_"], Num[Array, "*_"]]:
+    """Return the call with its arrays, and the features of its queries and keys."""
+    score, normalizer, mask, positions = parts
+    tile = Tile.whole(*static, positions)
+    call = BoundCall(query, key, value, score, normalizer, mask, tile, 0.0, value.dtype)
+    return call, *score.project(query, key, tile)

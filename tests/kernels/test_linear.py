@@ -1,0 +1,197 @@
+"""The kernel of linear attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import qkv
+from qkv import masks, normalizers, scores
+from qkv.core.equation import attend_dense
+from qkv.errors import NegativeScoreError
+from qkv.kernels import LinearKernel
+from qkv.kernels.linear import autograd, recurrence
+from qkv.testing.cases import Call, Case
+from qkv.testing.execution import oracle_of, run
+from qkv.testing.kernel_harness import assert_agrees
+from qkv.testing.kernels import KernelContract
+from qkv.testing.libraries import Setting
+
+KERNEL = LinearKernel()
+
+
+class TestLinear(KernelContract):
+    kernel = KERNEL
+
+    def test_runs_scaled_dot_product_attention(self, setting: Setting) -> None:
+        case = Case("scaled dot", "identity", "causal at the end")  # under softmax there is no product form
+        assert self.accepts(case.call(), setting)
+        self.check_cases(setting, [case])
+
+
+@st.composite
+def calls(draw: Any) -> Call:
+    """Draw a call that has a product form."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    q, k, width, value_width = (draw(st.integers(*bounds)) for bounds in ((0, 40), (0, 40), (1, 5), (1, 4)))
+    batch, shared = draw(st.sampled_from([((), ()), ((3,), (3,)), ((2, 3), (2, 1)), ((2, 3), ()), ((2, 1), (2, 3))]))
+    positions = draw(
+        st.sampled_from([qkv.Positions(align="start"), qkv.Positions(align="end")])
+        | st.builds(qkv.Positions, query_start=st.integers(-9, 45))
+    )
+    whole = np.broadcast_shapes(batch, shared)
+    kinds = [None, masks.Keys(rng.random((k,)) < 0.6), masks.Lengths(rng.integers(0, k + 1, whole))]
+    kinds.append(~masks.Keys(rng.random((*whole, k)) < 0.5))
+    mask = draw(st.sampled_from(kinds))
+    if draw(st.booleans()):
+        mask = masks.Causal() if mask is None else masks.Causal() & mask
+    query, key = rng.normal(size=(*batch, q, width)), rng.normal(size=(*shared, k, width))
+    normalizer = draw(st.sampled_from([normalizers.Sum(), normalizers.Identity()]))
+    score = draw(
+        st.sampled_from(
+            [
+                scores.Features(),
+                scores.Features("relu"),
+                scores.Features(lambda x, w: (x @ w) ** 2, (rng.normal(size=(width, 3)),), 3),
+            ]
+            + [scores.Gaussian(1.5), scores.Bilinear(rng.normal(size=(width, width))), scores.Dot(0.3)]
+            * (not normalizer.sums_to_one)
+        )
+    )
+    if draw(st.booleans()) and k > 2:
+        key[..., 1:, :] = -1.0  # under relu the sums of some rows are 0
+    return Call(query, key, rng.normal(size=(*shared, k, value_width)), score, normalizer, mask, positions)
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(call=calls(), chunk=st.sampled_from([1, 3, 8, 32]), pairs=st.sampled_from([1, 64, 2**16]))
+def test_output_and_gradients_agree_with_the_equation(library: str, call: Call, chunk: int, pairs: int) -> None:
+    setting = Setting(library, "float64")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autograd, "CHUNK", chunk)
+        patch.setattr(autograd, "BLOCK_PAIRS", pairs)
+        patch.setattr(recurrence, "CHUNK_OF_LOOPS", chunk)
+        assert_agrees(run(call, setting, KERNEL), oracle_of(call, setting), setting, str(call.mask))
+
+
+def test_jax_agrees_with_the_equation_with_a_loop_over_chunks_and_a_rest() -> None:
+    pytest.importorskip("jax")
+    rng = np.random.default_rng(0)
+    setting = Setting("jax", "float32")
+    for mask in (None, masks.Causal() & masks.Keys(rng.random(300) < 0.7)):
+        for normalizer in (normalizers.Sum(), normalizers.Identity()):
+            query, key, value = (
+                rng.normal(size=(2, 3, 290, 4)),
+                rng.normal(size=(2, 1, 300, 4)),
+                rng.normal(size=(300, 3)),
+            )
+            call = Call(query, key, value, scores.Features(), normalizer, mask, qkv.Positions(align="end"))
+            assert_agrees(run(call, setting, KERNEL), oracle_of(call, setting), setting, str(call.mask))
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.Sum(), normalizers.Identity()], ids=str)
+@pytest.mark.parametrize("mask", [None, masks.Causal()], ids=str)
+def test_second_derivatives_are_right_also_for_one_tensor_in_several_roles(mask: Any, normalizer: Any) -> None:
+    torch.manual_seed(0)
+
+    def attend(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return qkv.attend(x, x, y, score=scores.Features(), normalizer=normalizer, mask=mask, kernel=KERNEL)
+
+    x, y = (torch.randn(2, 40, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(attend, (x, y), fast_mode=True)
+    assert torch.autograd.gradgradcheck(attend, (x, y), fast_mode=True)
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy", "jax"])
+def test_negative_features_are_computed_pair_by_pair_so_that_negative_scores_raise(library: str) -> None:
+    if library == "jax":
+        pytest.importorskip("jax")
+    setting = Setting(library, "float32")
+    query, key, value = (
+        setting.array(np.array(x)) for x in ([[-1.0, -2.0]], [[-1.0, 0.0], [0.0, -3.0]], [[1.0], [2.0]])
+    )
+    seen = qkv.observe(query, key, value, score=scores.Dot(), normalizer=normalizers.Sum(), kernel=KERNEL)
+    assert float(seen.output[0, 0]) == pytest.approx((1 * 1 + 2 * 6) / 7)
+    assert "negative" in seen.plan.guards_taken[0]
+    if library == "jax":  # compiled loops give NaN in place of an error
+        options = {"score": scores.Dot(), "normalizer": normalizers.Sum(), "kernel": KERNEL}
+        assert np.isnan(np.asarray(qkv.attend(-query, key, value, **options))).all()
+        return
+    with pytest.raises(NegativeScoreError):
+        qkv.attend(-query, key, value, score=scores.Dot(), normalizer=normalizers.Sum(), kernel=KERNEL)
+
+
+def test_jitted_jax_takes_the_pairs_only_for_data_without_a_product_form() -> None:
+    jax = pytest.importorskip("jax")
+
+    @jax.jit
+    def attend(key: Any) -> Any:
+        options = {"normalizer": normalizers.Sum(), "mask": masks.Causal(), "kernel": KERNEL}
+        return qkv.attend(jax.numpy.ones((3, 1)), key, key, score=scores.Dot(), **options)
+
+    assert np.allclose(attend(np.array([[1.0], [2.0], [3.0]])), [[1.0], [5 / 3], [14 / 6]])
+    hurt = np.asarray(attend(np.array([[1.0], [2.0], [np.nan]])))
+    assert np.allclose(hurt[:2], [[1.0], [5 / 3]])
+    assert np.isnan(hurt[2])
+
+
+@pytest.mark.parametrize("mask", [None, masks.Causal()], ids=str)
+@pytest.mark.parametrize("normalizer", [normalizers.Sum(), normalizers.Identity()], ids=str)
+def test_single_precision_is_as_exact_as_the_tiles(mask: Any, normalizer: Any) -> None:
+    """Sums of thousands of keys in float32, against float64: at most twice the error of the tiled kernel."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 3000, 32, requires_grad=True) for _ in range(3))
+    parts = {"score": scores.Features(), "normalizer": normalizer, "mask": mask}
+    towards = torch.randn(1, 3000, 32)
+
+    def outcome(attend: Any, *leaves: torch.Tensor) -> list[torch.Tensor]:
+        output = attend(*leaves)
+        return [output.detach(), *torch.autograd.grad(output, leaves, towards.to(output.dtype))]
+
+    exact = outcome(
+        lambda *x: attend_dense(*x, **parts).output,
+        *(x.detach().double().requires_grad_() for x in (query, key, value)),
+    )
+    errors = {}
+    for kernel in ("linear", "tiled"):
+        found = outcome(lambda *x, kernel=kernel: qkv.attend(*x, **parts, kernel=kernel), query, key, value)
+        errors[kernel] = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, exact, strict=True)]
+    for mine, theirs in zip(errors["linear"], errors["tiled"], strict=True):
+        assert mine <= max(2 * theirs, 2e-6), errors
+
+
+def test_memory_of_a_causal_call_with_gradients_is_linear_and_within_the_plan() -> None:
+    peaks = []
+    for n in (4096, 8192):
+        shape = (8, n, 64)
+        plan = qkv.explain(
+            shape, shape, shape, score=scores.Features(), mask=masks.Causal(), library="torch", gradient=True
+        )
+        assert plan.kernel.name == "linear"
+        peaks.append(plan.cost.peak)
+    assert peaks[1] < 2.1 * peaks[0]
+
+
+def test_plan_states_the_product_form_and_its_operations() -> None:
+    shape = (1, 8, 4096, 64)
+    plan = qkv.explain(shape, shape, shape, score=scores.Features(), mask=masks.Causal(), library="torch")
+    assert "rewritten as φ(Q) (φ(K)ᵀ V) with 64 features" in str(plan)
+    by_hand = 2 * 2 * 8 * 4096 * 64 * 64
+    assert by_hand < plan.cost.flop < 2 * by_hand
+    assert dict(plan.slower)["tiled"].flop > 20 * plan.cost.flop
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy", "jax"])
+def test_planner_takes_the_product_form_only_where_it_is_cheaper(library: str) -> None:
+    def chosen(q: int, k: int) -> str:
+        options = {"score": scores.Features(), "library": library}
+        return qkv.explain((4, q, 64), (4, k, 64), (4, k, 64), **options).kernel.name
+
+    assert chosen(4096, 4096) == "linear"
+    assert chosen(1, 8192) != "linear"
