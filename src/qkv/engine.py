@@ -29,6 +29,7 @@ from qkv.plan import Kernel, Plan, Problem, Spec, plan_problem
 from qkv.plan.cache import PLANS, SpecFields, call_signature, store_plan
 from qkv.plan.checks import check_problem, read_problem, read_seed
 from qkv.plan.cost import memory_bytes
+from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
 from qkv.readouts import Readout
 from qkv.scores import Score
@@ -66,6 +67,7 @@ def attend(
     seed: Seed | None = None,
     kernel: str | Kernel | None = None,
     memory: int | str = "512 MiB",
+    enable_gqa: bool = False,
 ) -> Num[Array, "*batch q value_width"]:
     """Compute attention: for each query, the sum of the values weighted by how well their keys match the query.
 
@@ -85,6 +87,8 @@ def attend(
             function can use a different seed at each step.
         kernel: name of the kernel that must run the call, or a `Kernel` object; None to let the planner choose.
         memory: memory limit beyond inputs and output, in bytes or as text like "512 MiB".
+        enable_gqa: whether key and value may have fewer heads (axis −3) than query, as in PyTorch: each key head
+            serves consecutive query heads, without copies (grouped-query attention).
 
     Returns:
         Output `(*batch, q, value_width)`, in the library and dtype of the inputs. Rows without any allowed key are 0.
@@ -104,7 +108,7 @@ def attend(
         array([[40.0066...]])
     """
     fields = score, normalizer, mask, positions, dropout
-    return _run(query, key, value, fields, (), seed, kernel, memory)[0].output
+    return _run(query, key, value, fields, (), seed, kernel, memory, enable_gqa)[0].output
 
 
 def _attend_in_operator(
@@ -134,6 +138,7 @@ def observe(
     seed: Seed | None = None,
     kernel: str | Kernel | None = None,
     memory: int | str = "512 MiB",
+    enable_gqa: bool = False,
 ) -> Observation:
     """Compute attention, and return the output, readouts of the weights, and the plan.
 
@@ -152,6 +157,7 @@ def observe(
         seed: as in `attend`.
         kernel: as in `attend`.
         memory: as in `attend`.
+        enable_gqa: as in `attend`.
 
     Raises:
         RefusedError: a readout is not defined for the normalizer. Other errors are as in `attend`.
@@ -164,7 +170,7 @@ def observe(
         array([[1]])
     """
     fields = score, normalizer, mask, positions, dropout
-    result, plan = _run(query, key, value, fields, tuple(readouts), seed, kernel, memory)
+    result, plan = _run(query, key, value, fields, tuple(readouts), seed, kernel, memory, enable_gqa)
     if plan is None:
         refuse(_NOT_COMPILED)
     return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
@@ -189,6 +195,7 @@ def explain(
     dropout: float = 0.0,
     kernel: str | Kernel | None = None,
     memory: int | str = "512 MiB",
+    enable_gqa: bool = False,
     library: str = "numpy",
     dtype: str = "float32",
     gradient: bool = False,
@@ -207,6 +214,7 @@ def explain(
         dropout: as in `observe`.
         kernel: as in `observe`.
         memory: as in `observe`.
+        enable_gqa: as in `observe`.
         library: array library, used if shapes are given.
         dtype: name of the dtype of the arrays, used if shapes are given.
         gradient: whether an array requires a gradient, used if shapes are given.
@@ -220,9 +228,10 @@ def explain(
         numpy_blocks
     """
     spec = Spec(score, normalizer, mask, positions, dropout)
+    if enable_gqa:
+        (query, key, value), spec, readouts, _ = split_heads(query, key, value, spec, tuple(readouts))
     if all(isinstance(x, tuple) and all(isinstance(n, int) for n in x) for x in (query, key, value)):
-        assert spec.score is not None
-        axes = Axes.of(query, key, value, text=spec.score.accepts == "text")
+        axes = Axes.of(query, key, value, text=spec.score is not None and spec.score.accepts == "text")
         problem = Problem(spec, axes, library, dtype, gradient, tuple(readouts), memory_bytes(memory))
     else:
         query, key, value = (as_array(x) for x in (query, key, value))
@@ -332,8 +341,11 @@ def _run(
     seed: Seed | None,
     kernel: str | Kernel | None,
     memory: int | str,
+    enable_gqa: bool = False,
 ) -> tuple[Result, Plan | None]:
     """Plan and run a call, and return the result and the plan. The plan is None under `torch.compile`."""
+    if enable_gqa:
+        return run_grouped(_run, query, key, value, fields, readouts, seed, kernel, memory)
     query, key, value = as_array(query), as_array(key), as_array(value)
     traced = tracing_mode(query, key, value)
     if traced == "compile":

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from qkv.core.arrays import is_array
-from qkv.core.parts import Part
+from qkv.core.map_batch import map_batch
 from qkv.core.typing import Array, Shaped
 
 if TYPE_CHECKING:
@@ -40,25 +39,7 @@ def align_batch(part: T, batch_axes: int, groups: Groups, per_head: bool) -> T:
         groups: (key_heads, group) if the heads are two axes of the call, else None.
         per_head: whether a single batch axis of an array means heads (scores, normalizers) or batch elements (masks).
     """
-    return cast(T, _align(part, None, (batch_axes, groups, per_head)))
-
-
-def _align(value: object, axes: tuple[str, ...] | None, rule: tuple[int, Groups, bool]) -> object:
-    if isinstance(value, Part):
-        kind = type(value)
-        names = kind.__match_args__  # the fields, without class variables
-        before = [getattr(value, name) for name in names]
-        field_axes = [kind.__dataclass_fields__[name].metadata.get("axes") for name in names]
-        after = [_align(x, axes_of_x, rule) for x, axes_of_x in zip(before, field_axes, strict=True)]
-        same = all([a is b for a, b in zip(after, before, strict=True)])  # noqa: C419 -- torch.compile
-        return value if same else kind(*after)
-    if isinstance(value, tuple):
-        items = tuple([_align(item, axes, rule) for item in value])
-        same = all([a is b for a, b in zip(items, value, strict=True)])  # noqa: C419 -- torch.compile
-        return value if same else items
-    if axes is None or not is_array(value):
-        return value
-    return align_array(value, value.ndim - len(axes), *rule)
+    return map_batch(part, lambda x, own_axes: align_array(x, own_axes, batch_axes, groups, per_head))
 
 
 def align_array(
