@@ -7,7 +7,7 @@ import pytest
 
 from qkv.core import random
 from qkv.errors import NegativeScoreError, OptionError
-from qkv.normalizers import Entmax15, Hard, Identity, Mean, Sample, Sigmoid, Softmax, Sparsemax, Sum, TopK
+from qkv.normalizers import Entmax, Entmax15, Hard, Identity, Mean, Sample, Sigmoid, Softmax, Sparsemax, Sum, TopK
 from qkv.testing import NormalizerContract
 from qkv.testing.reference_draws import reference_gumbel
 
@@ -259,6 +259,29 @@ class TestEntmax15(NormalizerContract):
         z = [(x - max(row)) / 2 for x in row]
         tau = bisect(lambda t: math.fsum(max(0.0, x - t) ** 2 for x in z))
         return [max(0.0, x - tau) ** 2 for x in z]
+
+
+class TestEntmax(NormalizerContract):
+    part = Entmax
+
+    def make(self, draw):
+        return Entmax(1 + draw.positive())
+
+    def formula(self, normalizer, row, at):
+        power = 1 / (normalizer.alpha - 1)
+        z = [(x - max(row)) * (normalizer.alpha - 1) for x in row]
+        tau = bisect(lambda t: math.fsum(max(0.0, x - t) ** power for x in z))
+        return [max(0.0, x - tau) ** power for x in z]
+
+    @pytest.mark.parametrize("alpha", [1, 0.5, float("nan"), float("inf"), "sparse", True])
+    def test_refuses_an_alpha_that_is_not_greater_than_1(self, alpha):
+        with pytest.raises(OptionError, match=r"alpha of Entmax must be a number greater than 1, got"):
+            Entmax(alpha)
+
+
+class TestEntmaxWithAFixedAlpha(TestEntmax):
+    def make(self, draw):
+        return Entmax(3.2)
 
 
 class TestSample(NormalizerContract):

@@ -1,6 +1,7 @@
 """Normalizers, which map rows of logits to weights."""
 
 from qkv.normalizers.base import Normalizer
+from qkv.normalizers.entmax import Entmax
 from qkv.normalizers.entmax15 import Entmax15
 from qkv.normalizers.hard import Hard
 from qkv.normalizers.identity import Identity
@@ -23,6 +24,7 @@ __all__ = [
     "TopK",
     "Sparsemax",
     "Entmax15",
+    "Entmax",
     "Sample",
     "NORMALIZERS",
 ]
@@ -37,6 +39,7 @@ NORMALIZERS: dict[str, type[Normalizer]] = {
     "topk": TopK,
     "sparsemax": Sparsemax,
     "entmax15": Entmax15,
+    "entmax": Entmax,
     "sample": Sample,
 }
 """Normalizer classes by the names that `Score.default_normalizer` and the command line use."""

@@ -139,6 +139,8 @@ NORMALIZERS: dict[str, Callable[[PartFactory], normalizers.Normalizer]] = {
     "top-k of sparsemax": lambda m: normalizers.TopK(3, normalizer=normalizers.Sparsemax()),
     "sparsemax": lambda m: normalizers.Sparsemax(),
     "entmax15": lambda m: normalizers.Entmax15(),
+    "entmax": lambda m: normalizers.Entmax(1.3),
+    "entmax per head": lambda m: normalizers.Entmax(1 + m.heads.positive()),
     "sample": lambda m: normalizers.Sample(),
 }
 

@@ -1,0 +1,162 @@
+"""The normalizer `Entmax`, the family of sparse alternatives to softmax with a fixed or learned exponent α.
+
+    w_j = max(0, (α − 1) l_j − τ)^(1 / (α − 1)),   Σ w = 1
+
+Sources: Peters, Niculae, Martins (2019), Sparse sequence-to-sequence models, https://arxiv.org/abs/1905.05702.
+Correia, Niculae, Martins (2019), Adaptively sparse transformers, https://arxiv.org/abs/1909.00015, for a learned α.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qkv.core.arrays import is_array, namespace, row_max, statically_known_true, stop_gradient, to_numpy, where
+from qkv.core.online_softmax import finite_shift, nonzero
+from qkv.core.parts import array_field, expand_to_pairs, require_number
+from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Float
+from qkv.normalizers.base import Normalizer, excluded
+from qkv.normalizers.entmax15 import Entmax15
+from qkv.normalizers.sparsemax import Sparsemax
+
+__all__ = ["Entmax"]
+
+_MAX_STEPS = 160
+"""Maximum number of steps of the search for τ: three times as many as bisection alone needs in float64."""
+_TRACED_STEPS = 30
+"""Number of steps where the results cannot be inspected, as under `jax.jit`; each step is compiled."""
+_BOUND_STEPS = 4
+"""Number of steps for the lower bound of the threshold; every number of steps gives a valid bound."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entmax(Normalizer):
+    """Normalizer that computes α-entmax of each row: weights that sum to 1, of which many can be exactly 0.
+
+    α = 2 is `Sparsemax`, α = 1.5 is `Entmax15`, and α → 1 is `Softmax`: a larger α gives weight to fewer keys. With an
+    array, such as a parameter with one number per head, α is learned; gradients reach it and the logits.
+
+    Args:
+        alpha: α > 1, a number or one number per batch element. Elements of an array are not checked.
+
+    Raises:
+        OptionError: `alpha` is a number that is not greater than 1.
+
+    Example:
+        >>> import numpy as np
+        >>> Entmax(1.25).weights(np.array([[1.0, 1.0, 0.0]])).round(3)
+        array([[0.448, 0.448, 0.104]])
+        >>> Entmax(3.0).weights(np.array([[1.0, 1.0, 0.0]])).round(3)
+        array([[0.5, 0.5, 0. ]])
+    """
+
+    alpha: Array | float = array_field(default=1.5)
+    online = False
+    shift_invariant = True
+    symmetric: ClassVar[bool] = True
+    has_threshold_bound: ClassVar[bool] = True
+
+    def validate(self) -> None:
+        """Check that `alpha` is greater than 1."""
+        require_number("Entmax", "alpha", self.alpha, lambda alpha: 1 < alpha < math.inf, "a number greater than 1")
+
+    def simplify(self, k: int) -> Normalizer:
+        """Return `Sparsemax` for α = 2 and `Entmax15` for α = 1.5, which take fewer operations."""
+        if is_array(self.alpha):
+            return self
+        return {2.0: Sparsemax(), 1.5: Entmax15()}.get(float(self.alpha), self)
+
+    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+        """Return the weights max(0, z − τ)^p of whole rows, where z = (α − 1)(l − max l) and p = 1 / (α − 1)."""
+        if logits.shape[-1] == 0:
+            return logits
+        xp, out = namespace(logits), excluded(logits)
+        alpha = expand_to_pairs(self.alpha)
+        power = 1 / (alpha - 1)
+        z = (where(out, 0.0, logits) - finite_shift(row_max(logits))) * (alpha - 1)
+        # No key below −2 has weight (τ ≥ −1), so excluded keys are set to −2, which avoids inf.
+        z = where(out | (z < -2), -2.0, z)
+        tau, _ = _threshold(stop_gradient(z), stop_gradient(power) if is_array(power) else power)
+        # The search has no gradient. Newton steps from the threshold give the derivatives of τ: the first step the
+        # first derivatives by z and α, the second step the second.
+        for _ in range(2):
+            above, inside = _above(z, tau)
+            excess = xp.sum(where(inside, above**power, 0.0), axis=-1, keepdims=True) - 1
+            slopes = where(inside, power * above ** (power - 1), 0.0)
+            tau = tau + excess / nonzero(xp.sum(slopes, axis=-1, keepdims=True))
+        above, inside = _above(z, tau)
+        weights = where(inside, above**power, 0.0)
+        # For α > 2 rounding of τ changes small weights by more than the precision of the sum.
+        weights = weights / nonzero(xp.sum(weights, axis=-1, keepdims=True))
+        # A comparison with NaN is False and would turn it into 0; rows with NaN, or with inf − inf, become NaN.
+        weights = where(xp.any(xp.isnan(z), axis=-1, keepdims=True), math.nan, weights)
+        return where(out, 0.0, weights)
+
+    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
+        """Return a lower bound of the logits of keys with weight in each row, from the maxima of groups of keys.
+
+        The τ of a subset of the keys is a lower bound of the τ of all keys.
+        """
+        xp = namespace(largest)
+        alpha = expand_to_pairs(stop_gradient(self.alpha) if is_array(self.alpha) else self.alpha)
+        maximum = row_max(largest)
+        z = (largest - maximum) * (alpha - 1)
+        _, tau = _threshold(where(xp.isnan(z) | (z < -2), -2.0, z), 1 / (alpha - 1), _BOUND_STEPS)
+        # The slack covers the rounding of τ and of the shifted logits. A row without keys gets NaN.
+        slack: Array = 16 * xp.finfo(largest.dtype).eps * (1 + xp.abs(maximum) + 1 / (alpha - 1))
+        return where(maximum == -xp.inf, math.nan, tau / (alpha - 1) + maximum - slack)
+
+    def support(
+        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
+    ) -> Bool[Array, "*batch q k"]:
+        """Return a boolean array that is True for the keys with non-zero weight."""
+        return weights != 0
+
+
+def _above(
+    z: Float[Array, "*batch q k"], tau: Float[Array, "*batch q 1"]
+) -> tuple[Float[Array, "*batch q k"], Bool[Array, "*batch q k"]]:
+    """Return z − τ where it is positive and 1 elsewhere, whose powers have finite gradients, and where it is."""
+    inside = z > tau
+    return where(inside, z - tau, 1.0), inside
+
+
+def _threshold(
+    z: Float[Array, "*batch q k"], power: Float[Array, "*#batch #q #k"] | float, steps: int | None = None
+) -> tuple[Float[Array, "*batch q 1"], Float[Array, "*batch q 1"]]:
+    """Return the threshold τ of each row, and a lower bound of it, found by Newton steps and bisection.
+
+    τ is in [−1, −k^(−1/p)]. Newton steps on ‖max(0, z − τ)‖_p, which is convex for p ≥ 1, converge from below; each
+    third step bisects the bracket if it has not been halved.
+
+    Args:
+        z: scaled logits, at least −2, of which the largest of each row that has keys is 0.
+        power: p = 1 / (α − 1).
+        steps: number of steps; None: until τ is exact.
+    """
+    xp = namespace(z)
+    eps = xp.finfo(z.dtype).eps
+    known = steps is None and to_numpy(z[..., :0]) is not None
+    low = xp.zeros_like(z[..., :1]) - 1
+    power = low * 0 + power
+    high = low * z.shape[-1] ** (-1 / power)
+    new = best = low
+    error, width = low + math.inf, high - low
+    for step in range(steps or (_MAX_STEPS if known else _TRACED_STEPS)):
+        above, inside = _above(z, new)
+        total = xp.sum(where(inside, above**power, 0.0), axis=-1, keepdims=True)
+        slope = xp.sum(where(inside, above ** (power - 1), 0.0), axis=-1, keepdims=True)
+        low, high = where(total >= 1, new, low), where(total >= 1, high, new)
+        best = where(xp.abs(total - 1) < error, new, best)
+        error = xp.minimum(error, xp.abs(total - 1))
+        if known and statically_known_true(xp.all((error <= 4 * eps) | ~(high - low > eps / 2))):
+            break
+        root = nonzero(total) ** (1 / power)
+        new = new + (root - 1) * total / nonzero(slope * root)
+        middle = low + (high - low) / 2
+        new = where((new > low) & (new < high), new, middle)
+        if step % 3 == 2:
+            new, width = where(high - low > width / 2, middle, new), high - low
+    return best, low
