@@ -11,11 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from qkv.core.checks import check_integers
-from qkv.core.typing import Float, Int, Shaped
-from qkv.errors import KindError, OptionError, ShapeError
+from qkv.core.typing import Float, Int
+from qkv.errors import OptionError, ShapeError
 from qkv.nn.checks import check_width
+from qkv.nn.rotary import Rotary, Rotary2D, token_positions
+from qkv.nn.rotary_scaling import LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, RotaryScaling, YaRN
 
-__all__ = ["Learned", "Rotary", "Sinusoidal", "sinusoidal_table", "position_ids"]
+__all__ = [
+    "Learned",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRoPE",
+    "NTKScaling",
+    "Rotary",
+    "Rotary2D",
+    "RotaryScaling",
+    "Sinusoidal",
+    "YaRN",
+    "position_ids",
+    "sinusoidal_table",
+]
 
 
 def sinusoidal_table(
@@ -111,7 +126,7 @@ class Sinusoidal(nn.Module):
             stop = positions + x.shape[-2]
             if positions >= 0 and stop <= self.table.shape[0]:
                 return x + self.table[positions:stop].to(x.dtype)
-        return x + _sines_and_cosines(_token_positions(x, positions), self.width, self.base).to(x.dtype)
+        return x + _sines_and_cosines(token_positions(x, positions), self.width, self.base).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Return the width and the base as text for `print`."""
@@ -174,7 +189,7 @@ class Learned(nn.Module):
                 )
             return x + self.table[positions:stop]
         try:  # unlike an index into the table, an embedding refuses negative positions
-            return x + nn.functional.embedding(_token_positions(x, positions), self.table)
+            return x + nn.functional.embedding(token_positions(x, positions), self.table)
         except IndexError:
             raise ShapeError(
                 f"positions must be from 0 to {length - 1}, got {int(positions.min())} to {int(positions.max())}. "
@@ -184,122 +199,6 @@ class Learned(nn.Module):
     def extra_repr(self) -> str:
         """Return the length and the width of the table as text for `print`."""
         return f"length={self.table.shape[0]}, width={self.table.shape[1]}"
-
-
-class Rotary(nn.Module):
-    """Rotary position embedding, which rotates pairs of elements of queries and keys by position-dependent angles.
-
-        (a, b) -> (a cos φ − b sin φ, a sin φ + b cos φ)          φ_i(p) = p · theta^(−2i / rotated)
-
-    The inner product of a rotated query and key depends only on the distance of their positions. Rotate keys before
-    they are cached: their positions never change.
-
-    Args:
-        width: width of one head.
-        theta: wavelengths range from 2π to theta · 2π.
-        rotated: number of leading elements that are rotated; None means all.
-        interleaved: how elements are paired. False: element i with i + rotated/2 (halves), as in Llama and
-            GPT-NeoX. True: 2i with 2i + 1, as in the paper and GPT-J. Weights trained with one convention do not
-            work with the other.
-
-    Shapes:
-        query `(*batch, q, width)`, key `(*batch, k, width)` -> the same
-
-    Raises:
-        OptionError: if the width cannot be paired or `theta` is not positive.
-        ShapeError: in a call with vectors of another width, or positions that do not match.
-
-    Source: Su et al. (2021), RoFormer, section 3.2.2, https://arxiv.org/abs/2104.09864; partial rotation:
-    Black et al. (2022), GPT-NeoX-20B, section 2.1.1, https://arxiv.org/abs/2204.06745.
-
-    Example:
-        >>> rotary = Rotary(2)
-        >>> q, k = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]])
-        >>> far = [rotary.rotate(q, k, torch.tensor([p]), torch.tensor([p + 1])) for p in (0, 50)]
-        >>> [round(float(a @ b.mT), 4) for a, b in far]  # cos 1 at every distance of 1
-        [0.5403, 0.5403]
-    """
-
-    def __init__(
-        self, width: int, *, theta: float = 10_000.0, rotated: int | None = None, interleaved: bool = False
-    ) -> None:
-        super().__init__()
-        check_integers(width=width)
-        rotated = width if rotated is None else rotated
-        check_integers(2, rotated=rotated)
-        if rotated % 2 or rotated > width:
-            raise OptionError(
-                f"rotated must be even and at most the width {width}, because elements are rotated in pairs, got "
-                f"{rotated}. Pass rotated={min(rotated, width) // 2 * 2}."
-            )
-        if theta <= 0:
-            raise OptionError(f"theta must be positive, got {theta}.")
-        self.width, self.theta, self.rotated, self.interleaved = width, theta, rotated, interleaved
-
-    def rotate(
-        self,
-        query: Float[Tensor, "*query_batch q width"],
-        key: Float[Tensor, "*key_batch k width"],
-        positions: int | Int[Tensor, "*_ q"] = 0,
-        key_positions: int | Int[Tensor, "*_ k"] | None = None,
-    ) -> tuple[Float[Tensor, "*query_batch q width"], Float[Tensor, "*key_batch k width"]]:
-        """Return queries and keys, each rotated by its positions.
-
-        Args:
-            query: queries.
-            key: keys.
-            positions: position of the first query, or integers `(q,)` or `(*batch, q)`. Positions `(b, q)` also
-                apply to queries `(b, heads, q, width)`, for all heads.
-            key_positions: positions of the keys, in the same form; None means the positions of the queries.
-        """
-        if key_positions is not None:
-            return self(query, positions), self(key, key_positions)
-        if query.shape[-2] != key.shape[-2]:
-            raise ShapeError(
-                f"key_positions must not be None if queries and keys differ in number, got {query.shape[-2]} queries "
-                f"and {key.shape[-2]} keys. Pass the position of the first key, such as key_positions=0."
-            )
-        check_width("key", key, self.width)
-        angles = self.angles(query, positions)
-        return self._rotate(query, angles), self._rotate(key, angles)
-
-    def forward(
-        self, x: Float[Tensor, "*batch n width"], positions: int | Int[Tensor, "*_ n"] = 0
-    ) -> Float[Tensor, "*batch n width"]:
-        """Return queries or keys, rotated by their positions, with `positions` as in `rotate`."""
-        return self._rotate(x, self.angles(x, positions))
-
-    def angles(
-        self, x: Float[Tensor, "*batch n width"], positions: int | Int[Tensor, "*position_batch n"] = 0
-    ) -> Float[Tensor, "*position_batch n pairs"]:
-        """Return the rotation angles of the tokens of `x`, `(n, rotated/2)` or `(*batch, n, rotated/2)`, in float64."""
-        check_width("x", x, self.width)
-        positions = _token_positions(x, positions)
-        rates = torch.arange(0, self.rotated, 2, device=x.device, dtype=torch.float64) / self.rotated
-        return positions[..., None] * self.theta**-rates
-
-    def _rotate(
-        self, x: Float[Tensor, "*batch n width"], angles: Float[Tensor, "*_ n pairs"]
-    ) -> Float[Tensor, "*batch n width"]:
-        dtype = x.dtype if x.dtype == torch.float64 else torch.float32
-        cos, sin = torch.cos(angles).to(dtype), torch.sin(angles).to(dtype)
-        while cos.ndim > 2 and cos.ndim < x.ndim:  # one position for all heads
-            cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
-        rotated, rest = x[..., : self.rotated], x[..., self.rotated :]
-        if self.interleaved:
-            a, b = rotated[..., ::2], rotated[..., 1::2]
-            rotated = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
-        else:
-            a, b = rotated.chunk(2, dim=-1)
-            rotated = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
-        rotated = rotated.to(x.dtype)
-        return rotated if rest.shape[-1] == 0 else torch.cat([rotated, rest], dim=-1)
-
-    def extra_repr(self) -> str:
-        """Return the width, the wavelength option `theta` and the pairing of elements as text for `print`."""
-        pairs = "2i and 2i + 1" if self.interleaved else "halves"
-        part = "" if self.rotated == self.width else f", rotated={self.rotated}"
-        return f"width={self.width}{part}, theta={self.theta:g}, pairs: {pairs}"
 
 
 def _sines_and_cosines(
@@ -312,19 +211,3 @@ def _sines_and_cosines(
     rates = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
     angles = positions[..., None] * base**-rates
     return torch.stack([torch.sin(angles), torch.cos(angles)], dim=-1).flatten(-2)[..., :width]
-
-
-def _token_positions(x: Float[Tensor, "*_ n width"], positions: int | Shaped[Tensor, "*_"]) -> Int[Tensor, "*_ n"]:
-    """Return the positions of the tokens of `x` as integers, `(n,)` or `(*batch, n)`."""
-    n = x.shape[-2]
-    if isinstance(positions, int):
-        return torch.arange(positions, positions + n, device=x.device)
-    if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
-        kind = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
-        raise KindError(f"positions must be an integer or a tensor of integers, got {kind}.")
-    if positions.ndim == 0 or positions.shape[-1] != n:
-        raise ShapeError(
-            f"positions must have shape ({n},) or (*batch, {n}) for {n} tokens, got {tuple(positions.shape)}. For one "
-            f"start per batch element, pass position_ids(start, {n})."
-        )
-    return positions
