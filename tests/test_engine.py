@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -323,3 +325,61 @@ def test_named_kernel_of_another_library_is_refused() -> None:
         RefusedError, match="kernel tiled cannot run this call: it supports torch arrays, not numpy arrays"
     ):
         qkv.attend(x, x, x, kernel="tiled")
+
+
+WRONG_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
+    "8-bit floating-point numbers": (lambda: _torch_ones().to(torch.float8_e4m3fn), "got float8_e4m3fn elements"),
+    "a sparse tensor": (lambda: _torch_ones().to_sparse(), "in the layout sparse_coo"),
+    "a compressed tensor": (lambda: _torch_ones()[0].to_sparse_csr(), "in the layout sparse_csr"),
+    "a tensor without data": (lambda: _torch_ones().to("meta"), "on the device meta"),
+    "a quantized tensor": (lambda: torch.quantize_per_tensor(_torch_ones(), 0.1, 0, torch.qint8), "got qint8"),
+    "a nested tensor": (lambda: torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)]), "a nested tensor"),
+    "a jagged tensor": (
+        lambda: torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)], layout=torch.jagged),
+        "a nested tensor",
+    ),
+    "dates": (lambda: np.full((3, 4), "2020-01-01", "datetime64[D]"), r"got datetime64\[D\] elements"),
+    "durations": (lambda: np.full((3, 4), 1, "timedelta64[s]"), r"got timedelta64\[s\] elements"),
+    "a masked array": (lambda: np.ma.masked_array(np.ones((3, 4)), np.eye(3, 4)), "got a MaskedArray"),
+    "complex numbers": (lambda: np.ones((3, 4)) * 1j, "got complex128 elements"),
+    "rows of different lengths": (lambda: [[1.0, 2.0], [3.0]], "got different lengths"),
+}
+
+
+def _torch_ones() -> Any:
+    return torch.ones(2, 3, 4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("name", WRONG_ARRAYS)
+def test_array_of_an_unsupported_kind_is_refused_in_one_sentence(name: str, cached: bool) -> None:
+    make, said = WRONG_ARRAYS[name]
+    given = make()
+    if cached and isinstance(given, torch.Tensor) and given.dtype == torch.float32 and not given.is_nested:
+        qkv.attend(*[torch.ones(given.shape)] * 3)  # a plan for the same shapes and dtypes is now cached
+    for verb in (qkv.attend, qkv.observe):
+        with pytest.raises((KindError, ShapeError), match=said) as raised:
+            verb(given, given, given)
+        assert re.fullmatch(r"\w.* must .*, got .*\. [A-Z].*\.", str(raised.value)), str(raised.value)
+
+
+@pytest.mark.parametrize("given", [qkv.readouts.Dense(), 3, None], ids=str)
+def test_readout_without_a_list_is_refused_by_every_verb(given: Any) -> None:
+    x, shape = np.ones((3, 4)), (3, 4)
+    for run in (
+        lambda: qkv.observe(x, x, x, readouts=given),
+        lambda: qkv.explain(x, x, x, readouts=given),
+        lambda: qkv.explain(shape, shape, shape, readouts=given),
+        lambda: qkv.prepare(qkv.Spec(), (shape, shape, shape), readouts=given),
+    ):
+        with pytest.raises(KindError, match="readouts must be a list or tuple of readouts"):
+            run()
+
+
+def test_kernel_and_memory_that_cannot_be_hashed_are_refused() -> None:
+    x = np.ones((3, 4))
+    with pytest.raises(OptionError, match="kernel must be a name, a Kernel or None"):
+        qkv.attend(x, x, x, kernel=["tiled"])  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="memory must be a positive amount"):
+        qkv.attend(x, x, x, memory=[1])  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Problem, Spec, plan_problem
 from qkv.plan.cache import PLANS, SpecFields, call_signature, store_plan
-from qkv.plan.checks import check_problem, read_problem, read_seed
+from qkv.plan.checks import as_readouts, check_problem, explain_failure, read_problem, read_seed
 from qkv.plan.cost import memory_bytes
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
@@ -108,7 +108,11 @@ def attend(
         array([[40.0066...]])
     """
     fields = score, normalizer, mask, positions, dropout
-    return _run(query, key, value, fields, (), seed, kernel, memory, enable_gqa)[0].output
+    try:
+        return _run(query, key, value, fields, (), seed, kernel, memory, enable_gqa)[0].output
+    except (TypeError, AttributeError, RuntimeError):
+        explain_failure(query, key, value, kernel, memory)
+        raise
 
 
 def _attend_in_operator(
@@ -170,7 +174,11 @@ def observe(
         array([[1]])
     """
     fields = score, normalizer, mask, positions, dropout
-    result, plan = _run(query, key, value, fields, tuple(readouts), seed, kernel, memory, enable_gqa)
+    try:
+        result, plan = _run(query, key, value, fields, as_readouts(readouts), seed, kernel, memory, enable_gqa)
+    except (TypeError, AttributeError, RuntimeError):
+        explain_failure(query, key, value, kernel, memory)
+        raise
     if plan is None:
         refuse(_NOT_COMPILED)
     return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
@@ -227,15 +235,15 @@ def explain(
         >>> print(qkv.explain((1, 64), (10_000_000, 64), (10_000_000, 64)).kernel.name)
         numpy_blocks
     """
-    spec = Spec(score, normalizer, mask, positions, dropout)
+    spec, readouts = Spec(score, normalizer, mask, positions, dropout), as_readouts(readouts)
     if enable_gqa:
-        (query, key, value), spec, readouts, _ = split_heads(query, key, value, spec, tuple(readouts))
+        (query, key, value), spec, readouts, _ = split_heads(query, key, value, spec, readouts)
     if all(isinstance(x, tuple) and all(isinstance(n, int) for n in x) for x in (query, key, value)):
         axes = Axes.of(query, key, value, text=spec.score is not None and spec.score.accepts == "text")
-        problem = Problem(spec, axes, library, dtype, gradient, tuple(readouts), memory_bytes(memory))
+        problem = Problem(spec, axes, library, dtype, gradient, readouts, memory_bytes(memory))
     else:
         query, key, value = (as_array(x) for x in (query, key, value))
-        problem = read_problem(query, key, value, spec, tuple(readouts), memory)
+        problem = read_problem(query, key, value, spec, readouts, memory)
     check_problem(problem)
     return plan_problem(problem, KERNELS, kernel)
 

@@ -185,11 +185,11 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
         (OptionError, "memory must be .* got True", {"memory": True}),
         (OptionError, "dropout must be a number in .0, 1., got 1.0", {"dropout": 1.0}),
         (OptionError, "dropout must be .* got '0.1'", {"dropout": "0.1"}),
-        (KindError, r"score must be a Score, got an object of type function.*Custom", {"score": lambda q, k: q}),
+        (KindError, r"score must be a Score, got the function .*Custom", {"score": lambda q, k: q}),
         (KindError, r"score must be a Score, got the class Dot, not an instance", {"score": scores.Dot}),
         (
             KindError,
-            r"normalizer must be a Normalizer, got an object of type str.*Softmax\(\)",
+            r"normalizer must be a Normalizer, got 'softmax'.*Softmax\(\)",
             {"normalizer": "softmax"},
         ),
         (
@@ -197,10 +197,10 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
             r"got an array of shape \(4, 6\).*masks.Keys.*masks.Pairs",
             {"mask": np.ones((4, 6), bool)},
         ),
-        (KindError, r"mask must be a Mask, got an object of type str", {"mask": "causal"}),
+        (KindError, r"mask must be a Mask, got 'causal'", {"mask": "causal"}),
         (
             KindError,
-            r"positions must be an instance of Positions, got an object of type str.*Positions",
+            r"positions must be an instance of Positions, got 'end'.*Positions",
             {"positions": "end"},
         ),
         (KindError, r"Dense.*instances", {"readouts": [readouts.Dense]}),

@@ -18,6 +18,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from qkv.core.numpy_namespace import NumPyFunctions
+from qkv.core.sequences import sequence_array
 from qkv.core.typing import Array, ArrayLike, Bool, DType, Float, Int, Namespace, Num, Shaped, Tensor
 from qkv.errors import KindError
 
@@ -159,8 +160,7 @@ def as_array(x: ArrayLike) -> Shaped[Array, "*_"]:
     value = variable_value(x)
     if value is not None:
         return value
-    array = np.asarray(x)
-    return array.astype(object) if array.dtype.kind == "U" else array
+    return sequence_array(x)
 
 
 def variable_value(x: ArrayLike) -> Shaped[Array, "*_"] | None:

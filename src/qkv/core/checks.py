@@ -1,14 +1,15 @@
-"""Functions that check the values of options and raise an `OptionError` if a value is not allowed."""
+"""Functions that check the values of options, and describe values that are not allowed for error messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from inspect import signature
 from numbers import Integral
 from typing import TypeGuard
 
 from qkv.errors import OptionError
 
-__all__ = ["check_choice", "check_integers", "check_probability", "is_int"]
+__all__ = ["check_choice", "check_integers", "check_probability", "describe", "is_int", "takes_arguments"]
 
 
 def check_choice(name: str, given: object, choices: Iterable[object]) -> None:
@@ -48,6 +49,35 @@ def check_probability(dropout: float) -> float:
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
         raise OptionError(f"dropout must be a number in [0, 1), got {dropout!r}. Pass dropout=0 to disable dropout.")
     return float(dropout)
+
+
+def describe(x: object) -> str:
+    """Return a phrase for an object in error messages: a short text or number itself, otherwise its name or type.
+
+    Example:
+        >>> describe("softmax"), describe(int), describe(max), describe([])
+        ("'softmax'", 'the class int, not an instance', 'the function max', 'an object of type list')
+    """
+    if x is None or (isinstance(x, (str, int, float)) and len(repr(x)) <= 40):
+        return repr(x)
+    if isinstance(x, type):
+        return f"the class {x.__name__}, not an instance"
+    name = getattr(x, "__name__", None) if callable(x) else None
+    return f"an object of type {type(x).__name__}" if name is None else f"the function {name}"
+
+
+def takes_arguments(function: Callable[..., object], *positional: object, **named: object) -> bool:
+    """Return whether the signature of `function` accepts the arguments; False if it has no signature.
+
+    Example:
+        >>> takes_arguments(lambda query, key: 0, 1, 2), takes_arguments(lambda query: 0, 1, 2)
+        (True, False)
+    """
+    try:
+        signature(function).bind(*positional, **named)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def is_int(value: object) -> TypeGuard[int]:

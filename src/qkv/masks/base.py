@@ -13,6 +13,7 @@ from functools import reduce
 from typing import Literal
 
 from qkv.core.arrays import as_array, dtype_name, is_array
+from qkv.core.checks import describe
 from qkv.core.parts import Part, delegates
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, ArrayLike, Bool, Num, Shaped
@@ -216,9 +217,8 @@ def require_mask(mask: object) -> Mask:
             f"mask must be a Mask, got {given}. Wrap an array of shape (*batch, k) in masks.Keys, or one of shape "
             "(*batch, q, k) in masks.Pairs, where True means that the query may attend to the key."
         )
-    given = f"the class {mask.__name__}" if isinstance(mask, type) else f"an object of type {type(mask).__name__}"
     raise KindError(
-        f"mask must be a Mask, got {given}. Pass an instance of a class in qkv.masks, such as masks.Causal()."
+        f"mask must be a Mask, got {describe(mask)}. Pass an instance of a class in qkv.masks, such as masks.Causal()."
     )
 
 

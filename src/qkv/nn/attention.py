@@ -8,7 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from qkv.core.checks import check_probability
+from qkv.core.arrays import is_array
+from qkv.core.checks import check_probability, describe
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.engine import attend, observe
@@ -17,11 +18,14 @@ from qkv.kernels.chunked.kernel import ChunkedTensor, attend_chunked, concat_chu
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
+from qkv.nn.checks import require_cache
 from qkv.nn.part_module import PartModule
 from qkv.nn.protocols import AttentionOutput, Cache
 from qkv.nn.scores.base import ScoreLike, wrap_score
 from qkv.normalizers import Normalizer
+from qkv.normalizers.base import require_normalizer
 from qkv.plan import Spec
+from qkv.plan.checks import as_readouts
 from qkv.plan.spec import CallOptions
 from qkv.readouts import Readout
 
@@ -79,7 +83,7 @@ class Attention(torch.nn.Module):
             mask = spec.mask if mask is None else mask
             dropout = dropout or spec.dropout
         self.score = wrap_score(score)
-        self.normalizer = PartModule(normalizer)
+        self.normalizer = PartModule(None if normalizer is None else require_normalizer(normalizer))
         self.mask = PartModule(None if mask is None else require_mask(mask))
         self.positions = None if spec is None else spec.positions
         self.dropout = check_probability(dropout)
@@ -109,6 +113,9 @@ class Attention(torch.nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            if not is_array(x):
+                raise KindError(f"{name} must be a tensor, got {describe(x)}. Convert it with torch.as_tensor.")
         keys, values, mask, positions = append_to_cache(cache, key, value, mask, positions)
         axes = max(query.ndim, keys.ndim, values.ndim) - 3
         options: CallOptions = {
@@ -142,7 +149,7 @@ def append_to_cache(
     """Append keys and values to the cache, if any, and return all keys and values, the mask and the positions."""
     if cache is None:
         return key, value, mask, positions
-    keys, values = cache.append(key, value)
+    keys, values = require_cache(cache).append(key, value)
     return keys, values, and_masks(mask, cache.mask), cache.positions if positions is None else positions
 
 
@@ -154,6 +161,7 @@ def run_attention(
     options: CallOptions,
 ) -> Float[Tensor, "*batch q value_width"] | AttentionOutput:
     """Compute attention with the chunked kernel if it supports the call, otherwise with `attend` or `observe`."""
+    readouts = as_readouts(readouts)
     if isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor):
         if options["kernel"] is None:
             spec = Spec(

@@ -32,7 +32,7 @@ from qkv.core.typing import Float, Int
 from qkv.engine import attend, observe
 from qkv.errors import OptionError, ShapeError
 from qkv.masks import Mask
-from qkv.masks.base import and_masks
+from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
 from qkv.nn.part_module import PartModule
 from qkv.nn.scores.base import ScoreLike, wrap_score
@@ -116,7 +116,7 @@ class HardAttention(torch.nn.Module):
         if not 0 <= decay < 1:
             raise OptionError(f"decay must be a number in [0, 1), got {decay!r}.")
         self.score = wrap_score(score)
-        self.mask = PartModule(mask)
+        self.mask = PartModule(None if mask is None else require_mask(mask))
         self.sampler, self.soft = Sample(temperature), Softmax(temperature)
         self.sharpened_softmax = Softmax(sharpness)
         self.gradient, self.baseline, self.decay = gradient, baseline, decay

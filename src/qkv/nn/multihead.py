@@ -17,7 +17,7 @@ from qkv.masks.base import and_masks, require_mask
 from qkv.nn import head_layout, torch_interop
 from qkv.nn.align_batch import Groups, align_array, align_batch
 from qkv.nn.attention import append_to_cache, run_attention
-from qkv.nn.checks import check_width
+from qkv.nn.checks import check_width, require_cache, require_rotation
 from qkv.nn.extra_keys import append_extra_keys
 from qkv.nn.feed_forward import init_linear
 from qkv.nn.head_layout import Head, head_rows
@@ -34,6 +34,8 @@ from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
 from qkv.nn.scores.base import ScoreLike, build_score
 from qkv.nn.talking_heads import MixedLogits, MixedWeights
 from qkv.normalizers import NORMALIZERS, Normalizer
+from qkv.normalizers.base import require_normalizer
+from qkv.plan.checks import as_readouts
 from qkv.readouts import Readout
 from qkv.scores import Biased, Score
 
@@ -157,9 +159,9 @@ class MultiHeadAttention(torch.nn.Module):
         self.query_norm = build_norm(query_key_norm, self.head_width, factory_kwargs)
         self.key_norm = build_norm(query_key_norm, self.head_width, factory_kwargs)
         self.score = build_score(score, self.head_width, self.head_width, heads, **factory_kwargs)
-        self.normalizer = PartModule(normalizer)
+        self.normalizer = PartModule(None if normalizer is None else require_normalizer(normalizer))
         self.mask = PartModule(None if mask is None else require_mask(mask))
-        self.positions = positions
+        self.positions = None if positions is None else require_rotation(positions)
         self.zero_key = zero_key
 
         def parameter(present: bool, *shape: int) -> torch.nn.Parameter | None:
@@ -219,6 +221,9 @@ class MultiHeadAttention(torch.nn.Module):
             readouts: quantities to read from the weights. The output does not change.
             positions: positions of the queries among the keys, as in `qkv.attend`.
         """
+        if cache is not None:
+            require_cache(cache)
+        readouts = as_readouts(readouts)
         queries = self.queries(query)
         projected = key if isinstance(key, KeyValue) else self.key_value(query if key is None else key, value)
         key, value = projected

@@ -18,13 +18,14 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from qkv.core.arrays import namespace
+from qkv.core.checks import describe
 from qkv.core.online_softmax import PartialResult
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
-from qkv.errors import RefusedError
+from qkv.errors import KindError, RefusedError
 
-__all__ = ["Normalizer", "Summary", "excluded"]
+__all__ = ["Normalizer", "Summary", "excluded", "require_normalizer"]
 
 Summary = tuple[Array, ...]
 """Arrays with a few numbers per query, `(*batch, q, n)`."""
@@ -209,3 +210,17 @@ class Normalizer(Part, ABC):
 def excluded(logits: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
     """Return a boolean array that is True for logits of −inf, which exclude their keys; it is False for NaN."""
     return logits == -namespace(logits).inf
+
+
+def require_normalizer(normalizer: object, name: str = "normalizer") -> Normalizer:
+    """Return `normalizer`, or raise an error that names the argument `name` if it is not a `Normalizer`.
+
+    Raises:
+        KindError: `normalizer` is not a `Normalizer`.
+    """
+    if isinstance(normalizer, Normalizer):
+        return normalizer
+    raise KindError(
+        f"{name} must be a Normalizer, got {describe(normalizer)}. Pass an instance of a class in qkv.normalizers, "
+        "such as Softmax()."
+    )

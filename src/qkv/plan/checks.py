@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from qkv.core.arrays import dtype_name, is_array, is_text, library, requires_gradient, result_dtype
 from qkv.core.axes import Axes
+from qkv.core.checks import describe
 from qkv.core.threefry import Seed
 from qkv.core.typing import Array, Shaped
 from qkv.errors import KindError, OptionError, RefusedError
+from qkv.plan.array_checks import check_arrays
 from qkv.plan.cost import memory_bytes
+from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 
-__all__ = ["check_problem", "read_problem", "read_seed"]
+__all__ = ["as_readouts", "check_problem", "explain_failure", "read_problem", "read_seed"]
+
+
+def as_readouts(readouts: Sequence[Readout]) -> tuple[Readout, ...]:
+    """Return a sequence of readouts as a tuple.
+
+    Raises:
+        KindError: `readouts` is not a sequence, such as a single readout.
+    """
+    try:
+        return tuple(readouts)
+    except TypeError:
+        remedy = f"Pass [{readouts}]" if isinstance(readouts, Readout) else "Pass [TopWeights(5)], for example"
+        raise KindError(f"readouts must be a list or tuple of readouts, got {describe(readouts)}. {remedy}.") from None
+
+
+def explain_failure(query: object, key: object, value: object, kernel: str | Kernel | None, memory: int | str) -> None:
+    """Raise an error that names the argument because of which a call failed; return if the arguments are valid.
+
+    A call checks its arguments before its plan is cached, and another call with the same signature does not check them
+    again. This function is therefore called when an array library has raised an error.
+
+    Raises:
+        KindError: an array is not dense, has no data, or holds other elements than real numbers.
+        OptionError: the kernel is not a name or a `Kernel`, or the memory limit is not an amount of memory.
+    """
+    check_arrays(query, key, value)
+    if not (kernel is None or isinstance(kernel, (str, Kernel))):
+        raise OptionError(f'kernel must be a name, a Kernel or None, got {kernel!r}. Pass a name, such as "tiled".')
+    memory_bytes(memory)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if getattr(x, "is_meta", False):
+            raise KindError(
+                f"{name} must hold data, got a tensor on the device meta. Call qkv.explain for a plan without data."
+            )
 
 
 def read_problem(
@@ -38,20 +77,16 @@ def read_problem(
         traced: kind of tracing that hides the data, as in `Problem.traced`.
 
     Raises:
-        KindError: the score does not support text, or requires it; an array is complex; or the arrays belong to
-            different libraries.
+        KindError: the score does not support text, or requires it; an array does not hold real numbers; or the arrays
+            belong to different libraries.
         ShapeError: the shapes of the arrays do not match.
     """
+    check_arrays(query, key, value)
     kind = library(query, key, value)
     texts = (is_text(query), is_text(key))
     assert spec.score is not None
     assert spec.normalizer is not None
     spec.score.check_kind(*texts)
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if (is_text(x) and name == "value") or "complex" in dtype_name(x):
-            raise KindError(
-                f"{name} must hold real numbers, got {dtype_name(x)} elements. Convert them to real numbers first."
-            )
     axes = Axes.of(query.shape, key.shape, value.shape, texts[0])
     numbers = (value,) if texts[0] else (query, key, value)
     out = result_dtype(*numbers)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
-from qkv.core.checks import check_probability
+from qkv.core.checks import check_probability, describe
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.errors import KindError
 from qkv.masks.base import Mask, require_mask
 from qkv.normalizers import NORMALIZERS, Normalizer
+from qkv.normalizers.base import require_normalizer
 from qkv.scores import ScaledDot, Score
+from qkv.scores.base import require_score
 
 __all__ = ["CallOptions", "Spec"]
 
@@ -60,24 +62,15 @@ class Spec(Part):
         """Set the default score and normalizer, and check the type of every part."""
         if self.score is None:
             object.__setattr__(self, "score", ScaledDot())
-        if not isinstance(self.score, Score):
-            if callable(self.score) and not isinstance(self.score, type):
-                advice = "Wrap the function as qkv.scores.Custom(function)."
-            else:
-                advice = "Pass an instance of a class in qkv.scores, such as ScaledDot()."
-            raise KindError(f"score must be a Score, got {_describe(self.score)}. {advice}")
+        score = require_score(self.score)
         if self.normalizer is None:
-            object.__setattr__(self, "normalizer", NORMALIZERS[self.score.default_normalizer]())
-        if not isinstance(self.normalizer, Normalizer):
-            raise KindError(
-                f"normalizer must be a Normalizer, got {_describe(self.normalizer)}. Pass an instance of a class in "
-                "qkv.normalizers, such as Softmax()."
-            )
+            object.__setattr__(self, "normalizer", NORMALIZERS[score.default_normalizer]())
+        require_normalizer(self.normalizer)
         if self.mask is not None:
             require_mask(self.mask)
         if self.positions is not None and not isinstance(self.positions, Positions):
             raise KindError(
-                f"positions must be an instance of Positions, got {_describe(self.positions)}. Pass "
+                f"positions must be an instance of Positions, got {describe(self.positions)}. Pass "
                 'qkv.Positions(align="start") or qkv.Positions(align="end").'
             )
         check_probability(self.dropout)
@@ -91,9 +84,3 @@ class Spec(Part):
     def with_(self, **changes: object) -> Spec:
         """Return a copy of the spec in which the fields named in `changes` are replaced."""
         return replace(self, **changes)  # type: ignore[arg-type]
-
-
-def _describe(x: object) -> str:
-    return (
-        f"the class {x.__name__}, not an instance" if isinstance(x, type) else f"an object of type {type(x).__name__}"
-    )

@@ -15,13 +15,16 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar, Literal, TypeAlias, final
 
-from qkv.core.arrays import as_array, is_text, namespace, zeros
+from qkv.core.arrays import as_array, is_text, namespace
 from qkv.core.axes import broadcast_batch
+from qkv.core.checks import describe
 from qkv.core.parts import Part, delegates
 from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, ArrayLike, Num, Shaped
 from qkv.errors import KindError, ShapeError
+from qkv.scores.check_logits import check_logits
+from qkv.scores.lifted_vectors import column_of_ones, concat_features, product_bound
 
 __all__ = [
     "GeneralScore",
@@ -31,9 +34,7 @@ __all__ = [
     "Score",
     "WrapperScore",
     "check_same_width",
-    "column_of_ones",
-    "concat_features",
-    "product_bound",
+    "require_score",
 ]
 
 LiftKind: TypeAlias = Literal["exact", "up_to_query_constant"]
@@ -277,6 +278,10 @@ class WrapperScore(Score):
     uses_positions: ClassVar[bool] = False
     """Whether the wrapper itself depends on positions."""
 
+    def __post_init__(self) -> None:
+        require_score(self.score, f"score of {type(self).__name__}")
+        super().__post_init__()
+
     @property
     def positional(self) -> bool:  # type: ignore[override]
         """Whether the logits depend on positions, because of the wrapper or of its inner score."""
@@ -362,8 +367,13 @@ class GeneralScore(Score):
     def logits(
         self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile
     ) -> Shaped[Array, "*#batch #q #k"]:
-        """Return the logits of a tile, `(*batch, q, k)`, as `compare` computes them."""
-        return self.compare(query, key)
+        """Return the logits of a tile, `(*batch, q, k)`, as `compare` computes them.
+
+        Raises:
+            KindError: `compare` did not return an array of real numbers of the library of `query`.
+            ShapeError: the shape of this array does not broadcast to `(*batch, q, k)`.
+        """
+        return check_logits(type(self).__name__, self.compare(query, key), query, key, tile)
 
 
 def check_same_width(score: Score, query_width: int, key_width: int) -> None:
@@ -376,21 +386,16 @@ def check_same_width(score: Score, query_width: int, key_width: int) -> None:
         )
 
 
-def concat_features(*arrays: Num[Array, "*#batch #n _"]) -> Num[Array, "*batch n width"]:
-    """Concatenate arrays along the last axis after broadcasting all other axes."""
-    xp = namespace(*arrays)
-    lead = xp.broadcast_arrays(*(x[..., :1] for x in arrays))[0].shape[:-1]
-    return xp.concat([xp.broadcast_to(x, (*lead, x.shape[-1])) for x in arrays], axis=-1)
+def require_score(score: object, name: str = "score") -> Score:
+    """Return `score`, or raise an error that names the argument `name` if it is not a `Score`.
 
-
-def column_of_ones(x: Num[Array, "*batch n width"]) -> Num[Array, "*batch n 1"]:
-    """Return an array of ones with the axes of `x`, except that the last has length 1."""
-    # Slicing needs no lengths, which are unknown under some tracers, but a width of 0 leaves nothing to slice.
-    return namespace(x).ones_like(x[..., :1]) if x.shape[-1] else zeros(x, (*x.shape[:-1], 1)) + 1
-
-
-def product_bound(left: Num[Array, "*#batch q width"], right: Num[Array, "*#batch k width"]) -> Num[Array, ""]:
-    """Return an upper bound of |<left_i, right_j>| for all rows: the product of both arrays' largest row norms."""
-    xp = namespace(left)
-    # vector_norm needs no temporary array of squares.
-    return xp.max(xp.linalg.vector_norm(left, axis=-1)) * xp.max(xp.linalg.vector_norm(right, axis=-1))
+    Raises:
+        KindError: `score` is not a `Score`. For a function, the message names the score that wraps functions.
+    """
+    if isinstance(score, Score):
+        return score
+    if callable(score) and not isinstance(score, type):
+        advice = "Wrap the function as qkv.scores.Custom(function)."
+    else:
+        advice = "Pass an instance of a class in qkv.scores, such as ScaledDot()."
+    raise KindError(f"{name} must be a Score, got {describe(score)}. {advice}")

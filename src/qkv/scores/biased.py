@@ -11,7 +11,8 @@ from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import OptionError
-from qkv.scores.base import LiftKind, PointwiseScore, Score, column_of_ones, concat_features
+from qkv.scores.base import LiftKind, PointwiseScore, Score
+from qkv.scores.lifted_vectors import column_of_ones, concat_features
 
 __all__ = ["Biased"]
 

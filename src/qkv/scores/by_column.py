@@ -12,6 +12,7 @@ from functools import reduce
 from operator import add
 
 from qkv.core.arrays import cast
+from qkv.core.axes import broadcast_batch
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
@@ -91,4 +92,5 @@ def _column_logits(
                 f"column {name!r} must have the same width in query and key, got widths {query.shape[-1]} and "
                 f"{key.shape[-1]}. Store vectors of the same width in both."
             )
-    return score.logits(query, key, Tile.whole(queries.shape[-1], keys.shape[-1]))
+    batch = broadcast_batch(query=tuple(queries.shape[:-1]), key=tuple(keys.shape[:-1]))
+    return score.logits(query, key, Tile.whole(queries.shape[-1], keys.shape[-1], batch))

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from qkv.core.checks import takes_arguments
 from qkv.core.typing import Array, Shaped
-from qkv.errors import OptionError
+from qkv.errors import KindError, OptionError
 from qkv.scores.base import GeneralScore
 
 __all__ = ["Custom"]
@@ -34,6 +35,9 @@ class Custom(GeneralScore):
     Raises:
         OptionError: `function` is not callable.
         GradientError: raised by the call if `function` closes over an array that requires a gradient.
+        KindError: raised by the call if `function` takes other arguments, or does not return an array of real numbers
+            of the library of the query.
+        ShapeError: raised by the call if the result of `function` does not broadcast to `(*batch, q, k)`.
 
     Example:
         >>> import numpy as np
@@ -70,5 +74,18 @@ class Custom(GeneralScore):
         return self.elements or max(query_width, key_width)
 
     def compare(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> Shaped[Array, "*#batch #q #k"]:
-        """Return the logits `(*batch, q, k)` that `function` computes from query, key and `parameters`."""
-        return self.function(query, key, *self.parameters)
+        """Return the logits `(*batch, q, k)` that `function` computes from query, key and `parameters`.
+
+        Raises:
+            KindError: `function` takes other arguments.
+        """
+        try:
+            return self.function(query, key, *self.parameters)
+        except TypeError as error:
+            if takes_arguments(self.function, query, key, *self.parameters):
+                raise
+            expected = "query and key" if not self.parameters else f"query, key and {len(self.parameters)} parameters"
+            raise KindError(
+                f"function of Custom must take {expected} as positional arguments, got an error: {error}. Change its "
+                "arguments, or pass the arrays that it needs as parameters."
+            ) from None

@@ -15,7 +15,8 @@ from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
-from qkv.scores.base import GeneralScore, Score, check_same_width, concat_features, product_bound
+from qkv.scores.base import GeneralScore, Score, check_same_width
+from qkv.scores.lifted_vectors import concat_features, product_bound
 
 __all__ = ["GateWeights", "Gated", "gate_logits"]
 

@@ -15,7 +15,8 @@ from qkv.core.arrays import namespace, stop_gradient
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
-from qkv.scores.base import InnerProductScore, column_of_ones, concat_features
+from qkv.scores.base import InnerProductScore
+from qkv.scores.lifted_vectors import column_of_ones, concat_features
 
 __all__ = ["Gaussian"]
 

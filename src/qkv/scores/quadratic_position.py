@@ -14,7 +14,8 @@ from qkv.core.arrays import cast, namespace
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Int, Num
-from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
+from qkv.scores.base import LiftKind, PointwiseScore, Score
+from qkv.scores.lifted_vectors import concat_features
 
 __all__ = ["QuadraticPosition"]
 

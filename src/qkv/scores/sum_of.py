@@ -14,7 +14,8 @@ from operator import add
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num, Shaped
 from qkv.errors import OptionError
-from qkv.scores.base import LiftKind, Score, concat_features
+from qkv.scores.base import LiftKind, Score
+from qkv.scores.lifted_vectors import concat_features
 
 __all__ = ["SumOf"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv import scores
-from qkv.core.checks import check_integers
+from qkv.core.checks import check_integers, describe, takes_arguments
 from qkv.errors import KindError, OptionError
 from qkv.nn.multihead_options import FactoryKwargs
 from qkv.nn.part_module import PartModule
@@ -179,11 +179,11 @@ def wrap_score(score: ScoreLike) -> LearnedScore | PartModule[scores.Score]:
     """
     portable = isinstance(score, type) and issubclass(score, scores.Score)
     if not (score is None or portable or isinstance(score, (scores.Score, torch.nn.Module))):
-        got = f"the class {score.__name__}" if isinstance(score, type) else repr(score)
         name = score.__name__ if isinstance(score, type) and issubclass(score, LearnedScore) else "Additive"
         raise KindError(
-            f"score must be a score of qkv.scores, or an instance of a learned score of qkv.nn, got {got}. Pass an "
-            f"instance, such as scores.Dot() or nn.{name}(query_width, key_width)."
+            f"score must be a score of qkv.scores, or an instance of a learned score, got {describe(score)}. Pass an "
+            f"instance, such as scores.Dot() or nn.{name}(query_width, key_width), or wrap a function of query and key "
+            "as scores.Custom(function)."
         )
     return build_score(score, 1, 1, getattr(score, "heads", None))
 
@@ -207,17 +207,29 @@ def build_score(
     if isinstance(score, scores.Score):
         return PartModule(score)
     if isinstance(score, type) and issubclass(score, scores.Score):
+        if not takes_arguments(score):
+            raise KindError(
+                f"score must be an instance of {score.__name__}, which has required arguments, got the class. Pass an "
+                f"instance, {score.__name__}(...)."
+            )
         return PartModule(score())
     built: object = score
     if not isinstance(score, (LearnedScore, torch.nn.Module)) and callable(score):
         given = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
-        built = cast(Callable[..., object], score)(query_width, key_width, heads=heads, **given)
+        build = cast(Callable[..., object], score)
+        if not takes_arguments(build, query_width, key_width, heads=heads, **given):
+            expected = ", ".join(["query_width", "key_width", "heads=heads", *(f"{name}={name}" for name in given)])
+            raise KindError(
+                f"score must be a score, or a callable that builds one from ({expected}), got {describe(score)}. Pass "
+                "a class such as nn.Additive, or wrap a function of query and key as scores.Custom(function)."
+            )
+        built = build(query_width, key_width, heads=heads, **given)
         if isinstance(built, scores.Score):
             return PartModule(built)
     if not isinstance(built, (LearnedScore, PartModule)):
         raise KindError(
-            "score must be a score of qkv.scores, such as ScaledDot(), or of qkv.nn, such as nn.Additive, "
-            f"got {type(built).__name__}."
+            f"score must be a score of qkv.scores, or a learned score of qkv.nn, got {describe(built)}. Pass "
+            "scores.ScaledDot() or nn.Additive, for example."
         )
     if isinstance(built, LearnedScore) and built.heads not in (None, heads):
         raise OptionError(

@@ -1,0 +1,28 @@
+"""Functions of the vectors of queries and keys whose inner products are logits."""
+
+from __future__ import annotations
+
+from qkv.core.arrays import namespace, zeros
+from qkv.core.typing import Array, Num
+
+__all__ = ["column_of_ones", "concat_features", "product_bound"]
+
+
+def concat_features(*arrays: Num[Array, "*#batch #n _"]) -> Num[Array, "*batch n width"]:
+    """Concatenate arrays along the last axis after broadcasting all other axes."""
+    xp = namespace(*arrays)
+    lead = xp.broadcast_arrays(*(x[..., :1] for x in arrays))[0].shape[:-1]
+    return xp.concat([xp.broadcast_to(x, (*lead, x.shape[-1])) for x in arrays], axis=-1)
+
+
+def column_of_ones(x: Num[Array, "*batch n width"]) -> Num[Array, "*batch n 1"]:
+    """Return an array of ones with the axes of `x`, except that the last has length 1."""
+    # Slicing needs no lengths, which are unknown under some tracers, but a width of 0 leaves nothing to slice.
+    return namespace(x).ones_like(x[..., :1]) if x.shape[-1] else zeros(x, (*x.shape[:-1], 1)) + 1
+
+
+def product_bound(left: Num[Array, "*#batch q width"], right: Num[Array, "*#batch k width"]) -> Num[Array, ""]:
+    """Return an upper bound of |<left_i, right_j>| for all rows: the product of both arrays' largest row norms."""
+    xp = namespace(left)
+    # vector_norm needs no temporary array of squares.
+    return xp.max(xp.linalg.vector_norm(left, axis=-1)) * xp.max(xp.linalg.vector_norm(right, axis=-1))

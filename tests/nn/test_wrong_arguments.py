@@ -1,0 +1,133 @@
+"""Arguments of the wrong kind are refused by an error of qkv that names the argument and says what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from qkv import masks, nn, normalizers, readouts, scores
+from qkv.errors import KindError, QkvError
+
+X = torch.randn(2, 5, 16)
+
+MODULES: dict[str, Callable[..., Any]] = {
+    "Attention": lambda **parts: nn.Attention(**parts)(X),
+    "MultiHeadAttention": lambda **parts: nn.MultiHeadAttention(16, 4, **parts)(X),
+    "SelfAttention": lambda **parts: nn.SelfAttention(16, 4, **parts)(X),
+    "EncoderLayer": lambda **parts: nn.EncoderLayer(16, 4, **parts)(X),
+    "DecoderLayer": lambda **parts: nn.DecoderLayer(16, 4, **parts)(X, X),
+    "Encoder": lambda **parts: nn.Encoder(1, 16, 4, **parts)(X),
+    "Decoder": lambda **parts: nn.Decoder(1, 16, 4, **parts)(X, X),
+    "LatentAttention": lambda **parts: nn.LatentAttention(3, 16, 4, **parts)(X),
+}
+
+NO_PARTS: dict[str, Any] = {
+    "a text": "softmax",
+    "a function of PyTorch": torch.softmax,
+    "a function": lambda query, key: query @ key.mT,
+    "a module of PyTorch": torch.nn.Softmax(-1),
+    "a number": 3,
+    "a list": [],
+    "a dict": {},
+}
+
+
+def assert_one_sentence(raised: pytest.ExceptionInfo[QkvError]) -> None:
+    assert re.fullmatch(r"\w.* must .*, got .*\. [A-Z].*\.", str(raised.value)), str(raised.value)
+
+
+@pytest.mark.parametrize("name", NO_PARTS)
+@pytest.mark.parametrize("part", ["score", "normalizer", "mask"])
+@pytest.mark.parametrize("module", MODULES)
+def test_part_of_the_wrong_kind_is_refused_by_every_module(module: str, part: str, name: str) -> None:
+    with pytest.raises(KindError, match=rf"^{part} must be ") as raised:
+        MODULES[module](**{part: NO_PARTS[name]})
+    assert_one_sentence(raised)
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("part", [normalizers.Softmax, masks.Causal])
+def test_class_of_a_part_is_refused_with_advice_to_pass_an_instance(part: Any, module: str) -> None:
+    name = "normalizer" if part is normalizers.Softmax else "mask"
+    with pytest.raises(KindError, match=f"{name} must be .* got the class {part.__name__}, not an instance"):
+        MODULES[module](**{name: part})
+
+
+def test_class_of_a_score_without_required_arguments_is_a_score() -> None:
+    torch.manual_seed(0)
+    one = nn.MultiHeadAttention(16, 4, score=scores.Cosine)
+    other = nn.MultiHeadAttention(16, 4, score=scores.Cosine())
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(one(X), other(X))
+    with pytest.raises(KindError, match="score must be an instance of Softcap, which has required arguments"):
+        nn.MultiHeadAttention(16, 4, score=scores.Softcap)
+
+
+def test_function_that_builds_a_score_is_called_and_a_function_of_query_and_key_is_not() -> None:
+    module = nn.MultiHeadAttention(16, 4, score=lambda query_width, key_width, heads: nn.Additive(query_width, heads=4))
+    assert module(X).shape == X.shape
+    with pytest.raises(KindError, match=r"wrap a function of query and key as scores\.Custom\(function\)") as raised:
+        nn.MultiHeadAttention(16, 4, score=lambda query, key: query @ key.mT)
+    assert_one_sentence(raised)
+
+
+@pytest.mark.parametrize("positions", ["rotary", nn.positions.Rotary, 3, torch.zeros(5)], ids=str)
+def test_positions_that_cannot_rotate_are_refused(positions: Any) -> None:
+    with pytest.raises(KindError, match=r"^positions must be an nn\.Rotation") as raised:
+        nn.MultiHeadAttention(16, 4, positions=positions)
+    assert_one_sentence(raised)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", nn.KeyValueCache, [], {}, (X, X)], ids=str)
+def test_cache_that_cannot_append_is_refused(cache: Any) -> None:
+    for module in (nn.MultiHeadAttention(16, 4, positions=nn.positions.Rotary(4)), nn.Attention()):
+        with pytest.raises(KindError, match=r"^cache must be an nn\.Cache") as raised:
+            module(X, cache=cache)
+        assert_one_sentence(raised)
+
+
+@pytest.mark.parametrize("given", [readouts.Dense(), 3, None], ids=str)
+def test_readout_without_a_list_is_refused(given: Any) -> None:
+    for module in (nn.MultiHeadAttention(16, 4), nn.Attention()):
+        with pytest.raises(KindError, match="readouts must be a list or tuple of readouts") as raised:
+            module(X, readouts=given)
+        assert_one_sentence(raised)
+
+
+NO_TENSORS: dict[str, Callable[[], Any]] = {
+    "a list": lambda: X.tolist(),
+    "an array of NumPy": lambda: X.numpy(),
+    "a text": lambda: "query",
+    "integers": lambda: X.long(),
+    "booleans": lambda: X > 0,
+    "complex numbers": lambda: X + 0j,
+    "8-bit floating-point numbers": lambda: X.to(torch.float8_e4m3fn),
+    "a sparse tensor": lambda: X.to_sparse(),
+    "a nested tensor": lambda: torch.nested.nested_tensor([torch.ones(3, 16), torch.ones(4, 16)]),
+    "a jagged tensor": lambda: torch.nested.nested_tensor([torch.ones(3, 16), torch.ones(4, 16)], layout=torch.jagged),
+    "a quantized tensor": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NO_TENSORS)
+def test_input_that_is_no_dense_tensor_of_numbers_is_refused(name: str) -> None:
+    given = NO_TENSORS[name]()
+    for module in (nn.MultiHeadAttention(16, 4), nn.EncoderLayer(16, 4), nn.LatentAttention(3, 16, 4)):
+        with pytest.raises(KindError, match=r"^(query|x) must be a dense tensor of floating-point numbers") as raised:
+            module(given)
+        assert_one_sentence(raised)
+    with pytest.raises(KindError, match=r"^key must be a dense tensor"):
+        nn.MultiHeadAttention(16, 4)(X, given, X)
+
+
+@pytest.mark.parametrize("given", [None, "query", X.tolist(), 3.0, np.float32])
+def test_attention_without_projections_refuses_what_is_no_array(given: Any) -> None:
+    with pytest.raises(KindError, match=r"^query must be a tensor, got ") as raised:
+        nn.Attention()(given)
+    assert_one_sentence(raised)
