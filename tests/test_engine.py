@@ -383,3 +383,35 @@ def test_kernel_and_memory_that_cannot_be_hashed_are_refused() -> None:
         qkv.attend(x, x, x, kernel=["tiled"])  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="memory must be a positive amount"):
         qkv.attend(x, x, x, memory=[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("attn_mask", r"masks\.Pairs\(attn_mask\) .*scores\.Biased\(scores\.ScaledDot\(\), attn_mask\)"),
+        ("is_causal", r"mask=masks\.Causal\(\)"),
+        ("dropout_p", "Pass dropout"),
+        ("scale", r"score=scores\.ScaledDot\(\)"),
+        ("enable_gqa", "key_heads"),
+        ("key_padding_mask", r"masks\.Keys\(~key_padding_mask\)"),
+    ],
+)
+def test_arguments_of_pytorch_s_attention_function_are_refused_with_what_to_pass(name: str, remedy: str) -> None:
+    x = torch.ones(2, 3, 4)
+    for verb in (qkv.attend, qkv.observe):
+        with pytest.raises(
+            KindError, match=rf"{verb.__name__} must have names of qkv, got PyTorch's '{name}'.*{remedy}"
+        ):
+            verb(x, x, x, **{name: True})
+
+
+def test_advice_for_a_mask_of_pytorch_gives_pytorch_s_output() -> None:
+    query, key, value = (normal(2, n, 4, seed=n).detach() for n in (5, 7, 8))
+    value = value[:, :7]
+    allowed = torch.rand(5, 7, generator=torch.Generator().manual_seed(1)) < 0.7
+    allowed[:, 0] = True
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
+    assert torch.allclose(qkv.attend(query, key, value, mask=masks.Pairs(allowed)), wanted)
+    bias = normal(5, 7, seed=3).detach()
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    assert torch.allclose(qkv.attend(query, key, value, score=scores.Biased(scores.ScaledDot(), bias)), wanted)

@@ -31,6 +31,7 @@ from qkv.plan.checks import as_readouts, check_problem, explain_failure, read_pr
 from qkv.plan.cost import memory_bytes
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
+from qkv.plan.torch_arguments import explain_attend_arguments
 from qkv.readouts import Readout
 from qkv.scores import Score
 
@@ -54,6 +55,7 @@ class Observation:
     plan: Plan
 
 
+@explain_attend_arguments
 def attend(
     query: ArrayLike,
     key: ArrayLike,
@@ -128,6 +130,7 @@ def _attend_in_operator(
     return _run(query, key, value, fields, (), seed, kernel, memory)[0].output
 
 
+@explain_attend_arguments
 def observe(
     query: ArrayLike,
     key: ArrayLike,

@@ -131,3 +131,64 @@ def test_attention_without_projections_refuses_what_is_no_array(given: Any) -> N
     with pytest.raises(KindError, match=r"^query must be a tensor, got ") as raised:
         nn.Attention()(given)
     assert_one_sentence(raised)
+
+
+CONSTRUCTORS: dict[str, Callable[..., Any]] = {
+    "MultiHeadAttention": nn.MultiHeadAttention,
+    "SelfAttention": nn.SelfAttention,
+    "CrossAttention": nn.CrossAttention,
+    "EncoderLayer": nn.EncoderLayer,
+    "DecoderLayer": nn.DecoderLayer,
+    "Encoder": nn.Encoder,
+    "Decoder": nn.Decoder,
+    "Transformer": nn.Transformer,
+    "LatentAttention": nn.LatentAttention,
+}
+OPTIONS = {
+    "embed_dim": 16, "num_heads": 4, "kdim": 8, "vdim": 8, "add_bias_kv": True, "add_zero_attn": True, "d_model": 16,
+    "nhead": 4, "dim_feedforward": 32, "layer_norm_eps": 1e-5, "norm_first": True,
+}  # fmt: skip
+MASKS = (
+    "attn_mask", "key_padding_mask", "src_mask", "tgt_mask", "src_key_padding_mask", "tgt_key_padding_mask",
+    "memory_key_padding_mask",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("module", CONSTRUCTORS)
+def test_constructor_that_is_given_an_option_of_pytorch_names_its_own_and_from_torch(module: str, option: str) -> None:
+    with pytest.raises(KindError, match=rf"arguments of {module} must .*'{option}'\. Pass .* from_torch\.") as raised:
+        CONSTRUCTORS[module](**{option: OPTIONS[option]})
+    assert_one_sentence(raised)
+
+
+@pytest.mark.parametrize("module", CONSTRUCTORS)
+def test_batch_first_is_refused_because_there_is_one_layout(module: str) -> None:
+    with pytest.raises(KindError, match=r"'batch_first'\. Leave it out: the layout is always \(batch, length, width\)"):
+        CONSTRUCTORS[module](batch_first=True)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("module", MODULES)
+def test_call_that_is_given_a_mask_of_pytorch_names_torch_masks(module: str, name: str) -> None:
+    arguments = {"Attention": (), "LatentAttention": (3, 16, 4), "Encoder": (1, 16, 4), "Decoder": (1, 16, 4)}
+    made = getattr(nn, module)(*arguments.get(module, (16, 4)))
+    sides = (X, X) if module.startswith("Decoder") else (X,)
+    with pytest.raises(KindError, match=rf"arguments of {module} must .*'{name}'\. .* nn\.torch_masks") as raised:
+        made(*sides, **{name: torch.zeros(5, 5, dtype=torch.bool)})
+    assert_one_sentence(raised)
+
+
+@pytest.mark.parametrize("name", ["need_weights", "average_attn_weights"])
+def test_call_that_asks_for_weights_names_the_readout(name: str) -> None:
+    with pytest.raises(KindError, match=r"Pass readouts=\[readouts\.Dense\(\)\]"):
+        nn.MultiHeadAttention(16, 4)(X, X, X, **{name: True})
+
+
+def test_names_that_both_libraries_use_are_accepted() -> None:
+    layer = nn.DecoderLayer(16, 4, activation="gelu", dropout=0.0, bias=False)
+    assert layer(X, memory=X, memory_mask=masks.Lengths(torch.tensor([5, 4]))).shape == X.shape
+    other = nn.MultiHeadAttention.from_torch(torch.nn.MultiheadAttention(16, 4, kdim=8, vdim=8, batch_first=True))
+    padded = torch.tensor([[False] * 4 + [True]] * 2)
+    keys = torch.randn(2, 5, 8)
+    assert other(X, keys, **nn.torch_masks(key_padding_mask=padded)).shape == X.shape

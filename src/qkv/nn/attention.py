@@ -22,6 +22,7 @@ from qkv.nn.checks import require_cache
 from qkv.nn.part_module import PartModule
 from qkv.nn.protocols import AttentionOutput, Cache
 from qkv.nn.scores.base import ScoreLike, wrap_score
+from qkv.nn.torch_arguments import explain_torch_arguments
 from qkv.normalizers import Normalizer
 from qkv.normalizers.base import require_normalizer
 from qkv.plan import Spec
@@ -32,6 +33,7 @@ from qkv.readouts import Readout
 __all__ = ["Attention", "append_to_cache", "run_attention"]
 
 
+@explain_torch_arguments
 class Attention(torch.nn.Module):
     """Attention over queries, keys and values without projections.
 

@@ -33,6 +33,7 @@ from qkv.nn.part_module import PartModule
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
 from qkv.nn.scores.base import ScoreLike, build_score
 from qkv.nn.talking_heads import MixedLogits, MixedWeights
+from qkv.nn.torch_arguments import explain_torch_arguments
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.normalizers.base import require_normalizer
 from qkv.plan.checks import as_readouts
@@ -42,6 +43,7 @@ from qkv.scores import Biased, Score
 __all__ = ["MultiHeadAttention"]
 
 
+@explain_torch_arguments
 class MultiHeadAttention(torch.nn.Module):
     """Multi-head attention with projections and any score, normalizer and mask.
 

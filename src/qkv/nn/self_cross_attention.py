@@ -10,10 +10,12 @@ from qkv.core.typing import Float
 from qkv.errors import KindError
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.protocols import AttentionOutput, KeyValue
+from qkv.nn.torch_arguments import explain_torch_arguments
 
 __all__ = ["CrossAttention", "SelfAttention"]
 
 
+@explain_torch_arguments
 class SelfAttention(MultiHeadAttention):
     """Multi-head self-attention, called as `module(x)`.
 
@@ -47,6 +49,7 @@ class SelfAttention(MultiHeadAttention):
         return super().forward(query, **options)
 
 
+@explain_torch_arguments
 class CrossAttention(MultiHeadAttention):
     """Multi-head attention from one sequence to another, called as `module(query, source)`.
 

@@ -22,6 +22,7 @@ from qkv.errors import ShapeError
 from qkv.masks import Mask
 from qkv.nn.cache import KeyValueCache
 from qkv.nn.protocols import Cache, KeyValue
+from qkv.nn.torch_arguments import explain_torch_arguments
 from qkv.nn.torch_interop import copy_stack, require_module
 from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer
 
@@ -30,6 +31,7 @@ __all__ = ["Decoder", "Encoder", "Transformer"]
 T = TypeVar("T")
 
 
+@explain_torch_arguments
 class _Stack(nn.Module):
     """Base class of `Encoder` and `Decoder`: a sequence of layers and an optional final norm."""
 
@@ -58,6 +60,7 @@ class _Stack(nn.Module):
         return [KeyValueCache(**options) for _ in self.layers]
 
 
+@explain_torch_arguments
 class Encoder(_Stack):
     """Stack of encoder layers, which with a causal mask and caches serves as a decoder-only model.
 
@@ -114,6 +117,7 @@ class Encoder(_Stack):
         return copy_stack(cls(1, 1), [EncoderLayer.from_torch(layer) for layer in encoder.layers], encoder)
 
 
+@explain_torch_arguments
 class Decoder(_Stack):
     """Stack of decoder layers, which attend to the target tokens and to the output of an encoder.
 
@@ -183,6 +187,7 @@ class Decoder(_Stack):
         return copy_stack(cls(1, 1), [DecoderLayer.from_torch(layer, causal) for layer in decoder.layers], decoder)
 
 
+@explain_torch_arguments
 class Transformer(nn.Module):
     """Encoder-decoder Transformer: the decoder attends to the output of the encoder.
 

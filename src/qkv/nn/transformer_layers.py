@@ -20,6 +20,7 @@ from qkv.nn.checks import check_width
 from qkv.nn.feed_forward import Activation, FeedForward
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.protocols import Cache, KeyValue, Rotation
+from qkv.nn.torch_arguments import explain_torch_arguments
 from qkv.nn.torch_interop import convert_layer
 
 __all__ = ["DecoderLayer", "EncoderLayer"]
@@ -27,6 +28,7 @@ __all__ = ["DecoderLayer", "EncoderLayer"]
 Norm = Literal["pre", "post"]
 
 
+@explain_torch_arguments
 class _Layer(nn.Module):
     """Base class of encoder and decoder layers, with self-attention, feed-forward network and residual connections."""
 
@@ -78,6 +80,7 @@ class _Layer(nn.Module):
         return f"norm={self.norm!r}"
 
 
+@explain_torch_arguments
 class EncoderLayer(_Layer):
     """Transformer encoder layer: self-attention followed by a feed-forward network.
 
@@ -139,6 +142,7 @@ class EncoderLayer(_Layer):
         return convert_layer(cls, nn.TransformerEncoderLayer, layer, {"self_attn": "attention"})
 
 
+@explain_torch_arguments
 class DecoderLayer(_Layer):
     """Transformer decoder layer: self-attention, cross-attention to another sequence and a feed-forward network.
 
