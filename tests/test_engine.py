@@ -391,8 +391,7 @@ def test_kernel_and_memory_that_cannot_be_hashed_are_refused() -> None:
         ("attn_mask", r"masks\.Pairs\(attn_mask\) .*scores\.Biased\(scores\.ScaledDot\(\), attn_mask\)"),
         ("is_causal", r"mask=masks\.Causal\(\)"),
         ("dropout_p", "Pass dropout"),
-        ("scale", r"score=scores\.ScaledDot\(\)"),
-        ("enable_gqa", "key_heads"),
+        ("scale", r"score=scores\.Dot\(scale\)"),
         ("key_padding_mask", r"masks\.Keys\(~key_padding_mask\)"),
     ],
 )

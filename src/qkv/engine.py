@@ -22,16 +22,16 @@ from qkv.core.typing import Array, ArrayLike, Num, Shaped
 from qkv.errors import KindError, ShapeError
 from qkv.kernels import KERNELS
 from qkv.kernels.compiled.export import export_plan
-from qkv.kernels.compiled.operator import compiled_attend, refuse
+from qkv.kernels.compiled.operator import compiled_attend, refuse_observe
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Problem, Spec, plan_problem
 from qkv.plan.cache import PLANS, SpecFields, call_signature, store_plan
-from qkv.plan.checks import as_readouts, check_problem, explain_failure, read_problem, read_seed
+from qkv.plan.checks import as_readouts, check_problem, read_problem, read_seed
 from qkv.plan.cost import memory_bytes
+from qkv.plan.explain_errors import explain_errors
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
-from qkv.plan.torch_arguments import explain_attend_arguments
 from qkv.readouts import Readout
 from qkv.scores import Score
 
@@ -55,7 +55,7 @@ class Observation:
     plan: Plan
 
 
-@explain_attend_arguments
+@explain_errors
 def attend(
     query: ArrayLike,
     key: ArrayLike,
@@ -110,11 +110,7 @@ def attend(
         array([[40.0066...]])
     """
     fields = score, normalizer, mask, positions, dropout
-    try:
-        return _run(query, key, value, fields, (), seed, kernel, memory, enable_gqa)[0].output
-    except (TypeError, AttributeError, RuntimeError):
-        explain_failure(query, key, value, kernel, memory)
-        raise
+    return _run(query, key, value, fields, (), seed, kernel, memory, enable_gqa)[0].output
 
 
 def _attend_in_operator(
@@ -130,7 +126,7 @@ def _attend_in_operator(
     return _run(query, key, value, fields, (), seed, kernel, memory)[0].output
 
 
-@explain_attend_arguments
+@explain_errors
 def observe(
     query: ArrayLike,
     key: ArrayLike,
@@ -177,20 +173,10 @@ def observe(
         array([[1]])
     """
     fields = score, normalizer, mask, positions, dropout
-    try:
-        result, plan = _run(query, key, value, fields, as_readouts(readouts), seed, kernel, memory, enable_gqa)
-    except (TypeError, AttributeError, RuntimeError):
-        explain_failure(query, key, value, kernel, memory)
-        raise
+    result, plan = _run(query, key, value, fields, as_readouts(readouts), seed, kernel, memory, enable_gqa)
     if plan is None:
-        refuse(_NOT_COMPILED)
+        refuse_observe()
     return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
-
-
-_NOT_COMPILED = (
-    "torch.compile cannot trace qkv.observe and prepared plans. Call qkv.attend in compiled functions, or mark the "
-    "function that calls them with torch.compiler.disable."
-)
 
 
 def explain(
@@ -326,7 +312,7 @@ class Prepared:
         """
         query, key, value = (as_array(x) for x in (query, key, value))
         if tracing_mode(query, key, value) == "compile":
-            refuse(_NOT_COMPILED)
+            refuse_observe()
         plan, axes = self.plan, self.plan.requested.axes
         shapes = tuple(tuple(x.shape) for x in (query, key, value))
         if shapes != (axes.query, axes.key, axes.value):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar, cast
 
 from qkv.errors import KindError
 
-__all__ = ["explain_torch_names"]
+__all__ = ["explain_torch_names", "refuse_torch_names"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,12 +41,25 @@ def explain_torch_names(remedies: Mapping[str, str]) -> Callable[[F], F]:
         def call(*args: Any, **named: Any) -> Any:
             for name in named:
                 if name in refused:
-                    owner = type(args[0]).__name__ if method and args else path[-1]
-                    raise KindError(
-                        f"arguments of {owner} must have names of qkv, got PyTorch's {name!r}. {refused[name]}"
-                    )
+                    refuse_torch_names(type(args[0]).__name__ if method and args else path[-1], named, refused)
             return function(*args, **named)
 
         return cast("F", call)
 
     return decorate
+
+
+def refuse_torch_names(owner: str, named: Iterable[str], remedies: Mapping[str, str]) -> None:
+    """Raise an error with a remedy if the name of an argument is one of PyTorch's.
+
+    Args:
+        owner: name of the function in the error message.
+        named: names of the arguments.
+        remedies: for each name of PyTorch what to do instead, as a sentence.
+
+    Raises:
+        KindError: a name is in `remedies`.
+    """
+    for name in named:
+        if name in remedies:
+            raise KindError(f"arguments of {owner} must have names of qkv, got PyTorch's {name!r}. {remedies[name]}")

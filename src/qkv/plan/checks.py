@@ -14,12 +14,11 @@ from qkv.core.typing import Array, Shaped
 from qkv.errors import KindError, OptionError, RefusedError
 from qkv.plan.array_checks import check_arrays
 from qkv.plan.cost import memory_bytes
-from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 
-__all__ = ["as_readouts", "check_problem", "explain_failure", "read_problem", "read_seed"]
+__all__ = ["as_readouts", "check_problem", "read_problem", "read_seed"]
 
 
 def as_readouts(readouts: Sequence[Readout]) -> tuple[Readout, ...]:
@@ -33,27 +32,6 @@ def as_readouts(readouts: Sequence[Readout]) -> tuple[Readout, ...]:
     except TypeError:
         remedy = f"Pass [{readouts}]" if isinstance(readouts, Readout) else "Pass [TopWeights(5)], for example"
         raise KindError(f"readouts must be a list or tuple of readouts, got {describe(readouts)}. {remedy}.") from None
-
-
-def explain_failure(query: object, key: object, value: object, kernel: str | Kernel | None, memory: int | str) -> None:
-    """Raise an error that names the argument because of which a call failed; return if the arguments are valid.
-
-    A call checks its arguments before its plan is cached, and another call with the same signature does not check them
-    again. This function is therefore called when an array library has raised an error.
-
-    Raises:
-        KindError: an array is not dense, has no data, or holds other elements than real numbers.
-        OptionError: the kernel is not a name or a `Kernel`, or the memory limit is not an amount of memory.
-    """
-    check_arrays(query, key, value)
-    if not (kernel is None or isinstance(kernel, (str, Kernel))):
-        raise OptionError(f'kernel must be a name, a Kernel or None, got {kernel!r}. Pass a name, such as "tiled".')
-    memory_bytes(memory)
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if getattr(x, "is_meta", False):
-            raise KindError(
-                f"{name} must hold data, got a tensor on the device meta. Call qkv.explain for a plan without data."
-            )
 
 
 def read_problem(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from qkv.plan.cache import SpecFields
 
-__all__ = ["compiled_attend", "operator_arguments", "refuse"]
+__all__ = ["compiled_attend", "operator_arguments", "refuse", "refuse_observe"]
 
 _Run = Callable[..., Array]
 _Needed = tuple[bool, ...] | None
@@ -117,6 +117,14 @@ def refuse(message: str) -> NoReturn:
         RefusedError: always.
     """
     raise RefusedError(message)
+
+
+def refuse_observe() -> NoReturn:
+    """Raise a `RefusedError` because `observe` or a prepared plan is called in a function that is compiled."""
+    refuse(
+        "torch.compile cannot trace qkv.observe and prepared plans. Call qkv.attend in compiled functions, or mark the "
+        "function that calls them with torch.compiler.disable."
+    )
 
 
 # -- flattening of parts to tensors and constants --------------------------------------------------------
