@@ -394,8 +394,7 @@ def require_score(score: object, name: str = "score") -> Score:
     """
     if isinstance(score, Score):
         return score
-    if callable(score) and not isinstance(score, type):
-        advice = "Wrap the function as qkv.scores.Custom(function)."
-    else:
-        advice = "Pass an instance of a class in qkv.scores, such as ScaledDot()."
+    function = callable(score) and not isinstance(score, type)
+    instance = "Pass an instance of a class in qkv.scores, such as ScaledDot()."
+    advice = "Wrap the function as qkv.scores.Custom(function)." if function else instance
     raise KindError(f"{name} must be a Score, got {describe(score)}. {advice}")
