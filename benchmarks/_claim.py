@@ -29,6 +29,7 @@ CLAIMS = (
     "start_up",
     "model",
     "decode",
+    "linear_attention",
     "stored",
     "look",
 )

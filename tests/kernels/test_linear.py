@@ -15,12 +15,12 @@ from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.errors import NegativeScoreError
 from qkv.kernels import LinearKernel
-from qkv.kernels.linear import autograd, recurrence
+from qkv.kernels.linear import autograd, elements, recurrence
 from qkv.testing.cases import Call, Case
-from qkv.testing.execution import oracle_of, run
+from qkv.testing.execution import oracle_of, run, run_eagerly
 from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.kernels import KernelContract
-from qkv.testing.libraries import Setting
+from qkv.testing.libraries import Setting, assert_close, to_float64
 
 KERNEL = LinearKernel()
 
@@ -139,6 +139,19 @@ def test_jitted_jax_takes_the_pairs_only_for_data_without_a_product_form() -> No
     hurt = np.asarray(attend(np.array([[1.0], [2.0], [np.nan]])))
     assert np.allclose(hurt[:2], [[1.0], [5 / 3]])
     assert np.isnan(hurt[2])
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(call=calls(), bad=st.sampled_from([0.0, -3.0, np.nan, np.inf]))
+def test_long_elements_without_a_gradient_agree_with_the_equation(call: Call, bad: float) -> None:
+    """Long elements are computed one by one, also if one number of the data has no product form."""
+    setting = Setting("torch", "float64")
+    if call.value.size:
+        call.value[(0,) * call.value.ndim] = bad
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(elements, "_LEAST", 1)
+        got = to_float64(run_eagerly(call, setting, KERNEL).output)
+    assert_close(got, oracle_of(call, setting).output, 1e-11, min_scale=0.1)
 
 
 @pytest.mark.parametrize("mask", [None, masks.Causal()], ids=str)

@@ -10,10 +10,13 @@ blocks. Second derivatives are computed by autograd from `recurrence.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-from qkv.core.typing import Bool, Float, Tensor
+import numpy as np
+
+from qkv.core.typing import Float, Tensor
 from qkv.kernels.linear.recurrence import CHUNK, not_later, recur
 from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.gradients import gradients_of
@@ -58,8 +61,15 @@ def _blocks(n: int, elements: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _split(x: Float[Tensor, "*batch n width"], start: int, count: int, size: int) -> Float[Tensor, "*_ width"]:
-    """Return a block of steps as `(*batch, chunks, steps per chunk, width)`."""
-    return x[..., start : start + count * size, :].unflatten(-2, (count, size))
+    """Return a view of a block of steps as `(*batch, chunks, steps per chunk, width)`."""
+    block = x[..., start : start + count * size, :]
+    return block.view((*block.shape[:-2], count, size, block.shape[-1]))
+
+
+def _copies(arrays: Sequence[Float[Tensor, "*_"]], start: int, count: int, size: int) -> Iterator[Float[Tensor, "*_"]]:
+    """Yield a block of steps of each array, contiguous in memory, because each is in several products."""
+    for x in arrays:
+        yield _split(x, start, count, size).contiguous()
 
 
 def _states(
@@ -72,15 +82,19 @@ def _states(
         update: what each chunk adds to the state, `(*batch, chunks, features, value_width)`.
         backward: whether the chunks follow each other from the last to the first.
     """
+    import torch
+
     count = update.shape[-3]
     if count == 1:
         return state.unsqueeze(-3), state + update[..., 0, :, :]
     before = update.new_empty(update.shape)
-    order = range(count - 1, -1, -1) if backward else range(count)
-    for n in order:
-        before[..., n, :, :] = state
-        state = state + update[..., n, :, :]
-    return before, state
+    states, updates = before.unbind(-3), update.unbind(-3)
+    if backward:
+        states, updates = states[::-1], updates[::-1]
+    states[0].copy_(state)
+    for n in range(1, count):
+        torch.add(states[n - 1], updates[n - 1], out=states[n])
+    return before, states[-1] + updates[-1]
 
 
 def _forward(
@@ -93,18 +107,17 @@ def _forward(
     import torch
 
     n = query.shape[-2]
-    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2], state.shape[:-2])
-    own = torch.broadcast_shapes(key.shape[:-2], value.shape[:-2], state.shape[:-2])
+    own = np.broadcast_shapes(key.shape[:-2], value.shape[:-2], state.shape[:-2])
+    batch = np.broadcast_shapes(query.shape[:-2], own)
     output = value.new_empty((*batch, n, value.shape[-1]))
     current, saved = state.expand(*own, *state.shape[-2:]), []
-    allowed = not_later(query, CHUNK)
-    for start, count, size in _blocks(n, batch.numel()):
+    allowed = cast("Tensor", not_later(query, CHUNK)).to(query.dtype)
+    for start, count, size in _blocks(n, math.prod(batch)):
         saved.append(current)
-        q, k, v = (_split(x, start, count, size) for x in (query, key, value))
+        q, k, v = _copies((query, key, value), start, count, size)
         before, current = _states(current, k.mT @ v)
         pairs = (q @ k.mT).mul_(allowed[:size, :size])
-        block = _split(output, start, count, size)
-        torch.add(pairs @ v, q @ before, out=block) if block.is_contiguous() else block.copy_(pairs @ v + q @ before)
+        torch.add(pairs @ v, q @ before, out=_split(output, start, count, size))
     ctx.save_for_backward(query, key, value, state, *saved)
     # A function must not return its input.
     return output, current.clone() if not saved else current
@@ -129,10 +142,10 @@ def _backward(
         found = iter(gradients_of(outputs, (d_output, d_state), wanted, create_graph=True))
         return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
     d_query, d_key, d_value = (x.new_empty(x.shape) for x in inputs[:3])
-    allowed = not_later(query, CHUNK)
+    allowed = cast("Tensor", not_later(query, CHUNK)).to(query.dtype)
     blocks = list(_blocks(query.shape[-2], d_output.shape[:-2].numel()))
     for (start, count, size), current in zip(reversed(blocks), reversed(saved), strict=True):
-        q, k, v, d_out = (_split(x, start, count, size) for x in (query, key, value, d_output))
+        q, k, v, d_out = _copies((query, key, value, d_output), start, count, size)
         # Batch elements that share a state add to the same gradient.
         update = (q.mT @ d_out).sum_to_size((*d_state.shape[:-2], count, *d_state.shape[-2:]))
         _gradients_of_chunks(
@@ -150,7 +163,7 @@ def _gradients_of_chunks(
     chunks: tuple[Float[Tensor, "*_"], ...],
     states: Float[Tensor, "*_"],
     d_states: Float[Tensor, "*_"],
-    allowed: Bool[Tensor, "size size"],
+    allowed: Float[Tensor, "size size"],
     targets: tuple[Float[Tensor, "*_"], ...],
 ) -> None:
     """Write the gradients of queries, keys and values of a block of chunks to `targets`.
@@ -159,7 +172,7 @@ def _gradients_of_chunks(
         chunks: queries, keys, values and the gradient of the outputs, `(*batch, chunks, steps, width)`.
         states: the states before the chunks.
         d_states: the gradients of the states after the chunks.
-        allowed: the pairs of a chunk whose key is not later.
+        allowed: 1 for the pairs of a chunk whose key is not later, 0 for the others.
         targets: arrays for the gradients.
     """
     q, k, v, d_out = chunks

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -29,9 +29,9 @@ from qkv.core.arrays import (
 from qkv.core.equation import BoundCall
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float, Num
+from qkv.core.typing import Array, Bool, Float, Num, Tensor
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
-from qkv.kernels.linear.product import linear_attention
+from qkv.kernels.linear.product import Recurrence, linear_attention
 from qkv.kernels.linear.recurrence import CHUNK, recur
 from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE
@@ -163,6 +163,7 @@ def _run_torch(call: BoundCall, problem: Problem) -> _Attempt:
     import torch
 
     from qkv.kernels.linear.autograd import differentiable_recurrence
+    from qkv.kernels.linear.elements import product_of_elements
     from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
     from qkv.kernels.runtime.gradients import call_tensors
     from qkv.kernels.runtime.isolated_autograd import project_call
@@ -171,12 +172,20 @@ def _run_torch(call: BoundCall, problem: Problem) -> _Attempt:
     with torch.autocast(tensors.value.device.type, enabled=False):
         if torch.is_grad_enabled() or any(requires_gradient(x) for x in call_tensors(tensors)):
             refuse_closure_gradients(call)
-        projected = project_call(call)
-        if _may_be_negative(call) and _any_negative(projected.query.detach(), projected.key.detach()):
+        # Non-finite data shows in the totals, so the inputs need no check.
+        projected = project_call(replace(call, finite=(False, False)))
+        left, right, value = typing.cast("tuple[Tensor, ...]", (projected.query, projected.key, projected.value))
+        if split_mask(call.mask, call.tile)[:2] == (None, None):
+            attempt = product_of_elements(left, right, value, call.normalizer.sums_to_one, _may_be_negative(call))
+            if attempt is not None:
+                return attempt
+        if _may_be_negative(call) and _any_negative(left.detach(), right.detach()):
             return None, "a feature is negative or NaN"
-        output, totals = linear_attention(call, projected.query, projected.key, differentiable_recurrence)
+        recurrence = typing.cast("Recurrence", differentiable_recurrence)
+        output, totals = linear_attention(call, left, right, recurrence)
         # With NaN or infinity in any array a total is not finite: even excluded keys enter, as 0 · NaN, which is NaN.
-        return (output, "") if _all_finite(totals.detach()) else (None, "not all finite")
+        finite = _all_finite(typing.cast("Tensor", totals).detach())
+        return (output, "") if finite else (None, "not all finite")
 
 
 def _run_numpy(call: BoundCall, problem: Problem) -> _Attempt:
@@ -218,12 +227,13 @@ def _jax_functions() -> tuple[Callable[..., Array], Callable[..., Array]]:
 
     def allowed(static: tuple[int, int, tuple[int, ...]], *arguments: typing.Any) -> Bool[Array, ""]:
         call, left, right = _bound(static, *arguments)
-        xp, finite = namespace(left), True
-        for x in (left, right, call.value):
-            finite = finite & xp.all(xp.isfinite(x))
-        if _may_be_negative(call):
-            finite = finite & xp.all(left >= 0) & xp.all(right >= 0)
-        return finite  # type: ignore[return-value]
+        xp = namespace(left)
+        good = xp.all(xp.isfinite(call.value))
+        for x in (left, right):
+            good = good & xp.all(xp.isfinite(x))
+            if _may_be_negative(call):
+                good = good & xp.all(x >= 0)
+        return good
 
     def output(static: tuple[int, int, tuple[int, ...]], *arguments: typing.Any) -> Float[Array, "*_"]:
         return linear_attention(*_bound(static, *arguments), recur)[0]

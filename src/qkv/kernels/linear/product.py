@@ -3,8 +3,8 @@
     without a causal mask    totals = φ(Q) (φ(K)ᵀ V)
     with a causal mask       totals of query i = φ(q_i) Σ_{j ≤ i} φ(k_j) v_jᵀ
 
-A normalizer that divides by the sum of the logits gets this sum as another column of the values, which is 1.
-Excluded keys have features 0.
+A normalizer that divides by the sum of the logits gets this sum as φ(Q) Σ φ(K), or, with a causal mask, from another
+column of the values, which is 1. Excluded keys have features 0.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ def linear_attention(
     if keys is not None:
         right = where(_allowed(keys, call, right), right, 0.0)
     divides = call.normalizer.sums_to_one
+    total = None
     if offset is None:
-        totals = xp.matmul(left, _state(right, value, divides))
+        state = _state(right, value)
+        output = checked = xp.matmul(left, state)
+        if divides:
+            total = xp.matmul(left, xp.sum(right, axis=-2)[..., None])
+            checked = xp.sum(state) + total  # fewer elements than the output
     else:
-        totals = _causal(left, right, _with_ones(value) if divides else value, offset, recurrence)
-    output = totals
-    if divides:
-        total = totals[..., -1:]
+        checked = _causal(left, right, _with_ones(value) if divides else value, offset, recurrence)
+        output, total = (checked[..., :-1], checked[..., -1:]) if divides else (checked, None)
+    if total is not None:
         empty = total == 0
-        output = totals[..., :-1] * where(empty, 0.0, 1.0 / where(empty, 1.0, total))
+        output = output * where(empty, 0.0, 1.0 / where(empty, 1.0, total))
     shape = (*call.batch, left.shape[-2], value.shape[-1])
-    return (output if tuple(output.shape) == shape else xp.broadcast_to(output, shape)), totals
+    return (output if tuple(output.shape) == shape else xp.broadcast_to(output, shape)), checked
 
 
 def _state(
-    right: Float[Array, "*#batch k features"], value: Float[Array, "*#batch k value_width"], divides: bool
-) -> Float[Array, "*batch features columns"]:
-    """Return φ(K)ᵀ V, with Σ φ(K) as another column if the normalizer divides by the sum of the logits."""
+    right: Float[Array, "*#batch k features"], value: Float[Array, "*#batch k value_width"]
+) -> Float[Array, "*batch features value_width"]:
+    """Return φ(K)ᵀ V."""
     xp = namespace(right)
-    state = xp.matmul(xp.matrix_transpose(right), value)
-    if not divides:
-        return state
-    total = xp.sum(right, axis=-2)[..., None]
-    return xp.concat([state, xp.broadcast_to(total, (*state.shape[:-1], 1))], axis=-1)
+    return xp.matmul(xp.matrix_transpose(right), value)
 
 
 def _causal(
@@ -83,7 +83,7 @@ def _causal(
     early = min(q, max(0, -offset))
     first = min(k, max(0, offset))
     steps = max(0, min(q - early, k - first))
-    state = _state(right[..., :first, :], value[..., :first, :], False)
+    state = _state(right[..., :first, :], value[..., :first, :])
     outputs = []
     if steps:
         rows, cols = slice(early, early + steps), slice(first, first + steps)

@@ -89,9 +89,9 @@ def _jax_loop() -> Any:
 
     size = CHUNK_OF_LOOPS
 
-    @jax.checkpoint  # save the states only, and compute the pairs of a chunk again in the backward pass
-    def step(state: Any, chunk: Any) -> Any:
-        output, state = chunk_step(*chunk, state)
+    def step(state: Any, chunk: tuple[Any, Any, Any]) -> Any:
+        query, key, value = chunk
+        output, state = chunk_step(query, key, value, state)
         return state, output
 
     def loop(query: Any, key: Any, value: Any, state: Any) -> Any:
@@ -100,7 +100,8 @@ def _jax_loop() -> Any:
 
         batch = jnp.broadcast_shapes(key.shape[:-2], value.shape[:-2], state.shape[:-2])
         state = jnp.broadcast_to(state, (*batch, *state.shape[-2:]))  # its shape must stay the same in the loop
-        state, output = jax.lax.scan(step, state, (chunks(query), chunks(key), chunks(value)))
+        # Save the states only, and compute the pairs of a chunk again in the backward pass.
+        state, output = jax.lax.scan(jax.checkpoint(step), state, (chunks(query), chunks(key), chunks(value)))
         output = jnp.moveaxis(output, 0, -3)
         return output.reshape((*output.shape[:-3], -1, output.shape[-1])), state
 
