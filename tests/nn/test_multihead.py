@@ -25,6 +25,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "one head": {"heads": 1},
     "norms": {"query_key_norm": "rms"},
     "layer norms, grouped": {"query_key_norm": "layer", "key_heads": 2},
+    "unit vectors": {"query_key_norm": "l2", "score": scores.Dot(), "temperature": True},
+    "norms of a function": {"query_key_norm": lambda width: torch.nn.RMSNorm(width, eps=1e-3), "key_heads": 2},
     "gate": {"output_gate": True},
     "temperature, sink": {"temperature": True, "sink": True},
     "temperature, sink, grouped": {"temperature": True, "sink": True, "key_heads": 2},
@@ -432,6 +434,7 @@ def test_self_attention_takes_one_sequence_and_cross_attention_two() -> None:
         ({"value_map": False, "value_width": 5}, "value_width=12"),
         ({"output_map": False, "head_value_width": 2, "heads": 4}, "width=8"),
         ({"query_key_norm": "batch"}, "rms, layer"),
+        ({"query_key_norm": lambda width: width}, "must return a module for the width of a head, got int"),
         ({"dropout": 1.0}, "got 1.0"),
         ({"sink": True, "normalizer": normalizers.Sigmoid()}, "must be Softmax"),
         ({"talking_heads": True, "kernel": "tiled"}, '"dense" with talking_heads'),
@@ -455,3 +458,24 @@ def test_the_repr_names_widths_heads_score_and_mask() -> None:
     assert "width=8, heads=4, key_heads=2" in said
     assert "Additive(query_width=2, key_width=2, heads=4)" in said
     assert "Causal()" in said
+
+
+def test_the_logits_of_unit_vectors_are_their_cosines() -> None:
+    module = made("unit vectors", temperature=False)
+    x = torch.randn(BATCH, Q, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        weights = module(x, readouts=[readouts.Dense()]).readouts[0]
+        query, key = (map(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for map in (module.query_map, module.key_map))
+        cosines = torch.nn.functional.cosine_similarity(query[..., :, None, :], key[..., None, :, :], dim=-1)
+    assert float((weights - cosines.softmax(-1)).abs().max()) < 1e-12
+
+
+def test_a_norm_of_a_function_is_built_for_the_head_width_and_has_its_own_parameters() -> None:
+    module = nn.MultiHeadAttention(12, 4, query_key_norm=lambda width: torch.nn.RMSNorm(width, eps=1e-3))
+    assert module.query_norm is not module.key_norm
+    assert isinstance(module.query_norm, torch.nn.RMSNorm)
+    assert module.query_norm.normalized_shape == (3,)
+    with torch.no_grad():
+        module.query_norm.weight.fill_(7.0)
+    module.reset_parameters()
+    assert module.query_norm.weight.tolist() == [1.0] * 3

@@ -6,9 +6,25 @@ import numpy as np
 import pytest
 
 from qkv.core import random
-from qkv.errors import NegativeScoreError, OptionError
-from qkv.normalizers import Entmax, Entmax15, Hard, Identity, Mean, Sample, Sigmoid, Softmax, Sparsemax, Sum, TopK
+from qkv.core.arrays import namespace
+from qkv.core.tile import Tile
+from qkv.errors import KindError, NegativeScoreError, OptionError, ShapeError
+from qkv.normalizers import (
+    Custom,
+    Entmax,
+    Entmax15,
+    Hard,
+    Identity,
+    Mean,
+    Sample,
+    Sigmoid,
+    Softmax,
+    Sparsemax,
+    Sum,
+    TopK,
+)
 from qkv.testing import NormalizerContract
+from qkv.testing.examples import Draw
 from qkv.testing.reference_draws import reference_gumbel
 
 
@@ -302,3 +318,49 @@ class TestSample(NormalizerContract):
     def test_refuses_a_temperature_that_is_not_positive(self):
         with pytest.raises(OptionError, match=r"temperature.*must be a positive number, got 0"):
             Sample(0)
+
+
+def squared_shares(logits, scale):
+    xp = namespace(logits)
+    squares = xp.maximum(logits, xp.zeros_like(logits)) ** 2
+    return scale * squares / (1 + xp.sum(squares, axis=-1, keepdims=True))
+
+
+def softmax_of_the_library(logits, temperature):
+    xp = namespace(logits)
+    e = xp.exp((logits - xp.max(logits, axis=-1, keepdims=True)) / 2)
+    return temperature * e / xp.sum(e, axis=-1, keepdims=True)
+
+
+class TestCustom(NormalizerContract):
+    part = Custom
+
+    def make(self, draw):
+        return Custom(squared_shares, (Draw(1).positive(),))  # parameters have no batch axes
+
+    def formula(self, normalizer, row, at):
+        squares = [max(0.0, x) ** 2 for x in row]
+        return [normalizer.parameters[0] * x / (1 + math.fsum(squares)) for x in squares]
+
+    def test_refuses_what_is_no_function(self):
+        with pytest.raises(OptionError, match=r"function of Custom must be callable, got 'softmax'"):
+            Custom("softmax")
+
+    def test_refuses_a_result_of_another_shape(self):
+        with pytest.raises(ShapeError, match=r"must have the shape \(2, 3\) of the logits, got \(2,\)"):
+            Custom(lambda logits: logits.sum(-1)).weights(np.zeros((2, 3)), Tile.whole(2, 3))
+
+    @pytest.mark.parametrize("result", [lambda logits: None, lambda logits: logits.tolist()])
+    def test_refuses_a_result_that_is_no_array(self, result):
+        with pytest.raises(KindError, match=r"result of the function of Custom must be a numpy array, got type"):
+            Custom(result).weights(np.zeros((2, 3)), Tile.whole(2, 3))
+
+
+class TestCustomThatIsNanInRowsWithoutKeys(NormalizerContract):
+    part = Custom
+
+    def make(self, draw):
+        return Custom(softmax_of_the_library, (Draw(1).positive(),))
+
+    def formula(self, normalizer, row, at):
+        return [normalizer.parameters[0] * x for x in softmax([y / 2 for y in row])]

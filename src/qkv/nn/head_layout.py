@@ -76,12 +76,14 @@ def split_heads(
 
 
 def apply_norm(norm: torch.nn.Module | None, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return `norm(x)`, computed in the dtype of the norm's weight and cast to that of `x`; None means no norm."""
+    """Return `norm(x)`, computed in the dtype of the norm's weight, if any, and cast to that of `x`.
+
+    None means no norm.
+    """
     if norm is None:
         return x
-    weight = norm.weight
-    assert isinstance(weight, Tensor)
-    normalized: Tensor = norm(x.to(weight.dtype))
+    weight = getattr(norm, "weight", None)
+    normalized: Tensor = norm(x.to(weight.dtype) if isinstance(weight, Tensor) else x)
     return normalized.to(x.dtype)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from qkv.nn.head_layout import Head, head_rows
 from qkv.nn.multihead_options import (
     FactoryKwargs,
     Maps,
+    NormOption,
     add_softmax_parameters,
     build_norm,
     check_softmax,
@@ -70,8 +71,10 @@ class MultiHeadAttention(torch.nn.Module):
         mask: as in `qkv.attend`.
         positions: rotation of queries and keys by their positions, such as `nn.positions.Rotary`; any
             `nn.Rotation`.
-        query_key_norm: "rms" or "layer" to normalize each head's query and key before the score
-            (Dehghani et al. (2023), https://arxiv.org/abs/2302.05442, section 2).
+        query_key_norm: normalization of each head's query and key before the score and `positions`: "rms", "layer"
+            (Dehghani et al. (2023), https://arxiv.org/abs/2302.05442, section 2), "l2" for vectors of length 1
+            (Henry et al. (2020), https://arxiv.org/abs/2010.04245), or a function that builds a module from the head
+            width, such as `lambda width: torch.nn.RMSNorm(width, eps=1e-6)`.
         output_gate: whether the heads' outputs are multiplied elementwise by σ(W_G query) (Qiu et al. (2025),
             https://arxiv.org/abs/2505.06708).
         temperature: whether each head learns a temperature of the softmax, initially 1.
@@ -122,7 +125,7 @@ class MultiHeadAttention(torch.nn.Module):
         normalizer: Normalizer | None = None,
         mask: Mask | None = None,
         positions: Rotation | None = None,
-        query_key_norm: Literal["rms", "layer"] | None = None,
+        query_key_norm: NormOption = None,
         output_gate: bool = False,
         temperature: bool = False,
         sink: bool = False,
@@ -185,8 +188,9 @@ class MultiHeadAttention(torch.nn.Module):
         """Initialize all parameters again, as in a new module."""
         init_linear(self.query_map, self.key_map, self.value_map, self.output_map, self.gate_map)
         for module in (self.query_norm, self.key_norm):
-            if isinstance(module, (torch.nn.RMSNorm, torch.nn.LayerNorm)):
-                module.reset_parameters()
+            for part in () if module is None else module.modules():
+                if callable(reset := getattr(part, "reset_parameters", None)):
+                    reset()
         self.score.reset_parameters()
         for zero in (self.log_temperature, self.sink):
             if zero is not None:

@@ -14,10 +14,22 @@ from qkv.core.typing import Float
 from qkv.errors import OptionError
 from qkv.normalizers import Normalizer, Softmax
 
-__all__ = ["FactoryKwargs", "Maps", "Widths", "add_softmax_parameters", "build_norm", "check_softmax", "check_widths"]
+__all__ = [
+    "FactoryKwargs",
+    "Maps",
+    "NormOption",
+    "UnitNorm",
+    "Widths",
+    "add_softmax_parameters",
+    "build_norm",
+    "check_softmax",
+    "check_widths",
+]
 
 Maps = Literal["both", "shared", "query", "key", "none"]
 _MAPS = ("both", "shared", "query", "key", "none")
+NormOption = Literal["rms", "layer", "l2"] | Callable[[int], torch.nn.Module] | None
+"""Normalization of each head's query and key: a name, or a function that builds a module from the width of a head."""
 _NORMS: dict[str, Callable[..., torch.nn.Module]] = {"rms": torch.nn.RMSNorm, "layer": torch.nn.LayerNorm}
 
 
@@ -100,14 +112,39 @@ def check_widths(
     return Widths(key_width, value_width, head_width, head_value_width, key_heads)
 
 
-def build_norm(kind: str | None, width: int, factory_kwargs: FactoryKwargs) -> torch.nn.Module | None:
+class UnitNorm(torch.nn.Module):
+    """Module that divides vectors by their length, computed in float32 at least; zero vectors stay zero.
+
+    Example:
+        >>> UnitNorm()(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Return the vectors divided by their lengths."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        return torch.nn.functional.normalize(wide, dim=-1).to(x.dtype)
+
+
+def build_norm(kind: NormOption, width: int, factory_kwargs: FactoryKwargs) -> torch.nn.Module | None:
     """Return a normalization layer for the queries or keys of a head, or None if `kind` is None.
 
     Raises:
-        OptionError: if `kind` is unknown.
+        OptionError: if `kind` is unknown, or a callable that does not return a module.
     """
-    check_choice("query_key_norm", kind, (None, *_NORMS))
-    return None if kind is None else _NORMS[kind](width, **factory_kwargs)
+    if kind is not None and not isinstance(kind, str) and callable(kind):
+        module = kind(width)
+        if not isinstance(module, torch.nn.Module):
+            raise OptionError(
+                f"query_key_norm must return a module for the width of a head, got {type(module).__name__}. Pass "
+                "a function such as lambda width: torch.nn.RMSNorm(width, eps=1e-6)."
+            )
+        return module.to(device=factory_kwargs["device"], dtype=factory_kwargs["dtype"])
+    check_choice("query_key_norm", kind, (None, *_NORMS, "l2"))
+    if kind == "l2":
+        return UnitNorm()
+    return None if kind is None else _NORMS[str(kind)](width, **factory_kwargs)
 
 
 def check_softmax(normalizer: Normalizer | None, learned: bool) -> None:

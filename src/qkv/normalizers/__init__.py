@@ -1,6 +1,7 @@
 """Normalizers, which map rows of logits to weights."""
 
 from qkv.normalizers.base import Normalizer
+from qkv.normalizers.custom import Custom
 from qkv.normalizers.entmax import Entmax
 from qkv.normalizers.entmax15 import Entmax15
 from qkv.normalizers.hard import Hard
@@ -26,6 +27,7 @@ __all__ = [
     "Entmax15",
     "Entmax",
     "Sample",
+    "Custom",
     "NORMALIZERS",
 ]
 

@@ -84,6 +84,12 @@ def _squares(x: ArrayLike, weight: ArrayLike) -> ArrayLike:
     return xp.matmul(x, xp.matrix_transpose(weight)) ** 2 / 4
 
 
+def _squared_shares(logits: ArrayLike, scale: ArrayLike) -> ArrayLike:
+    xp = namespace(logits)
+    squares = xp.maximum(logits, xp.zeros_like(logits)) ** 2
+    return scale * squares / (1 + xp.sum(squares, axis=-1, keepdims=True))
+
+
 SCORES: dict[str, Callable[[PartFactory], scores.Score]] = {
     "dot": lambda m: scores.Dot(),
     "scaled dot": lambda m: scores.ScaledDot(),
@@ -141,6 +147,7 @@ NORMALIZERS: dict[str, Callable[[PartFactory], normalizers.Normalizer]] = {
     "entmax15": lambda m: normalizers.Entmax15(),
     "entmax": lambda m: normalizers.Entmax(1.3),
     "entmax per head": lambda m: normalizers.Entmax(1 + m.heads.positive()),
+    "custom": lambda m: normalizers.Custom(_squared_shares, (m.draw.positive(),)),
     "sample": lambda m: normalizers.Sample(),
 }
 
