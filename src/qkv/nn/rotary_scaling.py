@@ -262,8 +262,8 @@ def read_scaling(
         LinearScaling(factor=4.0)
     """
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    original = parameters.get("original_max_position_embeddings") or max_length
-    factor = parameters.get("factor")
+    original: Any = parameters.get("original_max_position_embeddings") or max_length
+    factor: Any = parameters.get("factor")
     if factor is None and max_length and original:
         factor = max_length / original
     if kind == "default":

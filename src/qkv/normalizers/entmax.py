@@ -141,7 +141,7 @@ def _threshold(
     known = steps is None and to_numpy(z[..., :0]) is not None
     low = xp.zeros_like(z[..., :1]) - 1
     power = low * 0 + power
-    high = low * z.shape[-1] ** (-1 / power)
+    high = low * xp.exp(-math.log(max(1, z.shape[-1])) / power)
     new = best = low
     error, width = low + math.inf, high - low
     for step in range(steps or (_MAX_STEPS if known else _TRACED_STEPS)):

@@ -175,5 +175,6 @@ def _copy_heads(x: Any, groups: HeadGroups, core: int) -> Any:
     return np.concatenate(copies, axis=-core - 1) if is_text(x) else namespace(x).concat(copies, axis=-core - 1)
 
 
-def _reshape(x: Array, shape: Shape) -> Array:
-    return x.reshape(shape) if is_text(x) else namespace(x).reshape(x, shape)
+def _reshape(x: Any, shape: Shape) -> Array:
+    reshaped: Array = x.reshape(shape) if is_text(x) else namespace(x).reshape(x, shape)
+    return reshaped
