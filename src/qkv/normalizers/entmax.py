@@ -39,7 +39,8 @@ class Entmax(Normalizer):
     array, such as a parameter with one number per head, α is learned; gradients reach it and the logits.
 
     Args:
-        alpha: α > 1, a number or one number per batch element. Elements of an array are not checked.
+        alpha: α > 1, a number or one number per batch element. Elements of an array are not checked. For α far above
+            2, small weights change fast with the logits, so that float32 gives them fewer digits.
 
     Raises:
         OptionError: `alpha` is a number that is not greater than 1.
@@ -124,7 +125,7 @@ def _above(
 
 
 def _threshold(
-    z: Float[Array, "*batch q k"], power: Float[Array, "*#batch #q #k"] | float, steps: int | None = None
+    z: Float[Array, "*batch q k"], power: Float[Array, "*_"] | float, steps: int | None = None
 ) -> tuple[Float[Array, "*batch q 1"], Float[Array, "*batch q 1"]]:
     """Return the threshold τ of each row, and a lower bound of it, found by Newton steps and bisection.
 

@@ -146,7 +146,7 @@ NORMALIZERS: dict[str, Callable[[PartFactory], normalizers.Normalizer]] = {
     "sparsemax": lambda m: normalizers.Sparsemax(),
     "entmax15": lambda m: normalizers.Entmax15(),
     "entmax": lambda m: normalizers.Entmax(1.3),
-    "entmax per head": lambda m: normalizers.Entmax(1 + m.heads.positive()),
+    "entmax per head": lambda m: normalizers.Entmax(np.asarray(1 + m.heads.positive())),
     "custom": lambda m: normalizers.Custom(_squared_shares, (m.draw.positive(),)),
     "sample": lambda m: normalizers.Sample(),
 }
