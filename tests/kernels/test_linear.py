@@ -179,7 +179,7 @@ def test_single_precision_is_as_exact_as_the_tiles(mask: Any, normalizer: Any) -
         assert mine <= max(2 * theirs, 2e-6), errors
 
 
-def test_memory_of_a_causal_call_with_gradients_is_linear_and_within_the_plan() -> None:
+def test_planned_memory_of_a_causal_call_with_gradients_grows_linearly() -> None:
     peaks = []
     for n in (4096, 8192):
         shape = (8, n, 64)
