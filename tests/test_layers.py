@@ -17,7 +17,7 @@ LAYERS = [
     {"plan"},
     {"kernels", "store"},
     {"engine"},
-    {"nn", "encoders"},
+    {"nn", "encoders", "tuning"},
     {"interop"},
     {"estimators"},
     {"database"},
@@ -112,6 +112,7 @@ ALGORITHMS_IMPORTED = {
     ("linear", "tiled"),  # data without a product form
     ("linear", "numpy_blocks"),
     ("linear", "jax_loops"),
+    ("batched", "dense"),  # data that is not finite
     ("compiled", "dense"),  # dynamic shapes while exporting
 }
 """Pairs of folders of qkv.kernels of which the first runs the kernel of the second for some calls."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Never
 
 from qkv.core.arrays import as_array, library
 from qkv.core.axes import Axes
@@ -29,9 +29,10 @@ from qkv.plan import Kernel, Plan, Problem, Spec, plan_problem
 from qkv.plan.cache import PLANS, SpecFields, call_signature, store_plan
 from qkv.plan.checks import as_readouts, check_problem, read_problem, read_seed
 from qkv.plan.cost import memory_bytes
-from qkv.plan.explain_errors import explain_errors
+from qkv.plan.explain_errors import explain_failure, refuse_unknown
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
+from qkv.plan.observation import Observation
 from qkv.readouts import Readout
 from qkv.scores import Score
 
@@ -40,22 +41,6 @@ __all__ = ["Observation", "Prepared", "attend", "explain", "observe", "prepare"]
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Observation:
-    """Output and readouts of a call, and the plan that ran, as returned by `observe` and by prepared calls.
-
-    Attributes:
-        output: output `(*batch, q, value_width)`.
-        readouts: one result for each readout, in the given order.
-        plan: the plan that ran, with the outcome of its run-time checks.
-    """
-
-    output: Num[Array, "*batch q value_width"]
-    readouts: tuple[Any, ...]
-    plan: Plan
-
-
-@explain_errors
 def attend(
     query: ArrayLike,
     key: ArrayLike,
@@ -70,6 +55,7 @@ def attend(
     kernel: str | Kernel | None = None,
     memory: int | str = "512 MiB",
     enable_gqa: bool = False,
+    **unknown: Never,
 ) -> Num[Array, "*batch q value_width"]:
     """Compute attention: for each query, the sum of the values weighted by how well their keys match the query.
 
@@ -91,6 +77,7 @@ def attend(
         memory: memory limit beyond inputs and output, in bytes or as text like "512 MiB".
         enable_gqa: whether key and value may have fewer heads (axis −3) than query, as in PyTorch: each key head
             serves consecutive query heads, without copies (grouped-query attention).
+        **unknown: refused; arguments of PyTorch with what to pass instead.
 
     Returns:
         Output `(*batch, q, value_width)`, in the library and dtype of the inputs. Rows without any allowed key are 0.
@@ -109,8 +96,14 @@ def attend(
         >>> qkv.attend(np.array([[3.5]]), gpa, salary, score=qkv.scores.Gaussian(0.1))
         array([[40.0066...]])
     """
+    if unknown:
+        refuse_unknown("attend", unknown)
     fields = score, normalizer, mask, positions, dropout
-    return _run(query, key, value, fields, (), seed, kernel, memory, enable_gqa)[0].output
+    try:
+        return _run(query, key, value, fields, (), seed, kernel, memory, enable_gqa)[0].output
+    except (TypeError, AttributeError, RuntimeError):
+        explain_failure(query, key, value, kernel, memory)
+        raise
 
 
 def _attend_in_operator(
@@ -126,7 +119,6 @@ def _attend_in_operator(
     return _run(query, key, value, fields, (), seed, kernel, memory)[0].output
 
 
-@explain_errors
 def observe(
     query: ArrayLike,
     key: ArrayLike,
@@ -142,6 +134,7 @@ def observe(
     kernel: str | Kernel | None = None,
     memory: int | str = "512 MiB",
     enable_gqa: bool = False,
+    **unknown: Never,
 ) -> Observation:
     """Compute attention, and return the output, readouts of the weights, and the plan.
 
@@ -161,6 +154,7 @@ def observe(
         kernel: as in `attend`.
         memory: as in `attend`.
         enable_gqa: as in `attend`.
+        **unknown: as in `attend`.
 
     Raises:
         RefusedError: a readout is not defined for the normalizer. Other errors are as in `attend`.
@@ -172,8 +166,14 @@ def observe(
         >>> result.readouts[0].keys
         array([[1]])
     """
+    if unknown:
+        refuse_unknown("observe", unknown)
     fields = score, normalizer, mask, positions, dropout
-    result, plan = _run(query, key, value, fields, as_readouts(readouts), seed, kernel, memory, enable_gqa)
+    try:
+        result, plan = _run(query, key, value, fields, as_readouts(readouts), seed, kernel, memory, enable_gqa)
+    except (TypeError, AttributeError, RuntimeError):
+        explain_failure(query, key, value, kernel, memory)
+        raise
     if plan is None:
         refuse_observe()
     return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
@@ -356,15 +356,14 @@ def _run(
         plan = cached.plan
         if cached.prepared is not None and seed is None:
             return cached.prepared(query, key, value), plan
+    elif cached is not None:
+        plan = cached.with_parts(Spec(*fields), readouts)
     else:
         problem = read_problem(query, key, value, Spec(*fields), readouts, memory, traced)
         check_problem(problem)
-        if cached is not None:
-            plan = cached.with_problem(problem)
-        else:
-            plan = (export_plan if traced == "export" else plan_problem)(problem, KERNELS, kernel)
-            if found is not None:
-                store_plan(*found, plan, query, key, value)
+        plan = (export_plan if traced == "export" else plan_problem)(problem, KERNELS, kernel)
+        if found is not None:
+            store_plan(*found, plan, query, key, value)
     return plan.kernel.run(_bind(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan
 
 

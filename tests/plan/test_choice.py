@@ -152,7 +152,8 @@ def test_kernel_of_ones_own_runs_in_place_of_a_name() -> None:
 
 def test_kernel_that_does_not_exist_is_named_with_those_that_do() -> None:
     with pytest.raises(
-        OptionError, match=r"one of None, fused, linear, dense, tiled, row_blocks, numpy_blocks, jax_loops, got 'flash'"
+        OptionError,
+        match=r"one of None, fused, linear, dense, batched, tiled, row_blocks, numpy_blocks, jax_loops, got 'flash'",
     ):
         explain(kernel="flash")
 

@@ -27,6 +27,7 @@ cost        1.54 Gflop, 2.68 GiB moved, peak 9.13 MiB; 512 MiB allowed
 slower      dense: 1.54 Gflop, 2.98 GiB moved, peak 153 MiB
 refused     fused: it supports torch arrays, not numpy arrays
 refused     linear: it supports only weights that are linear in the logits, not Softmax()
+refused     batched: it supports torch arrays, not numpy arrays
 refused     tiled: it supports torch arrays, not numpy arrays
 refused     row_blocks: it supports torch arrays, not numpy arrays
 refused     jax_loops: it supports jax arrays, not numpy arrays"""

@@ -26,6 +26,7 @@ _SUMMARIES = {
     "join": "Match the rows of two tables by similarity.",
     "fit": "Train a search index or a join model.",
     "store": "Create and maintain a database on disk.",
+    "tune": "Measure the kernels on this machine.",
 }
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from qkv.core.array_types import library_of
 from qkv.core.numpy_namespace import NumPyFunctions
 from qkv.core.sequences import sequence_array
 from qkv.core.typing import Array, ArrayLike, Bool, DType, Float, Int, Namespace, Num, Shaped, Tensor
@@ -59,23 +60,7 @@ _HALF = ("float16", "bfloat16")
 
 def is_array(x: object) -> TypeGuard[Shaped[Array, "*_"]]:
     """Return whether `x` is a NumPy, PyTorch, JAX or TensorFlow array; NumPy scalars do not count as arrays."""
-    return not isinstance(x, np.generic) and _library(x) is not None
-
-
-def _library(x: object) -> str | None:
-    if isinstance(x, (np.ndarray, np.generic)):
-        return "numpy"
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        return "torch"
-    jax = sys.modules.get("jax")
-    if jax is not None and isinstance(x, jax.Array):
-        return "jax"
-    tensorflow = sys.modules.get("tensorflow")
-    # While TensorFlow is being imported its module exists without `Tensor`.
-    if tensorflow is not None and isinstance(x, getattr(tensorflow, "Tensor", ())):
-        return "tensorflow"
-    return None
+    return not isinstance(x, np.generic) and library_of(x) is not None
 
 
 def library(*arrays: Array) -> str:
@@ -88,9 +73,12 @@ def library(*arrays: Array) -> str:
         >>> library(np.zeros(2))
         'numpy'
     """
+    first = library_of(arrays[0])
+    if first is not None and all(library_of(x) == first for x in arrays):
+        return first
     names: dict[str, Array] = {}
     for x in arrays:
-        name = _library(x)
+        name = library_of(x)
         if name is None:
             raise KindError(
                 "arrays of a call must be NumPy, PyTorch, JAX or TensorFlow arrays, got an object of type "
@@ -150,7 +138,7 @@ def is_ndarray(x: object) -> TypeGuard[Shaped[np.ndarray, "*_"]]:
 
 def is_tensor(x: object) -> TypeGuard[Shaped[Tensor, "*_"]]:
     """Return whether `x` is a PyTorch tensor."""
-    return _library(x) == "torch"
+    return library_of(x) == "torch"
 
 
 def as_array(x: ArrayLike) -> Shaped[Array, "*_"]:
@@ -183,7 +171,7 @@ def is_text(x: Shaped[Array, "*_"]) -> bool:
 
 def dtype_name(x: Shaped[Array, "*_"]) -> str:
     """Return the dtype of `x` as a name such as "float32", which is the same for all libraries and byte orders."""
-    if _library(x) == "tensorflow":
+    if library_of(x) == "tensorflow":
         return str(x.dtype.name)
     name = str(x.dtype)
     # NumPy names a dtype of the other byte order ">f4".
@@ -236,11 +224,11 @@ def asarray_like(reference: Shaped[Array, "*_"], value: ArrayLike, dtype: DType 
         dtype: dtype of the result; None: the dtype of `value`.
     """
     xp = namespace(reference)
-    if _library(value) == _library(reference):
+    if library_of(value) == library_of(reference):
         return value if dtype is None else cast(value, dtype)
-    if _library(value) == "torch":
+    if library_of(value) == "torch":
         value = value.detach().cpu().numpy()
-    elif _library(value) in ("jax", "tensorflow"):
+    elif library_of(value) in ("jax", "tensorflow"):
         value = np.asarray(value)
     if is_tensor(reference) and isinstance(value, np.ndarray) and not value.flags.writeable:
         value = value.copy()  # PyTorch warns about read-only memory, as of JAX arrays and mapped files
@@ -287,7 +275,7 @@ def stop_gradient(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
     """Return `x` as a constant, so that no gradient is computed through it."""
     if is_tensor(x):
         return x.detach()
-    name = _library(x)
+    name = library_of(x)
     if name == "jax":
         x = sys.modules["jax"].lax.stop_gradient(x)
     elif name == "tensorflow":
@@ -302,7 +290,7 @@ def requires_gradient(x: Shaped[Array, "*_"]) -> bool:
     """
     if is_tensor(x):
         return x.requires_grad and bool(sys.modules["torch"].is_grad_enabled())
-    name = _library(x)
+    name = library_of(x)
     if name == "jax":
         return isinstance(x, sys.modules["jax"].core.Tracer)
     return name == "tensorflow"  # tapes do not tell which tensors they watch

@@ -1,5 +1,6 @@
 """Algorithms that run a call, called kernels. The planner takes the first kernel of `KERNELS` if costs are equal."""
 
+from qkv.kernels.batched.kernel import BatchedKernel
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.fused.kernel import FusedKernel
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
@@ -10,6 +11,7 @@ from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.plan import Kernel
 
 __all__ = [
+    "BatchedKernel",
     "DenseKernel",
     "FusedKernel",
     "KERNELS",
@@ -24,6 +26,7 @@ KERNELS: tuple[Kernel, ...] = (
     FusedKernel(),
     LinearKernel(),
     DenseKernel(),
+    BatchedKernel(),
     TiledKernel(),
     RowBlocksKernel(),
     NumpyBlocksKernel(),

@@ -11,7 +11,6 @@ from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 from qkv.core.arrays import dtype_name, requires_gradient
-from qkv.core.axes import Axes
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.typing import Array, Num, Shaped
@@ -20,7 +19,6 @@ from qkv.normalizers import Normalizer
 from qkv.plan.kernel_protocol import PreparedCall
 from qkv.plan.plan import Plan
 from qkv.plan.planner import rewrite
-from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.scores import Score
@@ -39,7 +37,7 @@ class _CachedPlan:
     """Plan in the cache, without the arrays of the call for which it was made.
 
     Attributes:
-        plan: the plan. If parts of the call hold arrays, its problems are empty placeholders.
+        plan: the plan. If parts of the call hold arrays, its problems have no parts.
         holds_arrays: whether parts of the call hold arrays.
         prepared: function that runs the call on other query, key and value of the same signature; None if such a call
             has to be bound first.
@@ -49,16 +47,16 @@ class _CachedPlan:
     holds_arrays: bool
     prepared: PreparedCall | None
 
-    def with_problem(self, problem: Problem) -> Plan:
-        """Return the plan for `problem`, which must have the signature of the problem for which the plan was made."""
-        rewritten = rewrite(problem)[0] if self.plan.rewrites else problem
-        return dataclasses.replace(self.plan, requested=problem, problem=rewritten)
+    def with_parts(self, spec: Spec, readouts: tuple[Readout, ...]) -> Plan:
+        """Return the plan for parts that hold other arrays; their signature must be that of the planned call."""
+        requested = dataclasses.replace(self.plan.requested, spec=spec, readouts=readouts)
+        rewritten = rewrite(requested)[0] if self.plan.rewrites else requested
+        return dataclasses.replace(self.plan, requested=requested, problem=rewritten)
 
 
 PLANS: OrderedDict[Hashable, _CachedPlan] = OrderedDict()
 """Cached plans by call signature, the oldest first."""
 
-_EMPTY = Problem(Spec(), Axes.of((0, 1), (0, 1), (0, 1)))
 _SIGNATURES: WeakKeyDictionary[Part, Hashable] = WeakKeyDictionary()
 """Cached signatures of parts without arrays, which are immutable."""
 
@@ -143,7 +141,8 @@ def store_plan(
         value: values of the call.
     """
     if holds_arrays:
-        cached = _CachedPlan(dataclasses.replace(plan, requested=_EMPTY, problem=_EMPTY), True, None)
+        empty = dataclasses.replace(plan.requested, spec=Spec(), readouts=())
+        cached = _CachedPlan(dataclasses.replace(plan, requested=empty, problem=empty), True, None)
     else:
         cached = _CachedPlan(plan, False, _prepare(plan, query, key, value))
     PLANS[signature] = cached

@@ -25,6 +25,7 @@ class Cost:
         peak: peak memory in bytes, including output and gradients but not inputs.
         overhead: Python overhead in seconds.
         arithmetic: time of arithmetic in seconds; estimated from `flop` if None.
+        fitted: time of the call in seconds, from coefficients fitted to measured calls; None if there are none.
     """
 
     flop: float
@@ -32,10 +33,13 @@ class Cost:
     peak: float
     overhead: float = 0.0
     arithmetic: float | None = None
+    fitted: float | None = None
 
     @property
     def seconds(self) -> float:
         """Estimated run time in seconds, by which the planner compares kernels."""
+        if self.fitted is not None:
+            return self.fitted
         arithmetic = self.flop / _FLOP_RATE if self.arithmetic is None else self.arithmetic
         return arithmetic + self.traffic / _BYTE_RATE + self.overhead
 

@@ -1,10 +1,9 @@
-"""Decorator of the functions that run a call, which replaces errors of array libraries by errors about arguments."""
+"""Errors that name the argument because of which a call failed, or that qkv does not have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
+from typing import NoReturn
 
 from qkv.core.torch_names import refuse_torch_names
 from qkv.errors import KindError, OptionError
@@ -12,9 +11,7 @@ from qkv.plan.array_checks import check_arrays
 from qkv.plan.cost import memory_bytes
 from qkv.plan.kernel_protocol import Kernel
 
-__all__ = ["explain_errors"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["explain_failure", "refuse_unknown"]
 
 _REMEDIES = {
     "attn_mask": "Pass mask=masks.Pairs(attn_mask) for booleans, where True allows a pair, or "
@@ -28,25 +25,22 @@ _REMEDIES = {
 """What to pass instead of each argument of PyTorch's attention function and modules."""
 
 
-def explain_errors(function: F) -> F:
-    """Decorate a function of query, key, value and options so that its errors name the argument at fault.
+def refuse_unknown(function: str, unknown: Mapping[str, object]) -> NoReturn:
+    """Raise an error that names arguments which a function does not have.
 
-    Names of PyTorch's arguments are refused with what to pass instead.
+    Args:
+        function: name of the function.
+        unknown: the arguments by name.
+
+    Raises:
+        KindError: a name is that of an argument of PyTorch; the message says what to pass instead.
+        TypeError: otherwise, as for every function.
     """
-
-    @wraps(function)
-    def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        try:
-            return function(query, key, value, **options)
-        except (TypeError, AttributeError, RuntimeError):
-            refuse_torch_names(function.__name__, options, _REMEDIES)
-            _explain_failure(query, key, value, options.get("kernel"), options.get("memory", 1))
-            raise
-
-    return cast("F", call)
+    refuse_torch_names(function, unknown, _REMEDIES)
+    raise TypeError(f"{function}() got an unexpected keyword argument {next(iter(unknown))!r}")
 
 
-def _explain_failure(query: object, key: object, value: object, kernel: str | Kernel | None, memory: int | str) -> None:
+def explain_failure(query: object, key: object, value: object, kernel: str | Kernel | None, memory: int | str) -> None:
     """Raise an error that names the argument because of which a call failed; return if the arguments are valid.
 
     A call checks its arguments before its plan is cached, and another call with the same signature does not check them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -67,6 +67,10 @@ class Kernel(ABC):
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:
         """Return the estimated cost of running a problem."""
+
+    def work(self, problem: Problem) -> Mapping[str, float] | None:
+        """Return the amounts of work of a problem by the names in `time_model.WORK`, or None if they are unknown."""
+        return None
 
     @abstractmethod
     def run(self, call: BoundCall, problem: Problem) -> Result:

@@ -7,6 +7,8 @@ A kernel is chosen in these steps:
 3. Kernels that cannot run the problem are excluded, each with a reason.
 4. Kernels whose peak memory exceeds the memory limit are excluded.
 5. Among the remaining kernels, the one with the lowest estimated time is chosen; on a tie, the first of `kernels`.
+   Times are estimated from coefficients fitted to measured calls (`time_model.py`) if they are known for all of these
+   kernels, otherwise from the costs.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.plan import Plan
 from qkv.plan.problem import Problem
 from qkv.plan.rewrites import REWRITES
+from qkv.plan.time_model import estimated_seconds
 
 __all__ = ["plan_problem", "rewrite"]
 
@@ -79,6 +82,9 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
             f"no kernel can run this call within {memory_text(requested.memory)} of memory. {sentences}. Increase "
             "the argument memory, or change the arguments that a kernel does not support."
         )
+    fitted = [estimated_seconds(each.name, problem, each.work(problem)) for each, _ in able]
+    if all(seconds is not None for seconds in fitted):
+        able = [(each, replace(cost, fitted=seconds)) for (each, cost), seconds in zip(able, fitted, strict=True)]
     order = sorted(able, key=lambda pair: pair[1].seconds)
     chosen, cost = order[0]
     reason = "the only kernel that can run this call"

@@ -66,6 +66,8 @@ class Problem:
     @property
     def elements_per_logit(self) -> int:
         """Number of array elements that the score holds in memory at once for each logit."""
+        if self.score.is_distance and self.library == "torch" and not self.traced:
+            return 1
         return max(1, self.score.elements_per_logit(self.axes.query_width, self.axes.key_width))
 
     @property

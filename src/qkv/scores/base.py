@@ -55,10 +55,10 @@ class Score(Part, ABC):
         lift_kind: "exact" if the logit is the inner product of the vectors of `lift`, "up_to_query_constant" if
             that holds up to a term that depends on the query alone, None otherwise.
         is_inner_product: whether `projected_logits` is the plain matrix product of the projections.
-        is_scaled_dot: whether the logit is a number times the inner product of query and key, so that `scaled_lift`
-            returns query and key without a copy.
-        normalizes_keys: whether `lift` divides each key by its norm, and leaves keys otherwise unchanged.
+        is_scaled_dot: whether the logit is a number times <query, key>, so that `scaled_lift` copies neither.
+        normalizes_keys: whether `lift` divides each key by its norm and does nothing else to keys.
         nonnegative: whether no logit is negative, whatever query and key are.
+        is_distance: whether the logit is a function of the Euclidean distance of query and key.
         distance_factor: a if the logit is −a ‖q − k‖² with a single number a; otherwise None.
         tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) with projections `left` and `right`;
             otherwise None.
@@ -79,6 +79,7 @@ class Score(Part, ABC):
     is_scaled_dot: bool = False
     normalizes_keys: bool = False
     nonnegative: bool = False
+    is_distance: ClassVar[bool] = False
     distance_factor: float | None = None
     tanh_vector: Array | None = None
     gated_product: bool = False
@@ -299,8 +300,7 @@ class WrapperScore(Score):
 class PointwiseScore(WrapperScore):
     """Base class of scores that change each logit of an inner score. Subclasses define `offset` or `transform`.
 
-    A subclass that defines `offset` also declares `adds_offset = True`, and kernels then add the offset to the inner
-    logits by themselves.
+    A subclass that defines `offset` declares `adds_offset = True`, so that kernels add the offset by themselves.
     """
 
     @property

@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
-from qkv.core.arrays import is_array, namespace, where
+from qkv.core.arrays import namespace, where
+from qkv.core.distances import distances
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.typing import Array, Bool, Num
 from qkv.scores.base import GeneralScore
@@ -41,24 +43,21 @@ class DistanceKernel(GeneralScore):
         """Check that the bandwidth is positive if it is a number; the elements of an array are not checked."""
         require_number(type(self).__name__, "bandwidth", self.bandwidth, lambda h: h > 0, "a positive number")
 
+    is_distance: ClassVar[bool] = True
+
     def compare(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
     ) -> Num[Array, "*#batch q k"]:
         """Return log K(‖q − k‖ / h) for each pair of a query q and a key k, with bandwidth h."""
-        # ‖q‖² − 2<q,k> + ‖k‖² would lose half the digits where q is near k, and a square root half of the rest.
-        bandwidth = expand_to_pairs(self.bandwidth)
-        if is_array(bandwidth) and bandwidth.ndim:
-            bandwidth = bandwidth[..., None]
-        difference = (query[..., :, None, :] - key[..., None, :, :]) / bandwidth
-        return self.log_kernel(namespace(query).sum(difference * difference, axis=-1))
+        return self.log_kernel(distances(query, key) / expand_to_pairs(self.bandwidth))
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 4 operations per feature (difference, quotient, square and sum) plus 10 for the kernel."""
-        return 4 * max(query_width, key_width) + 10
+        """Return 3 operations per feature (difference, square and sum) plus 12 for the root and the kernel."""
+        return 3 * max(query_width, key_width) + 12
 
     @abstractmethod
-    def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return log K(√s) for each element s of `square`, the squared distances divided by the squared bandwidth."""
+    def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+        """Return log K(u) for each element u, a distance divided by the bandwidth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +73,9 @@ class Laplace(DistanceKernel):
         array([[-0. , -0.5, -1.5]])
     """
 
-    def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return −√s for each element s of `square`."""
-        return -_sqrt(square)
+    def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+        """Return −u for each element u."""
+        return -u
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +91,9 @@ class Boxcar(DistanceKernel):
         array([[  0.,   0., -inf]])
     """
 
-    def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return 0 for each element of `square` that is at most 1, and −inf for the others."""
-        return _log_where(square <= 1, namespace(square).ones_like(square))
+    def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+        """Return 0 for each element u that is at most 1, and −inf for the others."""
+        return _log_where(u <= 1, namespace(u).ones_like(u))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +111,9 @@ class Epanechnikov(DistanceKernel):
         array([[ 0.   , -0.288,   -inf]])
     """
 
-    def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return log(1 − s) for each element s < 1 of `square`, and −inf for the others."""
-        return _log_where(square < 1, 1 - square)
+    def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+        """Return log(1 − u²) for each element u < 1, and −inf for the others."""
+        return _log_where(u < 1, 1 - u * u)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,18 +129,12 @@ class Triangular(DistanceKernel):
         array([[ 0.   , -0.693,   -inf]])
     """
 
-    def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return log(1 − √s) for each element s < 1 of `square`, and −inf for the others."""
-        return _log_where(square < 1, 1 - _sqrt(square))
+    def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+        """Return log(1 − u) for each element u < 1, and −inf for the others."""
+        return _log_where(u < 1, 1 - u)
 
 
 def _log_where(inside: Bool[Array, "*batch q k"], kernel: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
     # Replace the kernel before the logarithm: the gradient of log 0 is NaN even where it is not selected.
     logs = namespace(kernel).log(where(inside, kernel, 1.0))
     return where(inside, logs, -math.inf)
-
-
-def _sqrt(square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-    """Return the square root of each element; its gradient is 0 for elements that are 0."""
-    zero = square == 0
-    return where(zero, 0.0, namespace(square).sqrt(where(zero, 1.0, square)))

@@ -13,6 +13,7 @@ from qkv.core.arrays import ignore_numpy_warnings, library
 from qkv.core.equation import BoundCall, dense
 from qkv.core.typing import Array, Shaped, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
+from qkv.kernels.runtime.cost_model import amounts_of_work
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -50,6 +51,10 @@ class DenseKernel(Kernel):
         if not problem.normalizer.online:
             flop += problem.axes.pairs * _SORT_FLOP
         return Cost(flop, traffic, peak, 2e-4)
+
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
+        return amounts_of_work(problem, problem.axes.pairs, elements=problem.elements_per_logit)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Compute the output from one array of all logits, and the readouts from one array of all weights."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Array, Num, Tensor
-from qkv.kernels.runtime.cost_model import PRODUCT_RATE
+from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work, visible_pairs
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.plan.cost import Cost
@@ -120,6 +120,10 @@ class FusedKernel(Kernel):
         if width > 64 and 48 <= axes.q < 768 and not problem.gradient:
             arithmetic *= 1.25  # PyTorch then uses blocks of 32 or 64 queries, which are slower
         return Cost(flop, traffic, peak, overhead, arithmetic=arithmetic)
+
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work, from which the time is estimated."""
+        return amounts_of_work(problem, visible_pairs(problem, 64), array_elements=0)
 
     def prepare(self, problem: Problem) -> PreparedCall:
         """Return a prepared call. Scaled dot products take a fast path if the data is finite."""

@@ -24,9 +24,9 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
+from qkv.core.autograd_function import autograd_function
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.fused.layout import Layout, Side
-from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.saved_statistics import SAVED
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import requires_gradient
+from qkv.core.autograd_function import autograd_function
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import TorchCall, apply_dropout, take_range
 from qkv.core.typing import Float, Int, Num, Shaped, Tensor
@@ -26,7 +27,6 @@ from qkv.kernels.row_blocks.candidates import (
     find_candidates,
 )
 from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits_buffer, visible_range
-from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, call_tensors, leaves_of
 from qkv.kernels.runtime.thresholds import write_sparse_weights

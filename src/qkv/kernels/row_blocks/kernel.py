@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
+from qkv.kernels.runtime.cost_model import amounts_of_work
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -91,6 +92,13 @@ class RowBlocksKernel(Kernel):
             numbers * problem.itemsize + problem.untiled_bytes,
             5e-4 + blocks * (8e-4 if problem.gradient else 5e-4),
         )
+
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
+        rows, axes = self._rows(problem), problem.axes
+        block = axes.batch_size * rows * axes.k
+        tiles = -(-axes.q // rows)
+        return amounts_of_work(problem, axes.pairs, tiles, block, problem.elements_per_logit)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Compute the output and the readouts of a call, one row block after the other."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qkv.plan.problem import Problem
 from qkv.scores.base import Score
 
-__all__ = ["PRODUCT_RATE", "tile_seconds", "visible_pairs"]
+__all__ = ["PRODUCT_RATE", "amounts_of_work", "tile_seconds", "visible_pairs"]
 
 PRODUCT_RATE = 125e9
 """Throughput of matrix products in flop per second, measured on two cores of a desktop processor."""
@@ -61,3 +61,36 @@ def visible_pairs(problem: Problem, rows: int) -> float:
         first, last = mask.key_range(problem.tile.restrict((start, min(axes.q, start + rows)), (0, axes.k)))
         visible += max(0, last - first)
     return axes.pairs * visible / (len(starts) * axes.k)
+
+
+LARGE_BYTES = 2**24
+"""Size in bytes from which arrays are slower per element: memory is requested from the operating system every time."""
+
+
+def amounts_of_work(
+    problem: Problem, pairs: float, tiles: float = 0, array_elements: float | None = None, elements: int = 1
+) -> dict[str, float]:
+    """Return the amounts of work of a call by name, as `qkv.plan.time_model` lists them.
+
+    Args:
+        problem: the problem.
+        pairs: number of pairs that the kernel computes.
+        tiles: number of tiles of all batch elements.
+        array_elements: pairs in an array of the kernel; None: `pairs`.
+        elements: array elements per logit in such an array.
+    """
+    axes = problem.axes
+    array = (pairs if array_elements is None else array_elements) * problem.itemsize
+    total = pairs * problem.elements_per_logit
+    width = axes.query_width + axes.value_width
+    return {
+        "call": 1,
+        "batch": axes.batch_size,
+        "tiles": tiles,
+        "rows": axes.batch_size * (axes.q * width + axes.k * (axes.key_width + axes.value_width)),
+        "pairs": pairs,
+        "products": pairs * width,
+        "elements": total,
+        "large_pairs": pairs if array >= LARGE_BYTES else 0,
+        "large_elements": total if array * elements >= LARGE_BYTES else 0,
+    }

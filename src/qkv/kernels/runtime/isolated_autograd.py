@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import requires_gradient
+from qkv.core.autograd_function import autograd_function
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Num, Shaped, Tensor
-from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.gradients import gradients_of
 
 if TYPE_CHECKING:

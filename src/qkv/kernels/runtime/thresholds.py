@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from qkv.core.autograd_function import autograd_function
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.autograd_function import autograd_function
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx

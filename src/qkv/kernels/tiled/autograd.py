@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
+from qkv.core.autograd_function import autograd_function
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.typing import Float, Num, Shaped, Tensor
-from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.saved_statistics import SAVED

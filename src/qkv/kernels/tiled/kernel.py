@@ -19,7 +19,7 @@ from typing import cast as cast_type
 from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import TorchCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.cost_model import tile_seconds, visible_pairs
+from qkv.kernels.runtime.cost_model import amounts_of_work, tile_seconds, visible_pairs
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
 from qkv.kernels.runtime.tile_sizes import (
     ROW_BLOCK_BUDGET,
@@ -105,6 +105,13 @@ class TiledKernel(Kernel):
             overhead + elements * 1e-4,
             arithmetic=seconds,
         )
+
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work, from which the time is estimated."""
+        axes, sizes = problem.axes, tile_sizes(problem, self.budget)
+        pairs = visible_pairs(problem, sizes.rows)
+        tiles = -(-axes.batch_size // sizes.batch) * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
+        return amounts_of_work(problem, pairs, tiles * pairs / max(1, axes.pairs), array_elements=0)
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
         """Compute the output and the readouts of a call, in one pass over the tiles if possible."""

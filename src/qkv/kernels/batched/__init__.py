@@ -1,0 +1,1 @@
+"""Kernel that computes all pairs of short sequences at once."""

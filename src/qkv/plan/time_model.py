@@ -1,0 +1,132 @@
+"""Estimated time of a call on a kernel, from coefficients that were fitted to measured calls.
+
+    seconds = Σ_n c_n · w_n
+
+w are amounts of work that the kernel states (`Kernel.work`): 1 for the call, batch elements, tiles, pairs, and
+so on. The coefficients c ≥ 0 of a kernel, a kind of score and a direction (forward, or with a gradient) are read
+from the table that `qkv tune` has written for this processor, otherwise from the table of this package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+from qkv.plan.problem import Problem
+from qkv.scores.base import Score
+
+__all__ = [
+    "WORK",
+    "Table",
+    "estimated_seconds",
+    "load_table",
+    "processor_name",
+    "_score_kind",
+    "table_key",
+    "table_path",
+]
+
+WORK = ("call", "batch", "tiles", "rows", "pairs", "products", "elements", "large_pairs", "large_elements")
+"""Names of the amounts of work.
+
+call: 1. batch: batch elements. tiles: tiles of all batch elements. rows: elements of query, key and value. pairs:
+pairs that are computed. products: pairs times the widths of keys and values. elements: pairs times the array elements
+per logit. large_pairs, large_elements: the same where the arrays exceed `LARGE_BYTES`, for which memory is requested
+from the operating system at every call.
+"""
+
+Table: TypeAlias = Mapping[str, Sequence[float]]
+"""Coefficients in the order of `WORK`, in nanoseconds, by `table_key`."""
+
+_DEFAULT = Path(__file__).with_name("measured_times.json")
+
+
+def _score_kind(score: Score) -> str | None:
+    """Return the kind of a score, which determines the coefficients, or None for kinds that were not measured."""
+    if score.is_inner_product:
+        return "product"
+    if score.tanh_vector is not None:
+        return "tanh"
+    if score.gated_product:
+        return "gated"
+    if score.inner is not None:
+        return "changed product" if score.inner.is_inner_product else None
+    return "distance" if score.is_distance else "pairwise"
+
+
+def table_key(kernel: str, problem: Problem) -> str | None:
+    """Return the key of the coefficients of a kernel for a problem, or None if such problems were not measured."""
+    normalizer, kind = problem.normalizer, _score_kind(problem.score)
+    softmax = normalizer.log_sum_exp and normalizer.scale is not None
+    if kind is None or not softmax or problem.library != "torch" or problem.readouts or problem.traced:
+        return None
+    return f"{kernel}, {kind}, {'gradient' if problem.gradient else 'forward'}"
+
+
+def estimated_seconds(kernel: str, problem: Problem, work: Mapping[str, float] | None) -> float | None:
+    """Return the estimated seconds of a call on one core, or None if no coefficients are known.
+
+    Args:
+        kernel: name of the kernel.
+        problem: the problem.
+        work: amounts of work by name; None if the kernel does not state them.
+    """
+    key = None if work is None else table_key(kernel, problem)
+    coefficients = None if key is None else load_table().get(key)
+    if work is None or coefficients is None:
+        return None
+    return 1e-9 * sum(c * work[name] for name, c in zip(WORK, coefficients, strict=True))
+
+
+@cache
+def load_table() -> Table:
+    """Return the table of this processor if `qkv tune` has written one, otherwise that of the package."""
+    for path, processor in ((table_path(), processor_name()), (_DEFAULT, None)):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        table = content.get("nanoseconds") if isinstance(content, dict) else None
+        if _is_valid(table) and processor in (None, content.get("processor")):
+            return table
+    return {}
+
+
+def _is_valid(table: object) -> bool:
+    """Return whether `table` has the form of a `Table`, so that a damaged or older file is ignored."""
+    return isinstance(table, dict) and all(
+        isinstance(row, list) and len(row) == len(WORK) and all(isinstance(c, (int, float)) and c >= 0 for c in row)
+        for row in table.values()
+    )
+
+
+def table_path() -> Path:
+    """Return the path of the table of this machine, in the user's cache folder (`QKV_CACHE` overrides the folder)."""
+    folder = os.environ.get("QKV_CACHE")
+    if folder:
+        return Path(folder) / "times.json"
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home()))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "qkv" / "times.json"
+
+
+@cache
+def processor_name() -> str:
+    """Return the name of the processor as the operating system states it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,148 @@
+"""Measurement of the time of random PyTorch calls on every kernel that can run them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from qkv.core.arrays import namespace
+from qkv.core.progress import Progress, report
+from qkv.core.typing import Array, Num
+from qkv.engine import attend, explain
+from qkv.kernels import KERNELS
+from qkv.masks import Causal
+from qkv.plan.time_model import table_key
+from qkv.scores import Additive, Gated, Laplace, ScaledDot, Softcap
+from qkv.scores.base import GeneralScore, Score
+
+__all__ = ["MIN_CALLS", "Measurement", "measure_kernels"]
+
+_LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_WIDTHS = (16, 32, 64, 128)
+_MAX_ELEMENTS = {"product": 1e7, "changed product": 1e7, "gated": 1e7, "tanh": 5e7, "distance": 1e8, "pairwise": 2e7}
+"""Largest number of pairs times elements per logit, by the kind of score, so that most calls take less than 0.1 s."""
+MIN_CALLS = 8
+"""Smallest number of measured calls of each kind, forward and with a gradient."""
+_ROUNDS = 4
+_SLOW_SECONDS = 0.05
+"""Time above which a call is not repeated after its second run."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Manhattan(GeneralScore):
+    """Score −Σ |q − k|, as an example of a score that users write."""
+
+    def compare(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
+    ) -> Num[Array, "*#batch q k"]:
+        """Return the negative sum of the absolute differences of each pair."""
+        difference = query[..., :, None, :] - key[..., None, :, :]
+        return -namespace(query).sum(abs(difference), axis=-1)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measured times of one call.
+
+    Attributes:
+        kind: kind of the score.
+        shape: batch elements, length and width.
+        gradient: whether gradients were computed.
+        causal: whether the mask was causal.
+        seconds: by table key, the shortest time of the call on a kernel.
+        work: by table key, the amounts of work.
+    """
+
+    kind: str
+    shape: tuple[int, int, int]
+    gradient: bool
+    causal: bool
+    seconds: Mapping[str, float]
+    work: Mapping[str, Mapping[str, float]]
+
+
+def measure_kernels(seconds: float, seed: int = 0, progress: Progress | None = None) -> list[Measurement]:
+    """Measure random calls on one thread until `seconds` of time have passed, and return the measurements.
+
+    At least `MIN_CALLS` calls of each kind are measured.
+
+    Times are CPU times of this process, which other processes on a shared machine affect least.
+
+    Args:
+        seconds: duration.
+        seed: seed of the random calls.
+        progress: callback for the progress.
+    """
+    import torch
+
+    draw, start, results = random.Random(seed), time.monotonic(), []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        kinds = [(kind, gradient) for kind in _MAX_ELEMENTS for gradient in (False, True)]
+        least = MIN_CALLS * len(kinds)
+        while (passed := time.monotonic() - start) < seconds or len(results) < least:
+            done = min(passed / seconds, len(results) / least)
+            report(progress, "measuring kernels", int(100 * done), 100)
+            kind, gradient = kinds[len(results) % len(kinds)]
+            results.append(_measure(kind, _draw_shape(draw, kind), gradient, draw.random() < 0.5))
+    finally:
+        torch.set_num_threads(threads)
+    return results
+
+
+def _draw_shape(draw: random.Random, kind: str) -> tuple[int, int, int]:
+    while True:
+        batch, length, width = draw.choice(_BATCHES), draw.choice(_LENGTHS), draw.choice(_WIDTHS)
+        held = width if kind in ("tanh", "distance", "pairwise") else 1
+        if batch * length * length * held <= _MAX_ELEMENTS[kind]:
+            return batch, length, width
+
+
+def _score(kind: str, width: int) -> Score:
+    import torch
+
+    weight = torch.randn(width, width) / width**0.5
+    return {
+        "product": ScaledDot(),
+        "changed product": Softcap(ScaledDot(), 5.0),
+        "gated": Gated(torch.randn(width) * width**-0.5, torch.randn(width) * width**-0.5),
+        "tanh": Additive(weight, weight, None, torch.randn(width)),
+        "distance": Laplace(2.0),
+        "pairwise": _Manhattan(),
+    }[kind]
+
+
+def _measure(kind: str, shape: tuple[int, int, int], gradient: bool, causal: bool) -> Measurement:
+    import torch
+
+    query, key, value = (torch.randn(shape, requires_grad=gradient) for _ in range(3))
+    direction = torch.randn(shape)
+    score, mask = _score(kind, shape[2]), Causal() if causal else None
+    plan = explain(query, key, value, score=score, mask=mask, memory="8 GiB", gradient=gradient)
+    names = [plan.kernel.name, *(name for name, _ in plan.slower)]
+    times: dict[str, float] = {}
+    for turn in range(_ROUNDS):
+        for name in names:
+            if turn > 1 and times[name] > _SLOW_SECONDS:
+                continue
+            before = time.process_time()
+            output = attend(query, key, value, score=score, mask=mask, kernel=name, memory="8 GiB")
+            if gradient:
+                torch.autograd.grad(output, (query, key, value), direction)
+            passed = time.process_time() - before
+            times[name] = passed if turn == 0 else min(times[name], passed)
+    problem = plan.problem
+    keys = {name: table_key(name, problem) for name in names}
+    work = {kernel.name: kernel.work(problem) for kernel in KERNELS if kernel.name in names}
+    return Measurement(
+        kind,
+        shape,
+        gradient,
+        causal,
+        {key: times[name] for name, key in keys.items() if key is not None},
+        {key: amounts for name, key in keys.items() if key is not None and (amounts := work[name]) is not None},
+    )

@@ -1,0 +1,65 @@
+"""Distances of all pairs."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.core.distances import distances
+
+
+@given(
+    st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 4)),
+    st.sampled_from([((), ()), ((2,), (1,)), ((3, 1), (2,))]),
+    st.sampled_from([1e-3, 1.0, 1e4]),
+    st.integers(0, 2**31),
+)
+def test_distances_and_gradients_of_torch_are_those_of_the_definition(
+    lengths: tuple[int, int, int], batches: tuple[tuple[int, ...], tuple[int, ...]], shift: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    q, k, width = lengths
+    query, key = (rng.normal(size=(*batch, n, width)) + shift for batch, n in zip(batches, (q, k), strict=True))
+    if q and k:
+        key[..., 0, :] = query[(0,) * len(batches[0])][0]
+    wanted = np.sqrt(((query[..., :, None, :] - key[..., None, :, :]) ** 2).sum(-1))
+    np.testing.assert_allclose(distances(query, key), wanted, rtol=1e-12)
+    sides = [torch.tensor(x, requires_grad=True) for x in (query, key)]
+    found = distances(*sides)
+    np.testing.assert_allclose(found.detach(), wanted, rtol=1e-12)
+    direction = rng.normal(size=wanted.shape)
+    if wanted.size:
+        found.backward(torch.tensor(direction))
+        unit = (query[..., :, None, :] - key[..., None, :, :]) / np.where(wanted == 0, np.inf, wanted)[..., None]
+        slope = direction[..., None] * unit
+        for x, total in ((sides[0], slope.sum(-2)), (sides[1], -slope.sum(-3))):
+            lead = tuple(range(total.ndim - x.ndim))
+            summed = total.sum(lead)
+            shared = tuple(n for n, size in enumerate(x.shape) if size != summed.shape[n])
+            summed = summed.sum(shared, keepdims=True)
+            np.testing.assert_allclose(x.grad, summed, atol=1e-9)
+
+
+def test_second_derivatives_of_distances_pass_gradgradcheck() -> None:
+    torch.manual_seed(0)
+    sides = [torch.randn(2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 4)]
+    assert torch.autograd.gradcheck(distances, sides)
+    assert torch.autograd.gradgradcheck(distances, sides)
+
+
+def test_distances_are_mapped_and_differentiated_by_torch_func() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(3, 2, 4), torch.randn(3, 5, 4)
+    torch.testing.assert_close(torch.func.vmap(distances)(query, key), torch.cdist(query, key))
+    slope = torch.func.grad(lambda x: distances(x, key).sum())(query)
+    leaf = query.clone().requires_grad_()
+    torch.cdist(leaf, key).sum().backward()
+    torch.testing.assert_close(slope, leaf.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_distances_of_half_precision_keep_their_dtype(dtype: torch.dtype) -> None:
+    x = torch.tensor([[3.0, 4.0]], dtype=dtype)
+    found = distances(x, torch.zeros(1, 2, dtype=dtype))
+    assert (found.dtype, float(found)) == (dtype, 5.0)

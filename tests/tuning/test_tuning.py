@@ -1,0 +1,96 @@
+"""Measurement of the kernels, and the coefficients fitted to it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import qkv
+from qkv import scores
+from qkv.plan import time_model
+from qkv.plan.cache import PLANS
+from qkv.tuning import fit, fit_table, measure, measure_kernels, median_loss, save_table
+from qkv.tuning.measure import Measurement
+
+
+def measurement(seconds: dict[str, float], work: dict[str, dict[str, float]]) -> Measurement:
+    return Measurement("product", (1, 16, 16), False, False, seconds, work)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 9))
+def test_fitted_coefficients_are_nonnegative_and_no_worse_than_those_that_made_the_data(seed: int, terms: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, x = rng.random((30, terms)), np.maximum(rng.normal(size=terms), 0)
+    b = a @ x + 0.01 * rng.normal(size=30)
+    fitted = fit._nonnegative_fit(a, b)
+    assert (fitted >= 0).all()
+    assert np.linalg.norm(a @ fitted - b) <= np.linalg.norm(a @ x - b) + 1e-9
+
+
+def test_coefficients_that_made_the_times_are_found_again() -> None:
+    rng = np.random.default_rng(0)
+    truth = {"slow": {"call": 5e4, "pairs": 3.0}, "fast": {"call": 1e4, "pairs": 9.0}}
+    rows = []
+    for _ in range(30):
+        work = dict.fromkeys(time_model.WORK, 0.0) | {"call": 1.0, "pairs": float(rng.integers(1, 10**6))}
+        seconds = {key: 1e-9 * sum(c * work[name] for name, c in row.items()) for key, row in truth.items()}
+        rows.append(measurement(seconds, dict.fromkeys(truth, work)))
+    table = fit_table(rows)
+    for key, row in truth.items():
+        found = dict(zip(time_model.WORK, table[key], strict=True))
+        assert {name: c for name, c in found.items() if c} == pytest.approx(row, rel=1e-3)
+    assert median_loss(rows, table)["max"] == 1
+    exchanged = {"slow": table["fast"], "fast": table["slow"]}
+    assert median_loss(rows, exchanged)["max"] > 1
+
+
+def test_kernels_with_fewer_than_8_measurements_get_no_coefficients() -> None:
+    work = dict.fromkeys(time_model.WORK, 1.0)
+    assert fit_table([measurement({"x": 1.0}, {"x": work})] * 7) == {}
+    assert list(fit_table([measurement({"x": 1.0}, {"x": work})] * 8)) == ["x"]
+
+
+def test_measured_calls_state_time_and_work_for_every_kernel_that_can_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_MAX_ELEMENTS", dict.fromkeys(measure._MAX_ELEMENTS, 2e4))
+    monkeypatch.setattr(measure, "MIN_CALLS", 1)
+    measurements = measure_kernels(0.1)
+    assert measurements
+    for measured in measurements:
+        assert all(seconds > 0 for seconds in measured.seconds.values())
+        assert measured.seconds.keys() == measured.work.keys()
+        kernels = {key.split(",")[0] for key in measured.seconds}
+        assert {"batched", "dense", "tiled", "row_blocks"} <= kernels
+        assert all(list(work) == list(time_model.WORK) for work in measured.work.values())
+
+
+def test_a_saved_table_decides_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path))
+    shape = (4, 64, 32)
+    for fastest in ("tiled", "batched", "dense"):
+        keys = [f"{kernel}, distance, forward" for kernel in ("batched", "dense", "row_blocks", "tiled")]
+        table = {key: [1.0 if key.startswith(fastest) else 2.0, *[0.0] * 8] for key in keys}
+        assert save_table(table) == tmp_path / "times.json"
+        plan = qkv.explain(shape, shape, shape, score=scores.Laplace(), library="torch")
+        assert (plan.kernel.name, plan.cost.seconds) == (fastest, 1e-9)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"nanoseconds": {"a": [1]}}', "\x00", '{"nanoseconds": 3}', None])
+def test_a_damaged_table_or_that_of_another_processor_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path))
+    if content is None:
+        content = json.dumps({"processor": "another", "nanoseconds": {"a": [1.0] * len(time_model.WORK)}})
+    (tmp_path / "times.json").write_text(content)
+    time_model.load_table.cache_clear()
+    assert time_model.load_table() == json.loads(time_model._DEFAULT.read_text())["nanoseconds"]
+
+
+@pytest.fixture(autouse=True)
+def _restore_table() -> object:
+    yield
+    time_model.load_table.cache_clear()
+    PLANS.clear()
