@@ -27,8 +27,8 @@ from qkv.errors import (
     RefusedError,
     ShapeError,
 )
-from qkv.kernels.chunked.kernel import ChunkedTensor
-from qkv.nn.cache import KeyValueCache
+from qkv.kernels.chunked.kernel import ChunkedTensor, concat_chunks
+from qkv.nn.cache import KeyValueCache, chunk_list
 from qkv.nn.positions import Rotary
 
 STEPS = (20, 1, 1, 9, 40, 1, 30)
@@ -153,8 +153,15 @@ def test_readouts_of_a_step_equal_those_of_the_whole_and_the_plan_names_the_chun
     assert got.plan.kernel.name == "chunked"
 
 
-def test_cached_rows_are_never_copied_again() -> None:
+def test_a_small_cache_is_one_chunk_and_rows_of_a_large_one_are_never_copied_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cache, key = KeyValueCache(chunk=16), sides(2)[0]
+    for t in range(0, 100, 20):
+        cache.append(key[:, t : t + 20], key[:, t : t + 20])
+    assert len(cache.chunks) == 1
+    monkeypatch.setattr(chunk_list, "_ONE_CHUNK_BYTES", 0)
+    cache = KeyValueCache(chunk=16)
     cache.append(key[:, :20], key[:, :20])
     held = cache.chunks[0].tensors["key"].data_ptr()
     for t in range(20, 60):
@@ -202,12 +209,18 @@ class Made(TorchDispatchMode):
         for x in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
                 self.bytes += x.untyped_storage().nbytes()
-        self.products += operator.overloadpacket in (torch.ops.aten.bmm, torch.ops.aten.mm)
+        aten = torch.ops.aten
+        self.products += operator.overloadpacket in (aten.bmm, aten.mm, aten.baddbmm, aten.baddbmm_)
         return result
 
 
 @pytest.mark.parametrize("heads", [4, 1])
-def test_a_step_copies_no_keys_and_its_work_is_linear_in_the_length(heads: int) -> None:
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_step_copies_no_keys_and_its_work_is_linear_in_the_length(
+    heads: int, chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if chunked:
+        monkeypatch.setattr(chunk_list, "_ONE_CHUNK_BYTES", 0)
     torch.manual_seed(0)
     attention = nn.MultiHeadAttention(64, 4, key_heads=heads, mask=masks.Causal())
     made = {}
@@ -222,13 +235,10 @@ def test_a_step_copies_no_keys_and_its_work_is_linear_in_the_length(heads: int) 
         # Rows of logits and weights, of 4 heads, a few times over; keys and values are 2 · 16 · heads wide.
         assert seen.bytes < 20_000 + 6 * 4 * 4 * n
     assert made[2048].bytes < kept
-    assert [made[n].products for n in made] == [2 * n // 128 + attention_products(made[512]) for n in made]
-    assert made[2048].bytes - made[1024].bytes == pytest.approx(2 * (made[1024].bytes - made[512].bytes), rel=0.05)
-
-
-def attention_products(smallest: Made) -> int:
-    """Return the number of matrix products of the projections: all products but two for each chunk."""
-    return smallest.products - 2 * 512 // 128
+    projections = made[512].products - (2 * 512 // 128 if chunked else 0)
+    assert [x.products for x in made.values()] == [(2 * n // 128 if chunked else 0) + projections for n in made]
+    growth = made[1024].bytes - made[512].bytes
+    assert made[2048].bytes - made[1024].bytes == pytest.approx(2 * growth, rel=0.05, abs=512)
 
 
 @pytest.mark.parametrize("first", [1, 5, 40])
@@ -315,6 +325,93 @@ def test_a_reordered_batch_element_continues_the_element_it_was_copied_from(unev
         n = LENGTHS[old] if uneven else 9
         alone = [torch.cat([y[old : old + 1, :n], z[b : b + 1]], dim=1) for y, z in zip(x, more, strict=True)]
         assert apart(got[b], qkv.attend(*alone, mask=masks.Causal(), kernel="dense")[0, n:]) < 1e-12
+
+
+PREPARED = {
+    "plain": ({}, {}),
+    "window of the cache": ({}, {"window": 5}),
+    "window of the module": ({"mask": masks.Causal() & masks.Window(6, 0)}, {}),
+    "grouped heads": ({"key_heads": 2}, {}),
+    "one key head": ({"key_heads": 1}, {}),
+    "rotary": ({"positions": Rotary(4)}, {}),
+    "temperature": ({"normalizer": normalizers.Softmax(0.5)}, {}),
+    "uneven": ({}, {"lengths": torch.tensor(LENGTHS)}),
+    "uneven in a window": ({"mask": masks.Window(3, 0)}, {"lengths": torch.tensor(LENGTHS)}),
+    "int8": ({}, {"int8": True}),
+}
+
+
+@pytest.mark.parametrize("one_chunk", [True, False])
+@pytest.mark.parametrize("name", PREPARED)
+def test_a_step_is_planned_for_no_length_and_equals_the_planned_one(
+    name: str, one_chunk: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not one_chunk:
+        monkeypatch.setattr(chunk_list, "_ONE_CHUNK_BYTES", 0)
+    options, of_cache = PREPARED[name]
+    torch.manual_seed(0)
+    module = nn.MultiHeadAttention(16, 4, dtype=torch.float64, **{"mask": masks.Causal(), **options})
+    x, more = (torch.randn(3, n, 16, dtype=torch.float64) for n in (9, 8))
+    cache = KeyValueCache(chunk=4, **of_cache)
+    with torch.no_grad():
+        module(x, cache=cache)
+        other, want, got = cache.copy(), [], []
+        with monkeypatch.context() as patch:
+            patch.setattr("qkv.nn.attention.attend_last", lambda *args: None)
+            want = [module(more[:, t : t + 1], cache=other) for t in range(8)]
+        monkeypatch.setattr("qkv.nn.attention.attend_chunked", None)
+        got = [module(more[:, t : t + 1], cache=cache) for t in range(8)]
+    assert apart(torch.cat(got), torch.cat(want)) < 1e-12
+
+
+@pytest.mark.parametrize("side", [0, 1, 2])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_over_data_that_is_not_finite_equals_plain_attention(side: int, bad: float, dtype: Any) -> None:
+    x = [y.to(dtype) for y in sides(2, 2, n=4)]
+    x[side][0, 0, 3 if side == 0 else 2, 0] = bad
+    got = decoded(nn.Attention(mask=masks.Causal()), *x, KeyValueCache(), (1, 1, 1, 1))
+    want = qkv.attend(*x, mask=masks.Causal(), kernel="dense")
+    torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+def test_a_fork_shares_the_memory_of_the_tokens_before_it_and_later_tokens_are_its_own() -> None:
+    x = sides(2, n=30)[1]
+    cache = KeyValueCache(chunk=8)
+    cache.append(x[:, :20], x[:, :20])
+    forks = [cache.fork(), cache.fork().fork()]
+    address = cache.chunks[0].tensors["key"].data_ptr()
+    for t, one in enumerate((cache, *forks)):
+        one.append(x[:, 20 + t : 22 + t], x[:, 20 + t : 22 + t])
+    for t, one in enumerate((cache, *forks)):
+        assert one.chunks[0].tensors["key"].data_ptr() == address
+        assert torch.equal(concat_chunks(one.key_value()[0]), torch.cat([x[:, :20], x[:, 20 + t : 22 + t]], 1))
+    forks[0].crop(10).append(x[:, 25:27], x[:, 25:27])  # replaces shared tokens
+    assert torch.equal(concat_chunks(forks[0].key_value()[0]), torch.cat([x[:, :10], x[:, 25:27]], 1))
+    assert torch.equal(concat_chunks(cache.key_value()[0]), x[:, :22])
+
+
+def test_rollback_is_the_number_of_tokens_that_crop_can_remove_in_a_window() -> None:
+    x = sides(2, n=40)
+    attention = nn.Attention(mask=masks.Causal())
+    cache = KeyValueCache(chunk=2, window=6, rollback=3)
+    decoded(attention, *(y[:, :30] for y in x), cache, (10, *([1] * 20)))
+    got = decoded(attention, *(y[:, 27:] for y in x), cache.copy().crop(27), [1] * 13)
+    want = qkv.attend(*x, mask=masks.Window(5, 0), kernel="dense")[:, 27:]
+    assert apart(got, want) < 1e-12
+    with pytest.raises(RefusedError, match=r"earlier keys in the window of 6 were dropped, got 5.*rollback=25"):
+        cache.crop(5)
+
+
+def test_padding_alone_can_follow_when_all_keys_left_the_window() -> None:
+    x, cache = sides(2, n=3), KeyValueCache(chunk=1, window=1)
+    attention = nn.Attention(mask=masks.Causal())
+    with torch.no_grad():
+        attention(*(y[:, :1] for y in x), cache=cache)
+        attention(*(y[:, 1:2] for y in x), cache=cache.set_lengths(torch.tensor([0, 0])))
+        got = attention(*(y[:, 2:] for y in x), cache=cache)
+    assert torch.equal(torch.as_tensor(cache.start), torch.tensor([2, 2]))
+    assert apart(got, x[2][:, 2:]) < 1e-12
 
 
 def test_a_refused_append_leaves_the_cache_as_it_was() -> None:
@@ -492,6 +589,11 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
         (lambda c, x: c.append(x.float(), x.float()), KindError, "Convert"),
         (lambda c, x: c.append(x.clone().requires_grad_(), x), GradientError, "no_grad"),
         (lambda c, x: c.reorder([0, 1]), KindError, "integers"),
+        (lambda c, x: c.crop(-1), OptionError, "length must be between 0 and the number of tokens"),
+        (lambda c, x: c.crop(torch.tensor([3, 999])), OptionError, "length must be between 0"),
+        (lambda c, x: c.crop(torch.tensor([3])), ShapeError, "one element per batch element"),
+        (lambda c, x: c.crop(2.0), KindError, "length must be an integer"),
+        (lambda c, x: KeyValueCache(rollback=-1), OptionError, "rollback must be an integer of at least 0"),
         (lambda c, x: KeyValueCache().key_value(), ShapeError, "empty"),
         (lambda c, x: KeyValueCache(memory="4 KiB").append(x.repeat(1, 4, 1), x.repeat(1, 4, 1)),
          RefusedError, "got 4 KiB"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -15,11 +15,13 @@ from qkv.core.typing import Float
 from qkv.engine import attend, observe
 from qkv.errors import KindError
 from qkv.kernels.chunked.kernel import ChunkedTensor, attend_chunked, concat_chunks
+from qkv.kernels.chunked.last_query import attend_last
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
+from qkv.nn.cache import KeyValueCache
 from qkv.nn.checks import require_cache
-from qkv.nn.part_module import PartModule
+from qkv.nn.part_module import PartModule, current_part
 from qkv.nn.protocols import AttentionOutput, Cache
 from qkv.nn.scores.base import ScoreLike, wrap_score
 from qkv.nn.torch_arguments import explain_torch_arguments
@@ -29,8 +31,9 @@ from qkv.plan import Spec
 from qkv.plan.checks import as_readouts
 from qkv.plan.spec import CallOptions
 from qkv.readouts import Readout
+from qkv.scores import Score
 
-__all__ = ["Attention", "append_to_cache", "run_attention"]
+__all__ = ["Attention", "add_cache_mask", "attend_step", "run_attention"]
 
 
 @explain_torch_arguments
@@ -118,7 +121,13 @@ class Attention(torch.nn.Module):
         for name, x in (("query", query), ("key", key), ("value", value)):
             if not is_array(x):
                 raise KindError(f"{name} must be a tensor, got {describe(x)}. Convert it with torch.as_tensor.")
-        keys, values, mask, positions = append_to_cache(cache, key, value, mask, positions)
+        keys, values = (key, value) if cache is None else require_cache(cache).append(key, value)
+        plain = mask is None and positions is None and self.positions is None and not readouts
+        if plain and self.kernel is None and not (self.dropout and self.training):
+            output = attend_step(cache, query, keys, values, self.score, self.normalizer, self.mask)
+            if output is not None:
+                return output
+        mask, positions = add_cache_mask(cache, mask, positions)
         axes = max(query.ndim, keys.ndim, values.ndim) - 3
         options: CallOptions = {
             "score": align_batch(self.score(), max(axes, 0), None, True),
@@ -136,23 +145,41 @@ class Attention(torch.nn.Module):
         return f"dropout={self.dropout}" if self.dropout else ""
 
 
-def append_to_cache(
+def attend_step(
     cache: Cache | None,
-    key: Float[Tensor, "*#batch new key_width"],
-    value: Float[Tensor, "*#batch new value_width"],
-    mask: Mask | None,
-    positions: Positions | None,
-) -> tuple[
-    Float[Tensor, "*#batch k key_width"] | ChunkedTensor,
-    Float[Tensor, "*#batch k value_width"] | ChunkedTensor,
-    Mask | None,
-    Positions | None,
-]:
-    """Append keys and values to the cache, if any, and return all keys and values, the mask and the positions."""
+    query: Float[Tensor, "*batch q width"],
+    key: Float[Tensor, "*_ k key_width"] | ChunkedTensor,
+    value: Float[Tensor, "*_ k value_width"] | ChunkedTensor,
+    score: Callable[[], Score],
+    normalizer: Callable[[], Normalizer | None],
+    mask: Callable[[], Mask | None],
+) -> Float[Tensor, "*batch 1 value_width"] | None:
+    """Return the output of a decoding step without planning, or None if the call is not a plain decoding step.
+
+    Args:
+        cache: the cache, to which the keys of the queries were appended.
+        query: queries.
+        key: all keys of the cache.
+        value: all values of the cache.
+        score: module that returns the score.
+        normalizer: module that returns the normalizer.
+        mask: module that returns the mask.
+    """
+    if not (isinstance(cache, KeyValueCache) and isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor)):
+        return None
+    if query.shape[-2] != 1 or torch.compiler.is_compiling():
+        return None
+    parts = current_part(score), current_part(normalizer), current_part(mask)
+    return attend_last(query, key, value, *parts, cache.window, cache.lengths)
+
+
+def add_cache_mask(
+    cache: Cache | None, mask: Mask | None, positions: Positions | None
+) -> tuple[Mask | None, Positions | None]:
+    """Return the mask and the positions of a call, with those of the cache, if any."""
     if cache is None:
-        return key, value, mask, positions
-    keys, values = require_cache(cache).append(key, value)
-    return keys, values, and_masks(mask, cache.mask), cache.positions if positions is None else positions
+        return mask, positions
+    return and_masks(mask, cache.mask), cache.positions if positions is None else positions
 
 
 def run_attention(

@@ -16,7 +16,7 @@ from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn import head_layout, torch_interop
 from qkv.nn.align_batch import Groups, align_array, align_batch
-from qkv.nn.attention import append_to_cache, run_attention
+from qkv.nn.attention import add_cache_mask, attend_step, run_attention
 from qkv.nn.checks import check_width, require_cache, require_rotation
 from qkv.nn.extra_keys import append_extra_keys
 from qkv.nn.feed_forward import init_linear
@@ -235,7 +235,13 @@ class MultiHeadAttention(torch.nn.Module):
         key, value = projected
         if self.positions is not None:
             queries, key = head_layout.apply_rotation(self.positions, queries, key, cache, positions)
-        keys, values, mask, positions = append_to_cache(cache, key, value, mask, positions)
+        keys, values = (key, value) if cache is None else cache.append(key, value)
+        simple = mask is None and bias is None and positions is None and not readouts
+        if simple and cache is not None and self._is_plain:
+            output = attend_step(cache, queries, keys, values, self.score, self.normalizer, self.mask)
+            if output is not None:
+                return self._project_output(output, query, None)
+        mask, positions = add_cache_mask(cache, mask, positions)
         axes = max(queries.ndim, keys.ndim) - 3
         expand = self.logit_mix is not None or head_layout.selects_heads(readouts)
         groups = head_layout.head_groups(self.heads, self.key_heads, expand)
@@ -269,7 +275,8 @@ class MultiHeadAttention(torch.nn.Module):
     def queries(self, query: Float[Tensor, "*batch q width"]) -> Float[Tensor, "*batch heads q head_width"]:
         """Return the projected queries, split into heads and normalized if `query_key_norm` is set, but not rotated."""
         query = check_width("query", query, self.width)
-        projected = query if self.query_map is None else self.query_map(query)
+        query_map = self.query_map
+        projected = query if query_map is None else query_map(query)
         return head_layout.apply_norm(self.query_norm, head_layout.split_heads(projected, self.heads, self.head_width))
 
     def key_value(
@@ -283,7 +290,8 @@ class MultiHeadAttention(torch.nn.Module):
         key = check_width("key", key, self.key_width)
         key_map = self.query_map if self.maps == "shared" else self.key_map
         key = key if key_map is None else key_map(key)
-        value = value if self.value_map is None else self.value_map(value)
+        value_map = self.value_map
+        value = value if value_map is None else value_map(value)
         keys = head_layout.split_heads(key, self.key_heads, self.head_width)
         return KeyValue(
             head_layout.apply_norm(self.key_norm, keys),
@@ -334,6 +342,13 @@ class MultiHeadAttention(torch.nn.Module):
             text += f", key_heads={self.key_heads}"
         return text + (f", maps={self.maps!r}" if self.maps != "both" else "")
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the attention of a call is that of the score, normalizer and mask alone, by any kernel."""
+        changed = (self.extra_key, self.log_temperature, self.sink, self.logit_mix, self.kernel)
+        unchanged = all([x is None for x in changed])  # noqa: C419 -- torch.compile
+        return unchanged and not self.zero_key and not (self.dropout and self.training)
+
     def _parts(self, axes: int, groups: Groups) -> tuple[Score, Normalizer | None]:
         score, normalizer = self.score(), self.normalizer()
         if self.log_temperature is not None or self.sink is not None:
@@ -353,4 +368,5 @@ class MultiHeadAttention(torch.nn.Module):
         output = (heads if groups is None else heads.flatten(-4, -3)).transpose(-3, -2).flatten(-2)
         if self.gate_map is not None:
             output = output * self.gate_map(query).sigmoid()
-        return output if self.output_map is None else self.output_map(output)
+        output_map = self.output_map
+        return output if output_map is None else output_map(output)

@@ -21,11 +21,13 @@ class Chunk:
         tensors: "key" and "value" `(*batch, size, width)`; with int8 also the scales "key_scale" and "value_scale"
             `(*batch, size, 1)`.
         filled: number of filled rows; the maximum over the batch if the lengths differ.
+        shared: whether another cache reads the same memory, so that it must not be written.
     """
 
     start: int
     tensors: dict[str, Num[Tensor, "*batch size _"]]
     filled: int = 0
+    shared: bool = False
 
     @classmethod
     def empty(
@@ -38,8 +40,10 @@ class Chunk:
     ) -> Chunk:
         """Allocate a chunk of `size` rows for keys and values like `key` and `value`, quantized if `int8` is True."""
         # Filled with zeros, because in a batch of uneven lengths unwritten rows are multiplied by weights of 0.
-        rows = _encode(key[..., :0, :], value[..., :0, :], int8)
-        return cls(start, {name: x.new_zeros((*x.shape[:-2], size, x.shape[-1])) for name, x in rows.items()})
+        # Tensors that are created in inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            rows = _encode(key[..., :0, :], value[..., :0, :], int8)
+            return cls(start, {name: x.new_zeros((*x.shape[:-2], size, x.shape[-1])) for name, x in rows.items()})
 
     @property
     def size(self) -> int:
@@ -56,18 +60,41 @@ class Chunk:
         """Number of bytes that are allocated for all tensors of the chunk."""
         return sum(x.nbytes for x in self.tensors.values())
 
+    def resize(self, start: int, size: int) -> None:
+        """Reallocate the chunk for `size` rows from position `start` on, and copy the rows in this range.
+
+        The tensors are replaced one by one, so that memory never holds two copies of the whole chunk.
+        """
+        first = start - self.start
+        kept = max(0, min(self.filled - first, size))
+        for name, x in self.tensors.items():
+            with torch.inference_mode(False):
+                new = x.new_empty((*x.shape[:-2], size, x.shape[-1]))
+                new[..., :kept, :] = x[..., first : first + kept, :]
+                new[..., kept:, :] = 0
+                self.tensors[name] = new
+        self.start, self.filled, self.shared = start, kept, False
+
+    def fork(self) -> Chunk:
+        """Return a chunk with the filled rows of this chunk, in the same memory. Neither writes to it from now on."""
+        self.tensors, self.shared = self.rows(), True
+        return Chunk(self.start, dict(self.tensors), self.filled, True)
+
     def rows(self) -> dict[str, Num[Tensor, "*batch filled _"]]:
         """Return the filled rows of each tensor of the chunk, as views, by the name of the tensor."""
-        return {name: x[..., : self.filled, :] for name, x in self.tensors.items()}
+        return {name: x.narrow(-2, 0, self.filled) for name, x in self.tensors.items()}
 
     def write(
         self, position: int, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
     ) -> None:
         """Write keys and values at consecutive positions from `position`, the same in every batch element."""
-        for name, x in _encode(key, value, "key_scale" in self.tensors).items():
-            first = position - self.start
-            self.tensors[name][..., first : first + x.shape[-2], :] = x
-        self.filled = max(self.filled, position - self.start + key.shape[-2])
+        if self.shared:
+            self._own()
+        first, n = position - self.start, key.shape[-2]
+        int8 = "key_scale" in self.tensors
+        for name, x in (_encode(key, value, True) if int8 else {"key": key, "value": value}).items():
+            self.tensors[name].narrow(-2, first, n).copy_(x)
+        self.filled = max(self.filled, first + n)
 
     def scatter(
         self,
@@ -78,6 +105,8 @@ class Chunk:
         value: Float[Tensor, "*batch new value_width"],
     ) -> None:
         """Write row `row[i]` of batch element `element[i]` of key and value to position `position[i]`, for each i."""
+        if self.shared:
+            self._own()
         for name, x in _encode(key, value, "key_scale" in self.tensors).items():
             # (batch, *more, rows, width) as (batch, rows, *more, width), so that both indexed axes come first.
             self.tensors[name].movedim(-2, 1)[element, position - self.start] = x.movedim(-2, 1)[element, row]
@@ -87,11 +116,18 @@ class Chunk:
     def take(self, index: Int[Tensor, " new_batch"]) -> None:
         """Replace the batch by its elements at the indices `index`, in the order of `index`."""
         for name, x in self.tensors.items():
-            self.tensors[name] = x.index_select(0, index)
+            with torch.inference_mode(False):
+                self.tensors[name] = x.index_select(0, index)
+        self.shared = False
 
     def copy(self) -> Chunk:
         """Return a copy of the chunk that shares no memory with it."""
-        return Chunk(self.start, {name: x.clone() for name, x in self.tensors.items()}, self.filled)
+        with torch.inference_mode(False):
+            return Chunk(self.start, {name: x.clone() for name, x in self.tensors.items()}, self.filled)
+
+    def _own(self) -> None:
+        """Copy the tensors, which another cache reads, before they are written."""
+        self.tensors, self.shared = self.copy().tensors, False
 
 
 def _encode(

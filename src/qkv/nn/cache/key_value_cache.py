@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Self
 
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from qkv.core.checks import check_integers
 from qkv.core.positions import Positions
-from qkv.core.typing import Float, Int, Shaped
-from qkv.errors import DataError, GradientError, KindError, RefusedError, ShapeError
+from qkv.core.typing import Float, Int
+from qkv.errors import DataError, RefusedError, ShapeError
 from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Lengths, Mask, Window
 from qkv.masks.base import and_masks
-from qkv.nn.cache.chunk import Chunk, next_chunk_size
+from qkv.nn.cache.checks import check_index, check_lengths, check_new_length, check_rows
+from qkv.nn.cache.chunk import Chunk
+from qkv.nn.cache.chunk_list import ChunkList
 from qkv.nn.cache.safetensors_file import CacheState, read_cache, write_cache
 from qkv.plan.cost import memory_bytes, memory_text
 
@@ -37,6 +40,8 @@ class KeyValueCache:
             float32 with an error of at most 1/254 of the row's largest absolute element.
         memory: maximum size, in bytes or as "512 MiB"; None means no limit.
         lengths: as in `set_lengths`.
+        rollback: number of last tokens that `crop` can remove from a cache with a window; without a window it can
+            remove any number.
 
     Raises:
         OptionError: if an option is not allowed.
@@ -61,11 +66,14 @@ class KeyValueCache:
         int8: bool = False,
         memory: int | str | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
+        rollback: int = 0,
     ) -> None:
         check_integers(chunk=chunk, window=window)
-        self.chunk, self.window, self.int8 = chunk, window, int8
+        check_integers(0, rollback=rollback)
+        self.chunk, self.window, self.int8, self.rollback = chunk, window, int8, rollback
         self.memory = None if memory is None else memory_bytes(memory)
-        self.chunks: list[Chunk] = []
+        self._reach = None if window is None else window + rollback
+        self._rows = ChunkList(chunk, self._reach, int8, self.memory)
         self._dtype: torch.dtype | None = None
         self._finite = [True, True]
         self._total: int | Int[Tensor, " batch"] = 0
@@ -93,6 +101,11 @@ class KeyValueCache:
         real = Lengths(self._total - self._first) if isinstance(self._total, Tensor) else None
         return and_masks(real, None if self.window is None else Window(self.window - 1, 0))
 
+    @property
+    def lengths(self) -> Int[Tensor, " batch"] | None:
+        """Number of keys of each sequence that `append` returned, or None if all sequences have all keys."""
+        return self._total - self._first if isinstance(self._total, Tensor) else None
+
     def append(
         self, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
     ) -> tuple[Float[Tensor, "*batch k width"] | ChunkedTensor, Float[Tensor, "*batch k value_width"] | ChunkedTensor]:
@@ -107,15 +120,28 @@ class KeyValueCache:
             GradientError: if key or value requires a gradient.
             RefusedError: if the cache would exceed `memory`.
         """
-        self._check(key, value)
-        before = {**self.__dict__, "chunks": list(self.chunks), "_finite": list(self._finite)}
-        filled = [chunk.filled for chunk in self.chunks]
+        check_rows(key, value, self.chunks[0].tensors if self.chunks else {}, self._dtype)
+        total, n = self._total, key.shape[-2]
+        # A decoding step: all sequences have one length, and there is room for the new rows.
+        if (
+            isinstance(total, int)
+            and total
+            and self._new_lengths is None
+            and self._rows.write_in_last(total, key, value)
+        ):
+            self._note_finite(key, value)
+            self._before, self._total, self._first = total, total + n, self._rows.chunks[0].start
+            return self._chunked()
+        before = {**self.__dict__, "_finite": list(self._finite)}
+        chunks = list(self._rows.chunks)
+        states = [dict(chunk.__dict__, tensors=dict(chunk.tensors)) for chunk in chunks]
         try:
             return self._append(key, value)
         except BaseException:  # restore the state before the call
             self.__dict__.update(before)
-            for chunk, n in zip(self.chunks, filled, strict=True):
-                chunk.filled = n
+            self._rows.chunks = chunks
+            for chunk, state in zip(chunks, states, strict=True):
+                chunk.__dict__.update(state)
             raise
 
     def _append(
@@ -126,21 +152,36 @@ class KeyValueCache:
         after = before + (n if lengths is None else lengths.to(key.device))
         first_call = not len(self)
         self._before = before
-        if self.window is not None:
+        if self._reach is not None:
             shortest = before if isinstance(before, int) else int(before.min())
-            self.chunks = [chunk for chunk in self.chunks if chunk.stop > shortest - self.window + 1]
+            self._rows.drop_before(shortest - self._reach + 1)
         self._dtype = key.dtype
-        for side, x in enumerate((key, value)):
-            self._finite[side] &= bool(x.isfinite().all())
+        self._note_finite(key, value)
         if isinstance(after, int):
-            # Store only the rows of a long prompt that stay reachable.
-            skipped = max(0, n - self.window + 1) if first_call and self.window is not None else 0
-            self._write(int(before) + skipped, key[..., skipped:, :], value[..., skipped:, :])
+            # Store only the rows of a long prompt that stay reachable, and at least one, which states the shape.
+            skipped = max(0, min(n - 1, n - self._reach + 1)) if first_call and self._reach is not None else 0
+            self._rows.write(int(before) + skipped, key[..., skipped:, :], value[..., skipped:, :])
         else:
-            self._scatter(before, after, key, value)
+            if after.shape != (key.shape[0],):
+                raise ShapeError(
+                    f"lengths must have one element for each of the {key.shape[0]} batch elements, got {len(after)} "
+                    "elements."
+                )
+            first = before if isinstance(before, Tensor) else torch.full_like(after, before)
+            self._rows.scatter(first, after, key, value)
         self._total = after
-        self._first = 0 if first_call else self.chunks[0].start
+        self._first = 0 if first_call or not self.chunks else self.chunks[0].start
         return (key, value) if first_call else self._chunked()
+
+    def _note_finite(
+        self, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
+    ) -> None:
+        """Record whether all keys and all values are finite, so that later calls need not read them for this."""
+        # A sum is finite only if all its terms are. If it is not, it may have overflowed.
+        total = (key * value).sum() if key.shape == value.shape else key.sum() + value.sum()
+        if not math.isfinite(total.item()):
+            new = [bool(x.isfinite().all()) for x in (key, value)]
+            self._finite = [old and now for old, now in zip(self._finite, new, strict=True)]
 
     # -- called by users of the cache -------------------------------------------------------------------
 
@@ -151,7 +192,12 @@ class KeyValueCache:
     @property
     def nbytes(self) -> int:
         """Number of bytes that are allocated for all chunks."""
-        return sum(chunk.nbytes for chunk in self.chunks)
+        return self._rows.nbytes
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The chunks of the cache."""
+        return self._rows.chunks
 
     def set_lengths(self, lengths: Int[Tensor, " batch"]) -> Self:
         """Declare that, in the next call, tokens of batch element b after the first `lengths[b]` are padding.
@@ -163,13 +209,7 @@ class KeyValueCache:
             KindError: if `lengths` is not an integer tensor.
             ShapeError: if `lengths` is not one-dimensional.
         """
-        if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-            raise KindError(f"lengths must be a tensor of integers with shape (batch,), got {_describe(lengths)}.")
-        if lengths.ndim != 1:
-            raise ShapeError(
-                f"lengths must have shape (batch,), one element per batch element, got {tuple(lengths.shape)}."
-            )
-        self._new_lengths = lengths.long()
+        self._new_lengths = check_lengths(lengths)
         return self
 
     def reorder(self, index: Int[Tensor, " new_batch"]) -> Self:
@@ -181,25 +221,61 @@ class KeyValueCache:
         Raises:
             KindError: if `index` is not a one-dimensional tensor of integers.
         """
-        if not isinstance(index, Tensor) or index.ndim != 1 or index.is_floating_point():
-            raise KindError(f"index must be a tensor of integers with shape (new_batch,), got {_describe(index)}.")
+        check_index(index)
         if not self.chunks:
             return self
         key = self.chunks[0].tensors["key"]
         index, batch = index.long().to(key.device), key.shape[0]
         if len(index) == batch and torch.equal(index, torch.arange(batch, device=index.device)):
             return self
-        for chunk in self.chunks:  # one by one, so that memory never holds two copies of the whole cache
-            chunk.take(index)
+        self._rows.take(index)
         if isinstance(self._total, Tensor):
             self._total = self._total[index]
         return self
 
+    def crop(self, length: int | Int[Tensor, " batch"]) -> Self:
+        """Remove the last tokens until `length` tokens are left, as speculative decoding does with rejected tokens.
+
+        Args:
+            length: number of tokens to keep, for all batch elements or one number for each, `(batch,)`.
+
+        Raises:
+            KindError: if `length` is neither an integer nor a one-dimensional tensor of integers.
+            ShapeError: if `length` does not have one element per batch element.
+            OptionError: if `length` is negative or exceeds the number of tokens.
+            RefusedError: if keys in the window of the next query were dropped; see `rollback`.
+        """
+        batch = self.chunks[0].tensors["key"].shape[0] if self.chunks else None
+        total = check_new_length(length, self._total, batch)
+        shortest, longest = (total, total) if isinstance(total, int) else (int(total.min()), int(total.max()))
+        if self.window is not None and self.chunks and self.chunks[0].start > max(0, shortest - self.window + 1):
+            raise RefusedError(
+                f"length must be at least {self.chunks[0].start + self.window - 1}, because earlier keys in the window "
+                f"of {self.window} were dropped, got {shortest}. Build the cache with rollback={len(self) - shortest}."
+            )
+        self._rows.crop(longest)
+        self._total = self._before = total
+        if not all(self._finite):  # the rows that are not finite may be gone
+            rows = [chunk.rows() for chunk in self.chunks]
+            self._finite = [all(bool(x[side].isfinite().all()) for x in rows) for side in ("key", "value")]
+        return self
+
     def copy(self) -> KeyValueCache:
         """Return a copy of the cache that shares no memory with it."""
-        other = KeyValueCache(chunk=self.chunk, window=self.window, int8=self.int8, memory=self.memory)
+        return self._copy(share=False)
+
+    def fork(self) -> KeyValueCache:
+        """Return a copy of the cache that shares the memory of the present tokens with it.
+
+        Both caches continue independently: new tokens are written to memory of their own, and shared memory is copied
+        before tokens in it are replaced.
+        """
+        return self._copy(share=True)
+
+    def _copy(self, share: bool) -> KeyValueCache:
+        other = KeyValueCache.__new__(KeyValueCache)
         other.__dict__.update(self.__dict__)
-        other.chunks, other._finite = [chunk.copy() for chunk in self.chunks], list(self._finite)
+        other._rows, other._finite = self._rows.copy(share), list(self._finite)
         return other
 
     def key_value(self) -> tuple[ChunkedTensor, ChunkedTensor]:
@@ -221,6 +297,7 @@ class KeyValueCache:
         state: CacheState = {
             "chunk": self.chunk,
             "window": self.window,
+            "rollback": self.rollback,
             "int8": self.int8,
             "memory": self.memory,
             "dtype": str(self._dtype).removeprefix("torch."),
@@ -244,7 +321,13 @@ class KeyValueCache:
         """
         tensors, state = read_cache(Path(path), device)
         try:
-            cache = cls(chunk=state["chunk"], window=state["window"], int8=state["int8"], memory=state["memory"])
+            cache = cls(
+                chunk=state["chunk"],
+                window=state["window"],
+                int8=state["int8"],
+                memory=state["memory"],
+                rollback=state.get("rollback", 0),
+            )
             cache._finite, cache._dtype = list(state["finite"]), getattr(torch, state["dtype"], None)
             cache._total = cache._before = state["total"] if "total" in state else tensors["total"]
             names = ("key", "value", "key_scale", "value_scale") if cache.int8 else ("key", "value")
@@ -265,107 +348,10 @@ class KeyValueCache:
     # -- storage ----------------------------------------------------------------------------------------
 
     def _chunked(self) -> tuple[ChunkedTensor, ChunkedTensor]:
-        rows = [chunk.rows() for chunk in self.chunks]
-        key, value = (
-            ChunkedTensor(
-                tuple(x[side] for x in rows),
-                tuple(x.get(f"{side}_scale") for x in rows),
-                self._dtype,
-                finite,
-            )
-            for side, finite in zip(("key", "value"), self._finite, strict=True)
-        )
-        return key, value
-
-    def _find_or_add_chunk(
-        self,
-        position: int,
-        key: Float[Tensor, "*batch new width"],
-        value: Float[Tensor, "*batch new value_width"],
-        rows: int,
-    ) -> Chunk:
-        """Return the chunk that holds `position`, or add one, for at least `rows` rows if there is no window."""
-        for chunk in self.chunks:
-            if chunk.start <= position < chunk.stop:
-                return chunk
-        if self.window is None:
-            total = sum(chunk.size for chunk in self.chunks)
-            size = max(next_chunk_size(total, self.chunk), -(-rows // self.chunk) * self.chunk)
-        else:  # small, so that rows outside the window are dropped soon
-            size = max(self.chunk, self.window // 16)
-        if self.memory is not None:
-            numbers = sum(x.numel() // x.shape[-2] * size for x in (key, value))
-            new_bytes = numbers * (1 if self.int8 else key.element_size())
-            if self.nbytes + new_bytes > self.memory:
-                raise RefusedError(
-                    f"memory must be at least {memory_text(self.nbytes + new_bytes)} to add a chunk of {size} tokens, "
-                    f"got {memory_text(self.memory)}. Increase memory, or build the cache with window or int8=True."
-                )
-        self.chunks.append(Chunk.empty(position, size, key, value, self.int8))
-        return self.chunks[-1]
-
-    def _write(
-        self, position: int, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
-    ) -> None:
-        done, n = 0, key.shape[-2]
-        while done < n:
-            chunk = self._find_or_add_chunk(position + done, key, value, n - done)
-            rows = slice(done, done + min(n - done, chunk.stop - position - done))
-            chunk.write(position + done, key[..., rows, :], value[..., rows, :])
-            done = rows.stop
-
-    def _scatter(
-        self,
-        before: int | Int[Tensor, " n"],
-        after: Int[Tensor, " n"],
-        key: Float[Tensor, "*batch new width"],
-        value: Float[Tensor, "*batch new value_width"],
-    ) -> None:
-        batch, n = key.shape[0], key.shape[-2]
-        if after.shape != (batch,):
-            raise ShapeError(
-                f"lengths must have one element for each of the {batch} batch elements, got {len(after)} elements."
-            )
-        rows = torch.arange(n, device=key.device)
-        first = before if isinstance(before, Tensor) else torch.full_like(after, before)
-        element, row = ((first[:, None] + rows) < after[:, None]).nonzero(as_tuple=True)
-        positions = first[element] + row
-        if not len(positions):
-            return
-        stop, position = int(positions.max()) + 1, int(positions.min())
-        while position < stop:
-            chunk = self._find_or_add_chunk(position, key, value, stop - position)
-            inside = (positions >= chunk.start) & (positions < chunk.stop)
-            chunk.scatter(element[inside], positions[inside], row[inside], key, value)
-            position = chunk.stop
-
-    def _check(self, key: Shaped[Tensor, "*_"], value: Shaped[Tensor, "*_"]) -> None:
-        for name, x in (("key", key), ("value", value)):
-            if not isinstance(x, Tensor) or x.ndim < 2:
-                raise ShapeError(f"{name} must be a tensor with shape (*batch, new, width), got {_describe(x)}.")
-            if torch.is_grad_enabled() and x.requires_grad:
-                raise GradientError(
-                    f"{name} must not require a gradient, because a cache stores no autograd graph, got "
-                    "requires_grad=True. Decode under torch.no_grad(), or train on whole sequences without a cache."
-                )
-        if key.shape[:-1] != value.shape[:-1]:
-            raise ShapeError(
-                f"value must have the shape of key {tuple(key.shape)} except for the width, got {tuple(value.shape)}."
-            )
-        if self.chunks:
-            for name, x in (("key", key), ("value", value)):
-                old = self.chunks[0].tensors[name]
-                if (*x.shape[:-2], x.shape[-1]) != (*old.shape[:-2], old.shape[-1]):
-                    raise ShapeError(
-                        f"{name} must have batch axes {tuple(old.shape[:-2])} and width {old.shape[-1]}, like the "
-                        f"cache, got shape {tuple(x.shape)}. Use reorder to change the batch."
-                    )
-                if x.dtype != self._dtype:
-                    raise KindError(
-                        f"{name} must have the dtype of the cache, {self._dtype}, got {x.dtype}. "
-                        f"Convert it with {name}.to({self._dtype})."
-                    )
-
-
-def _describe(x: object) -> str:
-    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        sides = []
+        for side, finite in zip(("key", "value"), self._finite, strict=True):
+            chunks = tuple([x.tensors[side].narrow(-2, 0, x.filled) for x in self.chunks])
+            scale = f"{side}_scale"
+            scales = tuple([x.tensors[scale].narrow(-2, 0, x.filled) if self.int8 else None for x in self.chunks])
+            sides.append(ChunkedTensor(chunks, scales, self._dtype, finite))
+        return sides[0], sides[1]

@@ -27,6 +27,7 @@ class CacheState(TypedDict, total=False):
 
     chunk: int
     window: int | None
+    rollback: int
     int8: bool
     memory: int | None
     dtype: str

@@ -1,0 +1,131 @@
+"""Checks of the keys, values, lengths and indices that are passed to a key-value cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qkv.core.checks import is_int
+from qkv.core.typing import Int, Num, Shaped
+from qkv.errors import GradientError, KindError, OptionError, ShapeError
+
+__all__ = ["check_index", "check_lengths", "check_new_length", "check_rows"]
+
+
+def check_rows(
+    key: Shaped[Tensor, "*_"], value: Shaped[Tensor, "*_"], old: dict[str, Num[Tensor, "*_"]], dtype: torch.dtype | None
+) -> None:
+    """Check new keys and values, and that they match the tensors "key" and "value" of a cache, `old`, if any.
+
+    Raises:
+        ShapeError: if the shapes of key and value do not match each other or the cache.
+        KindError: if the dtype differs from `dtype`.
+        GradientError: if key or value requires a gradient.
+    """
+    if old and isinstance(key, Tensor) and isinstance(value, Tensor) and _continues(key, value, old, dtype):
+        return
+    for name, x in (("key", key), ("value", value)):
+        if not isinstance(x, Tensor) or x.ndim < 2:
+            raise ShapeError(f"{name} must be a tensor with shape (*batch, new, width), got {_describe(x)}.")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise GradientError(
+                f"{name} must not require a gradient, because a cache stores no autograd graph, got "
+                "requires_grad=True. Decode under torch.no_grad(), or train on whole sequences without a cache."
+            )
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ShapeError(
+            f"value must have the shape of key {tuple(key.shape)} except for the width, got {tuple(value.shape)}."
+        )
+    if not old:
+        return
+    for name, x in (("key", key), ("value", value)):
+        shape, given = old[name].shape, x.shape
+        if given[:-2] != shape[:-2] or given[-1] != shape[-1]:
+            raise ShapeError(
+                f"{name} must have batch axes {tuple(shape[:-2])} and width {shape[-1]}, like the cache, got shape "
+                f"{tuple(given)}. Use reorder to change the batch."
+            )
+        if x.dtype != dtype:
+            raise KindError(
+                f"{name} must have the dtype of the cache, {dtype}, got {x.dtype}. Convert it with {name}.to({dtype})."
+            )
+
+
+def _continues(
+    key: Shaped[Tensor, "*_"], value: Shaped[Tensor, "*_"], old: dict[str, Num[Tensor, "*_"]], dtype: torch.dtype | None
+) -> bool:
+    """Return whether key and value fit the cache, for keys and values of one shape; False if this is not certain."""
+    shape, cached = key.shape, old["key"].shape
+    return (
+        value.shape == shape
+        and old["value"].shape == cached
+        and len(shape) == len(cached)
+        and shape[:-2] == cached[:-2]
+        and shape[-1] == cached[-1]
+        and key.dtype == value.dtype == dtype
+        and not (torch.is_grad_enabled() and (key.requires_grad or value.requires_grad))
+    )
+
+
+def check_index(index: Int[Tensor, " new_batch"]) -> None:
+    """Check indices of batch elements.
+
+    Raises:
+        KindError: if `index` is not a one-dimensional tensor of integers.
+    """
+    if not isinstance(index, Tensor) or index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
+        raise KindError(f"index must be a tensor of integers with shape (new_batch,), got {_describe(index)}.")
+
+
+def check_lengths(lengths: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """Check lengths of batch elements, and return them as int64.
+
+    Raises:
+        KindError: if `lengths` is not an integer tensor.
+        ShapeError: if `lengths` is not one-dimensional.
+    """
+    if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise KindError(f"lengths must be a tensor of integers with shape (batch,), got {_describe(lengths)}.")
+    if lengths.ndim != 1:
+        raise ShapeError(
+            f"lengths must have shape (batch,), one element per batch element, got {tuple(lengths.shape)}."
+        )
+    return lengths.long()
+
+
+def check_new_length(
+    length: int | Int[Tensor, " batch"], total: int | Int[Tensor, " batch"], batch: int | None
+) -> int | Int[Tensor, " batch"]:
+    """Check the lengths to which a cache is cropped, and return them, as one integer if they are equal.
+
+    Args:
+        length: new length, or one for each batch element.
+        total: present length, or one for each batch element.
+        batch: number of batch elements; None if the cache is empty.
+
+    Raises:
+        KindError: if `length` is neither an integer nor an integer tensor.
+        ShapeError: if `length` does not have one element per batch element.
+        OptionError: if a length is negative or exceeds the present one.
+    """
+    if not is_int(length):
+        if not isinstance(length, Tensor) or length.is_floating_point() or length.dtype == torch.bool:
+            raise KindError(f"length must be an integer or a tensor of integers, got {_describe(length)}.")
+        if length.ndim != 1 or batch not in (None, len(length)):
+            raise ShapeError(
+                f"length must have shape (batch,), one element per batch element, got {tuple(length.shape)}."
+            )
+    old = total if isinstance(total, Tensor) else torch.tensor(total)
+    new = torch.as_tensor(length, device=old.device).long()
+    if bool((new < 0).any()) or bool((new > old).any()):
+        raise OptionError(
+            f"length must be between 0 and the number of tokens of each batch element, {old.tolist()}, got "
+            f"{new.tolist()}."
+        )
+    if new.numel() and int(new.min()) == int(new.max()):
+        return int(new.max())
+    return new
+
+
+def _describe(x: object) -> str:
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
