@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from qkv.core.arrays import library, namespace, where
 from qkv.core.autograd_function import autograd_function
 from qkv.core.tracing import tracing_mode
@@ -54,7 +56,7 @@ def _torch_distances(
 
     if not (query.dtype == key.dtype and query.dtype in (torch.float32, torch.float64)):
         return cast("Tensor", _all_differences(query, key))
-    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+    batch = np.broadcast_shapes(query.shape[:-2], key.shape[:-2])
     sides = [x.expand(*batch, *x.shape[-2:]).contiguous() for x in (query, key)]
     result: Tensor = autograd_function(_forward, _backward)(*sides)
     return result

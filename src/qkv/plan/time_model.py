@@ -93,14 +93,14 @@ def load_table() -> Table:
         except (OSError, ValueError):
             continue
         table = content.get("nanoseconds") if isinstance(content, dict) else None
-        if _is_valid(table) and processor in (None, content.get("processor")):
+        if isinstance(table, dict) and _is_valid(table) and processor in (None, content.get("processor")):
             return table
     return {}
 
 
-def _is_valid(table: object) -> bool:
+def _is_valid(table: dict[str, object]) -> bool:
     """Return whether `table` has the form of a `Table`, so that a damaged or older file is ignored."""
-    return isinstance(table, dict) and all(
+    return all(
         isinstance(row, list) and len(row) == len(WORK) and all(isinstance(c, (int, float)) and c >= 0 for c in row)
         for row in table.values()
     )

@@ -62,7 +62,7 @@ def _nonnegative_fit(
             x[~active] = 0
             if not active.any():
                 break
-    return x / norms
+    return np.asarray(x / norms)
 
 
 def predicted(measured: Measurement, table: Table) -> dict[str, float]:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import namespace
 from qkv.core.progress import Progress, report
@@ -16,6 +17,9 @@ from qkv.masks import Causal
 from qkv.plan.time_model import table_key
 from qkv.scores import Additive, Gated, Laplace, ScaledDot, Softcap
 from qkv.scores.base import GeneralScore, Score
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["MIN_CALLS", "Measurement", "measure_kernels"]
 
@@ -78,7 +82,8 @@ def measure_kernels(seconds: float, seed: int = 0, progress: Progress | None = N
     """
     import torch
 
-    draw, start, results = random.Random(seed), time.monotonic(), []
+    draw, start = random.Random(seed), time.monotonic()
+    results: list[Measurement] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -130,7 +135,9 @@ def _measure(kind: str, shape: tuple[int, int, int], gradient: bool, causal: boo
             if turn > 1 and times[name] > _SLOW_SECONDS:
                 continue
             before = time.process_time()
-            output = attend(query, key, value, score=score, mask=mask, kernel=name, memory="8 GiB")
+            output = cast(
+                "torch.Tensor", attend(query, key, value, score=score, mask=mask, kernel=name, memory="8 GiB")
+            )
             if gradient:
                 torch.autograd.grad(output, (query, key, value), direction)
             passed = time.process_time() - before

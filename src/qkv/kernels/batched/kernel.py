@@ -89,7 +89,7 @@ class BatchedKernel(Kernel):
 def _attend(call: TorchCall) -> Float[Tensor, "*batch q value_width"]:
     logits = cast("Tensor", arrays.cast(_logits(call), call.value.dtype))
     scale = call.normalizer.scale
-    if scale != 1:
+    if scale is not None and scale != 1:
         logits = logits * scale
     alive = None
     if call.mask is not None and call.mask.coverage(call.tile) != "all":
