@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from qkv.core.autograd_function import autograd_function
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.linear.recurrence import CHUNK, not_later, recur
-from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.gradients import gradients_of
 
 if TYPE_CHECKING:
