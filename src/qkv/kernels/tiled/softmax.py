@@ -39,6 +39,7 @@ from qkv.kernels.tiled.logits.gated import GatedLogits
 from qkv.kernels.tiled.logits.inner_product import InnerProductLogits
 from qkv.kernels.tiled.logits.softcap import SoftcapLogits
 from qkv.kernels.tiled.readouts import ReadoutCollector
+from qkv.kernels.tiled.saturated_rows import SaturatedRows
 from qkv.masks import Mask
 
 __all__ = ["SoftmaxTiles", "logit_bound", "supports_softmax"]
@@ -296,6 +297,7 @@ class SoftmaxTiles:
         inverse = total.masked_fill(total == 0, 1.0).reciprocal_()
         gradient, row_dot = gradient * (inverse * self._dropout_scale), row_dot * inverse
         known = None if self.bounded else shift
+        saturated = None if self.bounded else SaturatedRows(inverse)
         for cols, excluded in self._tiles(rows, workspace):
             tile = (rows, cols, workspace, known)
             logits, logits_backward = self._logits.trace(*tile) if logits_needed else (self._logits.logits(*tile), None)
@@ -308,7 +310,10 @@ class SoftmaxTiles:
                 continue
             d_weights = self._ops.matmul_nt(gradient, self._values(cols), workspace, "d_weights")
             d_weights = _apply_dropout(d_weights, mask, workspace)
-            logits_backward(d_weights.sub_(row_dot).mul_(exponentials), gradients)
+            d_logits = d_weights.sub_(row_dot).mul_(exponentials)
+            if saturated is not None:
+                saturated.correct_(d_logits, exponentials)
+            logits_backward(d_logits, gradients)
 
     def _dropout_mask(self, rows: Limits, cols: Limits) -> Bool[Tensor, "*batch q k"] | None:
         """Return a boolean array that is True for the weights that dropout keeps, or None without dropout."""
