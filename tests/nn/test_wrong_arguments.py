@@ -83,7 +83,7 @@ def test_positions_that_cannot_rotate_are_refused(positions: Any) -> None:
     assert_one_sentence(raised)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", nn.KeyValueCache, [], {}, (X, X)], ids=str)
+@pytest.mark.parametrize("cache", ["dynamic", nn.KeyValueCache, [], {}, (X, X)], ids=lambda cache: type(cache).__name__)
 def test_cache_that_cannot_append_is_refused(cache: Any) -> None:
     for module in (nn.MultiHeadAttention(16, 4, positions=nn.positions.Rotary(4)), nn.Attention()):
         with pytest.raises(KindError, match=r"^cache must be an nn\.Cache") as raised:
