@@ -68,6 +68,10 @@ class Kernel(ABC):
     def cost(self, problem: Problem) -> Cost:
         """Return the estimated cost of running a problem."""
 
+    def unsuited(self, problem: Problem) -> str | None:
+        """Return why the planner does not choose this kernel for a problem that it can run, or None if it may."""
+        return None
+
     def work(self, problem: Problem) -> Mapping[str, float] | None:
         """Return the amounts of work of a problem by the names in `time_model.WORK`, or None if they are unknown."""
         return None

@@ -57,6 +57,7 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
     problem, rewrites = rewrite(requested)
     refused: dict[str, str] = {}
     able: list[tuple[Kernel, Cost]] = []
+    unsuited: list[tuple[Kernel, Cost]] = []
     for each in kernels:
         sentence = each.refuse(problem)
         if sentence is None and problem.traced and problem.library == "torch" and not each.traceable:
@@ -64,10 +65,13 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
         if sentence is None:
             cost = each.cost(problem)
             if cost.peak <= requested.memory:
-                able.append((each, cost))
-                continue
-            amounts = memory_text(cost.peak), memory_text(requested.memory)
-            sentence = "it would allocate {}, more than the {} allowed".format(*amounts)
+                sentence = each.unsuited(problem) if kernel is None else None
+                (able if sentence is None else unsuited).append((each, cost))
+            else:
+                amounts = memory_text(cost.peak), memory_text(requested.memory)
+                sentence = "it would allocate {}, more than the {} allowed".format(*amounts)
+        if sentence is None:
+            continue
         refused[each.name] = sentence
     if kernel is not None:
         for each, cost in able:
@@ -76,6 +80,9 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
         raise RefusedError(
             f"the kernel {kernel} cannot run this call: {refused[kernel]}. Pass kernel=None to let the planner choose."
         )
+    if not able:
+        able = unsuited
+        refused = {name: sentence for name, sentence in refused.items() if name not in {each.name for each, _ in able}}
     if not able:
         sentences = "; ".join(f"{name}: {sentence}" for name, sentence in refused.items())
         raise RefusedError(

@@ -44,6 +44,8 @@ from the operating system at every call.
 Table: TypeAlias = Mapping[str, Sequence[float]]
 """Coefficients in the order of `WORK`, in nanoseconds, by `table_key`."""
 
+_MAX_LENGTH = 1024
+"""Largest number of queries or keys of the measured calls."""
 _DEFAULT = Path(__file__).with_name("measured_times.json")
 
 
@@ -64,6 +66,8 @@ def table_key(kernel: str, problem: Problem) -> str | None:
     """Return the key of the coefficients of a kernel for a problem, or None if such problems were not measured."""
     normalizer, kind = problem.normalizer, _score_kind(problem.score)
     softmax = normalizer.log_sum_exp and normalizer.scale is not None
+    if max(problem.axes.q, problem.axes.k) > _MAX_LENGTH:
+        return None
     if kind is None or not softmax or problem.library != "torch" or problem.readouts or problem.traced:
         return None
     return f"{kernel}, {kind}, {'gradient' if problem.gradient else 'forward'}"

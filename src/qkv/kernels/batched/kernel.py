@@ -22,12 +22,14 @@ from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work
 from qkv.kernels.runtime.isolated_autograd import project_call
-from qkv.plan.cost import Cost
+from qkv.plan.cost import Cost, memory_text
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 
 __all__ = ["BatchedKernel"]
 
+_MAX_BYTES = 1 << 24
+"""Size in bytes of an array of all pairs from which the planner does not choose this kernel."""
 _STEP_BYTES = 1 << 20
 """Size in bytes of the buffers of an additive score."""
 
@@ -53,6 +55,13 @@ class BatchedKernel(Kernel):
             yield "it computes no readouts"
         if problem.axes.pairs == 0:
             yield "there are no pairs of a query and a key"
+
+    def unsuited(self, problem: Problem) -> str | None:
+        """Return a sentence if an array of all pairs is so large that kernels in linear memory are preferred."""
+        size = problem.axes.pairs * problem.itemsize
+        if size < _MAX_BYTES:
+            return None
+        return f"an array of all pairs would have {memory_text(size)}, and it runs below {memory_text(_MAX_BYTES)}"
 
     def cost(self, problem: Problem) -> Cost:
         """Estimate the cost of a call, whose arrays of all pairs are written to memory and read back."""
