@@ -108,6 +108,8 @@ def check_new_length(
         ShapeError: if `length` does not have one element per batch element.
         OptionError: if a length is negative or exceeds the present one.
     """
+    if isinstance(length, int) and isinstance(total, int) and 0 <= length <= total:
+        return length
     if not is_int(length):
         if not isinstance(length, Tensor) or length.is_floating_point() or length.dtype == torch.bool:
             raise KindError(f"length must be an integer or a tensor of integers, got {_describe(length)}.")
