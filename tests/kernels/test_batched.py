@@ -44,7 +44,7 @@ def test_logits_and_gradients_agree_with_tanh_at_every_range(
     arrays = [left, right, rng.normal(size=(1 if shared else batch, hidden))]
     direction = torch.tensor(rng.normal(size=(batch, q, k)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(additive, "_STEP_BYTES", step)
+        patch.setattr(additive, "STEP_BYTES", step)
         for dtype, limit in ((torch.float64, 1e-11), (torch.float32, 2e-5)):
             given_ = [torch.tensor(x, dtype=dtype, requires_grad=True) for x in arrays]
             exact = [x.detach().double().requires_grad_() for x in given_]

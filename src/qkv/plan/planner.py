@@ -70,9 +70,8 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
             else:
                 amounts = memory_text(cost.peak), memory_text(requested.memory)
                 sentence = "it would allocate {}, more than the {} allowed".format(*amounts)
-        if sentence is None:
-            continue
-        refused[each.name] = sentence
+        if sentence is not None:
+            refused[each.name] = sentence
     if kernel is not None:
         for each, cost in able:
             if each.name == kernel:
@@ -82,14 +81,15 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
         )
     if not able:
         able = unsuited
-        refused = {name: sentence for name, sentence in refused.items() if name not in {each.name for each, _ in able}}
+        for each, _ in able:
+            del refused[each.name]
     if not able:
         sentences = "; ".join(f"{name}: {sentence}" for name, sentence in refused.items())
         raise RefusedError(
             f"no kernel can run this call within {memory_text(requested.memory)} of memory. {sentences}. Increase "
             "the argument memory, or change the arguments that a kernel does not support."
         )
-    fitted = [estimated_seconds(each.name, problem, each.work(problem)) for each, _ in able]
+    fitted = [estimated_seconds(each, problem) for each, _ in able]
     if all(seconds is not None for seconds in fitted):
         able = [(each, replace(cost, fitted=seconds)) for (each, cost), seconds in zip(able, fitted, strict=True)]
     order = sorted(able, key=lambda pair: pair[1].seconds)

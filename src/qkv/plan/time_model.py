@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
+from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
 from qkv.scores.base import Score
 
@@ -73,17 +73,12 @@ def table_key(kernel: str, problem: Problem) -> str | None:
     return f"{kernel}, {kind}, {'gradient' if problem.gradient else 'forward'}"
 
 
-def estimated_seconds(kernel: str, problem: Problem, work: Mapping[str, float] | None) -> float | None:
-    """Return the estimated seconds of a call on one core, or None if no coefficients are known.
-
-    Args:
-        kernel: name of the kernel.
-        problem: the problem.
-        work: amounts of work by name; None if the kernel does not state them.
-    """
-    key = None if work is None else table_key(kernel, problem)
+def estimated_seconds(kernel: Kernel, problem: Problem) -> float | None:
+    """Return the estimated seconds of a call on one core, or None if coefficients or amounts of work are unknown."""
+    key = table_key(kernel.name, problem)
     coefficients = None if key is None else load_table().get(key)
-    if work is None or coefficients is None:
+    work = None if coefficients is None else kernel.work(problem)
+    if coefficients is None or work is None:
         return None
     return 1e-9 * sum(c * work[name] for name, c in zip(WORK, coefficients, strict=True))
 
@@ -133,4 +128,6 @@ def processor_name() -> str:
                 return line.partition(":")[2].strip()
     except OSError:
         pass
+    import platform
+
     return platform.processor() or platform.machine()

@@ -33,36 +33,12 @@ def fit_table(measurements: Sequence[Measurement]) -> dict[str, list[float]]:
     return table
 
 
-def _nonnegative_fit(
-    a: Float[np.ndarray, "rows work"], b: Float[np.ndarray, " rows"], steps: int = 200
-) -> Float[np.ndarray, " work"]:
-    """Return x ≥ 0 that minimizes ‖a x − b‖, by the active-set method of Lawson and Hanson.
+def _nonnegative_fit(a: Float[np.ndarray, "rows work"], b: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " work"]:
+    """Return x ≥ 0 that minimizes ‖a x − b‖."""
+    from scipy.optimize import nnls
 
-    Source: Lawson, Hanson (1974), Solving least squares problems, chapter 23.
-    """
-    norms = np.maximum(np.linalg.norm(a, axis=0), 1e-30)
-    scaled = a / norms
-    x, active = np.zeros(a.shape[1]), np.zeros(a.shape[1], dtype=bool)
-    for _ in range(steps):
-        slope = scaled.T @ (b - scaled @ x)
-        slope[active] = -np.inf
-        if slope.max(initial=-np.inf) <= 1e-9:
-            break
-        active[slope.argmax()] = True
-        while True:
-            candidate = np.zeros_like(x)
-            candidate[active] = np.linalg.lstsq(scaled[:, active], b, rcond=None)[0]
-            if candidate[active].min() > 0:
-                x = candidate
-                break
-            falling = active & (candidate <= 0)
-            ratios = x[falling] / np.maximum(x[falling] - candidate[falling], 1e-30)
-            x = x + ratios.min() * (candidate - x)
-            active &= x > 1e-12
-            x[~active] = 0
-            if not active.any():
-                break
-    return np.asarray(x / norms)
+    norms = np.maximum(np.linalg.norm(a, axis=0), 1e-30)  # the amounts of work differ by many orders of magnitude
+    return np.asarray(nnls(a / norms, b)[0] / norms)
 
 
 def predicted(measured: Measurement, table: Table) -> dict[str, float]:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         saved_tensors: tuple[Tensor, ...]
 
 
-__all__ = ["additive_logits"]
+__all__ = ["STEP_BYTES", "additive_logits"]
 
-_STEP_BYTES = 1 << 20
+STEP_BYTES = 1 << 20
 """Largest size in bytes of an array of reciprocals, unless one query needs more: 1 MiB fits the second-level cache."""
 _MAX_HALF_RANGE = {4: 40.0, 8: 350.0}
 """Largest min(max|a_h|, max|b_h|) at which e^{2a} or e^{2b} is a normal number, by the bytes of an element."""
@@ -121,8 +121,8 @@ def _reciprocals(
     x, y = (left + center).mul_(2).exp_(), (right - center).mul_(2).exp_()
     (batch, q, hidden), k = x.shape, y.shape[1]
     row_bytes = max(1, k * hidden * x.element_size())
-    rows = max(1, min(q, _STEP_BYTES // row_bytes))
-    some = max(1, min(batch, _STEP_BYTES // (row_bytes * rows))) if rows == q else 1
+    rows = max(1, min(q, STEP_BYTES // row_bytes))
+    some = max(1, min(batch, STEP_BYTES // (row_bytes * rows))) if rows == q else 1
     buffer = x.new_empty(some * rows * k * hidden)
     for start in range(0, batch, some):
         elements = slice(start, min(batch, start + some))

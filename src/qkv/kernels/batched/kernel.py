@@ -17,7 +17,7 @@ from typing import ClassVar, cast
 from qkv.core import arrays
 from qkv.core.equation import TorchCall, apply_dropout
 from qkv.core.typing import Bool, Float, Tensor
-from qkv.kernels.batched.additive import additive_logits
+from qkv.kernels.batched.additive import STEP_BYTES, additive_logits
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work
@@ -30,8 +30,6 @@ __all__ = ["BatchedKernel"]
 
 _MAX_BYTES = 1 << 24
 """Size in bytes of an array of all pairs from which the planner does not choose this kernel."""
-_STEP_BYTES = 1 << 20
-"""Size in bytes of the buffers of an additive score."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,9 @@ class BatchedKernel(Kernel):
         size = problem.axes.pairs * problem.itemsize
         if size < _MAX_BYTES:
             return None
-        return f"an array of all pairs would have {memory_text(size)}, and it runs below {memory_text(_MAX_BYTES)}"
+        return (
+            f"its arrays of all pairs would have {memory_text(size)} each; it is chosen below {memory_text(_MAX_BYTES)}"
+        )
 
     def cost(self, problem: Problem) -> Cost:
         """Estimate the cost of a call, whose arrays of all pairs are written to memory and read back."""
@@ -69,7 +69,7 @@ class BatchedKernel(Kernel):
         elements, additive = problem.elements_per_logit, problem.score.tanh_vector is not None
         held = elements if elements > 1 and not additive else 0
         arrays = 6 + 3 * held if gradient else 4 + 2 * held
-        peak = pairs * problem.itemsize * arrays + problem.untiled_bytes + 2 * _STEP_BYTES
+        peak = pairs * problem.itemsize * arrays + problem.untiled_bytes + 2 * STEP_BYTES
         products = (problem.axes.query_width + problem.axes.value_width) * 2 * (3 if gradient else 1) / PRODUCT_RATE
         seconds = products + (6e-9 if gradient else 1.8e-9)
         seconds += elements * ((1.15e-9 if gradient else 0.4e-9) if additive else (6e-9 if gradient else 2e-9))
