@@ -1,6 +1,7 @@
 """Functions that make Hugging Face models compute attention with qkv, and that record their attention.
 
 register          register qkv under a name that `attn_implementation=` accepts
+register_saved    register the score and normalizer of a saved model
 attach            switch a model to qkv, and warn about layers that bypass qkv
 layer_coverage    run a model once and report which layers call qkv
 record            collect readouts of every layer and head while the model runs
@@ -21,13 +22,14 @@ __all__ = [
     "layer_coverage",
     "record",
     "register",
+    "register_saved",
 ]
 
 if TYPE_CHECKING:
     from qkv.interop.huggingface.attention_record import AttentionRecord
     from qkv.interop.huggingface.coverage import BypassWarning, LayerCoverage, attach, layer_coverage
     from qkv.interop.huggingface.recorder import Recorder, record
-    from qkv.interop.huggingface.registration import register
+    from qkv.interop.huggingface.registration import register, register_saved
 
 _MODULES = {
     "AttentionRecord": "attention_record",
@@ -38,6 +40,7 @@ _MODULES = {
     "layer_coverage": "coverage",
     "record": "recorder",
     "register": "registration",
+    "register_saved": "registration",
 }
 
 # On first use, because these modules import torch and transformers.

@@ -25,6 +25,8 @@ from qkv.core.typing import Bool, Float, Int, Shaped, Tensor
 from qkv.errors import OptionError, RefusedError, ShapeError
 from qkv.interop.huggingface.indexed_mask import IndexedMask
 from qkv.interop.huggingface.lazy_mask import LazyMask
+from qkv.interop.huggingface.learned_scores import LearnedOption, layer_score
+from qkv.interop.huggingface.saved_parts import Json, describe_part
 from qkv.masks import Causal, Keys, Pairs, Window
 from qkv.masks.base import And, Mask, and_masks
 from qkv.normalizers import Normalizer, Softmax
@@ -42,16 +44,26 @@ class Registration:
     """Options that `register` stores for one attention implementation of transformers.
 
     Attributes:
-        score: replaces the scaled dot product: a score, or a function from the attention layer to a score.
+        score: replaces the scaled dot product: a score, a learned score, or a function from the attention layer to a
+            score.
         normalizer: replaces softmax: a normalizer, or a function from the attention layer to a normalizer.
         kernel: as in `qkv.attend`.
         memory: as in `qkv.attend`; None allows memory that is linear in the inputs.
     """
 
-    score: Score | ScoreFactory | None = None
+    score: Score | ScoreFactory | LearnedOption | None = None
     normalizer: Normalizer | NormalizerFactory | None = None
     kernel: str | None = None
     memory: int | str | None = None
+
+    @property
+    def replaces_parts(self) -> bool:
+        """Whether the result differs from the model's own attention, because score or normalizer are replaced."""
+        return self.score is not None or self.normalizer is not None
+
+    def describe(self) -> dict[str, Json]:
+        """Return the description of score and normalizer that is saved with a model."""
+        return {"score": describe_part(self.score), "normalizer": describe_part(self.normalizer)}
 
 
 def _of_layer(option: P | Callable[[torch.nn.Module], P] | None, module: torch.nn.Module) -> P | None:
@@ -124,7 +136,9 @@ class AttentionCall:
                 "Check num_attention_heads and num_key_value_heads in the config of the model."
             )
         layout = _HeadLayout(heads, key_heads)
-        score = _of_layer(registration.score, module)
+        score = layer_score(module, registration.score, query.shape[-1], layout.groups)
+        if score is None:
+            score = _of_layer(cast("Score | ScoreFactory | None", registration.score), module)
         if score is None:
             if isinstance(scaling, torch.Tensor):
                 query, scaling = query * scaling, 1.0
@@ -232,6 +246,10 @@ class _HeadLayout:
     @property
     def group_size(self) -> int:
         return self.heads // self.key_heads
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        return (self.key_heads, self.group_size) if self.group_size > 1 else None
 
     def split_heads(
         self, x: Shaped[Tensor, "batch heads *rest"]

@@ -15,6 +15,7 @@ import torch
 
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall
+from qkv.interop.huggingface.model_hooks import note_parts
 from qkv.interop.huggingface.model_layers import attention_configs, is_attention, module_names, nested
 from qkv.interop.huggingface.registration import REGISTERED, add_listener, register
 
@@ -99,6 +100,7 @@ def restore_implementations(saved: list[tuple[PretrainedConfig, str | None]]) ->
     """Restore the attention implementations that `save_implementations` returned."""
     for config, name in saved:
         config._attn_implementation_internal = name
+        note_parts(config, REGISTERED)
 
 
 def switch_implementation(model: torch.nn.Module, name: str) -> bool:

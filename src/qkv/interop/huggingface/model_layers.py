@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -63,7 +64,12 @@ def attention_kind(name: str, module: torch.nn.Module) -> AttentionKind:
 
 def uses_interface(module: torch.nn.Module) -> bool:
     """Return whether the source code of a module mentions the attention interface of transformers."""
-    for cls in type(module).__mro__:
+    return _class_uses_interface(type(module))
+
+
+@cache
+def _class_uses_interface(kind: type[torch.nn.Module]) -> bool:
+    for cls in kind.__mro__:
         if cls is torch.nn.Module:
             return False
         with suppress(OSError, TypeError):

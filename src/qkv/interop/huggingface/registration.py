@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -17,14 +18,17 @@ from torch.utils.hooks import RemovableHandle
 
 from qkv.core.typing import Array, Float, Shaped, Tensor
 from qkv.engine import attend, observe
-from qkv.errors import OptionError
+from qkv.errors import DataError, OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, NormalizerFactory, Registration, ScoreFactory
+from qkv.interop.huggingface.learned_scores import LearnedOption
 from qkv.interop.huggingface.mask_interface import build_mask
+from qkv.interop.huggingface.model_hooks import SAVED_PARTS, add_model_hooks
+from qkv.interop.huggingface.saved_parts import Json, build_part
 from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["LISTENERS", "REGISTERED", "add_listener", "register"]
+__all__ = ["LISTENERS", "REGISTERED", "add_listener", "register", "register_saved"]
 
 REGISTERED: dict[str, Registration] = {}
 """The options of each registered name."""
@@ -41,7 +45,7 @@ _RESERVED = ("eager", "sdpa", "flex_attention")
 def register(
     name: str = "qkv",
     *,
-    score: Score | ScoreFactory | None = None,
+    score: Score | ScoreFactory | LearnedOption | None = None,
     normalizer: Normalizer | NormalizerFactory | None = None,
     kernel: str | None = None,
     memory: int | str | None = None,
@@ -49,12 +53,15 @@ def register(
     """Register qkv with transformers as the attention implementation `name`, for `attn_implementation=name`.
 
     The scaling, soft cap, sinks, position bias, masks and dropout of the model are applied. `score`
-    replaces only the scaled dot product, `normalizer` only the softmax.
+    replaces only the scaled dot product, `normalizer` only the softmax. Both are saved with a model that has them, by
+    name and in its configuration; see `register_saved`.
 
     Args:
         name: name to register; it must not contain "flash", which transformers reserves for its own kernels.
-        score: a score, or a function from an attention layer to its score:
-            `lambda layer: Additive(layer.w, …)`.
+        score: a score; a learned score, which becomes part of each attention layer, with parameters for each head:
+            `nn.Additive`, with options `functools.partial(nn.Additive, hidden=16)`, or an instance
+            `nn.Additive(64, heads=12)`, whose parameters are not shared with the layers; or a function from an
+            attention layer to its score of `qkv.scores`: `lambda layer: Additive(layer.w, …)`.
         normalizer: a normalizer, or a function from an attention layer to its normalizer.
         kernel: name of the kernel to run; None lets the planner choose.
         memory: memory limit of a call, as in `qkv.attend`; None allows 256 MiB plus sixteen times the size of
@@ -81,11 +88,63 @@ def register(
         )
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    add_model_hooks(REGISTERED)
     registration = Registration(score, normalizer, kernel, memory)
     AttentionInterface.register(name, functools.partial(_attention, registration))
     AttentionMaskInterface.register(name, build_mask)
     REGISTERED[name] = registration
     return name
+
+
+def register_saved(path: str | Path) -> str:
+    """Register the score and normalizer with which a model was saved, under the name that it was saved with.
+
+    `from_pretrained` then restores the model with them. It raises an error if the name is not registered, or is
+    registered with other parts.
+
+    Args:
+        path: folder that `model.save_pretrained` wrote, or its configuration file.
+
+    Returns:
+        The name.
+
+    Raises:
+        DataError: the model has no such score or normalizer, or they are functions or hold arrays, which a
+            configuration cannot store.
+
+    Example:
+        >>> import tempfile, transformers, qkv
+        >>> name = register("qkv-entmax", normalizer=qkv.normalizers.Entmax15())
+        >>> sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        >>> config = transformers.BertConfig(**sizes, num_attention_heads=2, attn_implementation=name)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     transformers.BertModel(config).save_pretrained(folder)
+        ...     register_saved(folder)
+        'qkv-entmax'
+    """
+    from transformers import PretrainedConfig
+
+    path = Path(path)
+    config, _ = PretrainedConfig.get_config_dict(path if path.is_dir() else path.parent)
+    found = next(_saved_parts(config), None)
+    if found is None:
+        raise DataError(
+            f"{path} must be a model that was saved with a score or normalizer of qkv, got one with the attention of "
+            "transformers. Load it with from_pretrained."
+        )
+    name, saved = found
+    # A description that was edited or written by another version may build anything; `register` and parts check.
+    return register(name, score=build_part(saved["score"]), normalizer=build_part(saved["normalizer"]))  # type: ignore[arg-type]
+
+
+def _saved_parts(config: Mapping[str, object]) -> Iterator[tuple[str, dict[str, Json]]]:
+    """Iterate over the names and descriptions of the parts that a configuration or its nested ones store."""
+    parts = config.get(SAVED_PARTS)
+    if isinstance(parts, dict) and {"name", "score", "normalizer"} <= parts.keys():
+        yield str(parts["name"]), parts
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _saved_parts(value)
 
 
 def add_listener(module: torch.nn.Module, listener: _Listener) -> RemovableHandle:

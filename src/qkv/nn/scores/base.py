@@ -87,6 +87,7 @@ class LearnedScore(torch.nn.Module):
         check_integers(query_width=query_width, key_width=key_width, heads=heads)
         self.query_width, self.key_width, self.heads = query_width, key_width, heads
         self.factory_kwargs: FactoryKwargs = {"device": device, "dtype": dtype}
+        self.options = options
         self.initial: dict[str, Initial | None] = {}
         self.build(**options)
 
