@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 import transformers
-from examples.sense.sentences import SENSES
 
+from examples.sense.sentences import SENSES
 from qkv import normalizers
 from qkv.interop import huggingface, record
 from qkv.readouts import Dense
@@ -43,7 +43,9 @@ def classify(passes: int = 4, seed: int = 0) -> Classified:
     torch.manual_seed(seed)
     name = huggingface.register("qkv-entmax15", normalizer=normalizers.Entmax15())
     path = str(get_model_path())
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(path, num_labels=2, attn_implementation=name)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        path, num_labels=2, attn_implementation=name
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     sentences = [(text, label) for label, texts in enumerate(SENSES["bank"].values()) for text in texts]
     order = torch.randperm(len(sentences)).tolist()
