@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
+import qkv
 from qkv.errors import OptionError, ShapeError
-from qkv.scores import Bilinear, Cosine, Dot, Features, Gaussian, Projected, ScaledDot, SeparableGate, SumOf
+from qkv.kernels import NumpyBlocksKernel
+from qkv.scores import Bilinear, Cosine, Dot, Features, Gaussian, Laplace, Projected, ScaledDot, SeparableGate, SumOf
 from qkv.testing import ScoreContract
 
 
@@ -213,6 +215,17 @@ class TestSumOf(ScoreContract):
         square = math.fsum((a - b) ** 2 for a, b in zip(q, k, strict=True))
         cos = dot(q, k) / (math.hypot(*q) * math.hypot(*k) * cosine.temperature)
         return dot(q, k) + cos - square / (2 * gaussian.bandwidth**2)
+
+    def test_a_sum_of_a_gaussian_and_a_score_without_a_lift_runs_tile_by_tile(self):
+        """The blocks of NumPy have one reference point for each summed score, which was given to each whole."""
+        draw = np.random.default_rng(0)
+        query, key = draw.normal(size=(2, 5, 3)), draw.normal(size=(2, 7, 3))
+        score = SumOf((Gaussian(1.3), SumOf((Laplace(0.7), Gaussian(2.0)))))
+        square = ((query[:, :, None] - key[:, None]) ** 2).sum(-1)
+        weights = np.exp(-square / (2 * 1.3**2) - np.sqrt(square) / 0.7 - square / 8)
+        wanted = weights @ key / weights.sum(-1, keepdims=True)
+        got = qkv.attend(query, key, key, score=score, kernel=NumpyBlocksKernel(budget=12))
+        assert np.abs(got - wanted).max() < 1e-13
 
     @pytest.mark.parametrize("scores", [(), [Dot()], (Dot(), "dot")])
     def test_refuses_what_is_no_tuple_of_scores(self, scores):

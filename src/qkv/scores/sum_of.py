@@ -94,7 +94,7 @@ class SumOf(Score):
 
     def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
         """Return the sum of the logits of all scores for a tile, `(*batch, q, k)`."""
-        return reduce(add, (score.logits(query, key, tile) for score in self.scores))
+        return reduce(add, (score.logits(query, key, at) for score, at in self._with_centers(tile)))
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> tuple[Centre, ...]:
         """Return a tuple with the result of `centre` of each summed score."""
