@@ -131,6 +131,14 @@ def magnitude(call: RandomCall) -> float:
     return float(1 + max(sizes) + call.shape.width * widest**2)
 
 
+def sensitivity(call: RandomCall) -> float:
+    """Return 1, or the largest factor by which derivatives increase rounding errors where they divide by less."""
+    key = repeated(call, call.key)
+    logits = oracle.logits_of(call.score, call.query, key, oracle.positions(call.start, call.query, key))
+    masked = np.where(call.allowed, logits, -np.inf)
+    return max(1.0, 1 / oracle.smallest_divisor(call.score, call.normalizer, call.query, key, masked))
+
+
 def check_output(call: RandomCall, got: Any, wanted: Any, dtype: str, limit: float = 2.0) -> float:
     """Assert that the output agrees with that of the oracle, and return the error relative to the allowed error."""
     assert got.shape == wanted.shape, f"the shape must be {wanted.shape}, got {got.shape}"
@@ -179,7 +187,7 @@ def check_directions(
         mine = float((gradient * direction).sum())
         norm = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
         unit = EPSILON["float64" if dtype == "float64" else "float32"]
-        allowed = (1e-6 + EPSILON[dtype]) * norm + (2e-8 + unit * magnitude(call)) * size
+        allowed = (1e-6 + EPSILON[dtype]) * norm + (2e-8 + unit * magnitude(call)) * size * sensitivity(call)
         error = abs(mine - central)
         assert error <= allowed, (
             f"the gradient of {name} {path or ''} is off by {error:.3g}, {allowed:.3g} allowed: {mine} {central}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Drawn", "allowed_pairs", "attend", "logits_of", "smallest_gap"]
+__all__ = ["Drawn", "allowed_pairs", "attend", "logits_of", "smallest_divisor", "smallest_gap"]
 
 
 @dataclass(frozen=True)
@@ -259,6 +259,23 @@ def entmax(logits: Any, alpha: Any) -> Any:
         low, high = np.where(more, middle, low), np.where(more, high, middle)
     w = np.maximum(z - low, 0) ** (1 / (alpha - 1))
     return w / np.where(w.sum(-1, keepdims=True) == 0, 1, w.sum(-1, keepdims=True))
+
+
+def smallest_divisor(score: Drawn, normalizer: Drawn, query: Any, key: Any, logits: Any) -> float:
+    """Return the smallest number by which derivatives divide: the norm of a vector, or the sum of a row of scores."""
+
+    def norms(score: Drawn, q: Any, k: Any) -> float:
+        if score.name == "Projected":
+            weights = score.arguments
+            q, k = product(q, weights["query_weight"]), product(k, weights["key_weight"])
+        found = [norms(part, q, k) for part in score.inner]
+        if score.name == "Cosine":
+            both = np.concatenate([np.sqrt((x * x).sum(-1)).reshape(-1) for x in (q, k)])
+            found.append(float(both[both > 0].min(initial=np.inf)))
+        return min(found, default=math.inf)
+
+    total = np.where(logits == -np.inf, 0, logits).sum(-1) if normalizer.name == "Sum" else np.zeros(0)
+    return min(norms(score, query, key), float(total[total > 0].min(initial=np.inf)))
 
 
 def smallest_gap(score: Drawn, normalizer: Drawn, logits: Any) -> float:
