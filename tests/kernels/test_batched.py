@@ -98,3 +98,109 @@ def test_rows_without_keys_are_zero_and_leave_the_gradients_of_others_unchanged(
     assert not results[0][0][:, 0].any()
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
+
+
+DRAWN = (
+    *("scaled dot", "dot", "bilinear", "softcap", "softcap of a projection", "bias", "bias per batch element"),
+    *("two biases", "cap of a bias", "bias of a cap", "gated", "Laplace", "additive", "custom", "one logit per key"),
+)
+
+
+def drawn_score(name: str, width: int, batch: int, n: int, rng: np.random.Generator) -> scores.Score:
+    def array(*shape: int) -> torch.Tensor:
+        return torch.tensor(rng.normal(size=shape), requires_grad=True)
+
+    dot = scores.ScaledDot()
+    return {
+        "scaled dot": dot,
+        "dot": scores.Dot(),
+        "bilinear": scores.Bilinear(array(width, width)),
+        "softcap": scores.Softcap(dot, 2.0),
+        "softcap of a projection": scores.Softcap(scores.Cosine(array()), 0.5),
+        "bias": scores.Biased(dot, array(n, n)),
+        "bias per batch element": scores.Biased(dot, array(batch, n, n)),
+        "two biases": scores.ALiBi(scores.RelativePosition(dot, array(8)), 0.3),
+        "cap of a bias": scores.Softcap(scores.Biased(dot, array(n, n)), 2.0),
+        "bias of a cap": scores.Biased(scores.Softcap(dot, 2.0), array(n, n)),
+        "gated": scores.Gated(array(width), array(width)),
+        "Laplace": scores.Laplace(0.7),
+        "additive": scores.Additive(array(3, width), array(3, width), None, array(3)),
+        "custom": scores.Custom(lambda q, k, s: s * (q @ k.mT).cos(), (array(),)),
+        "one logit per key": scores.Custom(lambda q, k: k.sum(-1)[..., None, :]),
+    }[name]
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@settings(max_examples=60)
+@given(
+    st.sampled_from(DRAWN),
+    st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 4)),
+    st.tuples(*(st.booleans() for _ in range(3))),
+    st.sampled_from(["all", "causal", "some"]),
+    st.integers(0, 2**31),
+)
+def test_output_and_gradients_agree_with_the_dense_reference_for_broadcast_batches(
+    twice: bool,
+    name: str,
+    lengths: tuple[int, int, int],
+    broadcast: tuple[bool, bool, bool],
+    masked: str,
+    seed: int,
+) -> None:
+    (batch, n, width), rng = lengths, np.random.default_rng(seed)
+    sides = [torch.tensor(rng.normal(size=(1 if one else batch, n, width)), requires_grad=True) for one in broadcast]
+    score = drawn_score(name, width, batch, n, rng)
+    allowed = torch.tensor(rng.random((n, n)) < 0.6)
+    mask = {"all": None, "causal": masks.Causal(), "some": masks.Pairs(allowed)}[masked]
+    shape = qkv.attend(*sides, score=score, mask=mask, kernel="dense").shape
+    direction = torch.tensor(rng.normal(size=shape), requires_grad=twice)
+    trained = [*sides, *(x for x in score.arrays() if isinstance(x, torch.Tensor) and x.requires_grad)]
+    results = []
+    for kernel in ("batched", "dense"):
+        output = qkv.attend(*sides, score=score, mask=mask, kernel=kernel)
+        found = torch.autograd.grad(output, trained, direction, create_graph=twice, allow_unused=True)
+        found = [torch.zeros_like(x) if g is None else g for x, g in zip(trained, found, strict=True)]
+        if twice:
+            square = sum((g * g).sum() for g in found)
+            assert isinstance(square, torch.Tensor)
+            again = torch.autograd.grad(square, [*trained, direction], allow_unused=True)
+            found += [
+                torch.zeros_like(x) if g is None else g for x, g in zip([*trained, direction], again, strict=True)
+            ]
+        results.append([output, *found])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+
+
+def test_a_soft_cap_leaves_logits_of_minus_infinity_excluded() -> None:
+    query, key = torch.full((1, 1), 1e20), torch.tensor([[-1e20], [0.0]])
+    value = torch.tensor([[1.0], [2.0]])
+    for score in (scores.Softcap(scores.Dot(), 3.0), scores.Softcap(scores.ScaledDot(), 3.0)):
+        assert float(qkv.attend(query, key, value, score=score, kernel="batched")) == 2
+    bias = scores.Softcap(scores.Biased(scores.Dot(), torch.tensor([[-math.inf, 0.0]])), 3.0)
+    assert float(qkv.attend(query * 0, key, value, score=bias, kernel="batched")) == 2
+
+
+def test_gradients_are_those_without_autocast_if_backward_runs_under_autocast() -> None:
+    torch.manual_seed(0)
+    sides = [torch.randn(2, 40, 8, requires_grad=True) for _ in range(3)]
+    for score in (scores.ScaledDot(), scores.Softcap(scores.ScaledDot(), 2.0), scores.Laplace(1.0)):
+        plain = torch.autograd.grad(qkv.attend(*sides, score=score, kernel="batched").sum(), sides)
+        output = qkv.attend(*sides, score=score, kernel="batched").sum()
+        with torch.autocast("cpu"):
+            mixed = torch.autograd.grad(output, sides)
+        for one, other in zip(plain, mixed, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_score_of_this_package_with_a_function_that_closes_over_a_parameter_is_refused() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    sides = [torch.randn(3, 4) for _ in range(3)]
+    for score in (
+        scores.Custom(lambda q, k: (q * weight) @ k.mT),
+        scores.Softcap(scores.Custom(lambda q, k: (q * weight) @ k.mT), 2.0),
+        scores.Features(lambda x: x * weight),
+    ):
+        for kernel in ("batched", "dense"):
+            with pytest.raises(qkv.errors.GradientError):
+                qkv.attend(*sides, score=score, kernel=kernel, normalizer=normalizers.Softmax())

@@ -11,6 +11,10 @@ __all__ = ["column_of_ones", "concat_features", "product_bound"]
 def concat_features(*arrays: Num[Array, "*#batch #n _"]) -> Num[Array, "*batch n width"]:
     """Concatenate arrays along the last axis after broadcasting all other axes."""
     xp = namespace(*arrays)
+    first = tuple(arrays[0].shape[:-1])
+    # Broadcasting takes longer than the concatenation of short sequences. Under tracers, lengths may be unknown.
+    if all(type(n) is int for n in first) and all(tuple(x.shape[:-1]) == first for x in arrays[1:]):
+        return xp.concat(arrays, axis=-1)
     lead = xp.broadcast_arrays(*(x[..., :1] for x in arrays))[0].shape[:-1]
     return xp.concat([xp.broadcast_to(x, (*lead, x.shape[-1])) for x in arrays], axis=-1)
 

@@ -12,24 +12,36 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core import arrays
 from qkv.core.equation import TorchCall, apply_dropout
 from qkv.core.typing import Bool, Float, Tensor
 from qkv.kernels.batched.additive import STEP_BYTES, additive_logits
+from qkv.kernels.batched.attention import Form, attention_of_logits, attention_of_products
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
+from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.plan.cost import Cost, memory_text
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
+from qkv.scores.base import PointwiseScore
+from qkv.scores.lifted_vectors import product_bound
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["BatchedKernel"]
 
 _MAX_BYTES = 1 << 24
 """Size in bytes of an array of all pairs from which the planner does not choose this kernel."""
+
+
+_MAX_LOGIT = 1e30
+"""Bound of the inner products above which a soft cap is computed such that logits of −inf stay −inf."""
 
 
 @dataclass(frozen=True)
@@ -83,38 +95,95 @@ class BatchedKernel(Kernel):
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
         """Compute the output from one array of all logits."""
-        import torch
-
-        with torch.autocast(call.value.device.type, enabled=False):
+        with no_autocast(call.value):
             refuse_closure_gradients(call)
-            if call.finite_sides and call.finite_value:
-                output = _attend(cast("TorchCall", project_call(call)))
+            if _all_finite(call.query, call.key, call.value):
+                output = _attend(cast("TorchCall", replace(call, finite=(True, True))))
                 # A logit of +inf, or a row of which all logits are −inf, makes the softmax NaN.
-                if torch.isfinite(output.detach().sum()) or torch.isfinite(output).all():
+                if _all_finite(output.detach()):
                     return Result(arrays.cast(output, call.out_dtype))
             return replace(DenseKernel().run(call, problem), guards=("not finite: the dense kernel",))
 
 
+def _all_finite(*tensors: Float[Tensor, "*_"]) -> bool:
+    # If the sum is finite, all terms are. If not, the sum may have overflowed, and all elements are checked.
+    return math.isfinite(sum(x.detach().sum() for x in tensors)) or all(bool(x.isfinite().all()) for x in tensors)
+
+
 def _attend(call: TorchCall) -> Float[Tensor, "*batch q value_width"]:
-    logits = cast("Tensor", arrays.cast(_logits(call), call.value.dtype))
+    excluded, empty = _excluded(call)
     scale = call.normalizer.scale
+    products = _product_form(call, Form(excluded, empty)) if scale in (None, 1) and not call.dropout else None
+    if products is None or products[0].scale == 1:
+        call = cast("TorchCall", project_call(call))
+    if products is not None and products[0].cap is not None:
+        # A logit of −inf excludes its pair, but its tanh would be −1.
+        bound = product_bound(call.query, call.key) * abs(products[0].scale)
+        products = products if bool(bound < _MAX_LOGIT) else None
+        call = call if products is not None or call.projected else cast("TorchCall", project_call(call))
+    if products is not None:
+        form, offset = products
+        return attention_of_products(call.query, call.key, call.value, offset, form).expand(_output_shape(call))
+    logits = cast("Tensor", arrays.cast(_logits(call), call.value.dtype))
     if scale is not None and scale != 1:
         logits = logits * scale
-    alive = None
-    if call.mask is not None and call.mask.coverage(call.tile) != "all":
-        allowed = cast("Bool[Tensor, '*_']", call.mask.allowed(call.tile, logits))
-        has_keys = allowed.any(dim=-1, keepdim=True)
-        if not bool(has_keys.all()):
-            # A row without keys would divide 0 by 0. It gets any weights here, and the output 0 below.
-            allowed, alive = allowed | ~has_keys, has_keys
-        logits = logits.masked_fill(~allowed, -math.inf)
-    weights = logits.softmax(dim=-1)
     shape = (*call.batch, call.tile.q_total, call.tile.k_total)
-    if weights.shape != shape:
-        weights = weights.expand(shape)
-    weights = apply_dropout(weights, call.tile, call.dropout)
-    output = weights @ call.value
-    return output if alive is None else output.masked_fill(~alive, 0)
+    if not call.dropout:
+        if logits.shape[-2:] != shape[-2:]:
+            logits = logits.expand(*logits.shape[:-2], *shape[-2:])
+        return attention_of_logits(logits, call.value, Form(excluded, empty)).expand(_output_shape(call))
+    weights = (logits if excluded is None else logits.masked_fill(excluded, -math.inf)).softmax(dim=-1)
+    output = apply_dropout(weights.expand(shape), call.tile, call.dropout) @ call.value
+    return output if empty is None else output.masked_fill(empty, 0)
+
+
+def _output_shape(call: TorchCall) -> tuple[int, ...]:
+    return (*call.batch, call.tile.q_total, call.value.shape[-1])
+
+
+def _excluded(call: TorchCall) -> tuple[Bool[Tensor, "*_ #q #k"] | None, Bool[Tensor, "*_ #q 1"] | None]:
+    """Return the pairs that the mask excludes, without those of queries that have no key, and these queries."""
+    mask, tile = call.mask, call.tile
+    if mask is None or mask.coverage(tile) == "all":
+        return None, None
+    offset = mask.causal_offset(tile)
+    if offset is not None and offset >= 0:
+        return _future(tile.q_total, tile.k_total, offset, call.value.device), None
+    excluded = ~cast("Bool[Tensor, '*_']", mask.allowed(tile, call.value))
+    empty = excluded.all(dim=-1, keepdim=True)
+    if not bool(empty.any()):
+        return excluded, None
+    # A query without keys would divide 0 by 0. It gets any weights here, and the output 0 later.
+    return excluded & ~empty, empty
+
+
+@lru_cache(maxsize=16)
+def _future(q: int, k: int, offset: int, device: torch.device) -> Bool[Tensor, "q k"]:
+    """Return the pairs of a key after the query, of at most `_MAX_BYTES` / 4 bytes."""
+    import torch
+
+    return torch.ones(q, k, dtype=torch.bool, device=device).triu_(offset + 1)
+
+
+def _product_form(call: TorchCall, form: Form) -> tuple[Form, Float[Tensor, "*#batch #q #k"] | None] | None:
+    """Return how the logits follow from inner products, and the offset, or None if they do not."""
+    score, cap, offset = call.score, None, None
+    if score.gated_product:
+        return replace(form, gated=True), None
+    if score.tanh_cap is not None and not score.is_inner_product:
+        assert score.inner is not None
+        score, cap = score.inner, score.tanh_cap
+    while score.adds_offset and not score.is_inner_product:
+        assert isinstance(score, PointwiseScore)
+        term = cast("Tensor", score.offset(call.tile, call.value))
+        offset = term if offset is None else offset + term
+        score = score.score
+    if not score.is_inner_product or (cap is not None and offset is not None):  # −inf in an offset excludes a pair
+        return None
+    factor = 1.0
+    if score.is_scaled_dot:  # the projections are the queries and keys themselves
+        factor = score.scaled_lift(call.query, call.key, call.tile)[2]
+    return replace(form, cap=cap, scale=factor), offset
 
 
 def _logits(call: TorchCall) -> Float[Tensor, "*#batch #q #k"]:

@@ -13,6 +13,7 @@ from qkv.core.arrays import ignore_numpy_warnings, library
 from qkv.core.equation import BoundCall, dense
 from qkv.core.typing import Array, Shaped, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
+from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import amounts_of_work
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -87,6 +88,4 @@ def _no_autocast(reference: Shaped[Array, "*_"]) -> AbstractContextManager[objec
     """Return a context without PyTorch's autocast, because dtypes follow from the arrays of the caller alone."""
     if library(reference) != "torch":
         return nullcontext()
-    import torch
-
-    return torch.autocast(cast("Tensor", reference).device.type, enabled=False)
+    return no_autocast(cast("Tensor", reference))

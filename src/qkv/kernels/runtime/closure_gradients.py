@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from qkv.core.equation import BoundCall, take_range
+from qkv.core.parts import Part
 from qkv.core.typing import Array, Shaped, Tensor
 from qkv.errors import GradientError
 
@@ -25,6 +26,8 @@ def refuse_closure_gradients(call: BoundCall) -> None:
     tile = call.tile.restrict((0, 1), (0, 1))
     if not torch.is_grad_enabled() or call.tile.q_total == 0 or call.tile.k_total == 0:
         return
+    if not any(_may_close_over_arrays(part) for part in call.score.parts()):
+        return
     score = call.score.map_arrays(_detach).slice(slice(0, 1), slice(0, 1))
     logits = score.logits(_detach(take_range(call.query, (0, 1))), _detach(take_range(call.key, (0, 1))), tile)
     if isinstance(logits, torch.Tensor) and logits.requires_grad:
@@ -33,6 +36,16 @@ def refuse_closure_gradients(call: BoundCall) -> None:
             f"reach the tensor. Pass the tensor as Custom(function, parameters=(…,)), which calls function(query, key, "
             f"*parameters), or make it a field of your score class."
         )
+
+
+def _may_close_over_arrays(part: Part) -> bool:
+    """Return whether a part may use arrays that are not its fields: classes of users, and parts that call a function.
+
+    The classes of this package use their fields alone.
+    """
+    if not type(part).__module__.startswith("qkv.scores."):
+        return True
+    return any(callable(x) and not isinstance(x, Part) for x in vars(part).values())
 
 
 def _detach(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:

@@ -1,13 +1,15 @@
-"""Set a context variable within a `with` statement."""
+"""Context managers that set a context variable, and that disable PyTorch's autocast."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 
-__all__ = ["set_context"]
+from qkv.core.typing import Shaped, Tensor
+
+__all__ = ["no_autocast", "set_context"]
 
 Value = TypeVar("Value")
 
@@ -20,3 +22,12 @@ def set_context(variable: ContextVar[Value | None], value: Value) -> Iterator[Va
         yield value
     finally:
         variable.reset(token)
+
+
+def no_autocast(reference: Shaped[Tensor, "*_"]) -> AbstractContextManager[object]:
+    """Return a context in which operators on the device of `reference` keep the dtypes of their arguments."""
+    import torch
+
+    device = reference.device.type
+    # Without autocast this takes 1 µs, and entering `torch.autocast` 20 µs.
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
