@@ -17,7 +17,7 @@ import qkv
 from qkv import masks, nn, normalizers, scores
 from qkv.errors import RefusedError
 from qkv.kernels.chunked.kernel import concat_chunks
-from qkv.nn.cache import KeyValueCache, chunk_list
+from qkv.nn.cache import BlockPool, KeyValueCache, PagedCache, chunk_list
 
 WIDTH, HEADS = 4, 2
 Rows = list[Any]
@@ -152,6 +152,154 @@ class CacheMachine(RuleBasedStateMachine):
         chunk_list._ONE_CHUNK_BYTES = 16 * 2**20
 
 
+class PagedMachine(RuleBasedStateMachine):
+    """Paged caches of one pool, each with a model: the query, key and value rows of each of its sequences."""
+
+    blocks = 40
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+        self.caches: list[tuple[PagedCache, list[Rows]]] = []
+
+    @initialize(
+        size=st.sampled_from([1, 2, 5]),
+        window=st.sampled_from([None, None, 1, 4, 7]),
+        batch=st.integers(1, 3),
+        key_heads=st.integers(1, HEADS),
+        score=st.sampled_from([scores.ScaledDot(), scores.Gaussian(1.5)]),
+        normalizer=st.sampled_from([None, normalizers.TopK(3)]),
+    )
+    def start(self, size: int, window: int | None, batch: int, key_heads: int, score: Any, normalizer: Any) -> None:
+        self.window, self.options = window, (score, normalizer)
+        self.pool = BlockPool(self.blocks, key_heads, WIDTH, size=size, dtype=torch.float64)
+        # What a released block holds must not matter.
+        self.pool.key.fill_(torch.nan)
+        self.pool.value.fill_(torch.inf)
+        self.attention = nn.MultiHeadAttention(
+            HEADS * WIDTH, HEADS, key_heads=key_heads, key_width=key_heads * WIDTH, maps="none", value_map=False,
+            output_map=False, score=score, normalizer=normalizer, mask=masks.Causal(), dtype=torch.float64,
+        )  # fmt: skip
+        self.widths = [heads * WIDTH for heads in (HEADS, key_heads, key_heads)]
+        self.caches = [(PagedCache(self.pool, window=window), self.empty(batch))]
+
+    def empty(self, batch: int) -> list[Rows]:
+        return [[torch.zeros(0, width, dtype=torch.float64) for width in self.widths] for _ in range(batch)]
+
+    def draw(self, data: Any) -> int:
+        return int(data.draw(st.integers(0, len(self.caches) - 1), label="cache"))
+
+    @rule(data=st.data(), n=st.sampled_from([1, 1, 1, 2, 6]), uneven=st.booleans(), bad=st.sampled_from([0] * 9 + [1]))
+    def append(self, data: Any, n: int, uneven: bool, bad: int) -> None:
+        cache, sequences = self.caches[at := self.draw(data)]
+        sides = [
+            torch.randn(len(sequences), n, width, generator=self.generator, dtype=torch.float64)
+            for width in self.widths
+        ]
+        if bad:
+            sides[data.draw(st.integers(0, 2))][0, 0, 0] = data.draw(st.sampled_from([torch.nan, torch.inf]))
+        counts = [n] * len(sequences)
+        if uneven:
+            counts = data.draw(st.lists(st.integers(0, n), min_size=len(sequences), max_size=len(sequences)))
+            cache.set_lengths(torch.tensor(counts))
+        free = self.pool.free
+        try:
+            with torch.no_grad(), torch.inference_mode(data.draw(st.booleans(), label="inference mode")):
+                got = self.attention(*sides, cache=cache)
+        except RefusedError:
+            assert self.pool.free == free
+            cache._new_lengths = None
+            return
+        after = [
+            [torch.cat([old, x[b, : counts[b]]]) for old, x in zip(sequence, sides, strict=True)]
+            for b, sequence in enumerate(sequences)
+        ]
+        for b, sequence in enumerate(after):
+            if counts[b]:
+                want = _outputs(sequence, self.window, *self.options)[-counts[b] :]
+                torch.testing.assert_close(got[b, : counts[b]].clone(), want, rtol=0, atol=1e-10, equal_nan=True)
+        self.caches[at] = (cache, after)
+
+    @rule(data=st.data(), each=st.booleans())
+    def crop(self, data: Any, each: bool) -> None:
+        cache, sequences = self.caches[at := self.draw(data)]
+        left = [data.draw(st.integers(max(0, len(x[0]) - 4), len(x[0]))) for x in sequences]
+        left = left if each else [min(left)] * len(left)
+        try:
+            cache.crop(torch.tensor(left) if each and len(cache) else left[0])
+        except RefusedError:
+            assert self.window is not None
+            assert cache._first > max(0, min(left) - self.window + 1)
+            return
+        self.caches[at] = (cache, [[x[:n] for x in sequence] for sequence, n in zip(sequences, left, strict=True)])
+
+    @rule(data=st.data())
+    def reorder(self, data: Any) -> None:
+        cache, sequences = self.caches[at := self.draw(data)]
+        index = data.draw(st.lists(st.integers(0, len(sequences) - 1), min_size=1, max_size=4))
+        if cache._tables:
+            free = self.pool.free
+            cache.reorder(torch.tensor(index))
+            assert self.pool.free >= free  # no token is copied
+            self.caches[at] = (cache, [sequences[i] for i in index])
+
+    @precondition(lambda self: len(self.caches) < 4)
+    @rule(data=st.data())
+    def fork(self, data: Any) -> None:
+        cache, sequences = self.caches[self.draw(data)]
+        free = self.pool.free
+        self.caches.append((cache.fork(), sequences))
+        assert self.pool.free == free
+
+    @rule(data=st.data())
+    def release(self, data: Any) -> None:
+        cache, sequences = self.caches[at := self.draw(data)]
+        cache.release()
+        self.caches[at] = (cache, self.empty(len(sequences)))
+
+    @rule()
+    def compare(self) -> None:
+        owned: list[int] = []
+        for cache, sequences in self.caches:
+            lengths = [len(x[0]) for x in sequences]
+            assert len(cache) == max(lengths)
+            owned += [block for table in cache._tables for block in table]
+            if cache._tables:
+                assert torch.as_tensor(cache.start).expand(len(lengths)).tolist() == lengths
+                used = [max(0, -(-n // self.pool.size) - cache._dropped) for n in lengths]
+                assert [len(table) for table in cache._tables] == used
+                if self.window is not None:
+                    # At most one block, or what the last call appended, stays although it is out of reach.
+                    assert cache._first + self.pool.size > max(0, min(cache._before) - self.window + 1) - 4
+        assert self.pool.free == self.blocks - len(set(owned))
+        assert self.pool._owners == [owned.count(block) for block in range(self.blocks)]
+
+
+def test_random_operations_on_paged_caches_of_one_pool_equal_attention_over_plain_lists_of_tokens() -> None:
+    _run(15, PagedMachine)
+
+
+@pytest.mark.long
+def test_many_random_operations_on_paged_caches_equal_attention_over_plain_lists_of_tokens() -> None:
+    _run(300, PagedMachine)
+
+
+def test_a_full_pool_refuses_a_call_and_leaves_cache_and_pool_unchanged() -> None:
+    pool = BlockPool(4, 1, WIDTH, size=2)
+    cache = PagedCache(pool)
+    x = torch.randn(1, 1, 7, WIDTH)
+    cache.append(x, x)
+    other = cache.fork()
+    with pytest.raises(RefusedError, match="must have 1 free blocks of 2 tokens, got 0 of 4"):
+        other.append(x[:, :, :1], x[:, :, :1])  # into a shared block
+    assert (len(other), pool.free) == (7, 0)
+    cache.release()
+    other.append(x[:, :, :1], x[:, :, :1])
+    assert (len(other), pool.free) == (8, 0)
+    other.crop(2)
+    assert pool.free == 3
+
+
 def test_random_operations_on_caches_equal_attention_over_plain_lists_of_tokens() -> None:
     _run(15)
 
@@ -161,9 +309,9 @@ def test_many_random_operations_on_caches_equal_attention_over_plain_lists_of_to
     _run(300)
 
 
-def _run(examples: int) -> None:
+def _run(examples: int, machine: type[RuleBasedStateMachine] = CacheMachine) -> None:
     # Shrinking a failing sequence takes minutes; the error and the sequence are enough to find the cause.
     options = settings(
         max_examples=examples, stateful_step_count=25, deadline=None, derandomize=True, phases=[Phase.generate]
     )
-    run_state_machine_as_test(CacheMachine, settings=options)
+    run_state_machine_as_test(machine, settings=options)

@@ -6,7 +6,7 @@ require_packages("qkv.nn needs", "torch", "torch")
 
 from qkv.nn import positions
 from qkv.nn.attention import Attention
-from qkv.nn.cache import KeyValueCache
+from qkv.nn.cache import BlockPool, KeyValueCache, PagedCache
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.hard_attention import HardAttention, HardAttentionOutput
 from qkv.nn.head_layout import Head
@@ -54,6 +54,8 @@ __all__ = [
     "KeyValue",
     "Cache",
     "KeyValueCache",
+    "PagedCache",
+    "BlockPool",
     "positions",
     "FeedForward",
     "EncoderLayer",

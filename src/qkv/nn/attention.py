@@ -19,7 +19,7 @@ from qkv.kernels.chunked.last_query import attend_last
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
-from qkv.nn.cache import KeyValueCache
+from qkv.nn.cache import KeyValueCache, PagedCache
 from qkv.nn.checks import require_cache
 from qkv.nn.part_module import PartModule, current_part
 from qkv.nn.protocols import AttentionOutput, Cache
@@ -165,7 +165,9 @@ def attend_step(
         normalizer: module that returns the normalizer.
         mask: module that returns the mask.
     """
-    if not (isinstance(cache, KeyValueCache) and isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor)):
+    if not isinstance(cache, (KeyValueCache, PagedCache)):
+        return None
+    if not (isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor)):
         return None
     if query.shape[-2] != 1 or torch.compiler.is_compiling():
         return None

@@ -1,0 +1,135 @@
+"""Pool of fixed-size blocks of keys and values, which many paged caches share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qkv.core.checks import check_integers
+from qkv.core.typing import Float, Int
+from qkv.errors import RefusedError
+from qkv.plan.cost import memory_text
+
+__all__ = ["BlockPool"]
+
+
+class BlockPool:
+    """Preallocated memory for keys and values, in blocks of `size` tokens that caches take and give back.
+
+    A block may belong to several caches, which then share its tokens, such as a common prompt. It is free again when
+    the last of them gives it back. As in Kwon et al. (2023), PagedAttention, https://arxiv.org/abs/2309.06180.
+
+    Args:
+        blocks: number of blocks.
+        heads: number of key heads.
+        width: width of a key.
+        value_width: width of a value; None means `width`.
+        size: number of tokens of a block.
+        device: device of the memory.
+        dtype: dtype of keys and values; None means the default of PyTorch.
+
+    Raises:
+        OptionError: if a number is not a positive integer.
+
+    Example:
+        >>> from qkv import nn
+        >>> pool = nn.BlockPool(100, heads=4, width=8)
+        >>> cache = nn.PagedCache(pool)
+        >>> keys, values = cache.append(torch.randn(2, 4, 20, 8), torch.randn(2, 4, 20, 8))
+        >>> pool.free, cache.release(), pool.free
+        (96, None, 100)
+    """
+
+    def __init__(
+        self,
+        blocks: int,
+        heads: int,
+        width: int,
+        value_width: int | None = None,
+        *,
+        size: int = 16,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_integers(blocks=blocks, heads=heads, width=width, value_width=value_width, size=size)
+        self.blocks, self.heads, self.size = blocks, heads, size
+        self.width, self.value_width = width, width if value_width is None else value_width
+        # Tensors that are created in inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            self.key = torch.zeros(heads, blocks * size, self.width, device=device, dtype=dtype)
+            self.value = torch.zeros(heads, blocks * size, self.value_width, device=device, dtype=dtype)
+        self._free = list(range(blocks - 1, -1, -1))
+        self._owners = [0] * blocks
+
+    @property
+    def free(self) -> int:
+        """Number of blocks that belong to no cache."""
+        return len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes that are allocated for all blocks."""
+        return self.key.nbytes + self.value.nbytes
+
+    def shared(self, block: int) -> bool:
+        """Return whether a block belongs to several tables, so that it must not be written."""
+        return self._owners[block] > 1
+
+    def check_free(self, blocks: int) -> None:
+        """Check that `blocks` blocks are free.
+
+        Raises:
+            RefusedError: if fewer blocks are free.
+        """
+        if blocks > self.free:
+            raise RefusedError(
+                f"the pool must have {blocks} free blocks of {self.size} tokens, got {self.free} of {self.blocks}. "
+                "Release caches that are finished, or build a larger pool."
+            )
+
+    def take(self) -> int:
+        """Return a free block, which belongs to the caller from now on."""
+        self.check_free(1)
+        block = self._free.pop()
+        self._owners[block] = 1
+        return block
+
+    def share(self, blocks: list[int]) -> None:
+        """Add an owner to each of the blocks."""
+        for block in blocks:
+            self._owners[block] += 1
+
+    def give_back(self, blocks: list[int]) -> None:
+        """Remove an owner from each of the blocks. Blocks without an owner are free."""
+        for block in blocks:
+            self._owners[block] -= 1
+            if not self._owners[block]:
+                self._free.append(block)
+
+    def copy_block(self, block: int) -> int:
+        """Return a new block with the tokens of a shared one, whose owner it replaces."""
+        new = self.take()
+        for x in (self.key, self.value):
+            x.narrow(1, new * self.size, self.size).copy_(x.narrow(1, block * self.size, self.size))
+        self.give_back([block])
+        return new
+
+    def write(
+        self, rows: Int[Tensor, " n"], key: Float[Tensor, "heads n width"], value: Float[Tensor, "heads n value_width"]
+    ) -> None:
+        """Write keys and values to rows of the memory; row r of block b is row b · size + r."""
+        self.key.index_copy_(1, rows, key)
+        self.value.index_copy_(1, rows, value)
+
+    def read(
+        self, rows: Int[Tensor, "batch k"]
+    ) -> tuple[Float[Tensor, "batch heads k width"], Float[Tensor, "batch heads k value_width"]]:
+        """Return keys and values at rows of the memory, as copies."""
+        flat, batch = rows.flatten(), rows.shape[0]
+        key, value = self.key.index_select(1, flat), self.value.index_select(1, flat)
+        return key.unflatten(1, (batch, -1)).transpose(0, 1), value.unflatten(1, (batch, -1)).transpose(0, 1)
+
+    def __repr__(self) -> str:
+        return (
+            f"BlockPool({self.free} of {self.blocks} blocks free, {self.size} tokens each, {memory_text(self.nbytes)})"
+        )

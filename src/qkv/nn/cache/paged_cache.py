@@ -1,0 +1,283 @@
+"""Key-value cache whose tokens are stored in blocks of a pool that many caches share."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from qkv.core.checks import check_integers
+from qkv.core.positions import Positions
+from qkv.core.typing import Float, Int
+from qkv.errors import RefusedError, ShapeError
+from qkv.kernels.chunked.kernel import ChunkedTensor
+from qkv.masks import Lengths, Mask, Window
+from qkv.masks.base import and_masks
+from qkv.nn.cache.block_pool import BlockPool
+from qkv.nn.cache.checks import check_index, check_lengths, check_new_length, check_rows
+
+__all__ = ["PagedCache"]
+
+
+class PagedCache:
+    """Key-value cache in blocks of a `BlockPool`: memory is shared among caches, forks and beams.
+
+    `module(x, cache=cache)` works as with `KeyValueCache`. Each sequence has a table of blocks, and at most one block
+    per sequence is partly empty. `fork` and `reorder` share blocks, which are copied when one of their owners writes to
+    them. Each call gathers the keys of its sequences in one array, which takes longer than the chunks of
+    `KeyValueCache`; choose it for many sequences of different lengths, or with common beginnings.
+
+    Args:
+        pool: pool of blocks. Its heads and widths are those of the projected keys and values.
+        window: number of keys that a query may attend to, including its own key; blocks that no later query can reach
+            are given back. None means all keys.
+
+    Raises:
+        OptionError: if `window` is not a positive integer.
+
+    Example:
+        >>> from qkv import masks, nn
+        >>> attention = nn.MultiHeadAttention(16, 4, mask=masks.Causal())
+        >>> pool = nn.BlockPool(8, heads=4, width=4, size=4)
+        >>> x, cache = torch.randn(1, 7, 16), nn.PagedCache(pool)
+        >>> with torch.no_grad():
+        ...     first = attention(x[:, :6], cache=cache)
+        ...     other = cache.fork()
+        ...     last = attention(x[:, 6:], cache=cache)
+        ...     whole = attention(x)
+        >>> torch.allclose(torch.cat([first, last], 1), whole, atol=1e-6), len(other), pool.free
+        (True, 6, 5)
+    """
+
+    def __init__(self, pool: BlockPool, *, window: int | None = None) -> None:
+        check_integers(window=window)
+        self.pool, self.window = pool, window
+        self._tables: list[list[int]] = []
+        self._lengths: list[int] = []
+        self._before: list[int] = []
+        self._dropped = 0
+        self._new_lengths: list[int] | None = None
+        self._finite = [True, True]
+
+    # -- read by attention modules ----------------------------------------------------------------------
+
+    @property
+    def start(self) -> int | Int[Tensor, " batch"]:
+        """Position of the next key, which is the number of keys so far, `(batch,)` if the lengths are uneven."""
+        return self._as_lengths(self._lengths, 0)
+
+    @property
+    def positions(self) -> Positions:
+        """Position of query 0 of the last call relative to the first key that `append` returned."""
+        return Positions(query_start=self._as_lengths(self._before, self._first))
+
+    @property
+    def mask(self) -> Mask | None:
+        """Mask of padding and window for the keys that `append` returned, or None if all keys are allowed."""
+        lengths = self.lengths
+        real = None if lengths is None else Lengths(lengths)
+        return and_masks(real, None if self.window is None else Window(self.window - 1, 0))
+
+    @property
+    def lengths(self) -> Int[Tensor, " batch"] | None:
+        """Number of keys of each sequence that `append` returned, or None if all sequences have all keys."""
+        lengths = self._as_lengths(self._lengths, self._first)
+        return lengths if isinstance(lengths, Tensor) else None
+
+    def append(
+        self, key: Float[Tensor, "batch heads new width"], value: Float[Tensor, "batch heads new value_width"]
+    ) -> tuple[ChunkedTensor, ChunkedTensor]:
+        """Append keys and values to the cache, and return all keys and values to attend to.
+
+        A failed call leaves the cache unchanged.
+
+        Raises:
+            ShapeError: if the shapes of key and value do not match each other, the pool or the cache.
+            KindError: if the dtype differs from the pool's.
+            GradientError: if key or value requires a gradient.
+            RefusedError: if the pool has too few free blocks.
+        """
+        pool, n = self.pool, key.shape[-2]
+        batch = len(self._lengths) or (key.shape[0] if key.ndim == 4 else 1)
+        like = {
+            "key": pool.key[None, :, :0].expand(batch, -1, -1, -1),
+            "value": pool.value[None, :, :0].expand(batch, -1, -1, -1),
+        }
+        check_rows(key, value, like, pool.key.dtype)
+        counts = [n] * batch if self._new_lengths is None else self._new_lengths
+        if len(counts) != batch or not all(0 <= count <= n for count in counts):
+            raise ShapeError(
+                f"lengths must have one element between 0 and {n} for each of the {batch} batch elements, got {counts}."
+            )
+        before = self._lengths or [0] * batch
+        tables = self._tables or [[] for _ in range(batch)]
+        kept = 0 if self.window is None else max(0, min(before) - self.window + 1) // pool.size
+        dropped = max(self._dropped, kept)
+        freed = [table[: dropped - self._dropped] for table in tables]
+        tables = [table[dropped - self._dropped :] for table in tables]
+        after = [old + count for old, count in zip(before, counts, strict=True)]
+        self._check_room(tables, before, after, dropped, freed)
+        for blocks in freed:
+            pool.give_back(blocks)
+        rows: list[int] = []
+        for table, old, new in zip(tables, before, after, strict=True):
+            last = old // pool.size - dropped
+            if new > old and last < len(table) and pool.shared(table[last]):
+                table[last] = pool.copy_block(table[last])
+            while len(table) < -(-new // pool.size) - dropped:
+                table.append(pool.take())
+            rows += self._rows(table, old, new, dropped)
+        self._tables, self._lengths, self._before = tables, after, before
+        self._dropped, self._new_lengths = dropped, None
+        index = torch.tensor(rows, dtype=torch.int64, device=pool.key.device)
+        pool.write(index, self._flat(key, counts), self._flat(value, counts))
+        for side, x in enumerate((key, value)):
+            self._finite[side] = self._finite[side] and bool(x.isfinite().all())
+        return self.key_value()
+
+    def key_value(self) -> tuple[ChunkedTensor, ChunkedTensor]:
+        """Return copies of all keys and values in the cache, from the first block that was not given back on.
+
+        Raises:
+            ShapeError: if the cache is empty.
+        """
+        if not self._lengths:
+            raise ShapeError("the cache must not be empty, got 0 tokens. Append keys and values first.")
+        length = len(self) - self._first
+        rows = []
+        for table, stop in zip(self._tables, self._lengths, strict=True):
+            # Rows beyond the end of a sequence are masked and never read.
+            own = self._rows(table, self._first, stop, self._dropped)
+            rows.append(own + [0] * (length - len(own)))
+        index = torch.tensor(rows, dtype=torch.int64, device=self.pool.key.device)
+        sides = self.pool.read(index)
+        key, value = (
+            ChunkedTensor((x,), (None,), x.dtype, finite and self.lengths is None)
+            for x, finite in zip(sides, self._finite, strict=True)
+        )
+        return key, value
+
+    # -- called by users of the cache -------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return the number of tokens appended so far, including dropped ones; the largest one if lengths differ."""
+        return max(self._lengths, default=0)
+
+    @property
+    def blocks(self) -> int:
+        """Number of different blocks of the pool that hold tokens of this cache."""
+        return len({block for table in self._tables for block in table})
+
+    def set_lengths(self, lengths: Int[Tensor, " batch"]) -> Self:
+        """Declare that, in the next call, tokens of batch element b after the first `lengths[b]` are padding.
+
+        Raises:
+            KindError: if `lengths` is not an integer tensor.
+            ShapeError: if `lengths` is not one-dimensional.
+        """
+        self._new_lengths = check_lengths(lengths).tolist()
+        return self
+
+    def reorder(self, index: Int[Tensor, " new_batch"]) -> Self:
+        """Replace each batch element b by batch element `index[b]`, as beam search does, without copying tokens.
+
+        Raises:
+            KindError: if `index` is not a one-dimensional tensor of integers.
+        """
+        check_index(index)
+        if self._tables:
+            chosen = index.tolist()
+            tables = [list(self._tables[i]) for i in chosen]
+            self._replace(tables)
+            self._lengths = [self._lengths[i] for i in chosen]
+            self._before = [self._before[i] for i in chosen]
+        return self
+
+    def crop(self, length: int | Int[Tensor, " batch"]) -> Self:
+        """Remove the last tokens until `length` tokens are left, and give back the blocks that are empty.
+
+        Args:
+            length: number of tokens to keep, for all batch elements or one number for each, `(batch,)`.
+
+        Raises:
+            KindError: if `length` is neither an integer nor a one-dimensional tensor of integers.
+            ShapeError: if `length` does not have one element per batch element.
+            OptionError: if `length` is negative or exceeds the number of tokens.
+            RefusedError: if keys in the window of the next query were given back.
+        """
+        batch = len(self._lengths)
+        total = check_new_length(length, self.start, batch or None)
+        lengths = [total] * batch if isinstance(total, int) else total.tolist()
+        if self.window is not None and lengths and self._first > max(0, min(lengths) - self.window + 1):
+            raise RefusedError(
+                f"length must be at least {self._first + self.window - 1}, because earlier keys in the window of "
+                f"{self.window} were given back, got {min(lengths)}. Fork the cache before tokens that may be removed."
+            )
+        used = [max(0, -(-n // self.pool.size) - self._dropped) for n in lengths]
+        self._replace([table[:n] for table, n in zip(self._tables, used, strict=True)])
+        self._lengths = self._before = lengths
+        return self
+
+    def fork(self) -> PagedCache:
+        """Return a cache with the same tokens, which shares their blocks. Both caches continue independently."""
+        other = PagedCache(self.pool, window=self.window)
+        other.__dict__.update(self.__dict__, _finite=list(self._finite))
+        other._tables = [list(table) for table in self._tables]
+        for table in other._tables:
+            self.pool.share(table)
+        return other
+
+    def release(self) -> None:
+        """Give all blocks back to the pool, which empties the cache."""
+        self._replace([])
+        self._lengths, self._before, self._dropped, self._finite = [], [], 0, [True, True]
+
+    def __repr__(self) -> str:
+        window = f", window={self.window}" if self.window is not None else ""
+        return f"PagedCache({len(self._lengths)} sequences, {len(self)} tokens in {self.blocks} blocks{window})"
+
+    # -- storage ----------------------------------------------------------------------------------------
+
+    @property
+    def _first(self) -> int:
+        """Position of the first token that is stored."""
+        return self._dropped * self.pool.size
+
+    def _as_lengths(self, lengths: list[int], first: int) -> int | Int[Tensor, " batch"]:
+        if len(set(lengths)) > 1:
+            return torch.tensor([n - first for n in lengths], device=self.pool.key.device)
+        return lengths[0] - first if lengths else 0
+
+    def _rows(self, table: list[int], start: int, stop: int, dropped: int) -> list[int]:
+        """Return the rows of the pool that hold the positions from `start` to `stop` − 1."""
+        size = self.pool.size
+        return [table[n // size - dropped] * size + n % size for n in range(start, stop)]
+
+    def _flat(self, x: Float[Tensor, "batch heads new width"], counts: list[int]) -> Float[Tensor, "heads n width"]:
+        """Return the first `counts[b]` rows of each batch element b, one after another."""
+        return torch.cat([x[b, :, :count] for b, count in enumerate(counts)], 1)
+
+    def _check_room(
+        self, tables: list[list[int]], before: list[int], after: list[int], dropped: int, freed: list[list[int]]
+    ) -> None:
+        """Check that the pool has the blocks that new tokens need, including copies of shared blocks.
+
+        Raises:
+            RefusedError: if it has too few.
+        """
+        size, needed = self.pool.size, 0
+        for table, old, new in zip(tables, before, after, strict=True):
+            last = old // size - dropped
+            needed += max(0, -(-new // size) - dropped - len(table))
+            needed += new > old and last < len(table) and self.pool.shared(table[last])
+        returned = {block for blocks in freed for block in blocks if not self.pool.shared(block)}
+        self.pool.check_free(needed - len(returned))
+
+    def _replace(self, tables: list[list[int]]) -> None:
+        """Replace the tables of blocks."""
+        for table in tables:
+            self.pool.share(table)
+        for table in self._tables:
+            self.pool.give_back(table)
+        self._tables = tables
