@@ -14,7 +14,6 @@ from typing import Never
 
 from qkv.core.arrays import as_array, library
 from qkv.core.axes import Axes
-from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.tracing import tracing_mode
@@ -26,8 +25,9 @@ from qkv.kernels.compiled.operator import compiled_attend, refuse_observe
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Problem, Spec, plan_problem
+from qkv.plan.bind import bind_problem, bind_unconverted
 from qkv.plan.cache import PLANS, SpecFields, call_signature, store_plan
-from qkv.plan.checks import as_readouts, check_problem, read_problem, read_seed
+from qkv.plan.checks import as_readouts, check_problem, read_problem
 from qkv.plan.cost import memory_bytes
 from qkv.plan.explain_errors import explain_failure, refuse_unknown
 from qkv.plan.grouped_heads import run_grouped, split_heads
@@ -170,7 +170,7 @@ def observe(
         refuse_unknown("observe", unknown)
     fields = score, normalizer, mask, positions, dropout
     try:
-        result, plan = _run(query, key, value, fields, as_readouts(readouts), seed, kernel, memory, enable_gqa)
+        result, plan = _run(query, key, value, fields, as_readouts(readouts), seed, kernel, memory, enable_gqa, True)
     except (TypeError, AttributeError, RuntimeError):
         explain_failure(query, key, value, kernel, memory)
         raise
@@ -325,7 +325,7 @@ class Prepared:
                 f"query, key and value must be {plan.requested.library} arrays, as planned, got {given} arrays. "
                 "Prepare another plan, or call qkv.attend."
             )
-        result = plan.kernel.run(_bind(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
+        result = plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
         return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
 
 
@@ -339,10 +339,14 @@ def _run(
     kernel: str | Kernel | None,
     memory: int | str,
     enable_gqa: bool = False,
+    observed: bool = False,
 ) -> tuple[Result, Plan | None]:
-    """Plan and run a call, and return the result and the plan. The plan is None under `torch.compile`."""
+    """Plan and run a call, and return the result and the plan. The plan is None under `torch.compile`.
+
+    If `observed` is False, the plan may have no parts.
+    """
     if enable_gqa:
-        return run_grouped(_run, query, key, value, fields, readouts, seed, kernel, memory)
+        return run_grouped(_run, query, key, value, fields, readouts, seed, kernel, memory, False, observed)
     query, key, value = as_array(query), as_array(key), as_array(value)
     traced = tracing_mode(query, key, value)
     if traced == "compile":
@@ -352,43 +356,22 @@ def _run(
     if traced != "export":
         found = call_signature(query, key, value, fields, readouts, traced, kernel, memory, type(memory).__name__)
     cached = None if found is None else PLANS.get(found[0])
-    if cached is not None and not cached.holds_arrays:
-        plan = cached.plan
-        if cached.prepared is not None and seed is None:
-            return cached.prepared(query, key, value), plan
-    elif cached is not None:
-        plan = cached.with_parts(Spec(*fields), readouts)
+    if cached is not None:
+        bound = cached.bound and seed is None
+        if bound and not (observed and cached.holds_arrays):
+            result = cached.run(query, key, value, fields)
+            if result is not None:
+                return result, cached.plan
+        plan = cached.with_parts(Spec(*fields), readouts) if cached.holds_arrays else cached.plan
+        if bound:
+            return plan.kernel.run(bind_unconverted(query, key, value, plan.problem), plan.problem), plan
     else:
         problem = read_problem(query, key, value, Spec(*fields), readouts, memory, traced)
         check_problem(problem)
         plan = (export_plan if traced == "export" else plan_problem)(problem, KERNELS, kernel)
         if found is not None:
             store_plan(*found, plan, query, key, value)
-    return plan.kernel.run(_bind(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan
-
-
-def _bind(
-    query: Shaped[Array, "*_"],
-    key: Shaped[Array, "*_"],
-    value: Num[Array, "*#batch k value_width"],
-    problem: Problem,
-    seed: Seed | None,
-    kernel: Kernel,
-) -> BoundCall:
-    spec = problem.spec
-    return bind_call(
-        query,
-        key,
-        value,
-        score=problem.score,
-        normalizer=problem.normalizer,
-        mask=spec.mask,
-        positions=spec.positions,
-        dropout=spec.dropout,
-        seed=read_seed(problem, seed),
-        cast_tiles=kernel.casts_tiles,
-        axes=problem.axes,
-    )
+    return plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan
 
 
 for _verb in (attend, observe, explain, prepare, Prepared.__call__):

@@ -25,7 +25,13 @@ def tracing_mode(*arrays: Shaped[Array, "*_"]) -> str:
         ''
     """
     torch = sys.modules.get("torch")
-    if torch is None or not any(isinstance(x, torch.Tensor) for x in arrays):
+    if torch is None:
+        return ""
+    tensor = torch.Tensor
+    for x in arrays:  # `any` with a generator takes three times as long
+        if isinstance(x, tensor):
+            break
+    else:
         return ""
     if torch.compiler.is_exporting() or torch.jit.is_tracing():
         return "export"

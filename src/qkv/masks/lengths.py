@@ -54,8 +54,8 @@ class Lengths(Mask):
 
 def shorter_than(tile: Tile, reference: Array, lengths: Num[Array, "*batch"] | int) -> Bool[Array, "*batch #q k"]:
     """Return a boolean array that is True for keys of the tile with an index below the length of the batch element."""
-    each = lengths if isinstance(lengths, int) else lengths[..., None, None]
-    return tile.key_positions(reference)[None, :] < each
+    positions = tile.key_positions(reference)
+    return positions[None, :] < lengths if isinstance(lengths, int) else positions < lengths[..., None, None]
 
 
 def length_range(lengths: Num[Array, "*batch"] | int) -> tuple[int, int] | None:

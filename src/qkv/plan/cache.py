@@ -7,24 +7,26 @@ import sys
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TypeAlias
-from weakref import WeakKeyDictionary
+from itertools import count
+from typing import TypeAlias, TypeVar, cast
+from weakref import ref
 
 from qkv.core.arrays import dtype_name, requires_gradient
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
-from qkv.core.typing import Array, Num, Shaped
+from qkv.core.typing import Array, Num, Shaped, Tensor
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
-from qkv.plan.kernel_protocol import PreparedCall
+from qkv.plan.kernel_protocol import PreparedCall, Result
 from qkv.plan.plan import Plan
 from qkv.plan.planner import rewrite
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.scores import Score
 
-__all__ = ["PLANS", "SpecFields", "call_signature", "store_plan"]
+__all__ = ["PLANS", "CachedPlan", "SpecFields", "call_signature", "store_plan"]
 
+AnyPart = TypeVar("AnyPart", bound=Part)
 SpecFields: TypeAlias = tuple[Score | None, Normalizer | None, Mask | None, Positions | None, float]
 """Score, normalizer, mask, positions and dropout, as passed by the caller."""
 
@@ -33,19 +35,37 @@ _MAX_PLANS = 256
 
 
 @dataclass(frozen=True)
-class _CachedPlan:
+class CachedPlan:
     """Plan in the cache, without the arrays of the call for which it was made.
 
     Attributes:
         plan: the plan. If parts of the call hold arrays, its problems have no parts.
         holds_arrays: whether parts of the call hold arrays.
-        prepared: function that runs the call on other query, key and value of the same signature; None if such a call
-            has to be bound first.
+        bound: whether query, key, value and all parts can be used as they are, without conversion.
+        prepared: function that runs such a call; None if the kernel offers none.
+        parts: score, normalizer and mask of the plan, None for each that must be taken from the call.
     """
 
     plan: Plan
     holds_arrays: bool
+    bound: bool
     prepared: PreparedCall | None
+    parts: tuple[Score | None, Normalizer | None, Mask | None]
+
+    def run(
+        self,
+        query: Shaped[Array, "*_"],
+        key: Shaped[Array, "*_"],
+        value: Num[Array, "*#batch k value_width"],
+        fields: SpecFields,
+    ) -> Result | None:
+        """Run a call by the prepared function, or return None if there is none or it does not support the data."""
+        if self.prepared is None:
+            return None
+        score, normalizer, mask = self.parts[0] or fields[0], self.parts[1] or fields[1], self.parts[2] or fields[2]
+        assert score is not None
+        assert normalizer is not None
+        return self.prepared(query, key, value, score, normalizer, mask)
 
     def with_parts(self, spec: Spec, readouts: tuple[Readout, ...]) -> Plan:
         """Return the plan for parts that hold other arrays; their signature must be that of the planned call."""
@@ -54,11 +74,43 @@ class _CachedPlan:
         return dataclasses.replace(self.plan, requested=requested, problem=rewritten)
 
 
-PLANS: OrderedDict[Hashable, _CachedPlan] = OrderedDict()
+PLANS: OrderedDict[Hashable, CachedPlan] = OrderedDict()
 """Cached plans by call signature, the oldest first."""
 
-_SIGNATURES: WeakKeyDictionary[Part, Hashable] = WeakKeyDictionary()
-"""Cached signatures of parts without arrays, which are immutable."""
+
+@dataclass(frozen=True)
+class _KnownPart:
+    """Part that was passed to an earlier call, with its signature.
+
+    Attributes:
+        part: weak reference to the part.
+        number: number that stands for the signature of the part; equal signatures have equal numbers.
+        arrays: arrays of the part.
+        kinds: shape and dtype of each array, which code of the caller can change in place.
+    """
+
+    part: ref[Part]
+    number: int
+    arrays: tuple[Shaped[Array, "*_"], ...]
+    kinds: tuple[tuple[object, object], ...]
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the arrays have the shapes and dtypes that they had when the signature was computed."""
+        for x, (shape, dtype) in zip(self.arrays, self.kinds, strict=True):
+            if x.shape != shape or x.dtype != dtype:
+                return False
+        return True
+
+
+_KNOWN: dict[int, _KnownPart] = {}
+"""Immutable parts of earlier calls by their `id`; a part that is no longer used is removed."""
+
+_NUMBERS: dict[Hashable, int] = {}
+"""Numbers that stand for signatures of parts, because hashing a number takes less time than hashing a signature."""
+_MAX_NUMBERS = 4096
+"""Largest number of these signatures."""
+_next_number = count()
 
 
 def call_signature(
@@ -85,41 +137,55 @@ def call_signature(
     dropout = fields[4]
     if not isinstance(dropout, (int, float)):
         return None
-    signatures: list[Hashable] = []
-    arrays = [query, key, value]
-    holds_arrays = False
+    numbers: list[int | None] = []
+    held: tuple[Shaped[Array, "*_"], ...] = ()
     for part in (*fields[:4], *readouts) if readouts else fields[:4]:
         if part is None:
-            signatures.append(None)
+            numbers.append(None)
             continue
-        if not isinstance(part, Part):
-            return None
-        try:
-            signature, hashable = _SIGNATURES.get(part), True
-        except TypeError:  # a part defined by a user may have fields that cannot be hashed
-            signature, hashable = None, False
-        if signature is None:
-            held = part.arrays()
-            signature = part.signature()
-            if held:
-                holds_arrays = True
-                arrays += held
-            elif hashable:
-                _SIGNATURES[part] = signature
-        signatures.append(signature)
+        known = _KNOWN.get(id(part))
+        if known is None or known.part() is not part or (known.arrays and not known.unchanged):
+            if not isinstance(part, Part):
+                return None
+            known = _know(part)
+        numbers.append(known.number)
+        if known.arrays:
+            held += known.arrays
     torch = sys.modules.get("torch")
     gradient = False
-    if holds_arrays:
-        gradient = any(requires_gradient(x) for x in arrays)
-    elif torch is not None and torch.is_grad_enabled():  # the types of arrays tell tracers of JAX from its arrays
+    if torch is not None and torch.is_grad_enabled():  # the types of arrays tell tracers of JAX from its arrays
         tensor = torch.Tensor
-        for x in arrays:  # `any` with a generator takes twice as long
+        for x in (query, key, value, *held):  # `any` with a generator takes twice as long
             gradient = gradient or (isinstance(x, tensor) and bool(x.requires_grad))
+    if held and not gradient and (torch is None or not isinstance(query, torch.Tensor)):
+        gradient = any(requires_gradient(x) for x in (query, key, value, *held))
     signature = (
-        *signatures, type(dropout), dropout, gradient, options,
+        *numbers, type(dropout), dropout, gradient, options,
         type(query), type(key), type(value), query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
     )  # fmt: skip
-    return signature, holds_arrays
+    return signature, bool(held)
+
+
+def _know(part: Part) -> _KnownPart:
+    """Compute the signature of a part, and remember it if the part is immutable."""
+    signature, arrays = part.signature(), part.arrays()
+    number = _NUMBERS.get(signature)
+    if number is None:
+        if len(_NUMBERS) >= _MAX_NUMBERS:
+            _NUMBERS.clear()
+        number = _NUMBERS[signature] = next(_next_number)
+    key = id(part)
+    known = _KnownPart(
+        ref(part, lambda _: _KNOWN.pop(key, None)), number, arrays, tuple([(x.shape, x.dtype) for x in arrays])
+    )
+    if all(_is_immutable(inner) for inner in part.parts()):
+        _KNOWN[key] = known
+    return known
+
+
+def _is_immutable(part: Part) -> bool:
+    parameters = getattr(type(part), "__dataclass_params__", None)
+    return bool(getattr(parameters, "frozen", False))
 
 
 def store_plan(
@@ -140,23 +206,31 @@ def store_plan(
         key: keys of the call.
         value: values of the call.
     """
+    bound = _is_bound(plan, query, key, value)
+    problem = plan.problem
+    parts: tuple[Score | None, Normalizer | None, Mask | None] = problem.score, problem.normalizer, problem.spec.mask
     if holds_arrays:
+        parts = (_without_arrays(parts[0]), _without_arrays(parts[1]), _without_arrays(parts[2]))
+        problem = dataclasses.replace(problem, spec=problem.spec.map_arrays(_hollow)) if bound else problem
         empty = dataclasses.replace(plan.requested, spec=Spec(), readouts=())
-        cached = _CachedPlan(dataclasses.replace(plan, requested=empty, problem=empty), True, None)
-    else:
-        cached = _CachedPlan(plan, False, _prepare(plan, query, key, value))
-    PLANS[signature] = cached
+        plan = dataclasses.replace(plan, requested=empty, problem=empty)
+    prepared = plan.kernel.prepare(problem) if bound else None
+    PLANS[signature] = CachedPlan(plan, holds_arrays, bound, prepared, parts)
     if len(PLANS) > _MAX_PLANS:
         PLANS.popitem(last=False)
 
 
-def _prepare(
-    plan: Plan, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], value: Num[Array, "*#batch k value_width"]
-) -> PreparedCall | None:
-    """Return a function that runs a planned call, or None if each such call must be bound first.
+def _without_arrays(part: AnyPart | None) -> AnyPart | None:
+    return None if part is None or part.arrays() else part
 
-    Calls must be bound if they are of text, if their arrays must be cast, if they use random numbers, or if their mask
-    must be bound to every call.
+
+def _is_bound(
+    plan: Plan, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], value: Num[Array, "*#batch k value_width"]
+) -> bool:
+    """Return whether calls of a plan need no conversion before they run.
+
+    They do if they are of text, if arrays must be cast or come from another library, if they use random numbers, if
+    their mask must be bound to every call, or if rewrites replaced parts that hold arrays.
     """
     problem, mask = plan.problem, plan.problem.spec.mask
     ready = (
@@ -166,4 +240,23 @@ def _prepare(
         and dtype_name(value) in ("float32", "float64")
         and not (problem.spec.dropout or problem.normalizer.stochastic)
     )
-    return plan.kernel.prepare(problem) if ready else None
+    spec, axes = problem.spec, problem.axes
+    if not ready or not plan.requested.spec.arrays():
+        return ready
+    if plan.rewrites or problem.library != "torch" or (spec.positions is not None and spec.positions.arrays()):
+        return False
+    lengths = {"q": axes.q, "k": axes.k}
+    for part, dtype in ((spec.score, value.dtype), (spec.normalizer, value.dtype), (mask, None)):
+        held = () if part is None else part.arrays()
+        if part is None or not held:
+            continue
+        converted = part.bind(value, axes.batch, dtype, lengths).arrays()
+        if any(x is not y for x, y in zip(held, converted, strict=True)):
+            return False
+    return True
+
+
+def _hollow(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
+    """Return a tensor of zeros of the shape, dtype and device of a tensor, which takes no memory."""
+    tensor = cast("Tensor", x)
+    return tensor.detach().new_zeros(()).expand(tensor.shape)

@@ -9,13 +9,17 @@ from typing import Any, ClassVar
 
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Array, Num
+from qkv.masks import Mask
+from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost
 from qkv.plan.problem import Problem
+from qkv.scores import Score
 
 __all__ = ["Kernel", "PreparedCall", "Result"]
 
 
-@dataclass(frozen=True)
+# Not frozen: a frozen class takes three times as long to construct, and every call constructs one.
+@dataclass(slots=True)
 class Result:
     """Output and readouts that a kernel computed, and the guards on data that it took.
 
@@ -30,8 +34,11 @@ class Result:
     guards: tuple[str, ...] = ()
 
 
-PreparedCall = Callable[[Array, Array, Array], Result]
-"""Function of query, key and value that runs a call whose other arguments are fixed."""
+PreparedCall = Callable[[Array, Array, Array, Score, Normalizer, Mask | None], Result | None]
+"""Function of query, key, value, score, normalizer and mask that runs a call whose other arguments are fixed.
+
+It returns None if it does not support the data; the call must then be run by `Kernel.run`.
+"""
 
 
 class Kernel(ABC):
@@ -85,19 +92,14 @@ class Kernel(ABC):
             problem: the problem of the call, which `refuse` accepted.
         """
 
-    def prepare(self, problem: Problem) -> PreparedCall:
-        """Return a function that runs a problem on query, key and value of the problem's shapes and dtype.
+    def prepare(self, problem: Problem) -> PreparedCall | None:
+        """Return a function that runs calls with little overhead, or None if the kernel offers none.
 
         The function is stored in the plan cache, so this method can precompute everything that does not depend on
-        data. It is called only for problems whose parts hold no arrays, whose inputs need no cast, and which use no
-        random numbers.
+        data. It is called only for problems whose inputs and arrays of parts need no cast, and which use no random
+        numbers. The arrays of the problem's parts are zeros of the right shapes: the function gets each call's parts.
         """
-        score, normalizer, mask, tile = problem.score, problem.normalizer, problem.spec.mask, problem.tile
-
-        def run(query: Array, key: Array, value: Array) -> Result:
-            return self.run(BoundCall(query, key, value, score, normalizer, mask, tile, 0.0, value.dtype), problem)
-
-        return run
+        return None
 
     def describe(self, problem: Problem) -> str:
         """Return a short description of how the kernel would run a problem, which `print(plan)` shows."""

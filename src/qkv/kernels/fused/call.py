@@ -10,9 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall, TorchCall
@@ -22,6 +20,7 @@ from qkv.core.typing import Float, Num, Tensor
 from qkv.kernels.fused.layout import Layout, layout_of
 from qkv.kernels.fused.sdpa import (
     FusedAttention,
+    all_finite,
     attend,
     attend_public,
     attend_without_gradient,
@@ -37,46 +36,10 @@ from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
 from qkv.scores import Dot, Score
 
-__all__ = ["lift_sides", "run", "shortcut"]
+__all__ = ["FINITE", "DoubleBackward", "attend_finite", "lift_sides", "run"]
 
-_Shortcut = Callable[
-    [Float[Tensor, "*#batch q width"], Float[Tensor, "*#batch k width"], Float[Tensor, "*#batch k width"]],
-    Result | None,
-]
-"""Function of query, key and value that returns the result of a call, or None if it cannot compute the call."""
-
-_FINITE = ("all finite: fused",)
-
-
-def shortcut(problem: Problem) -> _Shortcut | None:
-    """Return a fast path for scaled dot products without a mask or with a causal mask, or None for other calls."""
-    axes, score, mask = problem.axes, problem.score, problem.spec.mask
-    keys, offset, known = split_mask(mask, problem.tile)
-    equal = axes.query_width == axes.key_width == axes.value_width
-    temperature = problem.normalizer.temperature
-    if problem.traced or not (score.is_scaled_dot and equal and known) or keys is not None or offset:
-        return None
-    layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
-    if layout is None or not isinstance(temperature, (int, float)) or operators("cpu") is None:
-        return None
-    import torch
-
-    one = torch.ones((1, axes.query_width))
-    scale = score.scaled_lift(one, one, problem.tile)[2] / temperature
-    attention = FusedAttention(layout, scale, offset, None, _DoubleBackward(problem, problem.tile, mask, scale))
-    return partial(_run_shortcut, attention, problem.gradient)
-
-
-def _run_shortcut(
-    attention: FusedAttention,
-    gradient: bool,
-    query: Float[Tensor, "*#batch q width"],
-    key: Float[Tensor, "*#batch k width"],
-    value: Float[Tensor, "*#batch k width"],
-) -> Result | None:
-    """Return the result of the fast path, or None if the function `run` must compute the call."""
-    output = _attend_finite(attention, (query, key, value), gradient) if value.is_cpu else None
-    return None if output is None else Result(attention.layout.output(output, value.shape[-1]), (), _FINITE)
+FINITE = ("all finite: fused",)
+"""Guards of a call whose data is finite."""
 
 
 def run(call: TorchCall, problem: Problem) -> Result | None:
@@ -87,14 +50,14 @@ def run(call: TorchCall, problem: Problem) -> Result | None:
     fused = _LiftedCall.of(call, problem)
     if problem.traced:
         return Result(cast(fused.traced(), call.out_dtype), (), ("traced: data not checked",))
-    output, guards = fused.output(), _FINITE
+    output, guards = fused.output(), FINITE
     keys = split_mask(call.mask, call.tile)[0]
     if output is None and keys is not None and (cleaned := _zero_masked(call, keys)) is not None:
         output, guards = _LiftedCall.of(cleaned, problem).output(), ("finite but for masked keys: fused",)
     return None if output is None else Result(cast(output, call.out_dtype), (), guards)
 
 
-def _attend_finite(
+def attend_finite(
     attention: FusedAttention,
     sides: tuple[
         Float[Tensor, "*own_query q width"], Float[Tensor, "*own_key k width"], Float[Tensor, "*own_value k width"]
@@ -102,21 +65,16 @@ def _attend_finite(
     needs_gradient: bool,
 ) -> Float[Tensor, "b heads q width"] | None:
     """Return the output, or None if the output may be wrong because an input is not finite."""
-    if not needs_gradient and attention.reveals_nonfinite(sides[2]):
-        # Check the results instead of the inputs, because the results are smaller.
-        output, log_sum_exp = attend_without_gradient(attention, *sides)
-        return output if results_are_finite(output, log_sum_exp) or _all_finite(sides) else None
-    if not _all_finite(sides):
-        return None
     if operators(sides[2].device.type) is None:
-        return attend_public(attention, *sides, traced=False)
-    return attend(attention, *sides) if needs_gradient else attend_without_gradient(attention, *sides)[0]
-
-
-def _all_finite(tensors: Sequence[Float[Tensor, "*_"]]) -> bool:
-    tensors = [x.detach() for x in tensors]
-    # If the sum is finite, all terms are. If not, the sum may have overflowed, and all elements are checked.
-    return math.isfinite(sum(x.sum() for x in tensors)) or all(bool(x.isfinite().all()) for x in tensors)
+        return attend_public(attention, *sides, traced=False) if all_finite(*sides) else None
+    if needs_gradient:
+        output, finite = attend(attention, *sides)
+        return output if finite else None
+    if not attention.reveals_nonfinite(sides[2]):
+        return attend_without_gradient(attention, *sides)[0] if all_finite(*sides) else None
+    # Check the results instead of the inputs, because the results are smaller.
+    output, log_sum_exp = attend_without_gradient(attention, *sides)
+    return output if results_are_finite(output, log_sum_exp) or all_finite(*sides) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +118,7 @@ class _LiftedCall:
 
         sides = self.query, self.key, self.value
         needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in sides)
-        output = _attend_finite(self._attention(), sides, needs_gradient)
+        output = attend_finite(self._attention(), sides, needs_gradient)
         return None if output is None else self.layout.output(output, self.call.value.shape[-1])
 
     def traced(self) -> Float[Tensor, "*batch q value_width"]:
@@ -196,7 +154,7 @@ class _LiftedCall:
 
     def _attention(self) -> FusedAttention:
         mask = self.call.mask
-        differentiable = _DoubleBackward(self.problem, self.call.tile, mask, self.scale)
+        differentiable = DoubleBackward(self.problem, self.call.tile, mask, self.scale)
         keys, offset, _ = split_mask(mask, self.call.tile)
         bias = None
         if keys is not None:
@@ -209,7 +167,7 @@ class _LiftedCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class _DoubleBackward:
+class DoubleBackward:
     """Function that returns differentiable gradients of a lifted call, computed in row blocks."""
 
     problem: Problem

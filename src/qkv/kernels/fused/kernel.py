@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.equation import BoundCall
-from qkv.core.typing import Array, Num, Tensor
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work, visible_pairs
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
@@ -125,23 +124,11 @@ class FusedKernel(Kernel):
         """Return the amounts of work, from which the time is estimated."""
         return amounts_of_work(problem, visible_pairs(problem, 64), array_elements=0)
 
-    def prepare(self, problem: Problem) -> PreparedCall:
-        """Return a prepared call. Scaled dot products take a fast path if the data is finite."""
-        from qkv.kernels.fused.call import shortcut
+    def prepare(self, problem: Problem) -> PreparedCall | None:
+        """Return a fast path for scaled dot products of finite data, or None for other scores and masks."""
+        from qkv.kernels.fused.prepared import prepare_call
 
-        plain, bound = shortcut(problem), super().prepare(problem)
-        if plain is None:
-            return bound
-
-        def run(
-            query: Num[Array, "*#batch q width"],
-            key: Num[Array, "*#batch k width"],
-            value: Num[Array, "*#batch k value_width"],
-        ) -> Result:
-            result = plain(typing.cast("Tensor", query), typing.cast("Tensor", key), typing.cast("Tensor", value))
-            return bound(query, key, value) if result is None else result
-
-        return run
+        return prepare_call(problem)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run PyTorch's fused attention, or the tiled kernel if the data is not finite."""

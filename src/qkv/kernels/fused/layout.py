@@ -45,6 +45,11 @@ class Layout:
         """Whether several query heads share a key head."""
         return self.heads != self.key_heads
 
+    def is_identity(self, *shapes: tuple[int, ...]) -> bool:
+        """Return whether query, key and value of these shapes, and the output, have the four axes already."""
+        targets = (self.heads, self.key_heads, self.key_heads)
+        return self.heads == self.batch and all(x[:-2] == own for x, own in zip(shapes, targets, strict=True))
+
     def to_four_axes(self, x: Float[Tensor, "*own n width"], side: Side) -> Float[Tensor, "b heads n width"]:
         """Return query, key or value reshaped to `(b, heads, n, width)`, with a contiguous last axis."""
         core, own, target = x.shape[-2:], self.own[side], self.heads if side == 0 else self.key_heads

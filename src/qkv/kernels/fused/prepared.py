@@ -1,0 +1,74 @@
+"""Calls of scaled dot products by PyTorch's fused attention with little overhead, for calls that are made repeatedly.
+
+Everything that does not depend on data is computed when the plan of a call is cached: the layout of the batch axes,
+the operator, the scale, and which axis of the mask belongs to the keys.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from qkv.core.typing import Array, Tensor
+from qkv.kernels.fused.call import FINITE, DoubleBackward, attend_finite
+from qkv.kernels.fused.layout import layout_of
+from qkv.kernels.fused.sdpa import FusedAttention, operators, results_are_finite
+from qkv.kernels.runtime.split_mask import split_mask
+from qkv.masks import Mask
+from qkv.normalizers import Normalizer
+from qkv.plan.kernel_protocol import PreparedCall, Result
+from qkv.plan.problem import Problem
+from qkv.scores import Score
+
+__all__ = ["prepare_call"]
+
+
+def prepare_call(problem: Problem) -> PreparedCall | None:
+    """Return a function that runs a call on a CPU, or None if the score, the mask or the widths are not supported.
+
+    Supported are scaled dot products of queries, keys and values of the same width, without a mask or with a mask of
+    keys, a causal mask, or both.
+    """
+    axes, score, tile = problem.axes, problem.score, problem.tile
+    keys, offset, known = split_mask(problem.spec.mask, tile)
+    equal = axes.query_width == axes.key_width == axes.value_width
+    temperature = problem.normalizer.temperature
+    if problem.traced or not (score.is_scaled_dot and equal and known) or offset or score.arrays():
+        return None
+    layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
+    if layout is None or not isinstance(temperature, (int, float)) or (found := operators("cpu")) is None:
+        return None
+    import torch
+
+    one = torch.ones((1, axes.query_width), dtype=getattr(torch, problem.dtype))
+    scale, width = score.scaled_lift(one, one, tile)[2] / temperature, axes.value_width
+    gradient, zero, excluded = problem.gradient, one.new_zeros(()), one.new_full((), -math.inf)
+    fixed = FusedAttention(layout, scale, offset, None, DoubleBackward(problem, tile, problem.spec.mask, scale))
+    operator, causal = found[0], offset is not None
+    # Arrays that already have the operator's four axes, and whose results reveal that an array is not finite.
+    simple = not gradient and layout.is_identity(axes.query, axes.key, axes.value) and fixed.reveals_nonfinite(one)
+
+    def run(
+        query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
+    ) -> Result | None:
+        sides = cast("tuple[Tensor, Tensor, Tensor]", (query, key, value))
+        if not sides[2].is_cpu:
+            return None
+        bias = None
+        if keys is not None:
+            own = mask if mask is None or offset is None else split_mask(mask, tile)[0]
+            if own is None:
+                return None
+            allowed = layout.key_mask(cast("Tensor", own.allowed(tile, value)))
+            bias = torch.where(allowed, zero, excluded)
+        if simple and sides[0].stride(-1) == sides[1].stride(-1) == sides[2].stride(-1) == 1:
+            output, log_sum_exp = operator(query, key, value, 0.0, causal, attn_mask=bias, scale=scale)
+            if results_are_finite(output, log_sum_exp):
+                return Result(output, (), FINITE)
+        attention = fixed
+        if bias is not None:
+            attention = FusedAttention(layout, scale, offset, bias, DoubleBackward(problem, tile, mask, scale))
+        output = attend_finite(attention, sides, gradient)
+        return None if output is None else Result(layout.output(output, width), (), FINITE)
+
+    return run
