@@ -1,9 +1,9 @@
 """Kernel that computes attention in compiled JAX loops, in memory linear in the numbers of queries and keys.
 
-It supports `jit`, `grad` and `vmap`:
+It supports `jit`, `grad`, `jvp`, `checkpoint`, `vmap` and `shard_map`:
 
     forward   a compiled loop over tiles of queries and keys, which merges the partial results of each query
-    backward  a loop that computes the tiles again from a few statistics per query
+    tangent   a loop that computes the tiles again from a few statistics per query, and of which JAX derives backward
 
 Normalizers that need whole rows or select keys, and readouts, run in blocks of whole rows (`row_blocks.py`). All other
 calls run tile by tile (`tiles.py`).
@@ -25,6 +25,7 @@ from qkv.core.positions import Positions
 from qkv.core.threefry import seed_words
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num, Shaped
+from qkv.kernels.jax_loops.manual_axes import vary_alike
 from qkv.kernels.jax_loops.row_blocks import RowBlockLoop, combine_kinds
 from qkv.kernels.jax_loops.tiles import attend_tiles
 from qkv.kernels.runtime.tile_sizes import partial_elements, row_block_arrays, row_block_size, size_text, tile_shape
@@ -54,8 +55,7 @@ class JaxLoopsKernel(Kernel):
 
     It supports most readouts.
 
-    Calls that run tile by tile support reverse-mode derivatives only; for `jax.jvp` and `jax.hessian` use
-    `kernel="dense"`.
+    It supports derivatives of any order in forward and reverse mode; memory is linear for first derivatives.
 
     Args:
         budget: largest number of elements in any array of a tile.
@@ -197,7 +197,7 @@ def _attend(
     parts: Parts,
     seed: tuple[Shaped[Array, ""], Shaped[Array, ""]] | None,
 ) -> tuple[Float[Array, "*batch q value_width"] | None, tuple[object, ...]]:
-    score, normalizer, mask, positions = parts
+    query, key, value, (score, normalizer, mask, positions), seed = vary_alike((query, key, value, parts, seed))
     tile = Tile.whole(*static.lengths, static.batch, positions, seed=seed)
     call = BoundCall(
         query, key, value, score, normalizer, mask, tile, static.dropout, value.dtype, finite=static.finite

@@ -16,6 +16,7 @@ from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Shaped
 from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, Start, slice_axis, slice_part
+from qkv.kernels.jax_loops.manual_axes import vary_like
 from qkv.readouts import Readout
 from qkv.readouts.base import Reduction, flatten, unflatten
 from qkv.readouts.cells import pool_cells
@@ -106,6 +107,7 @@ class RowBlockLoop:
             for x, reduction, kind in zip(chain(*shapes), reductions, kinds, strict=True)
             if kind != "rows"
         ]
+        initial = vary_like(initial, dynamic.call.query)
         carried, (output, *blocks) = jax.lax.scan(step, initial, np.arange(count, dtype=np.int32))
         queues = iter(carried), iter(blocks)
         arrays = iter(

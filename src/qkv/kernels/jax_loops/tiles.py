@@ -1,8 +1,9 @@
 """Compiled JAX loop over the tiles that the mask allows, for normalizers that can be accumulated over tiles.
 
 forward:  the loop carries the partial results of all queries, and each tile merges its results into those of its rows
-backward: weights W of the tile from the summary;  dV += Wᵀ dO
-          dS from the normalizer's `logit_gradient`;  gradients of query, key and parameters from dS, by JAX on the tile
+tangent:  weights W of the tile from the summary;  dO += W dV + effect of the tangents dS of the logits, which is the
+          transpose of the normalizer's `logit_gradient`;  dS from the tangents of query, key and parameters, by JAX
+backward: the transpose of the tangent loop, by JAX; each tile computes its logits and weights again
 
 Only the projections, the output and a few statistics per query are saved for the backward pass.
 Source: Rabe, Staats (2021), Self-attention does not need O(n²) memory, https://arxiv.org/abs/2112.05682;
@@ -12,6 +13,7 @@ Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +36,7 @@ from qkv.kernels.jax_loops.dynamic_tiles import (
     slice_axis,
     slice_part,
 )
+from qkv.kernels.jax_loops.manual_axes import vary_like
 from qkv.kernels.runtime.tile_loop import fully_masked
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Summary
@@ -47,9 +50,9 @@ _Constants = tuple[Any, ...]
 
 
 def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batch q value_width"]:
-    """Return the output of a call, computed tile by tile, with support for reverse-mode derivatives.
+    """Return the output of a call, computed tile by tile, with derivatives of any order in forward and reverse mode.
 
-    The gradient is computed by `Normalizer.logit_gradient`.
+    First derivatives are computed by `Normalizer.logit_gradient`.
 
     Args:
         call: the call.
@@ -78,19 +81,18 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batc
         return _TileLoop(DynamicCall(bound, unprojected), sides, floating)
 
     # All arrays are arguments, because JAX may differentiate or vectorize the function with respect to them.
-    @jax.custom_vjp  # type: ignore[untyped-decorator, unused-ignore]
+    @jax.custom_jvp
     def attend(floats: list[Array], constants: _Constants) -> Array:
         return loop(floats, constants).forward()[0]
 
-    def forward(floats: list[Array], constants: _Constants) -> tuple[Array, tuple[Any, ...]]:
-        output, summary = loop(floats, constants).forward()
-        return output, (floats, constants, output, summary)
+    def with_tangent(
+        primals: tuple[list[Array], _Constants], tangents: tuple[list[Array], _Constants]
+    ) -> tuple[Array, Array]:
+        own = loop(*primals)
+        output, summary = own.forward()
+        return output, own.tangent(output, summary, tangents[0])
 
-    def backward(saved: tuple[Any, ...], gradient: Array) -> tuple[list[Array], None]:
-        floats, constants, output, summary = saved
-        return loop(floats, constants).backward(output, summary, gradient), None
-
-    attend.defvjp(forward, backward)
+    attend.defjvp(with_tangent)
     return cast("Array", attend([x for x, is_float in zip(arrays, floating, strict=True) if is_float], constants))
 
 
@@ -155,54 +157,56 @@ class _TileLoop:
         carried = self._scan(step, _arrays(empty))
         return normalizer.finalize(_with_arrays(empty, carried), tile, call.dropout)
 
-    def backward(
+    def tangent(
         self,
         output: Float[Array, "*batch q value_width"],
         summary: Summary,
-        gradient: Float[Array, "*batch q value_width"],
-    ) -> list[Float[Array, "*_"]]:
-        """Return the gradients of the floating-point arrays among query, key, value, score and normalizer."""
+        tangents: list[Float[Array, "*_"]],
+    ) -> Float[Array, "*batch q value_width"]:
+        """Return the tangent of the output, a linear function of the tangents of the floating-point arrays.
+
+        For the gradient, JAX transposes it to a loop over the same tiles.
+        """
+        import jax
         import jax.numpy as jnp
 
-        call = self.call
-        row_dot = jnp.sum(gradient * output, axis=-1, keepdims=True)
         names = self._floats(self.names)
 
-        def step(totals: list[Array], number: Array) -> tuple[list[Array], None]:
+        # The logits and weights of a tile are computed again for the gradient instead of being saved. `prevent_cse` is
+        # not needed within a loop and would prevent optimizations.
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def tile_tangent(number: Array) -> Array:
             window = self._window(number)
-            of_tile = self._tile_arrays(window)
-            rows = [slice_axis(x, window.rows, -2) for x in (gradient, row_dot, *summary)]
-            more = self._compute_unless_masked(
+            rows = [slice_axis(x, window.rows, -2) for x in (output, *summary)]
+            of_tile = [slice_array(x, of_x, window) for x, of_x in zip(tangents, names, strict=True)]
+            (found,) = self._compute_unless_masked(
                 window,
-                lambda allowed: self._gradients(window, of_tile, allowed, rows[0], rows[1], tuple(rows[2:])),
-                lambda allowed: self._floats([jnp.zeros_like(x) for x in of_tile]),
+                lambda allowed: [self._tangent(window, of_tile, allowed, rows[0], tuple(rows[1:]))],
+                lambda allowed: [jnp.zeros_like(rows[0])],
             )
-            return [add_to_slice(x, y, of_x, window) for x, y, of_x in zip(totals, more, names, strict=True)], None
+            return found
 
-        totals = self._scan(step, self._floats([jnp.zeros_like(x) for x in self.arrays]))
-        floating = self._floats(range(len(self.arrays)))
-        # Add gradients that do not pass through the normalizer's `prepare`; the normalizer's arrays come last.
-        rest = call.normalizer.array_gradients(summary, row_dot)
-        for n, x in enumerate(rest, start=len(self.arrays) - len(rest)):
-            if x is not None and n in floating:
-                at = floating.index(n)
-                totals[at] = totals[at] + _sum_to(x, (*totals[at].shape, 1, 1))[..., 0, 0]
-        return totals
+        def step(total: list[Array], number: Array) -> tuple[list[Array], None]:
+            more = tile_tangent(number)
+            return [add_to_slice(total[0], more, ("q", "value_width"), self._window(number))], None
 
-    def _gradients(
+        (total,) = self._scan(step, [jnp.zeros_like(output)])
+        return self._add_normalizer_tangent(total, output, summary, tangents)
+
+    def _tangent(
         self,
         window: DynamicTile,
-        of_tile: list[Shaped[Array, "*_"]],
+        tangents: list[Float[Array, "*_"]],
         allowed: Bool[Array, " ..."],
-        gradient: Float[Array, "*batch q value_width"],
-        row_dot: Float[Array, "*batch q 1"],
+        output: Float[Array, "*batch q value_width"],
         summary: Summary,
-    ) -> list[Float[Array, "*_"]]:
-        """Return the contribution of a tile to the gradient of each floating-point array."""
+    ) -> Float[Array, "*batch q value_width"]:
+        """Return the contribution of a tile to the tangent of the output."""
         import jax
         import jax.numpy as jnp
 
         call, normalizer, tile = self.call, self.call.normalizer, self.dynamic.tile(window)
+        of_tile = self._tile_arrays(window)
         score, count = slice_part(call.score, window), len(call.score.arrays())
 
         def prepared_logits(floats: list[Array]) -> Array:
@@ -212,15 +216,46 @@ class _TileLoop:
             logits = self.dynamic.logits(window, arrays[0], arrays[1], of_score, allowed)
             return normalizer.replace_arrays(arrays[3 + count :]).prepare(logits)
 
-        prepared, vjp = jax.vjp(prepared_logits, self._floats(of_tile))
+        prepared, logit_tangent = jax.jvp(prepared_logits, (self._floats(of_tile),), (tangents,))
         weights = normalizer.tile_weights(prepared, summary, tile)
-        dropped = apply_dropout(weights, tile, call.dropout)
         value = of_tile[2] if call.finite_value else zero_nonfinite(of_tile[2])
-        weight_gradient = apply_dropout(gradient @ jnp.matrix_transpose(value), tile, call.dropout)
-        logit_gradient = normalizer.logit_gradient(prepared, weights, weight_gradient, row_dot, summary, tile)
-        (found,) = vjp(logit_gradient)
-        value_gradient = _sum_to(jnp.matrix_transpose(dropped) @ gradient, value.shape)
-        return [value_gradient if n == 2 else x for n, x in zip(self._floats(range(len(of_tile))), found, strict=True)]
+
+        def logit_gradient(gradient: Array) -> Array:
+            row_dot = jnp.sum(gradient * output, axis=-1, keepdims=True)
+            weight_gradient = apply_dropout(gradient @ jnp.matrix_transpose(value), tile, call.dropout)
+            return normalizer.logit_gradient(prepared, weights, weight_gradient, row_dot, summary, tile)
+
+        # The gradient of the logits is linear in that of the output. Its transpose is the effect of the logits.
+        (found,) = jax.linear_transpose(logit_gradient, output)(logit_tangent)
+        value_tangent = tangents[self._floats(range(len(of_tile))).index(2)]
+        return found + apply_dropout(weights, tile, call.dropout) @ value_tangent
+
+    def _add_normalizer_tangent(
+        self,
+        total: Float[Array, "*batch q value_width"],
+        output: Float[Array, "*batch q value_width"],
+        summary: Summary,
+        tangents: list[Float[Array, "*_"]],
+    ) -> Float[Array, "*batch q value_width"]:
+        """Return a tangent with the effect of the normalizer's arrays that does not pass through `prepare`."""
+        import jax
+        import jax.numpy as jnp
+
+        normalizer = self.call.normalizer
+        own = dict(zip(self._floats(range(len(self.arrays))), tangents, strict=True))
+        first = len(self.arrays) - len(normalizer.arrays())  # the arrays of the normalizer come last
+
+        def gradients(gradient: Array) -> dict[int, Array]:
+            row_dot = jnp.sum(gradient * output, axis=-1, keepdims=True)
+            found = enumerate(normalizer.array_gradients(summary, row_dot), start=first)
+            return {n: x for n, x in found if x is not None and n in own}
+
+        shapes = jax.eval_shape(gradients, output)
+        if not shapes:
+            return total
+        per_row = {n: jnp.broadcast_to(own[n][..., None, None], x.shape) for n, x in shapes.items()}
+        (found,) = jax.linear_transpose(gradients, output)(per_row)
+        return total + cast("Array", found)
 
     def _scan(
         self,
@@ -230,6 +265,7 @@ class _TileLoop:
         """Return the carried arrays after a step of `jax.lax.scan` for each tile in which the mask may allow a pair."""
         import jax
 
+        first = vary_like(first, self.call.query)
         numbers = _tile_numbers(self.call.mask, self.call.tile, self.sides)
         if not len(numbers):
             # JAX would trace a step even for an empty scan, and slices of empty arrays fail.
@@ -262,11 +298,13 @@ class _TileLoop:
         import jax
         import jax.numpy as jnp
 
-        allowed, mask = self.dynamic.allowed(window), self.call.mask
+        call = self.call
+        allowed, mask = self.dynamic.allowed(window), call.mask
         if mask is None or not mask.arrays():
             # Fully masked tiles of a mask without arrays are already excluded by `_tile_numbers`.
-            return compute(allowed)
-        return cast("list[Array]", jax.lax.cond(jnp.any(allowed), compute, skip, allowed))
+            return vary_like(compute(allowed), call.query)
+        branches = [lambda allowed, of=of: vary_like(of(allowed), call.query) for of in (compute, skip)]
+        return cast("list[Array]", jax.lax.cond(jnp.any(allowed), *branches, allowed))
 
 
 def _tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[np.ndarray, "n 2"]:

@@ -1,0 +1,154 @@
+"""The JAX loop kernel under transformations of functions: jvp, hessian, checkpoint, vmap, and sharding over devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv import masks, normalizers, scores
+from qkv.kernels import JaxLoopsKernel
+from qkv.testing.libraries import assert_close, to_float64
+
+jax = pytest.importorskip("jax")
+
+SMALL = JaxLoopsKernel(budget=64, row_block_budget=3000)
+
+
+def _arrays(*shapes: tuple[int, ...], seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [jax.numpy.asarray(rng.normal(size=shape), dtype="float32") for shape in shapes]
+
+
+def _assert_same_trees(got: Any, wanted: Any, tolerance: float) -> None:
+    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert_close(mine, to_float64(theirs), tolerance, min_scale=0.1)
+
+
+def _attend(kernel: Any) -> Any:
+    """Additive attention with a temperature, a sink, a mask and dropout, as a function of every array."""
+
+    def attend(query: Any, key: Any, value: Any, left: Any, right: Any, temperature: Any, sink: Any) -> Any:
+        return qkv.attend(
+            query,
+            key,
+            value,
+            score=scores.Additive(left, right, None, left[0, :]),
+            normalizer=normalizers.Softmax(temperature=temperature, sink=sink),
+            mask=masks.Keys(np.arange(11) % 4 != 1) & masks.Causal("end"),
+            dropout=0.3,
+            seed=5,
+            kernel=kernel,
+        )
+
+    return attend
+
+
+def _inputs() -> tuple[Any, ...]:
+    arrays = _arrays((2, 7, 4), (2, 11, 4), (2, 11, 3), (4, 4), (4, 4), (), (2,))
+    arrays[5] = jax.numpy.exp(arrays[5])
+    return tuple(arrays)
+
+
+def test_forward_derivative_is_that_of_the_dense_kernel() -> None:
+    inputs = _inputs()
+    tangents = _arrays(*(x.shape for x in inputs), seed=1)
+    got, wanted = (
+        jax.jit(lambda *t, k=kernel: jax.jvp(_attend(k), inputs, t))(*tangents) for kernel in (SMALL, "dense")
+    )
+    _assert_same_trees(got, wanted, 1e-5)
+
+
+def test_derivative_of_a_gradient_in_forward_mode_is_that_of_the_dense_kernel() -> None:
+    inputs = _inputs()
+    tangents = _arrays(*(x.shape for x in inputs), seed=2)
+
+    def product(kernel: Any) -> Any:
+        gradient = jax.grad(lambda *x: (_attend(kernel)(*x) ** 2).sum(), argnums=tuple(range(7)))
+        return jax.jit(lambda *t: jax.jvp(gradient, inputs, t))(*tangents)
+
+    _assert_same_trees(product(SMALL), product("dense"), 1e-4)
+
+
+def test_checkpointed_gradient_is_the_gradient() -> None:
+    def gradient(wrap: Any) -> Any:
+        loss = wrap(lambda *x: (_attend(SMALL)(*x) ** 2).sum())
+        return jax.jit(jax.grad(loss, argnums=tuple(range(7))))(*_inputs())
+
+    _assert_same_trees(gradient(jax.checkpoint), gradient(lambda f: f), 1e-6)
+
+
+def test_vmap_of_forward_derivatives_is_the_derivative_of_each() -> None:
+    query, key, value, *tangents = _arrays(*[(3, 5, 4), (3, 9, 4), (3, 9, 2)] * 2)
+
+    def derivative(kernel: Any) -> Any:
+        attend = lambda *x: qkv.attend(*x, mask=masks.Lengths(7), kernel=kernel)  # noqa: E731
+        return jax.jit(jax.vmap(lambda *x: jax.jvp(attend, x[:3], x[3:])))(query, key, value, *tangents)
+
+    _assert_same_trees(derivative(SMALL), derivative("dense"), 1e-5)
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np, qkv
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from qkv import masks, normalizers, scores
+from qkv.kernels import JaxLoopsKernel
+
+assert len(jax.devices()) == 8
+mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+small = JaxLoopsKernel(budget=64, row_block_budget=3000)
+rng = np.random.default_rng(0)
+query, key, value, weight = (
+    jnp.asarray(rng.normal(size=shape), dtype="float32") for shape in ((8, 16, 4), (8, 10, 4), (8, 10, 3), (4, 4))
+)
+
+def both(function):
+    loss = lambda *x: (function(*x) ** 2).sum()
+    return jax.jit(lambda *x: (function(*x), jax.grad(loss, argnums=(0, 1, 2, 3))(*x)))
+
+def check(name, got, wanted):
+    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-4, err_msg=name)
+    print(name)
+
+def attend(normalizer, kernel):
+    def of(query, key, value, weight):
+        score = scores.Additive(weight, weight, None, weight[0])
+        mask = masks.Keys(np.arange(10) % 4 != 1)
+        return qkv.attend(query, key, value, score=score, normalizer=normalizer, mask=mask, kernel=kernel)
+    return of
+
+def check_mapped(name, normalizer, specs):
+    wanted = both(attend(normalizer, "dense"))(query, key, value, weight)
+    mapped = jax.shard_map(attend(normalizer, small), mesh=mesh, in_specs=(*specs, P()), out_specs=specs[0])
+    check(f"shard_map over the {name}", both(mapped)(query, key, value, weight), wanted)
+    return wanted
+
+check_mapped("batch", normalizers.Entmax15(), (P("d"), P("d"), P("d")))
+wanted = check_mapped("queries", normalizers.Softmax(), (P(None, "d"), P(), P()))
+placed = [jax.device_put(x, NamedSharding(mesh, P("d"))) for x in (query, key, value)]
+got = both(attend(normalizers.Softmax(), small))(*placed, weight)
+assert got[0].sharding.spec == got[1][0].sharding.spec == P("d")
+check("sharded arrays", got, wanted)
+
+long = jnp.asarray(rng.normal(size=(8, 6000, 2)), dtype="float32")
+mapped = jax.jit(jax.shard_map(lambda x: qkv.attend(x, x, x), mesh=mesh, in_specs=P("d"), out_specs=P("d")))(long)
+kernel = qkv.explain((6000, 2), (6000, 2), (6000, 2), library="jax", gradient=True).kernel.name
+check(f"6000 keys on {kernel}", mapped[3, :50], qkv.attend(long[3, :50], long[3], long[3]))
+"""
+
+
+def test_loops_run_sharded_over_eight_devices() -> None:
+    flags = "--xla_force_host_platform_device_count=8"
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root / "src")}
+    result = subprocess.run(
+        [sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert len(result.stdout.splitlines()) == 4, result.stdout
+    assert "6000 keys on jax_loops" in result.stdout
