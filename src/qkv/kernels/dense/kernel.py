@@ -12,12 +12,14 @@ from typing import ClassVar, cast
 from qkv.core.arrays import ignore_numpy_warnings, library
 from qkv.core.equation import BoundCall, dense
 from qkv.core.typing import Array, Shaped, Tensor
+from qkv.kernels.dense.jax_function import compilable, run_compiled
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import amounts_of_work
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
+from qkv.readouts import Readout
 
 __all__ = ["DenseKernel"]
 
@@ -62,13 +64,19 @@ class DenseKernel(Kernel):
         if problem.library == "torch":
             # Autograd would compute these gradients here, but other kernels, which run larger calls, would not.
             refuse_closure_gradients(call)
-        with ignore_numpy_warnings(), _no_autocast(call.value):
-            result = dense(call)
-            readouts = tuple(
-                readout.finalize(readout.read(result.logits, result.weights, call.normalizer, call.tile), call.tile)
-                for readout in problem.readouts
-            )
-        return Result(result.output, readouts)
+        elif problem.library == "jax" and compilable((call.score, call.normalizer, call.mask, *problem.readouts)):
+            return run_compiled(call, problem, _run)
+        return _run(call, problem.readouts)
+
+
+def _run(call: BoundCall, readouts: tuple[Readout, ...]) -> Result:
+    with ignore_numpy_warnings(), _no_autocast(call.value):
+        result = dense(call)
+        read = tuple(
+            readout.finalize(readout.read(result.logits, result.weights, call.normalizer, call.tile), call.tile)
+            for readout in readouts
+        )
+    return Result(result.output, read)
 
 
 def _peak_arrays(problem: Problem, elements: int) -> int:

@@ -1,0 +1,97 @@
+"""The dense kernel on JAX: eager calls are compiled once per plan, and functions of users are never compiled."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv import masks, normalizers, readouts, scores
+from qkv.testing.cases import Case
+from qkv.testing.execution import oracle_of, run
+from qkv.testing.kernel_harness import assert_agrees
+from qkv.testing.libraries import Setting, assert_close, to_float64
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("torch")  # the oracle's gradients
+
+
+@contextmanager
+def _compilations() -> Iterator[list[str]]:
+    """Yield a list that gets an element whenever JAX compiles a function."""
+    found: list[str] = []
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        if "backend_compile" in event:
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_new_shape_compiles_two_functions_and_a_known_one_none() -> None:
+    rng = np.random.default_rng(0)
+    query, key, weight = (jax.numpy.asarray(rng.normal(size=n), dtype="float32") for n in ((5, 3), (13, 3), (3, 3)))
+    options: dict[str, Any] = {"kernel": "dense", "normalizer": normalizers.Entmax15()}
+    with _compilations() as first:
+        one = qkv.attend(query, key, key, score=scores.Bilinear(weight), **options)
+    assert 1 <= len(first) <= 2
+    other = weight * 2
+    with _compilations() as second:
+        two = qkv.attend(query, key, key, score=scores.Bilinear(other), **options)
+    assert not second
+    wanted = qkv.attend(*map(np.asarray, (query, key, key)), score=scores.Bilinear(np.asarray(other)), **options)
+    assert_close(two, wanted, 1e-5)
+    assert not np.allclose(one, two)
+
+
+def test_nan_in_later_data_is_noticed_by_the_compiled_function() -> None:
+    setting, call = Setting("jax", "float32"), Case("scaled dot", "softmax", "keys").call()
+    assert_agrees(run(call, setting, "dense"), oracle_of(call, setting), setting)
+    hurt = call.key.copy()
+    hurt[..., 0, :] = np.nan
+    arrays = [setting.array(x) for x in (call.query, hurt, call.value)]
+    allowed = np.arange(11) != 0
+    assert np.isfinite(qkv.attend(*arrays, mask=masks.Keys(allowed), kernel="dense")).all()
+    assert np.isnan(qkv.attend(*arrays, kernel="dense")).all()
+
+
+def test_readouts_and_draws_are_those_of_numpy() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 7, 4)).astype(np.float32)
+    options: dict[str, Any] = {
+        "normalizer": normalizers.Softmax(temperature=0.5),
+        "mask": masks.Causal(),
+        "dropout": 0.4,
+        "readouts": [readouts.Entropy(), readouts.TopWeights(2), readouts.Dense()],
+    }
+    for seed in (3, 4):
+        mine = qkv.observe(*[jax.numpy.asarray(x)] * 3, seed=seed, kernel="dense", **options)
+        theirs = qkv.observe(x, x, x, seed=seed, kernel="dense", **options)
+        assert_close(mine.output, theirs.output, 1e-5)
+        for got, wanted in zip(jax.tree.leaves(mine.readouts), jax.tree.leaves(theirs.readouts), strict=True):
+            assert_close(got, to_float64(wanted), 1e-5)
+
+
+def test_function_of_a_user_may_inspect_elements_and_read_variables_that_change() -> None:
+    factor = [1.0]
+
+    def score(query: Any, key: Any) -> Any:
+        assert float(query.sum()) > 0
+        return factor[0] * (query @ key.mT)
+
+    x = jax.numpy.arange(6.0).reshape(3, 2)
+    calls = [qkv.attend(x, x, x, score=scores.Custom(score), kernel="dense")]
+    factor[0] = -1.0
+    calls.append(qkv.attend(x, x, x, score=scores.Custom(score), kernel="dense"))
+    for got, sign in zip(calls, (1.0, -1.0), strict=True):
+        assert_close(got, qkv.attend(*[np.asarray(x)] * 3, score=scores.Dot() if sign > 0 else _negated()), 1e-6)
+
+
+def _negated() -> scores.Score:
+    return scores.Bilinear(-np.eye(2, dtype=np.float32))
