@@ -44,6 +44,8 @@ class LazyMask(torch.Tensor):
     crop: int
     uncropped_shape: tuple[int, ...]
     array: torch.Tensor | None
+    step: tuple[int, tuple[int, int] | None] | None
+    """Number of keys, and the range of those that the mask allows, of a decoding step, once it is known."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -61,6 +63,7 @@ class LazyMask(torch.Tensor):
         cropped = (*shape[:-1], shape[-1] - crop)
         out: LazyMask = torch.Tensor._make_wrapper_subclass(cls, cropped, dtype=dtype, device=torch.device(device))
         out.mask, out.positions, out.uncropped_shape, out.crop, out.array = mask, positions, tuple(shape), crop, None
+        out.step = None
         return out
 
     def __init__(self, *args: object, **kwargs: object) -> None:

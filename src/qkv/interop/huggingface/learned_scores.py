@@ -60,7 +60,8 @@ def layer_score(layer: torch.nn.Module, option: object, width: int, groups: Grou
             f"the learned score of {type(layer).__name__} must be built for the width of its heads, {width}, got "
             f"{module.query_width}. Register a function of the layer that returns a score of qkv.scores instead."
         )
-    return align_batch(module(), 1, groups, True)
+    score: Score = module()
+    return align_batch(score, 1, groups, True)
 
 
 def add_learned_scores(model: torch.nn.Module, options: Callable[[torch.nn.Module], object]) -> None:
@@ -89,7 +90,7 @@ def add_learned_scores(model: torch.nn.Module, options: Callable[[torch.nn.Modul
         if isinstance(old, LearnedScore) and _same(old, kind, keywords, width):
             continue
         like = next((x for x in layer.parameters(recurse=True) if x.is_floating_point()), None)
-        score = kind(width, **keywords)  # type: ignore[arg-type]
+        score = cast("Callable[..., LearnedScore]", kind)(width, **keywords)
         if like is not None:
             score = score.to(like.device, like.dtype)
         score.train(layer.training)
@@ -101,7 +102,8 @@ def add_learned_scores(model: torch.nn.Module, options: Callable[[torch.nn.Modul
 
 def initialize_score(score: LearnedScore) -> None:
     """Set the parameters and constants of a learned score to initial values, except those that were loaded."""
-    initial = type(score)(score.query_width, score.key_width, heads=score.heads, **score.options)
+    build = cast("Callable[..., LearnedScore]", type(score))
+    initial = build(score.query_width, score.key_width, heads=score.heads, **score.options)
     values = {**dict(initial.named_parameters()), **dict(initial.named_buffers())}
     with torch.no_grad():
         for name, x in (*score.named_parameters(), *score.named_buffers()):

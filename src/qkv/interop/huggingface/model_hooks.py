@@ -48,7 +48,7 @@ def add_model_hooks(registered: Mapping[str, Registration]) -> None:
     @functools.wraps(post_init)
     def post_init_with_parts(self: torch.nn.Module) -> None:
         apply_registration(self, registered, built=True)
-        post_init(self)  # type: ignore[arg-type]
+        post_init(self)  # type: ignore[arg-type, no-untyped-call]
 
     @functools.wraps(set_implementation)
     def set_with_parts(self: torch.nn.Module, *args: object, **options: object) -> None:
@@ -62,8 +62,8 @@ def add_model_hooks(registered: Mapping[str, Registration]) -> None:
         initialize(self, module, *args)  # type: ignore[arg-type]
 
     post_init_with_parts.__qkv__ = True  # type: ignore[attr-defined]
-    PreTrainedModel.post_init = post_init_with_parts  # type: ignore[method-assign, assignment]
-    PreTrainedModel.set_attn_implementation = set_with_parts  # type: ignore[method-assign, assignment]
+    PreTrainedModel.post_init = post_init_with_parts  # type: ignore[method-assign]
+    PreTrainedModel.set_attn_implementation = set_with_parts  # type: ignore[method-assign]
     PreTrainedModel._initialize_weights = initialize_with_scores  # type: ignore[method-assign, assignment]
 
 

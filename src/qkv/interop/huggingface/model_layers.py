@@ -64,7 +64,7 @@ def attention_kind(name: str, module: torch.nn.Module) -> AttentionKind:
 
 def uses_interface(module: torch.nn.Module) -> bool:
     """Return whether the source code of a module mentions the attention interface of transformers."""
-    return _class_uses_interface(type(module))
+    return _class_uses_interface(type(module))  # type: ignore[arg-type]
 
 
 @cache

@@ -20,6 +20,7 @@ from qkv.core.typing import Array, Float, Shaped, Tensor
 from qkv.engine import attend, observe
 from qkv.errors import DataError, OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, NormalizerFactory, Registration, ScoreFactory
+from qkv.interop.huggingface.decoding_step import attend_step
 from qkv.interop.huggingface.learned_scores import LearnedOption
 from qkv.interop.huggingface.mask_interface import build_mask
 from qkv.interop.huggingface.model_hooks import SAVED_PARTS, add_model_hooks
@@ -38,6 +39,9 @@ _Listener = Callable[[torch.nn.Module, AttentionCall, float], torch.Tensor | Non
 
 LISTENERS: WeakKeyDictionary[torch.nn.Module, OrderedDict[int, _Listener]] = WeakKeyDictionary()
 """Listeners of each attention layer, by the id of their handle."""
+
+_EXTRA = ("softcap", "position_bias", "s_aux", "sinks", "indices", "block_indices")
+"""Arguments of the interface that change the logits or the mask."""
 
 _RESERVED = ("eager", "sdpa", "flex_attention")
 
@@ -170,10 +174,16 @@ def _attention(
 
     `arguments` are the further arguments of the interface, as in `AttentionCall.from_interface`.
     """
+    listeners = tuple(LISTENERS.get(module, {}).values())
+    plain = not (registration.replaces_parts or registration.kernel or listeners or dropout or output_attentions)
+    if plain and query.shape[2] == 1 and all(arguments.get(name) is None for name in _EXTRA):
+        step = attend_step(query, key, value, attention_mask, arguments.get("scaling"))
+        if step is not None:
+            return step.transpose(1, 2).contiguous(), None
     call = AttentionCall.from_interface(registration, module, query, key, value, attention_mask, **arguments)
     output: Array | None = None
     weights: torch.Tensor | None = None
-    for listener in tuple(LISTENERS.get(module, {}).values()):
+    for listener in listeners:
         computed = listener(module, call, dropout)
         output = computed if computed is not None else output
     if output_attentions:

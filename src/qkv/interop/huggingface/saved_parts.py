@@ -96,20 +96,24 @@ def _describe(value: object) -> Json:
         if _part_classes().get(type(value).__name__) is not type(value):
             raise _CodeError
         return {"part": type(value).__name__, "fields": {n: _describe(getattr(value, n)) for n in value.__match_args__}}
-    options: Mapping[str, object] = {}
-    if isinstance(value, functools.partial):
-        if value.args:
-            raise _CodeError
-        value, options = value.func, value.keywords
-    elif isinstance(value, nn.LearnedScore):
-        value, options = type(value), {"heads": value.heads, **value.options}
-    if not isinstance(value, type):
+    kind, options = _split(value)
+    if kind is None:
         raise _CodeError
-    if _learned_classes().get(value.__name__) is value:
-        return {"learned": value.__name__, "options": {name: _describe(x) for name, x in options.items()}}
-    if _part_classes().get(value.__name__) is value and not options:
-        return _describe(value())
+    name = kind.__name__
+    if _learned_classes().get(name) is kind:
+        return {"learned": name, "options": {key: _describe(x) for key, x in options.items()}}
+    if _part_classes().get(name) is kind and not options:
+        return _describe(cast("Callable[[], Part]", kind)())
     raise _CodeError
+
+
+def _split(value: object) -> tuple[type | None, Mapping[str, object]]:
+    """Return the class that an option builds, or None, and the arguments of the class."""
+    if isinstance(value, functools.partial):
+        return (value.func if isinstance(value.func, type) and not value.args else None), value.keywords
+    if isinstance(value, nn.LearnedScore):
+        return type(value), {"heads": value.heads, **value.options}
+    return (value if isinstance(value, type) else None), {}
 
 
 def _part_classes() -> dict[str, type[Part]]:

@@ -125,9 +125,12 @@ class BlockPool:
         self, rows: Int[Tensor, "batch k"]
     ) -> tuple[Float[Tensor, "batch heads k width"], Float[Tensor, "batch heads k value_width"]]:
         """Return keys and values at rows of the memory, as copies."""
-        flat, batch = rows.flatten(), rows.shape[0]
-        key, value = self.key.index_select(1, flat), self.value.index_select(1, flat)
-        return key.unflatten(1, (batch, -1)).transpose(0, 1), value.unflatten(1, (batch, -1)).transpose(0, 1)
+        flat = rows.flatten()
+        key, value = (
+            x.index_select(1, flat).view(self.heads, *rows.shape, x.shape[-1]).transpose(0, 1)
+            for x in (self.key, self.value)
+        )
+        return key, value
 
     def __repr__(self) -> str:
         return (

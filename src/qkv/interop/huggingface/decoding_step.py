@@ -1,0 +1,81 @@
+"""Decoding step of a Hugging Face model: one query per sequence, with the attention of the model itself.
+
+The query precedes no key, so that the mask of a step without padding allows one range of keys for all sequences. The
+step is then one call of PyTorch's fused attention, without planning:
+
+    output = softmax(scaling · q K_rᵀ) V_r          K_r, V_r: the rows of K and V in the range r
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from qkv.core.tile import Tile
+from qkv.core.tracing import tracing_mode
+from qkv.core.typing import Float, Shaped, Tensor
+from qkv.interop.huggingface.lazy_mask import LazyMask
+
+__all__ = ["attend_step"]
+
+
+def attend_step(
+    query: Float[Tensor, "batch heads q width"],
+    key: Float[Tensor, "batch key_heads k width"],
+    value: Float[Tensor, "batch key_heads k value_width"],
+    mask: Shaped[Tensor, "*_ keys"] | None,
+    scaling: object,
+) -> Float[Tensor, "batch heads 1 value_width"] | None:
+    """Return the output of one query per sequence, or None if the call must be planned.
+
+    Args:
+        query: queries.
+        key: keys.
+        value: values.
+        mask: mask that the model received, or None.
+        scaling: factor of the inner product; None means 1/√width.
+    """
+    if query.shape[2] != 1 or value.shape[-1] != query.shape[-1] or not (key.shape[2] and query.numel()):
+        return None
+    if not (scaling is None or isinstance(scaling, (int, float))) or not query.dtype == key.dtype == value.dtype:
+        return None
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return None
+    if tracing_mode(query):
+        return None
+    if mask is not None:
+        limits = _range(mask, key.shape[2])
+        if limits is None:
+            return None
+        start, stop = limits
+        key, value = key.narrow(2, start, stop - start), value.narrow(2, start, stop - start)
+    batch, heads, _, width = query.shape
+    if heads % key.shape[1]:
+        return None
+    grouped = query if heads == key.shape[1] else query.reshape(batch, key.shape[1], -1, width)
+    scale = None if scaling is None else float(scaling)
+    output = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, scale=scale)
+    # Data that is not finite is left to the kernels. It makes the output NaN or infinite, or 0 if all logits are −∞.
+    low, high = output.abs().sum(-1).aminmax()
+    if not (low.item() > 0 and math.isfinite(high.item())):
+        return None
+    return output.reshape(batch, heads, 1, width)
+
+
+def _range(mask: Shaped[Tensor, "*_ keys"], keys: int) -> tuple[int, int] | None:
+    """Return start and stop of the keys that a mask allows for every query, or None if they are not one range."""
+    if not isinstance(mask, LazyMask) or mask.array is not None or mask.shape[-1] < keys:
+        return None
+    if mask.step is None or mask.step[0] != keys:
+        parts, positions = mask.parts()
+        stop = mask.shape[-1]
+        limits: tuple[int, int] | None = (0, stop)
+        if parts is not None:
+            tile = Tile.whole(1, stop, (mask.shape[0], 1), positions)
+            limits = parts.key_range(tile)
+            if limits[0] >= limits[1] or parts.coverage(tile.restrict(tile.rows, limits)) != "all":
+                limits = None
+        mask.step = (keys, limits)
+    found = mask.step[1]
+    return None if found is None or found[0] >= keys else (found[0], min(found[1], keys))
