@@ -90,7 +90,10 @@ class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemantics
     @pytest.mark.long
     def test_agrees_with_the_oracle_for_every_shape(self, setting: Setting, score: str) -> None:
         name = "sum" if score in NONNEGATIVE else "softmax"
-        self.check_cases(setting, (Case(score, name, "causal by positions", shape) for shape in SHAPES))
+        shapes = list(SHAPES)
+        if setting.library == "jax":  # each dtype compiles a quarter of the shapes for a score, and all for four scores
+            shapes = shapes[sorted(SCORES).index(score) % 4 :: 4]
+        self.check_cases(setting, (Case(score, name, "causal by positions", shape) for shape in shapes))
 
     def check_cases(self, setting: Setting, cases: Iterable[Case]) -> None:
         """Assert that output and gradients agree with the reference for all cases that the kernel supports."""
@@ -99,8 +102,10 @@ class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemantics
                 got = self.run(case.call(), setting)
             except RefusedError:
                 continue
-            # These scores are logarithms of kernels with compact support, which are steep at the boundary.
-            slack = 10.0 if case.score in ("epanechnikov", "triangular") else 1.0
+            # These scores are logarithms of kernels with compact support, which are steep at the boundary. So are the
+            # weights of entmax with an α above 2 at the threshold.
+            steep = case.score in ("epanechnikov", "triangular") or case.normalizer == "entmax per head"
+            slack = 10.0 if steep else 1.0
             assert_agrees(got, oracle(case, setting.dtype), setting, str(case), slack)
 
     @pytest.mark.parametrize("case", TWICE, ids=str)
