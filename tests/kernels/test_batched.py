@@ -204,3 +204,17 @@ def test_a_score_of_this_package_with_a_function_that_closes_over_a_parameter_is
         for kernel in ("batched", "dense"):
             with pytest.raises(qkv.errors.GradientError):
                 qkv.attend(*sides, score=score, kernel=kernel, normalizer=normalizers.Softmax())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_queries_without_keys_have_finite_gradients_if_the_score_excludes_their_pairs_too(dropout: float) -> None:
+    query = torch.tensor([[0.0], [100.0], [100.0]], requires_grad=True)
+    key, value = torch.zeros(1, 1, requires_grad=True), torch.ones(1, 2, requires_grad=True)
+    mask = masks.Pairs(torch.tensor([[True], [False], [False]]))
+    options = {"score": scores.Boxcar(3.0), "mask": mask, "dropout": dropout, "seed": 1, "kernel": "batched"}
+    output = qkv.attend(query, key, value, **options)
+    output.sum().backward()
+    assert not output[1:].any()
+    gradients = [x.grad for x in (query, key, value) if x.grad is not None]
+    assert gradients
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)

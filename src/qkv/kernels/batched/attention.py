@@ -108,7 +108,10 @@ def _weighted(
 
     if form.excluded is not None:
         fill = logits.masked_fill_ if owned else logits.masked_fill
-        logits = fill(form.excluded, -math.inf)
+        logits, owned = fill(form.excluded, -math.inf), True
+    if form.empty is not None:
+        # The score itself may give −inf to all pairs of such a query; its weights must be finite for the gradients.
+        logits = logits.masked_fill_(form.empty, 0) if owned else logits.masked_fill(form.empty, 0)
     weights = torch.softmax(logits, dim=-1)
     output = weights @ value
     return (output if form.empty is None else output.masked_fill_(form.empty, 0)), weights
@@ -170,8 +173,9 @@ def _plain_logits(
 ) -> Float[Tensor, "*batch q value_width"]:
     if form.excluded is not None:
         logits = logits.masked_fill(form.excluded, -math.inf)
-    output = logits.softmax(-1) @ value
-    return output if form.empty is None else output.masked_fill(form.empty, 0)
+    if form.empty is None:
+        return logits.softmax(-1) @ value
+    return (logits.masked_fill(form.empty, 0).softmax(-1) @ value).masked_fill(form.empty, 0)
 
 
 def _products_passes(

@@ -132,7 +132,8 @@ def _attend(call: TorchCall) -> Float[Tensor, "*batch q value_width"]:
         if logits.shape[-2:] != shape[-2:]:
             logits = logits.expand(*logits.shape[:-2], *shape[-2:])
         return attention_of_logits(logits, call.value, Form(excluded, empty)).expand(_output_shape(call))
-    weights = (logits if excluded is None else logits.masked_fill(excluded, -math.inf)).softmax(dim=-1)
+    logits = logits if excluded is None else logits.masked_fill(excluded, -math.inf)
+    weights = (logits if empty is None else logits.masked_fill(empty, 0)).softmax(dim=-1)
     output = apply_dropout(weights.expand(shape), call.tile, call.dropout) @ call.value
     return output if empty is None else output.masked_fill(empty, 0)
 
