@@ -49,6 +49,7 @@ MADE: dict[str, Any] = {
     "Biased": functools.partial(nn.Biased, k=Q),
     "Biased, pairs": functools.partial(nn.Biased, q=Q, k=Q),
     "ALiBi": nn.ALiBi,
+    "Decay": nn.Decay,
     "RelativePosition": functools.partial(nn.RelativePosition, buckets=8, score=nn.Additive),
     "QuadraticPosition": nn.QuadraticPosition,
     "ClassTable": functools.partial(nn.ClassTable, query_classes=CLASSES),
@@ -99,10 +100,9 @@ def test_each_head_uses_its_own_parameters(name: str) -> None:
             for key, value in score.named_parameters()
         }
         alone.load_state_dict(own, strict=False)
+        normalizer = qkv.normalizers.NORMALIZERS[alone().default_normalizer]()
         part = x[..., head * WIDTH : (head + 1) * WIDTH]
-        wanted = attend_dense(
-            part, part, part, score=alone(), normalizer=qkv.normalizers.Softmax(), mask=masks.Causal()
-        )
+        wanted = attend_dense(part, part, part, score=alone(), normalizer=normalizer, mask=masks.Causal())
         got = module(x)[..., head * WIDTH : (head + 1) * WIDTH]
         torch.testing.assert_close(got, wanted.output, atol=1e-12, rtol=0)
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from qkv.core.positions import Positions
-from qkv.errors import OptionError, PositionError, ShapeError
+from qkv.errors import KindError, OptionError, PositionError, ShapeError
 from qkv.scores import (
     ALiBi,
     Biased,
     ClassTable,
     Constant,
+    Decay,
     Dot,
     Epanechnikov,
     QuadraticPosition,
@@ -172,3 +173,66 @@ def test_a_class_outside_the_table_is_refused_and_its_side_is_named(side, query,
     score = ClassTable(Constant(), np.zeros((2, 3)), np.array(query), np.array(key))
     with pytest.raises(OptionError, match=rf"{side}_classes of ClassTable must be between 0 and"):
         score(np.ones((1, 1)), np.ones((1, 1)))
+
+
+class TestDecay(ScoreContract):
+    part = Decay
+
+    def make(self, draw):
+        return Decay(Dot(), np.asarray(-draw.positive()))
+
+    def formula(self, score, q, k, at):
+        return dot(q, k) * math.exp(score.log_decay * abs(at.i - at.j))
+
+    @pytest.mark.parametrize("given", [{}, {"log_decay": -1.0, "log_decay_per_key": np.zeros((2, 1))}])
+    def test_wants_exactly_one_decay(self, given):
+        with pytest.raises(OptionError, match=r"exactly one of log_decay and log_decay_per_key.*got (none|both)"):
+            Decay(Dot(), **given)
+
+    def test_refuses_a_decay_that_grows(self):
+        with pytest.raises(OptionError, match=r"log_decay of Decay must be a number of at most 0, got 0.5"):
+            Decay(Dot(), 0.5)
+
+
+def exponent(decay, at, keys):
+    """Return the sum of the decays after the earlier and up to the later of two positions."""
+    first, last = sorted((at.i, at.j))
+    return sum(decay[t] for t in range(max(0, first + 1), min(last + 1, keys)))
+
+
+class TestDecayPerKey(ScoreContract):
+    part = Decay
+
+    def make(self, draw):
+        return Decay(Dot(), log_decay_per_key=-draw.positive(draw.k, 1))
+
+    def formula(self, score, q, k, at):
+        decay = [row[0] for row in score.log_decay_per_key]
+        return dot(q, k) * math.exp(exponent(decay, at, len(decay)))
+
+    def test_refuses_decays_of_other_keys_and_names_both(self):
+        with pytest.raises(ShapeError, match=r"Decay must have shape \(\*batch, 3, 1\).* got shape \(2, 1\)"):
+            Decay(Dot(), log_decay_per_key=np.zeros((2, 1)))(np.ones((3, 1)), np.ones((3, 1)))
+
+    def test_sums_of_many_strong_decays_keep_their_digits_in_float32(self):
+        decays = np.full((3000, 1), -7.3, dtype=np.float32)
+        ones = np.ones((3000, 1), dtype=np.float32)
+        assert abs(Decay(Dot(), None, decays)(ones, ones)[2999, 2998] / math.exp(np.float32(-7.3)) - 1) < 1e-6
+
+
+class TestDecayPerFeature(TestDecayPerKey):
+    def make(self, draw):
+        return Decay(Dot(), log_decay_per_key=-draw.positive(draw.k, 3))
+
+    def formula(self, score, q, k, at):
+        decay, keys = score.log_decay_per_key, len(score.log_decay_per_key)
+        pairs = enumerate(zip(q, k, strict=True))
+        return math.fsum(a * b * math.exp(exponent(decay[:, f], at, keys)) for f, (a, b) in pairs)
+
+    def test_refuses_another_number_of_features(self):
+        with pytest.raises(ShapeError, match=r"log_decay_per_key of Decay must have width 1 or 1, .* got width 3"):
+            Decay(Dot(), None, np.zeros((2, 3)))(np.ones((2, 1)), np.ones((2, 1)))
+
+    def test_refuses_an_inner_score_without_features(self):
+        with pytest.raises(KindError, match=r"score of Decay must be an inner product for a decay per feature"):
+            Decay(ALiBi(Dot()), None, np.zeros((2, 3)))

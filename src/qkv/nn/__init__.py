@@ -6,7 +6,7 @@ require_packages("qkv.nn needs", "torch", "torch")
 
 from qkv.nn import positions
 from qkv.nn.attention import Attention
-from qkv.nn.cache import BlockPool, KeyValueCache, PagedCache
+from qkv.nn.cache import BlockPool, KeyValueCache, PagedCache, StateCache
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.hard_attention import HardAttention, HardAttentionOutput
 from qkv.nn.head_layout import Head
@@ -33,6 +33,7 @@ from qkv.nn.scores.wrappers import (
     ALiBi,
     Biased,
     ClassTable,
+    Decay,
     Projected,
     QuadraticPosition,
     RelativePosition,
@@ -56,6 +57,7 @@ __all__ = [
     "KeyValueCache",
     "PagedCache",
     "BlockPool",
+    "StateCache",
     "positions",
     "FeedForward",
     "EncoderLayer",
@@ -90,6 +92,7 @@ __all__ = [
     "RelativePosition",
     "QuadraticPosition",
     "ClassTable",
+    "Decay",
     "Custom",
     "torch_masks",
 ]

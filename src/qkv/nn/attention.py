@@ -13,13 +13,13 @@ from qkv.core.checks import check_probability, describe
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.engine import attend, observe
-from qkv.errors import KindError
+from qkv.errors import KindError, RefusedError
 from qkv.kernels.chunked.kernel import ChunkedTensor, attend_chunked, concat_chunks
 from qkv.kernels.chunked.last_query import attend_last
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
-from qkv.nn.cache import KeyValueCache, PagedCache
+from qkv.nn.cache import KeyValueCache, PagedCache, StateCache
 from qkv.nn.checks import require_cache
 from qkv.nn.part_module import PartModule, current_part
 from qkv.nn.protocols import AttentionOutput, Cache
@@ -31,7 +31,7 @@ from qkv.plan import Spec
 from qkv.plan.checks import as_readouts
 from qkv.plan.spec import CallOptions
 from qkv.readouts import Readout
-from qkv.scores import Score
+from qkv.scores import ScaledDot, Score
 
 __all__ = ["Attention", "add_cache_mask", "attend_step", "run_attention"]
 
@@ -97,8 +97,8 @@ class Attention(torch.nn.Module):
     def forward(
         self,
         query: Float[Tensor, "*#batch q width"],
-        key: Float[Tensor, "*#batch k key_width"] | None = None,
-        value: Float[Tensor, "*#batch k value_width"] | None = None,
+        key: Float[Tensor, "*#batch k key_width"] | ChunkedTensor | None = None,
+        value: Float[Tensor, "*#batch k value_width"] | ChunkedTensor | None = None,
         *,
         mask: Mask | None = None,
         cache: Cache | None = None,
@@ -109,7 +109,7 @@ class Attention(torch.nn.Module):
 
         Args:
             query: queries.
-            key: keys; None means the query.
+            key: keys, also those of a cache (`KeyValueCache.key_value`); None means the query.
             value: values; None means the key.
             mask: further mask, combined with the module's own. Its batch axes are those of the call.
             cache: keys and values of earlier calls; those of this call are appended.
@@ -119,9 +119,11 @@ class Attention(torch.nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         for name, x in (("query", query), ("key", key), ("value", value)):
-            if not is_array(x):
+            if not is_array(x) and (name == "query" or cache is not None or not isinstance(x, ChunkedTensor)):
                 raise KindError(f"{name} must be a tensor, got {describe(x)}. Convert it with torch.as_tensor.")
-        keys, values = (key, value) if cache is None else require_cache(cache).append(key, value)
+        keys, values = key, value
+        if cache is not None:
+            keys, values = require_cache(cache).append(cast(Tensor, key), cast(Tensor, value))
         plain = mask is None and positions is None and self.positions is None and not readouts
         if plain and self.kernel is None and not (self.dropout and self.training):
             output = attend_step(cache, query, keys, values, self.score, self.normalizer, self.mask)
@@ -138,7 +140,7 @@ class Attention(torch.nn.Module):
             "kernel": self.kernel,
             "memory": self.memory,
         }
-        return run_attention(query, keys, values, readouts, options)
+        return run_attention(query, keys, values, readouts, options, cache)
 
     def extra_repr(self) -> str:
         """Return the dropout probability as text for `print`, or "" if it is 0."""
@@ -190,9 +192,21 @@ def run_attention(
     value: Float[Tensor, "*#batch k value_width"] | ChunkedTensor,
     readouts: Sequence[Readout],
     options: CallOptions,
+    cache: Cache | None = None,
 ) -> Float[Tensor, "*batch q value_width"] | AttentionOutput:
-    """Compute attention with the chunked kernel if it supports the call, otherwise with `attend` or `observe`."""
+    """Compute attention with the chunked kernel if it supports the call, otherwise with `attend` or `observe`.
+
+    A `StateCache` computes the attention itself.
+    """
     readouts = as_readouts(readouts)
+    if isinstance(cache, StateCache):
+        if readouts or options["dropout"]:
+            asked = "readouts" if readouts else "dropout"
+            raise RefusedError(f"{asked} must not be given with a StateCache, which has no weights, got {asked}.")
+        assert isinstance(key, Tensor)  # as append returns them
+        assert isinstance(value, Tensor)
+        score, normalizer, mask = options["score"], options["normalizer"], options["mask"]
+        return cache.attend(query, key, value, score=score or ScaledDot(), normalizer=normalizer, mask=mask)
     if isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor):
         if options["kernel"] is None:
             spec = Spec(

@@ -266,6 +266,7 @@ class MultiHeadAttention(torch.nn.Module):
                 "kernel": self.kernel,
                 "memory": self.memory,
             },
+            cache,
         )
         if not isinstance(result, AttentionOutput):
             return self._project_output(result, query, groups)

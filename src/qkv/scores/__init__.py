@@ -10,6 +10,7 @@ from qkv.scores.class_table import ClassTable
 from qkv.scores.constant import Constant
 from qkv.scores.cosine import Cosine
 from qkv.scores.custom import Custom
+from qkv.scores.decay import Decay
 from qkv.scores.distance import Boxcar, Epanechnikov, Laplace, Triangular
 from qkv.scores.dot import Dot
 from qkv.scores.exact import Exact
@@ -55,6 +56,7 @@ __all__ = [
     "RelativePosition",
     "QuadraticPosition",
     "ClassTable",
+    "Decay",
     "Exact",
     "JaroWinkler",
     "Levenshtein",

@@ -67,6 +67,9 @@ class Score(Part, ABC):
         inner: the inner score, if this score changes each logit of an inner score; otherwise None.
         adds_offset: whether the logit is the logit of `inner` plus `offset(tile)`, which is independent of logits.
         tanh_cap: c if the logit is c · tanh(logit of `inner` / c) with a single number c; otherwise None.
+        log_decay: g if the logit of `inner` is multiplied by e^(g |i − j|) for positions i and j; otherwise None.
+        log_decay_per_key: g_t if each product of features in the logit of `inner` is multiplied by e^(Σ g_t), with the
+            sum over the positions t after the earlier one of query and key; otherwise None. See `Decay`.
     """
 
     default_normalizer: str = "softmax"
@@ -86,6 +89,8 @@ class Score(Part, ABC):
     inner: Score | None = None
     adds_offset: bool = False
     tanh_cap: float | None = None
+    log_decay: Array | float | None = None
+    log_decay_per_key: Array | None = None
 
     @property
     def is_inner_product(self) -> bool:
@@ -387,14 +392,9 @@ def check_same_width(score: Score, query_width: int, key_width: int) -> None:
 
 
 def require_score(score: object, name: str = "score") -> Score:
-    """Return `score`, or raise an error that names the argument `name` if it is not a `Score`.
-
-    Raises:
-        KindError: `score` is not a `Score`. For a function, the message names the score that wraps functions.
-    """
+    """Return `score`, or raise a `KindError` that names the argument `name` if it is not a `Score`."""
     if isinstance(score, Score):
         return score
     function = callable(score) and not isinstance(score, type)
-    instance = "Pass an instance of a class in qkv.scores, such as ScaledDot()."
-    advice = "Wrap the function as qkv.scores.Custom(function)." if function else instance
+    advice = "Wrap the function as scores.Custom(function)." if function else "Pass a score, such as ScaledDot()."
     raise KindError(f"{name} must be a Score, got {describe(score)}. {advice}")

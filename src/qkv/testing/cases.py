@@ -117,6 +117,9 @@ SCORES: dict[str, Callable[[PartFactory], scores.Score]] = {
     "alibi": lambda m: scores.ALiBi(scores.Dot(), m.heads.positive()),
     "relative position": lambda m: scores.RelativePosition(scores.Dot(), m.heads(8)),
     "quadratic position": lambda m: scores.QuadraticPosition(scores.Dot(), m.draw.positive() / 8),
+    "decay": lambda m: scores.Decay(scores.Dot(), -m.heads.positive() / 4),
+    "decay per key": lambda m: scores.Decay(scores.Features(), None, -abs(m.heads(m.draw.k, 1))),
+    "decay per feature": lambda m: scores.Decay(scores.Dot(), None, -abs(m.all(m.draw.k, m.width)) / 2),
     "class table": lambda m: scores.ClassTable(
         scores.Dot(), m.draw(2, 3), m.draw.integers(2, m.draw.q), m.draw.integers(3, m.draw.k)
     ),
@@ -125,7 +128,7 @@ SCORES: dict[str, Callable[[PartFactory], scores.Score]] = {
     "similarity": lambda m: scores.Custom(_similarity),
 }
 
-NONNEGATIVE = ("constant", "exact", "similarity", "features", "learned features")
+NONNEGATIVE = ("constant", "exact", "similarity", "features", "learned features", "decay per key")
 """Names of the scores without negative logits, which `Sum` requires."""
 
 NORMALIZERS: dict[str, Callable[[PartFactory], normalizers.Normalizer]] = {

@@ -84,6 +84,10 @@ class ChunkedTensor:
 
         return torch.cat([self.dequantized(n) for n in range(len(self.chunks))], dim=-2)
 
+    def first_columns(self, width: int) -> ChunkedTensor:
+        """Return the first `width` columns, as views of the chunks: values that are a part of the keys."""
+        return ChunkedTensor(tuple([x[..., :width] for x in self.chunks]), self.scales, self.dtype, self.finite)
+
     def placeholder(self) -> Num[Tensor, "*batch k width"]:
         """Return a tensor of the same shape and dtype that stores a single element, for planning."""
         return self.chunks[0].new_zeros((), dtype=self.dtype).expand(self.shape)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 from qkv.core.arrays import (
     cast,
     ignore_numpy_warnings,
+    is_array,
     namespace,
     requires_gradient,
     statically_known_true,
@@ -31,11 +32,11 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float, Num, Tensor
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
-from qkv.kernels.linear.product import Recurrence, linear_attention
+from qkv.kernels.linear.decay import CHUNK_OF_DECAYS
+from qkv.kernels.linear.product import Recurrence, has_decay, linear_attention, split_causal
 from qkv.kernels.linear.recurrence import CHUNK, recur
 from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE
-from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
@@ -61,13 +62,14 @@ Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
 class LinearKernel(Kernel):
     """Kernel of linear attention, for scores that are inner products under the normalizers `Sum` and `Identity`.
 
-    Masks may be causal, masks of keys, or both.
+    Masks may be causal, masks of keys, or both. With decays (`Decay`) they must be causal.
     """
 
     name: ClassVar[str] = "linear"
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch", "jax")
     guards: ClassVar[tuple[str, ...]] = (
-        "if everything is finite, and for Sum no feature is negative: the product form; else: the pairs, tile by tile",
+        "if everything is finite, no decay grows, and for Sum no feature is negative: the product form; else: the "
+        "pairs, tile by tile",
     )
 
     def limits(self, problem: Problem) -> Iterator[str]:
@@ -75,22 +77,30 @@ class LinearKernel(Kernel):
         score, normalizer = problem.score, problem.normalizer
         if not normalizer.linear:
             yield f"it supports only weights that are linear in the logits, not {normalizer}"
-        if score.lift_kind is None or not score.is_inner_product:
-            yield f"{score} is not an inner product"
+        decays = has_decay(score)
+        features = score.inner if decays else score
+        if features is None or features.lift_kind is None or not features.is_inner_product:
+            yield f"{features} is not an inner product"
         if problem.readouts:
             yield "it never computes the weights that readouts need"
         if problem.spec.dropout:
             yield "it never computes the weights that dropout drops"
-        if not split_mask(problem.spec.mask, problem.tile)[2]:
+        _, offset, exact = split_causal(problem.score, problem.spec.mask, problem.tile)
+        if not exact:
             yield f"the mask {problem.spec.mask} is neither causal nor a mask of keys"
+        elif decays and offset is None:
+            yield "decays are a recurrence only with a causal mask"
 
     def describe(self, problem: Problem) -> str:
         """Describe the product that replaces the matrix of weights."""
         axes, score = problem.axes, problem.score
         width = score.lifted_width(axes.query_width, axes.key_width)
         notes = [f"rewritten as φ(Q) (φ(K)ᵀ V) with {width} features", score.lift_description()]
-        if split_mask(problem.spec.mask, problem.tile)[1] is not None:
-            notes.append(f"causal: a state of {width} × {axes.value_width}, passed on every {CHUNK} keys")
+        if split_causal(problem.score, problem.spec.mask, problem.tile)[1] is not None:
+            size = CHUNK_OF_DECAYS if has_decay(score) else CHUNK
+            notes.append(f"causal: a state of {width} × {axes.value_width}, passed on every {size} keys")
+        if has_decay(score):
+            notes.append("the state decays at each key")
         return "; ".join(note for note in notes if note)
 
     def cost(self, problem: Problem) -> Cost:
@@ -99,11 +109,16 @@ class LinearKernel(Kernel):
         features = score.lifted_width(axes.query_width, axes.key_width)
         divides = problem.normalizer.sums_to_one
         columns = axes.value_width + divides
-        causal = split_mask(problem.spec.mask, problem.tile)[1] is not None
+        causal = split_causal(problem.score, problem.spec.mask, problem.tile)[1] is not None
         batch, rows = axes.batch_size, axes.batch_size * axes.q
         keys = max(math.prod(axes.key[:-1]), math.prod(axes.value[:-1]))
         flop = 2.0 * features * columns * (rows + keys)
         elements = rows * columns * (2 if divides else 1)
+        if has_decay(score):
+            # One exponential per pair of a chunk, or some per feature, and the states of all chunks.
+            per_feature = score.log_decay_per_key is not None and score.log_decay_per_key.shape[-1] > 1
+            elements += rows * (40 * features if per_feature else 3 * CHUNK)
+            elements += (rows // CHUNK + 1) * features * columns * 4
         if causal:
             flop += 2.0 * rows * CHUNK * (features + columns)
             elements += keys * columns * divides + 2 * rows * CHUNK
@@ -141,12 +156,21 @@ class LinearKernel(Kernel):
 
 _BLOCK = 2**18
 """Number of elements of the temporary arrays of a block of chunks."""
+_GROWS = "a decay is above 0 or NaN"
 _Attempt = tuple[Float[Array, "*batch q value_width"] | None, str]
 """The output, or None and the reason why the product form cannot compute it."""
 
 
 def _may_be_negative(call: BoundCall) -> bool:
     return call.normalizer.nonnegative and not call.score.nonnegative
+
+
+def _grows(score: Score) -> bool:
+    """Return whether a decay is above 0, so that its exponentials may overflow."""
+    decay = score.log_decay_per_key if score.log_decay is None else score.log_decay
+    if not is_array(decay):
+        return False  # checked when the score was made
+    return 0 not in decay.shape and not statically_known_true(namespace(decay).max(decay) <= 0)
 
 
 def _any_negative(left: Array, right: Array) -> bool:
@@ -175,12 +199,14 @@ def _run_torch(call: BoundCall, problem: Problem) -> _Attempt:
         # Non-finite data shows in the totals, so the inputs need no check.
         projected = project_call(replace(call, finite=(False, False)))
         left, right, value = typing.cast("tuple[Tensor, ...]", (projected.query, projected.key, projected.value))
-        if split_mask(call.mask, call.tile)[:2] == (None, None):
+        if split_causal(call.score, call.mask, call.tile)[:2] == (None, None):
             attempt = product_of_elements(left, right, value, call.normalizer.sums_to_one, _may_be_negative(call))
             if attempt is not None:
                 return attempt
         if _may_be_negative(call) and _any_negative(left.detach(), right.detach()):
             return None, "a feature is negative or NaN"
+        if _grows(call.score):
+            return None, _GROWS
         recurrence = typing.cast("Recurrence", differentiable_recurrence)
         output, totals = linear_attention(call, left, right, recurrence)
         # With NaN or infinity in any array a total is not finite: even excluded keys enter, as 0 · NaN, which is NaN.
@@ -193,6 +219,8 @@ def _run_numpy(call: BoundCall, problem: Problem) -> _Attempt:
         left, right = call.score.project(call.query, call.key, call.tile)
         if _may_be_negative(call) and _any_negative(left, right):
             return None, "a feature is negative or NaN"
+        if _grows(call.score):
+            return None, _GROWS
         output, totals = linear_attention(call, left, right, recur)
         return (output, "") if _all_finite(totals) else (None, "not all finite")
 
@@ -208,7 +236,7 @@ def _run_jax(call: BoundCall, problem: Problem) -> _Attempt:
     allowed = _jax_functions()[0](static, *arrays, parts)
     if not isinstance(allowed, jax.core.Tracer):
         if not bool(allowed):
-            return None, "not all finite, or a feature is negative"
+            return None, "not all finite, a feature is negative, or a decay grows"
         return _jax_functions()[1](static, *arrays, parts), ""
 
     def fallback() -> Array:
@@ -233,6 +261,9 @@ def _jax_functions() -> tuple[Callable[..., Array], Callable[..., Array]]:
             good = good & xp.all(xp.isfinite(x))
             if _may_be_negative(call):
                 good = good & xp.all(x >= 0)
+        for decay in (call.score.log_decay, call.score.log_decay_per_key):
+            if decay is not None:
+                good = good & xp.all(xp.asarray(decay) <= 0)
         return good
 
     def output(static: tuple[int, int, tuple[int, ...]], *arguments: typing.Any) -> Float[Array, "*_"]:

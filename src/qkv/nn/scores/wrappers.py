@@ -19,7 +19,7 @@ from qkv.core.typing import Float, Int
 from qkv.nn.scores.base import Initial, LearnedWrapper, ScoreLike, build_score
 from qkv.nn.scores.learned import glorot_, positive
 
-__all__ = ["ALiBi", "Biased", "ClassTable", "Projected", "QuadraticPosition", "RelativePosition", "Softcap"]
+__all__ = ["ALiBi", "Biased", "ClassTable", "Decay", "Projected", "QuadraticPosition", "RelativePosition", "Softcap"]
 
 
 class Softcap(LearnedWrapper):
@@ -94,6 +94,31 @@ class ALiBi(LearnedWrapper):
         return {"slope": Initial((), _fill_log_slopes, learned, log=True)}
 
 
+class Decay(LearnedWrapper):
+    """`scores.Decay` with a decay per head: logit = score(q_i, k_j) · e^(−rate · |i − j|).
+
+    The initial decays e^(−rate) are 1 − 2^(−5), 1 − 2^(−6), … as in Sun et al. (2023), Retentive Network,
+    https://arxiv.org/abs/2307.08621, section 2.2, which keeps them fixed (`learned=False`).
+
+    Args:
+        learned: whether the decays are trained.
+
+    Example:
+        >>> Decay(4, heads=3, score=scores.Dot(0.5))().log_decay.exp()
+        tensor([0.9688, 0.9844, 0.9922], grad_fn=<ExpBackward0>)
+    """
+
+    log_rate: Float[Tensor, "*heads"]
+
+    def fields(self, *, learned: bool = True) -> dict[str, object]:
+        """Return a positive rate, which is trained if `learned` is True."""
+        return {"rate": Initial((), _fill_log_rates, learned, log=True)}
+
+    def forward(self) -> scores.Score:
+        """Return a `scores.Decay` with the inner score and the current rates."""
+        return scores.Decay(self.score(), -self.log_rate.exp())
+
+
 class QuadraticPosition(LearnedWrapper):
     """`scores.QuadraticPosition` with a learned coefficient per head: logit = score(q_i, k_j) − c · (i − j)².
 
@@ -120,6 +145,11 @@ def _slopes(x: Float[Tensor, "*heads"]) -> Float[Tensor, "*heads"]:
 
 def _fill_log_slopes(x: Float[Tensor, "*heads"]) -> None:
     x.copy_(_slopes(x).log())
+
+
+def _fill_log_rates(x: Float[Tensor, "*heads"]) -> None:
+    decays = 1 - 2.0 ** (-5 - torch.arange(x.numel(), dtype=torch.float64))
+    x.copy_((-decays.log()).log().reshape(x.shape))
 
 
 def _fill_log_coefficients(x: Float[Tensor, "*heads"]) -> None:

@@ -1,0 +1,242 @@
+"""State of linear attention for step-by-step generation, whose size does not depend on the number of tokens."""
+
+from __future__ import annotations
+
+from typing import Self, cast
+
+import torch
+from torch import Tensor
+
+from qkv.core.arrays import accumulation_dtype, where
+from qkv.core.axes import broadcast_batch
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
+from qkv.core.typing import Float, Int
+from qkv.errors import GradientError, RefusedError, ShapeError
+from qkv.kernels.linear.autograd import differentiable_recurrence
+from qkv.kernels.linear.decay import recur_with_decay
+from qkv.kernels.linear.product import divide_by_totals, has_decay, step_decays, with_ones
+from qkv.kernels.runtime.split_mask import split_mask
+from qkv.masks import Mask
+from qkv.nn.cache.checks import check_index
+from qkv.normalizers import NORMALIZERS, Normalizer
+from qkv.plan.cost import memory_text
+from qkv.scores import Score
+
+__all__ = ["StateCache"]
+
+
+class StateCache:
+    """Cache of linear attention: `module(x, cache=cache)` updates a state of fixed size instead of storing keys.
+
+        state = e^g state + φ(k) vᵀ          output = φ(q) state
+
+    A step takes constant time and memory, however many tokens came before. The score must be an inner product of
+    features, optionally with decays (`scores.Decay`), the normalizer `Identity` or `Sum`, and the mask causal. Earlier
+    tokens cannot be removed from a state: `copy` the cache before tokens that may be rejected. One cache serves one
+    attention module. It stores no autograd graph: decode under `torch.no_grad()`.
+
+    Example:
+        >>> from qkv import masks, nn, normalizers, scores
+        >>> retention = scores.Decay(scores.Dot(0.5), torch.tensor([-0.03, -0.01]))
+        >>> attention = nn.MultiHeadAttention(8, 2, score=retention, mask=masks.Causal())
+        >>> x, cache = torch.randn(3, 7, 8), nn.StateCache()
+        >>> with torch.no_grad():
+        ...     first = attention(x[:, :5], cache=cache)
+        ...     steps = [attention(x[:, t : t + 1], cache=cache) for t in (5, 6)]
+        ...     whole = attention(x)
+        >>> torch.allclose(torch.cat([first, *steps], dim=1), whole, atol=1e-6), cache
+        (True, StateCache(7 tokens, 384 B))
+    """
+
+    mask: Mask | None = None
+
+    def __init__(self) -> None:
+        self.state: Float[Tensor, "*batch features columns"] | None = None
+        self._total = 0
+
+    @property
+    def start(self) -> int:
+        """Position of the next key, which is the number of tokens so far."""
+        return self._total
+
+    @property
+    def positions(self) -> Positions:
+        """Position of query 0 of a call relative to its first key."""
+        return Positions(align="start")
+
+    def append(
+        self, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
+    ) -> tuple[Float[Tensor, "*batch new width"], Float[Tensor, "*batch new value_width"]]:
+        """Return the arguments: the state stands for the earlier keys, and `attend` adds the new ones to it."""
+        return key, value
+
+    def attend(
+        self,
+        query: Float[Tensor, "*#batch new width"],
+        key: Float[Tensor, "*#batch new width"],
+        value: Float[Tensor, "*#batch new value_width"],
+        *,
+        score: Score,
+        normalizer: Normalizer | None = None,
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "*batch new value_width"]:
+        """Return the outputs of new tokens, each of which attends to all tokens up to itself, and update the state.
+
+        Args:
+            query: queries of the new tokens.
+            key: keys of the new tokens.
+            value: values of the new tokens.
+            score: the score. Decays per key are those of the new tokens.
+            normalizer: the normalizer; None means the default of the score.
+            mask: a causal mask, optionally with a mask of the new keys; None is allowed for one token.
+
+        Raises:
+            RefusedError: the score, normalizer or mask has no recurrence, or a feature is negative with `Sum`.
+            ShapeError: query, key and value differ in length, or their batch axes or widths differ from the state's.
+            GradientError: an argument requires a gradient.
+        """
+        normalizer = NORMALIZERS[score.default_normalizer]() if normalizer is None else normalizer
+        batch = broadcast_batch(query=query.shape[:-2], key=key.shape[:-2], value=value.shape[:-2])
+        n = query.shape[-2]
+        if key.shape[-2] != n or value.shape[-2] != n:
+            raise ShapeError(
+                f"query, key and value must have the same length with a StateCache, got {n}, {key.shape[-2]} and "
+                f"{value.shape[-2]}. Pass the new tokens only, once each."
+            )
+        tile = Tile.whole(n, n, batch, self.positions)
+        keys = _check_parts(score, normalizer, mask, tile)
+        dtype = accumulation_dtype(query, key, value)
+        score.check_widths(query.shape[-1], key.shape[-1])
+        score.check_lengths(n, n)
+        if score.centre(key) is not None:
+            raise RefusedError(
+                f"score must not depend on all keys with a StateCache, got {score}. Use nn.KeyValueCache()."
+            )
+        score = score.bind(query, batch, dtype, {"q": n, "k": n})
+        numbers = value.to(dtype)
+        left, right = cast("tuple[Tensor, Tensor]", score.project(query.to(dtype), key.to(dtype), tile))
+        if keys is not None:
+            allowed = keys.bind(query, batch).allowed(tile.restrict((0, 1), (0, n)), query).mT
+            right, numbers = (cast("Tensor", where(allowed, x, 0.0)) for x in (right, numbers))
+        if normalizer.nonnegative and not score.nonnegative and bool((left < 0).any() | (right < 0).any()):
+            raise RefusedError(
+                f"features must be non-negative for {normalizer} with a StateCache, got a negative one. Use a score "
+                "such as Features(), or nn.KeyValueCache()."
+            )
+        if normalizer.sums_to_one:
+            numbers = cast("Tensor", with_ones(numbers))
+        decays = cast("Tensor", step_decays(score, right, n)) if has_decay(score) else None
+        state = self._matching_state(right, numbers)
+        found, after = _run(left, right, numbers, decays, state)
+        if n > 1 and not bool(found.isfinite().all()):  # a later NaN must not reach earlier tokens of its chunk
+            found, after = _token_by_token(left, right, numbers, decays, state)
+        if after.requires_grad or found.requires_grad:
+            raise GradientError(
+                "query, key and value must not require a gradient with a StateCache, which stores no autograd graph, "
+                "got requires_grad=True. Decode under torch.no_grad(), or train on whole sequences without a cache."
+            )
+        self.state, self._total = after, self._total + n
+        output = cast("Tensor", divide_by_totals(found)) if normalizer.sums_to_one else found
+        return output.expand(*batch, *output.shape[-2:]).to(value.dtype)
+
+    def _matching_state(
+        self, right: Float[Tensor, "*_ features"], value: Float[Tensor, "*_ columns"]
+    ) -> Float[Tensor, "*_ features columns"]:
+        """Return the state, or zeros at the start, after a check that it fits features and values."""
+        wanted = (right.shape[-1], value.shape[-1])
+        if self.state is None:
+            return right.new_zeros(wanted)
+        batch, shape = broadcast_batch(key=right.shape[:-2], value=value.shape[:-2]), self.state.shape
+        fits = len(batch) <= len(shape) - 2 and all(
+            own in (1, old) for own, old in zip(reversed(batch), reversed(shape[:-2]), strict=False)
+        )
+        if shape[-2:] != wanted or not fits:
+            raise ShapeError(
+                f"key and value must fit the state of shape {tuple(shape)}, got batch axes {tuple(batch)}, {wanted[0]} "
+                f"features and {wanted[1]} columns. Use one cache per module, and reorder to change the batch."
+            )
+        return self.state
+
+    def __len__(self) -> int:
+        """Return the number of tokens so far."""
+        return self._total
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the state."""
+        return 0 if self.state is None else self.state.nbytes
+
+    def reorder(self, index: Int[Tensor, " new_batch"]) -> Self:
+        """Replace each batch element b by a copy of batch element `index[b]`, as beam search does.
+
+        Raises:
+            KindError: if `index` is not a one-dimensional tensor of integers.
+        """
+        check_index(index)
+        if self.state is not None:
+            self.state = self.state.index_select(0, index.long().to(self.state.device))
+        return self
+
+    def copy(self) -> StateCache:
+        """Return a copy of the cache, which continues independently."""
+        other = StateCache()
+        other.state, other._total = self.state, self._total  # states are replaced, never written
+        return other
+
+    def __repr__(self) -> str:
+        return f"StateCache({len(self)} tokens, {memory_text(self.nbytes)})"
+
+
+def _check_parts(score: Score, normalizer: Normalizer, mask: Mask | None, tile: Tile) -> Mask | None:
+    """Check that a call is a recurrence, and return its mask of keys, if any."""
+    advice = "Use nn.KeyValueCache()."
+    features = score.inner if has_decay(score) else score
+    if not normalizer.linear:
+        raise RefusedError(f"normalizer must be Identity or Sum with a StateCache, got {normalizer}. {advice}")
+    if features is None or not features.is_inner_product or features.positional:
+        raise RefusedError(
+            f"score must be an inner product of features of each query and each key with a StateCache, got {score}. "
+            f"{advice}"
+        )
+    keys, offset, exact = split_mask(mask, tile)
+    if not exact or (offset != 0 and tile.q_total > 1):
+        raise RefusedError(
+            f"mask must be causal with a StateCache and {tile.q_total} tokens, got {mask}. Pass mask=masks.Causal(), "
+            "or one token at a time."
+        )
+    return keys
+
+
+def _run(
+    left: Float[Tensor, "*_ n features"],
+    right: Float[Tensor, "*_ n features"],
+    value: Float[Tensor, "*_ n columns"],
+    decays: Float[Tensor, "*_ n #features"] | None,
+    state: Float[Tensor, "*_ features columns"],
+) -> tuple[Float[Tensor, "*_ n columns"], Float[Tensor, "*_ features columns"]]:
+    """Return the outputs and the next state."""
+    if left.shape[-2] == 1:
+        decayed = state if decays is None else decays.exp().mT * state
+        state = decayed + right.mT * value
+        return left @ state, state
+    if decays is None:
+        return differentiable_recurrence(left, right, value, state)
+    return cast("tuple[Tensor, Tensor]", recur_with_decay(left, right, value, decays, state))
+
+
+def _token_by_token(
+    left: Float[Tensor, "*_ n features"],
+    right: Float[Tensor, "*_ n features"],
+    value: Float[Tensor, "*_ n columns"],
+    decays: Float[Tensor, "*_ n #features"] | None,
+    state: Float[Tensor, "*_ features columns"],
+) -> tuple[Float[Tensor, "*_ n columns"], Float[Tensor, "*_ features columns"]]:
+    """Return the outputs and the next state, with one step for each token."""
+    outputs = []
+    for t in range(left.shape[-2]):
+        rows = slice(t, t + 1)
+        gates = None if decays is None else decays[..., rows, :]
+        output, state = _run(left[..., rows, :], right[..., rows, :], value[..., rows, :], gates, state)
+        outputs.append(output)
+    return torch.cat(outputs, dim=-2), state
