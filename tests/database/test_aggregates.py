@@ -102,7 +102,7 @@ def test_signed_weights_have_no_spread():
 
 def targets_of(values, complete=None):
     column = Column.from_table(pa.table({"v": values}), "v", False)
-    return aggregator_for(column).targets(np.ones(len(values), bool) if complete is None else complete)
+    return aggregator_for(column).targets(np.arange(len(values)) if complete is None else np.flatnonzero(complete))
 
 
 def test_a_bandwidth_is_fitted_to_the_most_common_values_of_a_vote():

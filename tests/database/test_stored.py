@@ -15,7 +15,7 @@ from qkv.database.execute import row_reader, statistics, streamed
 from qkv.database.execute.accumulators import SoftmaxAccumulator
 from qkv.database.execute.aggregates import streamed_aggregator_for
 from qkv.database.execute.base import AskOptions
-from qkv.database.keys import bandwidth
+from qkv.database.keys import bandwidth, row_sample
 from qkv.database.keys.columns import Column
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
 from qkv.normalizers import Softmax
@@ -320,11 +320,12 @@ def test_a_tie_of_votes_goes_to_the_row_that_comes_first(tmp_path):
 
 
 def test_more_rows_than_are_compared_give_the_bandwidth_of_the_same_sample(tmp_path, monkeypatch):
-    monkeypatch.setattr(bandwidth, "_MOST_ROWS", 100)
+    monkeypatch.setattr(row_sample, "MOST_ROWS", 100)
+    monkeypatch.setattr(statistics, "MOST_ROWS", 100)
     _made(tmp_path, table())
     near, far = (each.ask([0.3]) for each in both(tmp_path / "store", "x", "value"))
     assert far.notes[1:3] == near.notes[1:3]
-    assert "on every 8th row, multiplied by Scott's factor" in far.notes[2]
+    assert "over a sample of 100 of " in far.notes[2]
     assert far.value == pytest.approx(near.value, rel=1e-5)
 
 
@@ -550,10 +551,11 @@ def test_a_mask_and_a_predicate_select_the_rows_that_satisfy_both(folder):
     far = Database.open(folder, "x", "value", memory=1)
     allowed = np.arange(len(far.store)) % 2 == 0
     executor = far._executor()
-    kept = executor._filtered("count < 20")
+    restricted = executor._where("count < 20", None)
+    kept = restricted.selected
     assert 0 < kept.sum() < len(kept)
-    for where, wanted in ((None, allowed), ("count < 20", allowed & kept)):
-        found = executor._present(AskOptions(where=where, mask=masks.Keys(allowed)))
+    for each, wanted in ((executor, allowed), (restricted, allowed & kept)):
+        found = each._present(AskOptions(mask=masks.Keys(allowed)))
         assert found.tolist() == wanted.tolist()
 
 

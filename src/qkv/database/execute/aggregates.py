@@ -72,9 +72,13 @@ class Aggregator(ABC):
         Its last column is 1, so that the last column of the output is the total weight.
         """
 
+    def restrict(self, selected: Bool[np.ndarray, " rows"]) -> Aggregator:
+        """Return an aggregator for calls in which only the selected rows have weight."""
+        return self
+
     @abstractmethod
-    def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
-        """Return the targets of the bandwidth search, `(complete, n)`, or a text that says why there are none."""
+    def targets(self, rows: Int[np.ndarray, " selected"]) -> Float[np.ndarray, "selected n"] | str:
+        """Return the targets of the bandwidth search for some rows, or a text that says why there are none."""
 
     @abstractmethod
     def aggregate(
@@ -89,28 +93,25 @@ def aggregator_for(column: Column) -> Aggregator:
 
 
 class _Averages(Aggregator):
-    """Aggregator that computes weighted averages of a column of numbers, timestamps or vectors.
-
-    Args:
-        column: the values.
-        center: a number or vector near the mean, from which deviations are measured; None: the mean.
-    """
+    """Aggregator that averages numbers, timestamps or vectors, with deviations measured from `center` or the mean."""
 
     def __init__(self, column: Column, center: float | Float[np.ndarray, " width"] | None = None) -> None:
         super().__init__(column)
-        if center is None:
-            present = column.cells[~column.missing]
-            center = present.mean(axis=0) if len(present) else np.zeros(column.cells.shape[1:])
-        self.center = center
+        self.center = _mean(column.cells[~column.missing]) if center is None else center
+
+    def restrict(self, selected: Bool[np.ndarray, " rows"]) -> Aggregator:
+        """Return an aggregator that measures deviations from the mean of the selected rows."""
+        return _Averages(self.column, _mean(self.column.cells[selected & ~self.column.missing]))
 
     def matrix(self) -> Float[np.ndarray, "rows n"]:
         """Return a matrix with the columns v, v − center, |v − center|² and 1, where v are the cells of each row."""
         return _moments(_filled(self.column, self.center), self.center)
 
-    def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
-        """Return the cells of the complete rows as a matrix of at most 16 columns, which have the largest variances."""
-        cells = _as_matrix(self.column.cells[complete])
-        widest = np.argsort(-cells.var(axis=0), kind="stable")[:_MOST_TARGETS]
+    def targets(self, rows: Int[np.ndarray, " selected"]) -> Float[np.ndarray, "selected n"] | str:
+        """Return the cells of some rows as a matrix of at most 16 columns, which have the largest variances."""
+        cells = _as_matrix(self.column.cells[rows])
+        variances = cells.var(axis=0) if len(rows) else np.zeros(cells.shape[1])
+        widest = np.argsort(-variances, kind="stable")[:_MOST_TARGETS]
         return np.asarray(cells[:, np.sort(widest)])
 
     def aggregate(
@@ -144,13 +145,13 @@ class _Votes(Aggregator):
         """Return a column of ones, so that the weighted sum of each query is its total weight."""
         return np.ones((len(self.codes), 1))
 
-    def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
+    def targets(self, rows: Int[np.ndarray, " selected"]) -> Float[np.ndarray, "selected n"] | str:
         """Return one-hot columns of the 15 most common values, or the reason for none if most values are distinct."""
-        codes, counts = np.unique(self.codes[complete], return_counts=True)
-        if len(codes) > 0.5 * complete.sum():
+        codes, counts = np.unique(self.codes[rows], return_counts=True)
+        if len(codes) > 0.5 * len(rows):
             return "the values are nearly all different"
         common = codes[np.argsort(-counts, kind="stable")[: _MOST_TARGETS - 1]]
-        return np.asarray(self.codes[complete][:, None] == common[None, :], dtype=np.float64)
+        return np.asarray(self.codes[rows][:, None] == common[None, :], dtype=np.float64)
 
     def aggregate(
         self, output: Float[np.ndarray, "q n"], weights: Float[np.ndarray, "q rows"] | None
@@ -167,6 +168,11 @@ def _label_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, "
     # Original texts, not folded ones: λ and Λ are the same key, but different values.
     cells = column.cells.astype(bool) if column.original is None else column.original
     return np.array([labels.setdefault(cell, len(labels)) for cell in cells.tolist()], dtype=np.int64)
+
+
+def _mean(cells: Float[np.ndarray, "rows ..."]) -> float | Float[np.ndarray, " width"]:
+    mean: float | np.ndarray = cells.mean(axis=0) if len(cells) else np.zeros(cells.shape[1:])[()]
+    return mean
 
 
 def _as_matrix(cells: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows width"]:

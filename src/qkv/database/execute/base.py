@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -61,19 +61,21 @@ class Executor(ABC):
         fold: whether texts are folded.
         missing_cells: number of missing cells by column; rows with a missing cell are excluded.
         complete_rows: number of rows with key and value.
+        selected_rows: number of these rows that satisfy the predicate; None without a predicate.
         query_columns: the key columns by which queries are parsed.
     """
 
     table: pa.Table | StoredRows
     missing_cells: dict[str, int]
     complete_rows: int
+    selected_rows: int | None = None
     query_columns: tuple[Column, ...]
 
     def __init__(self, key: tuple[str, ...], value: str, name: str, fold: bool) -> None:
         self.key, self.value, self.fold = key, value, fold
         self.name = self.title = name
         self._comparison: tuple[object, Comparison] | None = None
-        self._filter: tuple[str, np.ndarray] | None = None
+        self._restricted: tuple[str, Self] | None = None
 
     def _set_counts(self, missing: dict[str, int], complete_rows: int) -> None:
         """Set `missing_cells` and `complete_rows`, and raise a `DataError` if no row is complete."""
@@ -98,14 +100,18 @@ class Executor(ABC):
     @abstractmethod
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
-    ) -> tuple[list[Entry], Plan | StreamedPlan, int | None]:
-        """Return the entries that answer the queries, the plan, and the number of rows that satisfy the predicate.
+    ) -> tuple[list[Entry], Plan | StreamedPlan]:
+        """Return the entries that answer the queries, and the plan."""
 
-        The number may be None if no row is excluded.
-        """
+    @abstractmethod
+    def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
+        """Return an executor over the selected rows, which alone determine comparisons, bandwidths and distances."""
 
     def ask(self, queries: object, options: AskOptions) -> Answer:
         """Choose a comparison and answer queries by it; see `Database.ask` for the arguments."""
+        if options.where is not None:
+            restricted = self._where(options.where, options.progress)
+            return restricted.ask(queries, replace(options, where=None))
         parsed = queries if isinstance(queries, Queries) else Queries.parse(queries, self.query_columns, self.fold)
         # The last comparison is cached, as streams of queries repeat the same options.
         choice = (options.score, options.threshold)
@@ -115,8 +121,8 @@ class Executor(ABC):
         given = options.normalizer
         normalizer = parse_normalizer(given) if isinstance(given, str) else given
         normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
-        entries, plan, matching = self.run(parsed, comparison, normalizer, options)
-        notes = (self._rows_note(matching), *comparison.notes)
+        entries, plan = self.run(parsed, comparison, normalizer, options)
+        notes = (self._rows_note(), *comparison.notes)
         if comparison.normalizer_note and normalizer is comparison.normalizer:
             notes += (comparison.normalizer_note,)
         notes += (f"weights by {normalizer}",)
@@ -136,20 +142,21 @@ class Executor(ABC):
             f"got {name!r}."
         )
 
-    def _filtered(self, where: str) -> Bool[np.ndarray, " rows"]:
-        """Return a boolean array that is True for the rows that satisfy a SQL predicate. The last array is cached."""
-        if self._filter is None or self._filter[0] != where:
+    def _where(self, predicate: str, progress: Progress | None) -> Self:
+        """Return an executor over the rows that satisfy a SQL predicate. The last one is cached."""
+        if self._restricted is None or self._restricted[0] != predicate:
             rows = self.table
-            matches = rows.match(where) if isinstance(rows, StoredRows) else duckdb_reader.matching_rows(rows, where)
-            self._filter = (where, matches)
-        return self._filter[1]
+            streamed = isinstance(rows, StoredRows)
+            selected = rows.match(predicate) if streamed else duckdb_reader.matching_rows(rows, predicate)
+            self._restricted = predicate, self.restrict(selected, progress)
+        return self._restricted[1]
 
-    def _rows_note(self, matching: int | None) -> str:
+    def _rows_note(self) -> str:
         note = f"{self.complete_rows:,} rows of {self.title}"
         if self.missing_cells:
             missing = ", ".join(f"{name} missing in {count:,}" for name, count in self.missing_cells.items())
             note += f"; {self.table.num_rows - self.complete_rows:,} left out ({missing})"
-        return note if matching is None else f"{note}; {matching:,} rows satisfy the predicate"
+        return note if self.selected_rows is None else f"{note}; {self.selected_rows:,} rows satisfy the predicate"
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from qkv.core.progress import report
+from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Aggregator, aggregator_for
@@ -76,27 +76,35 @@ class InMemoryExecutor(Executor):
         self.complete = ~np.logical_or.reduce([column.missing for column in columns.values()])
         missing = {name: int(column.missing.sum()) for name, column in columns.items()}
         self._set_counts(missing, int(self.complete.sum()))
+        self._chooser: ComparisonChooser | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """The key columns and the value column of all rows, as arrays."""
         return (*self.query_columns, self.aggregator.column)
 
-    @cached_property
+    @property
     def chooser(self) -> ComparisonChooser:
-        """The `ComparisonChooser`, which chooses the comparison from all rows with key and value."""
-        return ComparisonChooser(self.query_columns, self.complete, lambda: self.aggregator.targets(self.complete))
+        """The `ComparisonChooser`, which chooses the comparison from all selected rows with key and value."""
+        if self._chooser is None:
+            aggregator = self.aggregator
+            self._chooser = ComparisonChooser(self.query_columns, aggregator.column, self.complete, aggregator.targets)
+        return self._chooser
+
+    def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
+        """Return an executor over the selected rows, with the same arrays; see `Executor.restrict`."""
+        out = copy.copy(self)
+        out.complete = self.complete & selected
+        out.selected_rows = int(out.complete.sum())
+        out.aggregator = self.aggregator.restrict(out.complete)
+        out._chooser = out._comparison = out._restricted = None
+        return out
 
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
-    ) -> tuple[list[Entry], Plan, int | None]:
-        """Answer queries by attention over all rows in memory; see `Executor.run`."""
-        present, matching = self.complete, None
-        if options.where is not None:
-            present = present & self._filtered(options.where)
-            matching = int(present.sum())
-        entries, plan = attend_to_rows(queries, comparison, normalizer, self.aggregator, present, options)
-        return entries, plan, None if matching == self.complete_rows else matching
+    ) -> tuple[list[Entry], Plan]:
+        """Answer queries by attention over all selected rows in memory; see `Executor.run`."""
+        return attend_to_rows(queries, comparison, normalizer, self.aggregator, self.complete, options)
 
 
 def attend_to_rows(

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.core.typing import Float
+from qkv.core.typing import Float, Int
 from qkv.database.execute.statistics import TableStatistics
-from qkv.database.keys.bandwidth import Bandwidth, choose_bandwidth, scott, thinning_step
+from qkv.database.keys.bandwidth import Bandwidth, choose_bandwidth, scott
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
 
@@ -23,6 +23,7 @@ class SampledChooser(ComparisonChooser):
 
     Args:
         columns: the key columns of the sample.
+        value: the value column of the sample.
         statistics: the statistics of all rows.
         targets: as in `ComparisonChooser`.
     """
@@ -30,16 +31,18 @@ class SampledChooser(ComparisonChooser):
     def __init__(
         self,
         columns: Sequence[Column],
+        value: Column,
         statistics: TableStatistics,
-        targets: Callable[[], Float[np.ndarray, "sample targets"] | str],
+        targets: Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n targets"] | str],
     ) -> None:
-        super().__init__(tuple(columns), np.ones(len(columns[0].cells), bool), targets)
+        super().__init__(tuple(columns), value, np.ones(len(columns[0].cells), bool), targets)
         self.statistics = statistics
 
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
         """Return the bandwidth saved with the statistics. If there is none, choose one from the sample and save it."""
         if self.statistics.bandwidth is None:
-            chosen = choose_bandwidth(points, self.targets(), progress, self.statistics.complete)
+            targets = self.targets(np.arange(len(points)))
+            chosen = choose_bandwidth(points, targets, progress, self.statistics.complete)
             self.statistics.bandwidth = chosen
             self.statistics.save()
         return self.statistics.bandwidth
@@ -70,8 +73,8 @@ class SampledChooser(ComparisonChooser):
         """Return the 99th percentile of the distance of a key to its nearest other key, estimated from the sample."""
         saved = self.statistics.nearest_quantiles
         if unit not in saved:
-            # Among all rows, neighbors are nearer than in the sample by a factor of step^(1 / width).
-            step = thinning_step(self.statistics.complete)
-            saved[unit] = super().nearest_quantile(key, unit) * step ** (-1.0 / key.shape[1])
+            # Among all rows, neighbors are nearer than in the sample by a factor of ratio^(1 / width).
+            ratio = max(1.0, self.statistics.complete / max(1, len(key)))
+            saved[unit] = super().nearest_quantile(key, unit) * ratio ** (-1.0 / key.shape[1])
             self.statistics.save()
         return saved[unit]

@@ -1,7 +1,8 @@
 """Statistics of all rows of a store, which are computed in one pass and saved in the cache folder of the store.
 
 The statistics are counts of missing cells, means and standard deviations, the earliest timestamp, the number of
-occurrences of the most common text, and the indices of evenly spaced rows from which bandwidths are chosen.
+occurrences of the most common text, and the indices of a sample of rows from which bandwidths are chosen. Statistics
+of the rows that satisfy a predicate are computed and saved in the same way.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.database.execute.row_reader import StoredRows
+from qkv.database.execute.row_reader import RowTile, StoredRows
 from qkv.database.io import arrow_columns
-from qkv.database.keys.bandwidth import Bandwidth, thinning_step
+from qkv.database.keys.bandwidth import Bandwidth
 from qkv.database.keys.columns import Column
+from qkv.database.keys.row_sample import MOST_ROWS, RowSampler
 from qkv.errors import StoreFullError
 from qkv.store.disk import write_synced
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TableStatistics", "load_statistics"]
+__all__ = ["TableStatistics", "load_statistics", "restricted_statistics"]
 
-_FORMAT = 2
+_FORMAT = 3
 _MOST_SAVED = 16
 _EXAMPLES = 256
 _MOST_HASHES = 2**22
@@ -66,7 +68,7 @@ class TableStatistics:
         rows: number of rows.
         complete: number of rows with key and value.
         columns: statistics by column name.
-        sample: indices of evenly spaced complete rows.
+        sample: indices of a sample of the complete rows.
         incomplete_tiles: indices of the tiles with an incomplete row.
         bandwidth: the bandwidth of standardized points, or None until it is chosen.
         nearest_quantiles: 99th percentiles of nearest-neighbor distances, by unit.
@@ -114,12 +116,48 @@ def load_statistics(
     rows: StoredRows, key: Sequence[str], value: str, folded: bool, progress: Progress | None = None
 ) -> TableStatistics:
     """Return the saved statistics of a store, or compute them in one pass over its rows and save them."""
-    options = json.dumps([list(key), value, folded]).encode()
-    name = f"{rows.store.version:010d}-{hashlib.sha256(options).hexdigest()[:16]}.npz"
-    path = rows.store.cache_folder / name
-    statistics = _saved(path, rows.tile_rows(list(dict.fromkeys((*key, value)))))
+    return _load(_StatisticsScan(rows, key, value, folded), [list(key), value, folded], progress)
+
+
+def restricted_statistics(
+    whole: TableStatistics,
+    rows: StoredRows,
+    key: Sequence[str],
+    value: str,
+    folded: bool,
+    selected: Bool[np.ndarray, " rows"],
+    progress: Progress | None = None,
+) -> TableStatistics:
+    """Return the saved statistics of the selected rows of a store, or compute them in one pass and save them.
+
+    Args:
+        whole: the statistics of all rows.
+        rows: the rows.
+        key: names of the key columns.
+        value: name of the value column.
+        folded: whether texts are folded.
+        selected: True for the selected rows.
+        progress: called while the rows are read.
+    """
+    digest = hashlib.sha256(np.packbits(selected).tobytes()).hexdigest()
+    found = _load(_StatisticsScan(rows, key, value, folded, selected), [list(key), value, folded, digest], progress)
+    # How cells are read does not depend on the selection, such as the origin from which timestamps are counted.
+    for name, column in found.columns.items():
+        base = whole.columns[name]
+        if column.mean and column.origin != base.origin:
+            column.mean = [mean + (column.origin - base.origin) for mean in column.mean]
+        column.missing, column.origin, column.width = base.missing, base.origin, base.width
+    found.incomplete_tiles = whole.incomplete_tiles
+    return found
+
+
+def _load(scan: _StatisticsScan, options: list[object], progress: Progress | None) -> TableStatistics:
+    rows = scan.rows
+    digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()
+    path = rows.store.cache_folder / f"{rows.store.version:010d}-{digest[:16]}.npz"
+    statistics = _saved(path, scan.tile)
     if statistics is None:
-        statistics = replace(_StatisticsScan(rows, key, value, folded).run(progress), path=path)
+        statistics = replace(scan.run(progress), path=path)
         statistics.save()
     return statistics
 
@@ -150,10 +188,17 @@ def _saved(path: Path, tile: int) -> TableStatistics | None:
 
 
 class _StatisticsScan:
-    """Computation of the statistics in one pass over the rows of a store."""
+    """Computation of the statistics in one pass over the rows of a store, or over some of them."""
 
-    def __init__(self, rows: StoredRows, key: Sequence[str], value: str, folded: bool) -> None:
-        self.rows, self.value = rows, value
+    def __init__(
+        self,
+        rows: StoredRows,
+        key: Sequence[str],
+        value: str,
+        folded: bool,
+        selected: Bool[np.ndarray, " rows"] | None = None,
+    ) -> None:
+        self.rows, self.value, self.selected = rows, value, selected
         self.names = tuple(dict.fromkeys((*key, value)))
         self.tile = rows.tile_rows(self.names)
         self.folded = folded
@@ -162,15 +207,18 @@ class _StatisticsScan:
         self.earliest: dict[str, int] = {}
         self.variances = {name: _RunningVariance() for name in self.names}
         self.texts = {name: _TextCounts() for name in self.names}
+        self.sampler = RowSampler(MOST_ROWS)
 
     def run(self, progress: Progress | None) -> TableStatistics:
-        complete, bits, all_complete = 0, [], []
-        for tile in self.rows.tiles(self.names):
-            start, present = tile.number, self._add_tile(tile.table)
-            complete += int(present.sum())
-            bits.append(np.packbits(present))
-            all_complete.append(bool(present.all()))
-            report(progress, "reading the rows once", start + len(present), self.rows.num_rows)
+        complete, incomplete_tiles = 0, []
+        for number, tile in enumerate(self.rows.tiles(self.names)):
+            stop = tile.number + tile.table.num_rows
+            selected = None if self.selected is None else self.selected[tile.number : stop]
+            if selected is None or selected.any():
+                present = self._add_tile(tile, selected)
+                complete += int(present.sum())
+                incomplete_tiles += [] if present.all() else [number]
+            report(progress, "reading the rows once", stop, self.rows.num_rows)
         for name, statistics in self.statistics.items():
             variance, column = self.variances[name], self.first.get(name)
             if column is None:
@@ -181,13 +229,14 @@ class _StatisticsScan:
                 statistics.mean = (variance.mean + shift).tolist()
                 statistics.deviation = np.sqrt(variance.squares / variance.count).tolist()
             statistics.origin = self.earliest.get(name, 0)
-        incomplete = np.array([number for number, whole in enumerate(all_complete) if not whole], np.int64)
-        sample = self._sample(complete, bits)
+        incomplete = np.array(incomplete_tiles, np.int64)
+        sample = self.sampler.rows
         return TableStatistics(self.rows.num_rows, complete, self.statistics, sample, incomplete, tile=self.tile)
 
-    def _add_tile(self, table: pa.Table) -> Bool[np.ndarray, " rows"]:
-        """Add the rows of a tile to the statistics, and return a boolean array that is True for its complete rows."""
-        columns, missing = {}, [np.zeros(table.num_rows, bool)]
+    def _add_tile(self, tile: RowTile, selected: Bool[np.ndarray, " rows"] | None) -> Bool[np.ndarray, " rows"]:
+        """Add the selected rows of a tile, and return a boolean array that is True for those with key and value."""
+        table = tile.table
+        columns, missing = {}, [np.zeros(table.num_rows, bool) if selected is None else ~selected]
         for name in self.names:
             if name != self.value and (width := _complete_vector_width(table.column(name))):
                 self.statistics[name].width = width  # key vectors need no other statistics
@@ -208,23 +257,10 @@ class _StatisticsScan:
             if column.kind == "text":
                 self.texts[name].add(column.cells[present])
             elif column.kind != "category":
-                self.variances[name].add(column.cells[present].reshape(int(present.sum()), -1))
+                cells = column.cells[present]
+                self.variances[name].add(cells if cells.ndim == 2 else cells[:, None])
+        self.sampler.add(tuple(columns.values()), present, tile.number)
         return present
-
-    def _sample(self, complete: int, bits: list[Shaped[np.ndarray, " _"]]) -> Int[np.ndarray, " sample"]:
-        """Return the indices of every n-th complete row, which are the rows that `leave_one_out` would use."""
-        step, sample, rank, first = thinning_step(complete), [np.zeros(0, np.int64)], 0, 0
-        counts = [
-            min(self.tile, count - start)
-            for count in self.rows.store.block_lengths()
-            for start in range(0, count, self.tile)
-        ]
-        for packed, count in zip(bits, counts, strict=True):
-            present = np.flatnonzero(np.unpackbits(packed, count=count))
-            sample.append(first + present[-rank % step :: step])
-            rank += len(present)
-            first += count
-        return np.concatenate(sample)
 
 
 def _complete_vector_width(column: pa.ChunkedArray) -> int:

@@ -1,6 +1,6 @@
 """Execution of queries over a store that exceeds the memory limit, block by block.
 
-    choose     the comparison, from statistics of all rows and a sample of evenly spaced ones
+    choose     the comparison, from statistics of the selected rows and a sample of them
     pass       tile by tile: logits, then sums (Softmax, Sum, Mean …) or top rows (TopK, Hard, Sparsemax …)
     evidence   the rows with the largest weights are read again, and compared in float64
 
@@ -10,10 +10,10 @@ for a table in memory.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from qkv.database.execute.in_memory import attend_to_rows
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.sampled import SampledChooser
 from qkv.database.execute.scan import CellLogits, Logits, NumberLogits, VectorLogits, VectorNorms, fast_logits
-from qkv.database.execute.statistics import load_statistics
+from qkv.database.execute.statistics import load_statistics, restricted_statistics
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.top_rows import TopRows
 from qkv.database.keys.columns import Column
@@ -93,22 +93,40 @@ class StreamedExecutor(Executor):
         self.examples = self.read_columns(self.table.take(self.statistics.examples))
         self.query_columns = self.examples[:-1]
         self.norms = VectorNorms()
+        self.selected: Bool[np.ndarray, " rows"] | None = None
+        self._columns: tuple[Column, ...] | None = None
+        self._chooser: SampledChooser | None = None
 
-    @cached_property
+    @property
     def columns(self) -> tuple[Column, ...]:
-        """The key columns and the value column of a sample of the rows, as arrays."""
-        return self.read_columns(self.table.take(self.statistics.sample))
+        """The key columns and the value column of a sample of the selected rows, as arrays."""
+        if self._columns is None:
+            self._columns = self.read_columns(self.table.take(self.statistics.sample))
+        return self._columns
 
-    @cached_property
+    @property
     def chooser(self) -> SampledChooser:
-        """The `ComparisonChooser`, which chooses the comparison from a sample of rows and statistics of all rows."""
-        numeric = any(column.kind in ("number", "timestamp", "boolean") for column in self.query_columns)
-        columns = self.columns[:-1] if numeric else self.query_columns
-        return SampledChooser(columns, self.statistics, self._targets)
+        """The `ComparisonChooser`, which chooses from a sample of the selected rows and statistics of all of them."""
+        if self._chooser is None:
+            numeric = any(column.kind in ("number", "timestamp", "boolean") for column in self.query_columns)
+            columns = self.columns[:-1] if numeric else self.query_columns
+            value = self.columns[-1] if numeric else self.examples[-1]
+            self._chooser = SampledChooser(columns, value, self.statistics, self._targets)
+        return self._chooser
+
+    def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
+        """Return an executor over the selected rows, with statistics of these rows; see `Executor.restrict`."""
+        out = copy.copy(self)
+        columns = self.key, self.value, self.fold
+        out.statistics = restricted_statistics(self.statistics, self.table, *columns, selected, progress)
+        out.selected = selected
+        out.selected_rows = out.statistics.complete
+        out._columns = out._chooser = out._comparison = out._restricted = None
+        return out
 
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
-    ) -> tuple[list[Entry], StreamedPlan, int | None]:
+    ) -> tuple[list[Entry], StreamedPlan]:
         """Answer queries in one or two passes over the rows for each group of queries; see `Executor.run`."""
         self._check(comparison, normalizer, queries)
         present = self._present(options)
@@ -117,12 +135,12 @@ class StreamedExecutor(Executor):
         step = call.queries_at_once
         for start in range(0, len(queries), step):
             entries += call.answer(queries.slice(start, min(start + step, len(queries))), options.progress)
-        return entries, call.plan(len(queries)), None if present is None else int(present.sum())
+        return entries, call.plan(len(queries))
 
     def read_columns(self, table: pa.Table) -> tuple[Column, ...]:
         """Return the key columns and the value column of a table as arrays."""
-        names = (*self.key, self.value)
-        return tuple(Column.from_table(table, name, self.fold, self._empty_column(name)) for name in names)
+        like = [self._empty_column(name) for name in (*self.key, self.value)]
+        return tuple(Column.from_table(table, column.name, self.fold, column) for column in like)
 
     def _empty_column(self, name: str) -> Column:
         """Return the column `name` without rows, with the timestamp origin and vector width of the store."""
@@ -130,9 +148,8 @@ class StreamedExecutor(Executor):
         empty = Column.from_table(self.table.store.empty([name]), name, self.fold)
         return replace(empty, cells=np.zeros((0, statistics.width)), origin=statistics.origin)
 
-    def _targets(self) -> Float[np.ndarray, "sample n"] | str:
-        value = self.columns[-1]
-        return aggregator_for(value).targets(np.ones(len(value.cells), bool))
+    def _targets(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n targets"] | str:
+        return aggregator_for(self.columns[-1]).targets(rows)
 
     def _check(self, comparison: Comparison, normalizer: Normalizer, queries: Queries) -> None:
         """Raise an error if the normalizer samples, or if the engine does not support the score for the key columns."""
@@ -153,8 +170,7 @@ class StreamedExecutor(Executor):
 
     def _present(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
         """Return a boolean array that is True for the rows selected by predicate and mask, or None without both."""
-        present = None if options.where is None else self._filtered(options.where)
-        mask = options.mask
+        present, mask = self.selected, options.mask
         if mask is None:
             return present
         if not isinstance(mask, KeysMask) or np.ndim(np.asarray(mask.array)) != 1:
@@ -198,7 +214,7 @@ class _Call:
     def queries_at_once(self) -> int:
         """The maximum number of queries that are answered in one pass over the rows."""
         if self.accumulates and self.many_labels:
-            return max(1, min(_QUERIES, _MOST_VOTES // self.statistics.complete))
+            return max(1, min(_QUERIES, _MOST_VOTES // max(1, self.statistics.complete)))
         return _QUERIES
 
     def answer(self, queries: Queries, progress: Progress | None) -> list[Entry]:
@@ -253,9 +269,8 @@ class _Call:
         pairs = min(min(tile, _ROWS_AT_ONCE) * q, max(q, _TILE_NUMBERS // self.elements))
         logits = pairs * 8 * (self.logits.arrays_per_query + self.elements)
         cells = tile * 8 * width * (4 if isinstance(self.logits, CellLogits) else 1)
-        votes = 0
-        if self.accumulates and self._votes:
-            votes = 24 * q * (self.statistics.complete if self.many_labels else 1000)
+        labels = self.statistics.complete if self.many_labels else 1000
+        votes = 24 * q * labels if self.accumulates and self._votes else 0
         predicate = 0 if self.present is None else 18 * self.rows.num_rows
         return int(logits + cells + votes + predicate)
 
@@ -270,7 +285,8 @@ class _Call:
         return streamed_aggregator_for(executor.examples[-1], executor.fold, mean, queries)
 
     def _no_row_reason(self) -> str:
-        return "" if self.present is None or self.present.any() else NO_MATCHING_ROW
+        present = self.present is None or self.present.any()
+        return "" if self.statistics.complete and present else NO_MATCHING_ROW
 
     def _pass(
         self,
@@ -297,6 +313,8 @@ class _Call:
             reads = aggregator is not None or not complete
             cells, missing_values = values.read(tile.table, complete) if reads else (None, None)
             excluded = self._excluded(tile.number, count, logits_of.missing(rows), missing_values)
+            if excluded is not None and cells is not None and cells.dtype.kind == "f":
+                cells = np.where(excluded.reshape(-1, *(1,) * (cells.ndim - 1)), cells.dtype.type(0), cells)
             step = max(1, _TILE_NUMBERS // (len(query) * (self.elements if logits_of is cell_logits else 1)))
             step = min(step, _ROWS_AT_ONCE)
             for start in range(0, count, step):
@@ -326,10 +344,8 @@ class _Call:
     def _exact_logits(
         self, comparison: Comparison, columns: Sequence[Column], query: Shaped[np.ndarray, "q ..."]
     ) -> Num[np.ndarray, "q n"]:
-        if not len(comparison.key):
-            return np.zeros((len(query), 0))
-        cells = CellLogits(comparison, columns[:-1], query, self.executor.fold)
-        return cells.compute((cells.bind(comparison.key), None), 0, len(comparison.key))
+        cells, n = CellLogits(comparison, columns[:-1], query, self.executor.fold), len(comparison.key)
+        return cells.compute((cells.bind(comparison.key), None), 0, n) if n else np.zeros((len(query), 0))
 
     def _answer_from_top_rows(
         self, queries: Queries, query: Shaped[np.ndarray, "q ..."], progress: Progress | None
@@ -341,8 +357,8 @@ class _Call:
         rows = top_rows.union() if top_k is not None else self._support(query, top_rows, progress)
         comparison, columns = self._over(rows)
         if not len(rows):
-            nothing = np.full((len(query), 1), -1)
-            results = QueryResults(nothing, np.zeros((len(query), 1)), nothing[:, 0], None, [])
+            none = np.full((len(query), 1), -1)
+            results = QueryResults(none, np.zeros((len(query), 1)), none[:, 0], None, [])
             return build_entries(queries, query, comparison, results, self.normalizer, self._no_row_reason(), rows)
         options = AskOptions(top=self.top)
         every = np.ones(len(rows), bool)
@@ -377,8 +393,7 @@ def _largest_weights(
     weights: Float[np.ndarray, "q rows"], top: int
 ) -> tuple[Int[np.ndarray, "q n"], Float[np.ndarray, "q n"]]:
     """Return for each query the column indices of its largest weights, −1 for a weight of 0, and these weights."""
-    if not weights.shape[1]:
-        return np.full((len(weights), 1), -1), np.zeros((len(weights), 1))
+    weights = weights if weights.shape[1] else np.zeros((len(weights), 1))
     rank = np.where(weights == 0, -np.inf, weights)
     order = np.asarray(top_k_indices(rank, min(top, weights.shape[1])))
     heavy = np.take_along_axis(weights, order, axis=1)

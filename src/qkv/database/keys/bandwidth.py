@@ -19,7 +19,7 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Float
 from qkv.database.keys.neighbor_blocks import PointBlocks, split_into_blocks, squared_distances
 
-__all__ = ["Bandwidth", "choose_bandwidth", "leave_one_out", "scott", "thinning_step"]
+__all__ = ["Bandwidth", "choose_bandwidth", "leave_one_out", "scott"]
 
 # Squaring doubles a relative error: after eight squarings the rounding of one exponential has grown to about
 # 3e-5. More than eight bandwidths need fresh exponentials.
@@ -35,7 +35,6 @@ _BLOCK = 360
 _COLUMNS = 2
 # Two halves on any machine, so that sums are the same to the last bit everywhere.
 _HALVES = 2
-_MOST_ROWS = 50_000
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class Bandwidth:
         error: the mean squared leave-one-out error; None where no error was computed.
         baseline: the error of the mean of all values.
         tried: pairs of bandwidth and error.
+        total: the number of rows of the table, which is larger if `rows` of them were drawn as a sample.
     """
 
     value: float
@@ -57,6 +57,7 @@ class Bandwidth:
     error: float | None = None
     baseline: float | None = None
     tried: tuple[tuple[float, float], ...] = ()
+    total: int = 0
 
 
 def choose_bandwidth(
@@ -96,15 +97,14 @@ def leave_one_out(
 ) -> Bandwidth:
     """Return the bandwidth with the smallest leave-one-out error among bandwidths that differ by factors of √2.
 
-    If there are more than 50,000 rows, every n-th row is used, and the chosen bandwidth is multiplied by
-    n^(-1/(width + 4)) as in Scott's rule; `Bandwidth.method` then says so. The result is deterministic.
+    If the points are a sample of a table, the chosen bandwidth is multiplied by (total / points)^(-1/(width + 4)) as
+    in Scott's rule; `Bandwidth.method` then says so. The result is deterministic.
 
     Args:
         points: standardized points.
         values: the values to predict; a category is given as one-hot columns.
         progress: called as `progress("choosing a bandwidth", done, total)`.
-        total: the number of rows of the table if the points are every n-th row by `thinning_step`; None if they
-            are all rows.
+        total: the number of rows of the table of which the points are a sample; None if they are all rows.
 
     Example:
         >>> x = np.linspace(0, 6, 200)[:, None]
@@ -113,12 +113,12 @@ def leave_one_out(
         (200, True)
     """
     width = points.shape[1]
-    step = thinning_step(len(points) if total is None else total)
-    if total is None:
-        total, points, values = len(points), points[::step], values[::step]
+    total = len(points) if total is None else total
+    if len(points) < 3:
+        return scott(total, width, "fewer than three rows")
     spread = values.std()
-    if len(points) < 3 or not spread > 0:
-        return scott(total, width, "fewer than three rows" if len(points) < 3 else "the values are all equal")
+    if not spread > 0:
+        return scott(total, width, "the values are all equal")
     # Centered and scaled: float32 sums of large, nearly equal values would cancel.
     values = (values - values.mean(axis=0)) / spread
     grid = _BandwidthGrid(split_into_blocks(points, _BLOCK), values)
@@ -133,22 +133,10 @@ def leave_one_out(
     # Ties go to the wider kernel, which gives a smoother function.
     best, error = min(tried, key=lambda pair: (pair[1], -pair[0]))
     scale = float(spread) ** 2
-    method, value = "leave-one-out", best
-    if step > 1:
-        value = best * step ** (-1.0 / (width + 4))
-        method = f"leave-one-out on every {step}th row, multiplied by Scott's factor"
+    value = best * (total / len(points)) ** (-1.0 / (width + 4))
     baseline = float(np.square(values).sum(axis=1).mean()) * scale
-    return Bandwidth(value, method, len(points), error * scale, baseline, tuple((h, e * scale) for h, e in tried))
-
-
-def thinning_step(rows: int) -> int:
-    """Return the smallest step n for which every n-th row is a sample of at most 50,000 rows.
-
-    Example:
-        >>> thinning_step(50_000), thinning_step(50_001)
-        (1, 2)
-    """
-    return max(1, -(-rows // _MOST_ROWS))
+    scaled = tuple((h, e * scale) for h, e in tried)
+    return Bandwidth(value, "leave-one-out", len(points), error * scale, baseline, scaled, total)
 
 
 class _BandwidthGrid:

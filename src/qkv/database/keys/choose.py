@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.core.typing import Bool, Float
+from qkv.core.typing import Bool, Float, Int
 from qkv.database.io.formatting import number
 from qkv.database.keys.bandwidth import Bandwidth, choose_bandwidth, scott
 from qkv.database.keys.columns import Column
@@ -38,6 +38,7 @@ from qkv.database.keys.comparisons import (
 )
 from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import ParsedScore, parse_score
+from qkv.database.keys.row_sample import sample_rows
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
 from qkv.scores import ByColumn, Cosine, Exact, Gaussian, Spelling
@@ -61,18 +62,19 @@ class ComparisonChooser:
 
     Args:
         columns: the key columns, in the order in which the key was named.
-        complete: `(rows,)`, True where key and value are present; only these rows determine bandwidths and
-            distances.
-        targets: returns the values to predict for the complete rows, or the reason why there are none.
+        value: the value column.
+        complete: `(rows,)`, True for the rows that determine bandwidths and distances, which have key and value.
+        targets: returns the values to predict for the rows with the given indices, or the reason why there are none.
     """
 
     def __init__(
         self,
         columns: tuple[Column, ...],
+        value: Column,
         complete: Bool[np.ndarray, " rows"],
-        targets: Callable[[], Float[np.ndarray, "complete targets"] | str],
+        targets: Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n targets"] | str],
     ) -> None:
-        self.columns, self.complete, self.targets = columns, complete, targets
+        self.columns, self.value, self.complete, self.targets = columns, value, complete, targets
         self._bandwidth: Bandwidth | None = None
 
     def choose(self, score: Score | str | None, threshold: float | None, progress: Progress | None) -> Comparison:
@@ -243,7 +245,9 @@ class ComparisonChooser:
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
         """Return the bandwidth for standardized points. It is chosen in the first call and cached."""
         if self._bandwidth is None:
-            self._bandwidth = choose_bandwidth(points[self.complete], self.targets(), progress)
+            columns = {column.name: column for column in (*self.columns, self.value)}
+            rows = sample_rows(tuple(columns.values()), self.complete)
+            self._bandwidth = choose_bandwidth(points[rows], self.targets(rows), progress, int(self.complete.sum()))
         return self._bandwidth
 
     def rule_of_thumb(self, points: Float[np.ndarray, "rows width"]) -> Bandwidth:
@@ -292,7 +296,10 @@ def _unit_name(columns: tuple[Column, ...]) -> str:
 
 
 def _method_text(chosen: Bandwidth) -> str:
-    text = f"by {chosen.method} over {chosen.rows:,} rows"
+    rows = f"{chosen.rows:,} rows"
+    if chosen.total > chosen.rows:
+        rows = f"a sample of {chosen.rows:,} of {chosen.total:,} rows, multiplied by Scott's factor"
+    text = f"by {chosen.method} over {rows}"
     if chosen.error is None:
         return text
     baseline = (chosen.baseline or 0.0) ** 0.5

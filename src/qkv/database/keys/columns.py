@@ -13,9 +13,10 @@ A cell is missing if it is null, if its number is not finite, or if its text is 
 from __future__ import annotations
 
 import datetime as dt
+import math
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
@@ -104,12 +105,17 @@ class Column:
             return _read_vectors(chunked, name, None if like is None else like.cells.shape[1])
         return _read_numbers(chunked, name, kind, None if like is None else like.origin)
 
+    def slice(self, rows: slice) -> Column:
+        """Return the column of some consecutive rows."""
+        original = None if self.original is None else self.original[rows]
+        return replace(self, cells=self.cells[rows], missing=self.missing[rows], original=original)
+
     def timestamp(self, number: float) -> Temporal:
         """Convert a number of time units after `origin` to the nearest date, time, datetime or timedelta.
 
-        The unit is that of the column.
+        The unit is that of the column. Halves are rounded up, whatever the origin and despite rounding errors.
         """
-        return arrow_columns.from_units(round(number) + self.origin, self.type)
+        return arrow_columns.from_units(math.floor(round(number, 6) + 0.5) + self.origin, self.type)
 
     def duration(self, number: float) -> dt.timedelta:
         """Convert a number of the column's time units to a timedelta."""

@@ -18,6 +18,7 @@ from qkv.database.keys.bandwidth import choose_bandwidth
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
+from qkv.database.keys.row_sample import sample_rows
 from qkv.database.storage.encoding import FILE, Encoding
 from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DataError, OptionError
@@ -166,9 +167,9 @@ def _distance_defaults(
     complete = ~(key.missing | values.column.missing)
     if not complete.any():
         return None, None
-    points = key.cells[complete]
-    chosen = choose_bandwidth(points, values.targets(complete), progress)
-    nearest = nearest_distance_quantile(points)
+    sample = sample_rows((key, values.column), complete)
+    chosen = choose_bandwidth(key.cells[sample], values.targets(sample), progress, int(complete.sum()))
+    nearest = nearest_distance_quantile(key.cells[complete])
     return f"gaussian:{chosen.value:.4g}", float(f"{max(min(3.0 * chosen.value, 1.0), nearest):.4g}")
 
 

@@ -1,0 +1,173 @@
+"""A predicate filters the rows before anything is chosen from them: the answer is that of the table filtered first."""
+
+import datetime as dt
+import itertools
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from qkv.database import Database
+from qkv.database.execute import statistics
+from qkv.database.keys import row_sample
+
+PREDICATES = (
+    "shop = 'Oslo'",
+    "shop <> 'Oslo' and size > 2",
+    "size > (select avg(size) from data)",
+    "day >= date '2024-03-01'",
+    "share is not null and share < 0.3",
+    "size = 3 or name like 'a%'",
+    "size > 1000",
+)
+KEYS = ("share", "day", "name", "shop", "share,size", "shop,share", "name,day", "ok")
+VALUES = ("price", "shop", "day", "ok")
+
+
+def random_table(rng: np.random.Generator) -> pa.Table:
+    """Return a table whose shops differ in scale, with missing cells and with values out of range elsewhere."""
+    n = int(rng.integers(2, 120))
+    shop = rng.choice(["Oslo", "Rome", "Lima"], n)
+    factor = np.array([{"Oslo": 1.0, "Rome": 3.0, "Lima": 50.0}[each] for each in shop])
+    share = [None if rng.random() < 0.1 else float(x) for x in rng.random(n)]
+    return pa.table(
+        {
+            "shop": pa.array(shop.tolist()).dictionary_encode(),
+            "name": [str(rng.choice(["anna", "anne", "bob", "carl", "carla"])) for _ in range(n)],
+            "share": share,
+            "size": rng.integers(0, 6, n),
+            "day": [dt.date(2024, 1, 1) + dt.timedelta(int(d)) for d in rng.integers(0, 120, n)],
+            "ok": rng.random(n) < 0.5,
+            "price": [None if rng.random() < 0.1 else float(x) for x in factor * (1 + rng.random(n))],
+        }
+    )
+
+
+def draw_query(rng: np.random.Generator, key: str) -> object:
+    draws = {
+        "share": lambda: float(rng.random()),
+        "size": lambda: int(rng.integers(0, 6)),
+        "day": lambda: dt.date(2024, 1, 1) + dt.timedelta(int(rng.integers(0, 120))),
+        "name": lambda: str(rng.choice(["anna", "ann", "bbo", "karl"])),
+        "shop": lambda: str(rng.choice(["Oslo", "Rome", "Lima"])),
+        "ok": lambda: bool(rng.random() < 0.5),
+    }
+    cells = tuple(draws[name]() for name in key.split(","))
+    return cells if len(cells) > 1 else cells[0]
+
+
+def filtered(table: pa.Table, predicate: str) -> pa.Table:
+    with duckdb.connect() as connection:
+        connection.register("data", table)
+        return connection.sql(f"select * from data where {predicate}").to_arrow_table().cast(table.schema)
+
+
+def number(value: object) -> float:
+    if isinstance(value, dt.timedelta):
+        return value / dt.timedelta(days=1)
+    return dt.datetime.combine(value, dt.time()).timestamp() if isinstance(value, dt.date) else float(value)
+
+
+def heavy_rows(answer: object) -> list[str]:
+    """Return the listed rows that are clearly heavier than the lightest one, in an order that ignores rounding."""
+    least = answer.rows[-1].weight * (1 + 1e-6) + 1e-9
+    listed = [(-round(row.weight, 6), str(row.record)) for row in answer.rows if row.weight > least]
+    return [record for _, record in sorted(listed)]
+
+
+def assert_same(got: object, wanted: object) -> None:
+    assert (got.found, got.reason) == (wanted.found, wanted.reason)
+    if not wanted.found:
+        return
+    if wanted.probabilities:
+        for label in {*got.probabilities, *wanted.probabilities}:
+            assert got.probabilities.get(label, 0) == pytest.approx(wanted.probabilities.get(label, 0), abs=1e-9)
+        shares = [*wanted.probabilities.values(), 0.0]
+        # Rounding decides between values of equal weight.
+        assert got.value == wanted.value or shares[0] - shares[1] < 1e-9
+    elif isinstance(wanted.value, dt.date):
+        assert got.value == wanted.value
+    else:
+        assert number(got.value) == pytest.approx(number(wanted.value), rel=1e-9)
+    assert number(got.spread) == pytest.approx(number(wanted.spread), rel=1e-6, abs=1e-6)
+    assert got.support == pytest.approx(wanted.support, rel=1e-9)
+    # Rows with equal weights can be exchanged by rounding, also with a row that is not listed.
+    weights = [row.weight for row in wanted.rows]
+    assert [row.weight for row in got.rows] == pytest.approx(weights, rel=1e-9, abs=1e-12)
+    assert heavy_rows(got) == heavy_rows(wanted)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_where_gives_the_answer_of_the_table_filtered_beforehand(seed, tmp_path):
+    rng = np.random.default_rng(seed)
+    compared = 0
+    for case in range(20):
+        table, predicate = random_table(rng), PREDICATES[rng.integers(len(PREDICATES))]
+        key, value = KEYS[rng.integers(len(KEYS))], VALUES[rng.integers(len(VALUES))]
+        queries = [draw_query(rng, key) for _ in range(3)]
+        few = filtered(table, predicate)
+        complete = [all(row[name] is not None for name in {*key.split(","), value}) for row in table.to_pylist()]
+        if not any(complete):
+            continue
+        whole = Database.open(table, key, value)
+        Database.create(tmp_path / str(case), table, key, value)
+        streamed = Database.open(tmp_path / str(case), memory=1)
+        assert streamed.streams
+        remaining = [all(row[name] is not None for name in {*key.split(","), value}) for row in few.to_pylist()]
+        if not any(remaining):
+            for each in (whole, streamed):
+                assert each.ask(queries[0], where=predicate).reason == "no row satisfies the predicate"
+            continue
+        wanted = Database.open(few, key, value)
+        for query, each in itertools.product(queries, (whole, streamed)):
+            assert_same(each.ask(query, where=predicate), wanted.ask(query))
+            compared += 1
+    assert compared > 40
+
+
+def test_a_bandwidth_is_that_of_the_selected_rows_alone():
+    x = np.linspace(0, 10, 200)
+    share = np.where(np.arange(200) % 2, "steady", "wild")
+    table = {"x": x, "share": share, "y": np.where(share == "wild", np.sin(6 * x), 1.0 + x)}
+    whole = Database.open(table, "x", "y")
+    alone = Database.open({"x": x[1::2], "y": table["y"][1::2]}, "x", "y")
+    assert whole.ask(3.0, where="share = 'steady'").value == pytest.approx(alone.ask(3.0).value, rel=1e-12)
+    assert abs(whole.ask(3.0).value - alone.ask(3.0).value) > 0.1
+
+
+def test_the_order_of_the_rows_does_not_change_the_sample(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 50, 3000) / 10  # many equal rows
+    y = np.sin(x) + rng.normal(size=3000)
+    monkeypatch.setattr(row_sample, "MOST_ROWS", 500)
+    order = rng.permutation(3000)
+    first = Database.open({"x": x, "y": y}, "x", "y").ask(2.0)
+    second = Database.open({"x": x[order], "y": y[order]}, "x", "y").ask(2.0)
+    assert first.value == pytest.approx(second.value, rel=1e-12)
+    assert first.notes == second.notes
+    assert "sample of 500 of 3,000 rows" in " ".join(first.notes)
+
+
+def test_memory_and_store_draw_the_same_sample_of_the_selected_rows(monkeypatch, tmp_path):
+    monkeypatch.setattr(row_sample, "MOST_ROWS", 300)
+    monkeypatch.setattr(statistics, "MOST_ROWS", 300)
+    rng = np.random.default_rng(1)
+    table = {"x": rng.normal(size=2000), "y": rng.normal(size=2000), "g": rng.integers(0, 3, 2000)}
+    Database.create(tmp_path / "s", table, "x", "y")
+    near = Database.open(table, "x", "y").ask(0.1, where="g = 1")
+    far = Database.open(tmp_path / "s", memory=1).ask(0.1, where="g = 1")
+    assert near.notes[2] == far.notes[2]
+    assert "sample of 300 of" in near.notes[2]
+    assert near.value == pytest.approx(far.value, rel=1e-9)
+
+
+def test_a_sample_of_many_equal_rows_holds_each_content_in_proportion():
+    from qkv.database.keys.columns import Column
+
+    table = pa.table({"x": np.repeat([0.0, 1.0, 2.0], [50_000, 40_000, 10_000])})
+    column = Column.from_table(table, "x")
+    rows = row_sample.sample_rows((column,), np.ones(100_000, bool), 5000)
+    assert len(rows) == len(set(rows.tolist())) == 5000
+    shares = np.bincount(column.cells[rows].astype(int)) / 5000
+    assert shares == pytest.approx([0.5, 0.4, 0.1], abs=0.02)
