@@ -101,7 +101,7 @@ class _TensorFlow:
         if ones[1] and not ones[0]:
             # Lengths that a tracer does not know are None in `shape`.
             left, right = ([tf.shape(z)[n] if m is None else m for n, m in enumerate(z.shape)] for z in (x, y))
-            rows = tf.matmul(tf.reshape(x, (-1, left[-1])), tf.reshape(y, (-1, right[-1])))
+            rows = tf.matmul(tf.reshape(x, (-1, left[-1])), tf.reshape(y, right[-2:]))
             lead = [1] * (len(right) - len(left))
             return tf.reshape(rows, (*lead, *left[:-1], right[-1]))
         if tuple(x.shape[:-2]) != tuple(y.shape[:-2]):
