@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from qkv.core.arrays import itemsize
 from qkv.core.axes import Axes
 from qkv.core.tile import Tile
 from qkv.normalizers import Normalizer
+from qkv.plan.footprint import elements_by_trial
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.scores import Score
@@ -63,11 +65,15 @@ class Problem:
         """Number of bytes of an element in the dtype of accumulation, which is at least float32."""
         return max(4, itemsize(self.dtype))
 
-    @property
+    @cached_property
     def elements_per_logit(self) -> int:
         """Number of array elements that the score holds in memory at once for each logit."""
-        if self.score.is_distance and self.library == "torch" and not self.traced:
-            return 1
+        if self.library == "torch" and not self.traced:
+            if self.score.is_distance:
+                return 1
+            found = elements_by_trial(self.score, self.axes, self.dtype)
+            if found is not None:
+                return found
         return max(1, self.score.elements_per_logit(self.axes.query_width, self.axes.key_width))
 
     @property

@@ -19,7 +19,6 @@ from typing import TypeAlias
 
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
-from qkv.scores.base import Score
 
 __all__ = [
     "WORK",
@@ -27,7 +26,6 @@ __all__ = [
     "estimated_seconds",
     "load_table",
     "processor_name",
-    "_score_kind",
     "table_key",
     "table_path",
 ]
@@ -49,8 +47,9 @@ _MAX_LENGTH = 1024
 _DEFAULT = Path(__file__).with_name("measured_times.json")
 
 
-def _score_kind(score: Score) -> str | None:
+def _score_kind(problem: Problem) -> str | None:
     """Return the kind of a score, which determines the coefficients, or None for kinds that were not measured."""
+    score = problem.score
     if score.is_inner_product:
         return "product"
     if score.tanh_vector is not None:
@@ -58,13 +57,17 @@ def _score_kind(score: Score) -> str | None:
     if score.gated_product:
         return "gated"
     if score.inner is not None:
-        return "changed product" if score.inner.is_inner_product else None
-    return "distance" if score.is_distance else "pairwise"
+        if not score.inner.is_inner_product:
+            return None
+        return "biased product" if score.adds_offset else "changed product"
+    if score.is_distance:
+        return "distance"
+    return "pairwise" if problem.elements_per_logit > 2 else "narrow pairwise"
 
 
 def table_key(kernel: str, problem: Problem) -> str | None:
     """Return the key of the coefficients of a kernel for a problem, or None if such problems were not measured."""
-    normalizer, kind = problem.normalizer, _score_kind(problem.score)
+    normalizer, kind = problem.normalizer, _score_kind(problem)
     softmax = normalizer.log_sum_exp and normalizer.scale is not None
     if max(problem.axes.q, problem.axes.k) > _MAX_LENGTH:
         return None

@@ -29,7 +29,8 @@ class Custom(GeneralScore):
         parameters: learned arrays, passed to the function after the key. Arrays that the function closes over
             get no gradient.
         elements: number of array elements in memory at once per logit, which determines the size of tiles;
-            None: the larger of the widths of query and key.
+            None: found by a trial on a few made-up rows in PyTorch, once for each function and shape, and otherwise the
+            larger of the widths of query and key.
         accepts: the kind of queries and keys, "numbers", "text" or "any".
 
     Raises:

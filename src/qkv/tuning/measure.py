@@ -15,7 +15,7 @@ from qkv.engine import attend, explain
 from qkv.kernels import KERNELS
 from qkv.masks import Causal
 from qkv.plan.time_model import table_key
-from qkv.scores import Additive, Gated, Laplace, ScaledDot, Softcap
+from qkv.scores import Additive, Gated, Laplace, RelativePosition, ScaledDot, Softcap
 from qkv.scores.base import GeneralScore, Score
 
 if TYPE_CHECKING:
@@ -26,7 +26,10 @@ __all__ = ["MIN_CALLS", "Measurement", "measure_kernels"]
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _WIDTHS = (16, 32, 64, 128)
-_MAX_ELEMENTS = {"product": 1e7, "changed product": 1e7, "gated": 1e7, "tanh": 5e7, "distance": 1e8, "pairwise": 2e7}
+_MAX_ELEMENTS = {
+    **dict.fromkeys(("product", "changed product", "biased product", "gated", "narrow pairwise"), 1e7),
+    **{"tanh": 5e7, "distance": 1e8, "pairwise": 2e7},
+}
 """Largest number of pairs times elements per logit, by the kind of score, so that most calls take less than 0.1 s."""
 MIN_CALLS = 8
 """Smallest number of measured calls of each kind, forward and with a gradient."""
@@ -45,6 +48,23 @@ class _Manhattan(GeneralScore):
         """Return the negative sum of the absolute differences of each pair."""
         difference = query[..., :, None, :] - key[..., None, :, :]
         return -namespace(query).sum(abs(difference), axis=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class _SquaredProduct(GeneralScore):
+    """Score −(<q, k> / width − 1)², as an example of a score that users write with one array element per logit."""
+
+    def compare(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
+    ) -> Num[Array, "*#batch q k"]:
+        """Return the negative squared distance of each inner product from the width, divided by the squared width."""
+        xp = namespace(query)
+        product = xp.matmul(query, xp.matrix_transpose(key)) / query.shape[-1]
+        return -((product - 1) * (product - 1))
+
+    def elements_per_logit(self, query_width: int, key_width: int) -> int:
+        """Return 1."""
+        return 1
 
 
 @dataclass(frozen=True)
@@ -114,10 +134,12 @@ def _score(kind: str, width: int) -> Score:
     return {
         "product": ScaledDot(),
         "changed product": Softcap(ScaledDot(), 5.0),
+        "biased product": RelativePosition(ScaledDot(), torch.randn(32)),
         "gated": Gated(torch.randn(width) * width**-0.5, torch.randn(width) * width**-0.5),
         "tanh": Additive(weight, weight, None, torch.randn(width)),
         "distance": Laplace(2.0),
         "pairwise": _Manhattan(),
+        "narrow pairwise": _SquaredProduct(),
     }[kind]
 
 
