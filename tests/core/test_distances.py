@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.core.distances import distances
@@ -63,3 +63,53 @@ def test_distances_of_half_precision_keep_their_dtype(dtype: torch.dtype) -> Non
     x = torch.tensor([[3.0, 4.0]], dtype=dtype)
     found = distances(x, torch.zeros(1, 2, dtype=dtype))
     assert (found.dtype, float(found)) == (dtype, 5.0)
+
+
+@settings(max_examples=60)
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.sampled_from([12, 16, 33, 64])),
+    st.sampled_from(["apart", "some equal", "all equal", "clusters", "one at the centre"]),
+    st.sampled_from([0.0, 1e4]),
+    st.sampled_from([1e-3, 1.0, 1e3, 1e-10, 1e13]),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.integers(0, 2**31),
+)
+def test_distances_of_wide_vectors_and_their_gradients_are_exact_to_rounding(
+    lengths: tuple[int, int, int, int], kind: str, shift: float, size: float, dtype: torch.dtype, seed: int
+) -> None:
+    (batch, q, k, width), rng = lengths, np.random.default_rng(seed)
+    query, key = (torch.tensor(rng.normal(size=(batch, n, width))) for n in (q, k))
+    if kind == "clusters":
+        query, key = (x * 1e-3 + torch.tensor(rng.integers(0, 3, size=(*x.shape[:2], 1))) for x in (query, key))
+    if kind in ("some equal", "all equal"):
+        count = min(q, k) if kind == "all equal" else 1
+        query[:, :count] = key[:, :count]
+    query, key = ((x + shift) * size for x in (query, key))
+    if kind == "one at the centre":
+        query[:, 0] = key.mean(dim=1)
+    sides = [x.to(dtype).requires_grad_() for x in (query, key)]
+    exact = [x.detach().double() for x in sides]
+    difference = exact[0][:, :, None] - exact[1][:, None]
+    wanted = torch.linalg.vector_norm(difference, dim=-1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qkv.core.distances._MIN_ELEMENTS", 0)
+        patch.setattr("qkv.core.distances._MAX_NEAR_SHARE", 0.5)
+        found = distances(*sides)
+        direction = torch.tensor(rng.normal(size=found.shape))
+        gradients = torch.autograd.grad(found, sides, direction.to(dtype))
+    eps = torch.finfo(dtype).eps
+    assert ((found.detach() - wanted).abs() <= 32 * eps * wanted).all()
+    weight = direction.to(dtype).double() / wanted.where(wanted > 0, torch.inf)
+    for gradient, parts in zip(
+        gradients, (weight[..., None] * difference, -weight[..., None] * difference), strict=True
+    ):
+        axis = 2 if gradient is gradients[0] else 1
+        assert ((gradient - parts.sum(axis)).abs() <= 64 * eps * direction.abs().sum(axis)[..., None] + 1e-300).all()
+
+
+def test_distances_that_are_not_finite_or_overflow_are_those_of_cdist() -> None:
+    query, key = torch.randn(1, 40, 64), torch.randn(1, 40, 64)
+    for bad in (torch.nan, torch.inf, 1e25):
+        query[0, 3, 5] = bad
+        wanted = torch.cdist(query, key, compute_mode="donot_use_mm_for_euclid_dist")
+        torch.testing.assert_close(distances(query, key), wanted, equal_nan=True)

@@ -4,10 +4,15 @@
 
 The differences are squared and summed, because ‖q‖² − 2<q,k> + ‖k‖² would lose half the digits where q is near k.
 PyTorch's `cdist` does this without an array of the features of all pairs; other libraries need that array.
+
+For wide vectors in PyTorch, matrix products compute the distances and their gradients several times faster, after the
+mean key is subtracted. Pairs with d² < (‖q‖² + ‖k‖²) / 16 are then computed again from their differences, so that the
+relative error of a distance is below 16 times that of a rounding; if there are many of them, `cdist` computes all.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -15,16 +20,28 @@ import numpy as np
 from qkv.core.arrays import library, namespace, where
 from qkv.core.autograd_function import autograd_function
 from qkv.core.tracing import tracing_mode
-from qkv.core.typing import Array, Float, Num, Tensor
+from qkv.core.typing import Array, Float, Int, Num, Tensor
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
     class _Context(FunctionCtx):
+        by_products: bool
         saved_tensors: tuple[Tensor, ...]
 
 
 __all__ = ["distances"]
+
+_MIN_WIDTH = 12
+"""Width from which matrix products are faster than differences."""
+_MIN_ELEMENTS = 2**15
+"""Number of pairs times width from which they are faster."""
+_NEAR = 1 / 16
+"""Largest d² / (‖q‖² + ‖k‖²) of pairs that are computed from differences."""
+_MAX_NEAR_SHARE = 1 / 32
+"""Share of such pairs above which `cdist` computes all pairs."""
+_RANGE = (1e-30, 1e30)
+"""Range of ‖q‖² + ‖k‖² in which no square overflows or underflows."""
 
 
 def distances(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]) -> Float[Array, "*batch q k"]:
@@ -57,29 +74,98 @@ def _torch_distances(
     if not (query.dtype == key.dtype and query.dtype in (torch.float32, torch.float64)):
         return cast("Tensor", _all_differences(query, key))
     batch = np.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-    sides = [x.expand(*batch, *x.shape[-2:]).contiguous() for x in (query, key)]
+    count = math.prod(batch)
+    sides = [x.expand(*batch, *x.shape[-2:]).reshape(count, *x.shape[-2:]) for x in (query, key)]
     result: Tensor = autograd_function(_forward, _backward)(*sides)
-    return result
+    return result.view(*batch, *result.shape[-2:])
 
 
 def _forward(
-    ctx: _Context, query: Float[Tensor, "*batch q width"], key: Float[Tensor, "*batch k width"]
-) -> Float[Tensor, "*batch q k"]:
+    ctx: _Context, query: Float[Tensor, "batch q width"], key: Float[Tensor, "batch k width"]
+) -> Float[Tensor, "batch q k"]:
     import torch
 
-    result = torch.cdist(query, key, compute_mode="donot_use_mm_for_euclid_dist")
-    ctx.save_for_backward(query, key, result)
+    found = _by_products(query, key)
+    ctx.by_products = found is not None
+    if found is None:
+        result = torch.cdist(query, key, compute_mode="donot_use_mm_for_euclid_dist")
+        ctx.save_for_backward(query, key, result)
+        return result
+    result, near = found
+    ctx.save_for_backward(query, key, result, near)
     return result
 
 
-def _backward(ctx: _Context, gradient: Float[Tensor, "*batch q k"]) -> tuple[Tensor | None, ...]:
+def _by_products(
+    query: Float[Tensor, "batch q width"], key: Float[Tensor, "batch k width"]
+) -> tuple[Float[Tensor, "batch q k"], Int[Tensor, "near 3"] | None] | None:
+    """Return the distances and the indices of the pairs that are near, or None if the products are not suited."""
     import torch
 
-    query, key, result = ctx.saved_tensors
-    if torch.is_grad_enabled():  # for second derivatives, which cdist lacks
-        sides = [x.view_as(x) for x in (query, key)]
-        again = cast("Tensor", _all_differences(*sides))
-        return torch.autograd.grad(again, sides, gradient, create_graph=True)
-    gradient, backward = gradient.contiguous(), torch.ops.aten._cdist_backward
-    transposed = gradient.mT.contiguous(), key, query, 2.0, result.mT.contiguous()
-    return backward(gradient, query, key, 2.0, result), backward(*transposed)
+    (batch, q, width), k = query.shape, key.shape[1]
+    if width < _MIN_WIDTH or batch * q * k * width < max(1, _MIN_ELEMENTS):
+        return None
+    center = key.mean(dim=1, keepdim=True)
+    left, right = query - center, key - center
+    lengths = [torch.linalg.vector_norm(x, dim=-1).square_() for x in (left, right)]
+    sums = lengths[0][:, :, None] + lengths[1][:, None]
+    square = torch.baddbmm(sums, left, right.mT, alpha=-2)
+    largest = lengths[1].amax(dim=1, keepdim=True)
+    # A bound for each row, because the comparison of all pairs takes two more passes over them.
+    bounds = torch.stack([largest.amin() + lengths[0].amin(), largest.amax() + lengths[0].amax()])
+    any_near = (square.amin(dim=2) < _NEAR * (lengths[0] + largest)).any().to(bounds.dtype)
+    low, high, suspect = torch.cat([bounds, any_near[None]]).tolist()
+    if not (low > _RANGE[0] and high < _RANGE[1]):  # also if a number is NaN
+        return None
+    near = None
+    if suspect:
+        close = square <= sums.mul_(_NEAR)  # also 0 and 0
+        if int(close.sum()) > _MAX_NEAR_SHARE * close.numel():
+            return None
+        near = close.nonzero()
+        b, i, j = near.unbind(1)
+        square[b, i, j] = (query[b, i] - key[b, j]).square_().sum(dim=-1)
+    return square.sqrt_(), near
+
+
+def _backward(ctx: _Context, gradient: Float[Tensor, "batch q k"]) -> tuple[Tensor | None, ...]:
+    import torch
+
+    query, key, result, *rest = ctx.saved_tensors
+    with torch.autocast(query.device.type, enabled=False):
+        if torch.is_grad_enabled():  # for second derivatives, which cdist lacks
+            sides = [x.view_as(x) for x in (query, key)]
+            again = cast("Tensor", _all_differences(*sides))
+            return torch.autograd.grad(again, sides, gradient, create_graph=True)
+        if ctx.by_products:
+            return _gradients_by_products(query, key, result, rest[0], gradient)
+        gradient, backward = gradient.contiguous(), torch.ops.aten._cdist_backward
+        transposed = gradient.mT.contiguous(), key, query, 2.0, result.mT.contiguous()
+        return backward(gradient, query, key, 2.0, result), backward(*transposed)
+
+
+def _gradients_by_products(
+    query: Float[Tensor, "batch q width"],
+    key: Float[Tensor, "batch k width"],
+    result: Float[Tensor, "batch q k"],
+    near: Int[Tensor, "near 3"] | None,
+    gradient: Float[Tensor, "batch q k"],
+) -> tuple[Float[Tensor, "batch q width"], Float[Tensor, "batch k width"]]:
+    """Return Σ_j w_ij (q_i − k_j) and Σ_i w_ij (k_j − q_i) with w = gradient / distance."""
+    import torch
+
+    center = key.mean(dim=1, keepdim=True)
+    left, right = query - center, key - center
+    weights = gradient / result
+    if near is not None:
+        b, i, j = near.unbind(1)
+        distance = result[b, i, j]
+        factor = torch.where(distance == 0, 0.0, gradient[b, i, j] / distance)
+        weights[b, i, j] = 0
+    d_query = torch.baddbmm(weights.sum(dim=2)[..., None] * left, weights, right, alpha=-1)
+    d_key = torch.baddbmm(weights.sum(dim=1)[..., None] * right, weights.mT, left, alpha=-1)
+    if near is not None:
+        part = factor[:, None] * (query[b, i] - key[b, j])
+        d_query.index_put_((b, i), part, accumulate=True)
+        d_key.index_put_((b, j), -part, accumulate=True)
+    return d_query, d_key

@@ -28,7 +28,9 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _WIDTHS = (16, 32, 64, 128)
 _MAX_ELEMENTS = {
     **dict.fromkeys(("product", "changed product", "biased product", "gated", "narrow pairwise"), 1e7),
-    **{"tanh": 5e7, "distance": 1e8, "pairwise": 2e7},
+    "tanh": 5e7,
+    "distance": 1e8,
+    "pairwise": 2e7,
 }
 """Largest number of pairs times elements per logit, by the kind of score, so that most calls take less than 0.1 s."""
 MIN_CALLS = 8

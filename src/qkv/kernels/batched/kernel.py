@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchedKernel"]
 
 _MAX_BYTES = 1 << 24
-"""Size in bytes of an array of all pairs from which the planner does not choose this kernel."""
+"""Size in bytes of an array of all pairs, with their features if the score holds them, from which it is not chosen."""
 
 
 _MAX_LOGIT = 1e30
@@ -68,7 +68,8 @@ class BatchedKernel(Kernel):
 
     def unsuited(self, problem: Problem) -> str | None:
         """Return a sentence if an array of all pairs is so large that kernels in linear memory are preferred."""
-        size = problem.axes.pairs * problem.itemsize
+        elements = 1 if problem.score.tanh_vector is not None else problem.elements_per_logit
+        size = problem.axes.pairs * elements * problem.itemsize
         if size < _MAX_BYTES:
             return None
         return (

@@ -15,8 +15,8 @@ from qkv.core.typing import Array, Shaped, Tensor
 from qkv.kernels.dense.jax_function import compilable, run_compiled
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast
-from qkv.kernels.runtime.cost_model import amounts_of_work
-from qkv.plan.cost import Cost
+from qkv.kernels.runtime.cost_model import LARGE_BYTES, amounts_of_work
+from qkv.plan.cost import Cost, memory_text
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.readouts import Readout
@@ -54,6 +54,14 @@ class DenseKernel(Kernel):
         if not problem.normalizer.online:
             flop += problem.axes.pairs * _SORT_FLOP
         return Cost(flop, traffic, peak, 2e-4)
+
+    def unsuited(self, problem: Problem) -> str | None:
+        """Return a sentence if a PyTorch score holds arrays so large that computing them tile by tile is preferred."""
+        elements = problem.elements_per_logit
+        size = problem.axes.pairs * elements * problem.itemsize
+        if problem.library != "torch" or elements == 1 or size < LARGE_BYTES or problem.score.tanh_vector is not None:
+            return None
+        return f"the arrays of its score would have {memory_text(size)}; it is chosen below {memory_text(LARGE_BYTES)}"
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""

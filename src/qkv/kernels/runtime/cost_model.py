@@ -5,7 +5,7 @@ from __future__ import annotations
 from qkv.plan.problem import Problem
 from qkv.scores.base import Score
 
-__all__ = ["PRODUCT_RATE", "amounts_of_work", "tile_seconds", "visible_pairs"]
+__all__ = ["LARGE_BYTES", "PRODUCT_RATE", "amounts_of_work", "tile_seconds", "visible_pairs"]
 
 PRODUCT_RATE = 125e9
 """Throughput of matrix products in flop per second, measured on two cores of a desktop processor."""
