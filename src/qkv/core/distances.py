@@ -92,7 +92,7 @@ def _forward(
         ctx.save_for_backward(query, key, result)
         return result
     result, near = found
-    ctx.save_for_backward(query, key, result, near)
+    ctx.save_for_backward(query, key, result, *([] if near is None else [near]))
     return result
 
 
@@ -138,7 +138,7 @@ def _backward(ctx: _Context, gradient: Float[Tensor, "batch q k"]) -> tuple[Tens
             again = cast("Tensor", _all_differences(*sides))
             return torch.autograd.grad(again, sides, gradient, create_graph=True)
         if ctx.by_products:
-            return _gradients_by_products(query, key, result, rest[0], gradient)
+            return _gradients_by_products(query, key, result, rest[0] if rest else None, gradient)
         gradient, backward = gradient.contiguous(), torch.ops.aten._cdist_backward
         transposed = gradient.mT.contiguous(), key, query, 2.0, result.mT.contiguous()
         return backward(gradient, query, key, 2.0, result), backward(*transposed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from threading import Lock
 from types import FunctionType
 from typing import TYPE_CHECKING, cast
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from qkv.core.arrays import accumulation_dtype
 from qkv.core.axes import Axes
 from qkv.core.tile import Tile
-from qkv.core.typing import Shaped, Tensor
+from qkv.core.typing import Array, Shaped, Tensor
 from qkv.scores.base import GeneralScore, Score
 from qkv.scores.custom import Custom
 
@@ -80,7 +80,8 @@ def _function_signature(score: Score) -> Hashable:
         return score.signature()
     assert isinstance(score, Custom)
     cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
-    closed = Custom(len, (*score.parameters, *cells, *(function.__defaults__ or ()))).signature()
+    stand_in = cast("Callable[..., Array]", len)
+    closed = Custom(stand_in, (*score.parameters, *cells, *(function.__defaults__ or ()))).signature()
     return function.__code__, closed
 
 
@@ -117,7 +118,7 @@ def _trial(score: GeneralScore, axes: Axes, dtype: str) -> int | None:
             recorded = _record_pair_bytes(bound, query, key, Tile.whole(q, k, batch), (q, k))
     except Exception:  # the function may fail on made-up rows; the call itself reports what is wrong
         return None
-    return max(1, math.ceil(recorded / (math.prod(batch) * q * k * kind.itemsize)))
+    return max(1, math.ceil(recorded / (math.prod(batch) * q * k * int(kind.itemsize))))
 
 
 def _made_up(shape: Sequence[int], dtype: str, device: torch.device) -> Shaped[Tensor, "*_"]:
@@ -144,7 +145,7 @@ def _record_pair_bytes(
             any(n % q == 0 for n in shape if n) and any(n % k == 0 for n in shape if n)
         )
 
-    class Recorder(TorchDispatchMode):
+    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             nonlocal largest
             result = func(*args, **(kwargs or {}))
@@ -153,6 +154,6 @@ def _record_pair_bytes(
                     largest = max(largest, x.untyped_storage().nbytes())  # of a view: that of the array it shows
             return result
 
-    with Recorder():
+    with Recorder():  # type: ignore[no-untyped-call]
         score.logits(query, key, tile)
     return largest

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
         saved_tensors: tuple[Tensor, ...]
         needs_input_grad: tuple[bool, ...]
 
+        def save_for_backward(self, *tensors: Tensor | None) -> None:
+            """Save tensors for backward."""
+
 
 __all__ = ["Form", "attention_of_logits", "attention_of_products"]
 

@@ -99,7 +99,7 @@ class BatchedKernel(Kernel):
         with no_autocast(call.value):
             refuse_closure_gradients(call)
             if _all_finite(call.query, call.key, call.value):
-                output = _attend(cast("TorchCall", replace(call, finite=(True, True))))
+                output = _attend(replace(call, finite=(True, True)))
                 # A logit of +inf, or a row of which all logits are −inf, makes the softmax NaN.
                 if _all_finite(output.detach()):
                     return Result(arrays.cast(output, call.out_dtype))
