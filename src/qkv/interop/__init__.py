@@ -1,8 +1,10 @@
-"""Adapters that compute the attention of Hugging Face models, Keras layers and ONNX operators with qkv.
+"""Adapters that compute the attention of Hugging Face models, Keras layers, JAX modules and ONNX operators with qkv.
 
 record          collect readouts of the attention layers of a Hugging Face model while it runs
 huggingface     Hugging Face models whose attention qkv computes
 keras           attention layers of Keras, computed by qkv
+flax            attention module of Flax NNX
+equinox         attention module of Equinox
 onnx            the `Attention` operator of ONNX, and export of models to ONNX
 """
 
