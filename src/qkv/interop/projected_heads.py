@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import qkv
+from qkv.core.arrays import namespace
 from qkv.core.checks import check_integers, check_probability
 from qkv.core.map_batch import map_batch
 from qkv.core.positions import Positions
@@ -76,8 +77,8 @@ class HeadShapes:
             >>> HeadShapes.of(16, 4, None, None, None, None, 2, 0.0, None, "1 MiB").head_width
             4
         """
-        given = {"width": width, "heads": heads, "key_width": key_width, "value_width": value_width}
-        check_integers(**given, head_width=head_width, head_value_width=head_value_width, key_heads=key_heads)
+        check_integers(width=width, heads=heads, key_width=key_width, value_width=value_width, key_heads=key_heads)
+        check_integers(head_width=head_width, head_value_width=head_value_width)
         check_probability(dropout)
         if head_width is None and width % heads:
             raise OptionError(f"width must be a multiple of heads, got {width} and {heads}. Pass head_width.")
@@ -147,8 +148,9 @@ def attend_heads(
         memory=shapes.memory,
         enable_gqa=shapes.key_heads != shapes.heads,
     )
-    output = found.output.swapaxes(-2, -3)
-    return replace(found, output=output.reshape(*output.shape[:-2], output.shape[-2] * output.shape[-1]))
+    xp = namespace(found.output)
+    output = xp.moveaxis(found.output, -3, -2)
+    return replace(found, output=xp.reshape(output, (*output.shape[:-2], output.shape[-2] * output.shape[-1])))
 
 
 def check_last_axis(name: str, x: Shaped[Array, "*_"], width: int) -> Shaped[Array, "*_"]:
@@ -163,7 +165,8 @@ def check_last_axis(name: str, x: Shaped[Array, "*_"], width: int) -> Shaped[Arr
 
 
 def _split(x: Float[Array, "*batch n heads_width"], heads: int) -> Float[Array, "*batch heads n head_width"]:
-    split: Array = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)
+    xp = namespace(x)
+    split: Array = xp.moveaxis(xp.reshape(x, (*x.shape[:-1], heads, x.shape[-1] // heads)), -2, -3)
     return split
 
 
@@ -177,8 +180,12 @@ def _align(part: T, batch_axes: int, per_head: bool) -> T:
     """
 
     def align(x: Array, own: int) -> Array:
+        shape: tuple[int, ...] = tuple(x.shape)
         if own == 1 and (per_head or batch_axes == 0):
-            return x.reshape((1,) * batch_axes + tuple(x.shape))
-        return x.reshape((*x.shape[:own], 1, *x.shape[own:])) if own and own == batch_axes else x
+            shape = (1,) * batch_axes + shape
+        elif own and own == batch_axes:
+            shape = (*shape[:own], 1, *shape[own:])
+        aligned: Array = namespace(x).reshape(x, shape)
+        return aligned
 
     return map_batch(part, align)

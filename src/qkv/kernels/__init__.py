@@ -7,6 +7,7 @@ from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
 from qkv.kernels.linear.kernel import LinearKernel
 from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.row_blocks.kernel import RowBlocksKernel
+from qkv.kernels.tensorflow_blocks.kernel import TensorflowBlocksKernel
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.plan import Kernel
 
@@ -19,6 +20,7 @@ __all__ = [
     "LinearKernel",
     "NumpyBlocksKernel",
     "RowBlocksKernel",
+    "TensorflowBlocksKernel",
     "TiledKernel",
 ]
 
@@ -31,4 +33,5 @@ KERNELS: tuple[Kernel, ...] = (
     RowBlocksKernel(),
     NumpyBlocksKernel(),
     JaxLoopsKernel(),
+    TensorflowBlocksKernel(),
 )

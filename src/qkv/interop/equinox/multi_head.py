@@ -101,9 +101,9 @@ class MultiHeadAttention(eqx.Module):  # type: ignore[misc, unused-ignore]
         self.key_map = _linear(shapes.key_width, shapes.key_heads * shapes.head_width, bias, dtype, keys[1])
         self.value_map = _linear(shapes.value_width, shapes.key_heads * shapes.head_value_width, bias, dtype, keys[2])
         self.output_map = _linear(heads * shapes.head_value_width, width, bias, dtype, keys[3])
-        self.score, self.normalizer, self.mask = (
-            None if part is None else part.map_arrays(jnp.asarray) for part in (score, normalizer, mask)
-        )
+        self.score = None if score is None else score.map_arrays(jnp.asarray)
+        self.normalizer = None if normalizer is None else normalizer.map_arrays(jnp.asarray)
+        self.mask = None if mask is None else mask.map_arrays(jnp.asarray)
 
     def __call__(
         self,

@@ -3,8 +3,8 @@
     from qkv.interop.keras import Attention, AdditiveAttention, MultiHeadAttention
 
 The layers subclass those of Keras, with the same arguments, weights and file formats, and compute attention with
-`qkv`: the output of a fully masked row is 0, returning attention scores does not change the output, and on JAX and
-PyTorch long sequences run in memory linear in their length.
+`qkv`: the output of a fully masked row is 0, returning attention scores does not change the output, and long
+sequences run in memory linear in their length.
 """
 
 from __future__ import annotations

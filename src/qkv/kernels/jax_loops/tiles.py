@@ -81,7 +81,7 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batc
         return _TileLoop(DynamicCall(bound, unprojected), sides, floating)
 
     # All arrays are arguments, because JAX may differentiate or vectorize the function with respect to them.
-    @jax.custom_jvp
+    @jax.custom_jvp  # type: ignore[untyped-decorator, unused-ignore]
     def attend(floats: list[Array], constants: _Constants) -> Array:
         return loop(floats, constants).forward()[0]
 
@@ -228,7 +228,7 @@ class _TileLoop:
         # The gradient of the logits is linear in that of the output. Its transpose is the effect of the logits.
         (found,) = jax.linear_transpose(logit_gradient, output)(logit_tangent)
         value_tangent = tangents[self._floats(range(len(of_tile))).index(2)]
-        return found + apply_dropout(weights, tile, call.dropout) @ value_tangent
+        return cast("Array", found) + apply_dropout(weights, tile, call.dropout) @ value_tangent
 
     def _add_normalizer_tangent(
         self,
