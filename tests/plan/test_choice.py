@@ -153,7 +153,8 @@ def test_kernel_of_ones_own_runs_in_place_of_a_name() -> None:
 def test_kernel_that_does_not_exist_is_named_with_those_that_do() -> None:
     with pytest.raises(
         OptionError,
-        match=r"one of None, fused, linear, dense, batched, tiled, row_blocks, numpy_blocks, jax_loops, got 'flash'",
+        match=r"one of None, fused, linear, dense, batched, tiled, row_blocks, numpy_blocks, jax_loops, "
+        r"tensorflow_blocks, got 'flash'",
     ):
         explain(kernel="flash")
 

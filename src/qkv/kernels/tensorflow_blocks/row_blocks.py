@@ -12,21 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
-
-import numpy as np
+from typing import Protocol, TypeVar, cast
 
 from qkv.core.arrays import is_floating
 from qkv.core.equation import BoundCall, apply_dropout, masked_logits
 from qkv.core.guard import apply_weights
 from qkv.core.parts import Part
-from qkv.core.typing import Array, Bool, Float, Int, Namespace, Shaped
+from qkv.core.typing import Array, Bool, Float, Int, Shaped
 
 __all__ = ["attend_row_blocks"]
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 Axes = tuple[str, ...] | None
 _Index = Int[Array, ""]
+
+
+class _Blocks(Protocol):
+    """A `tf.TensorArray`."""
+
+    def write(self, index: _Index, value: Float[Array, "*_"]) -> _Blocks: ...
+
+    def stack(self) -> Float[Array, " count *_"]: ...
+
+
+_Total = Array | _Blocks
+"""A variable of the loop: a sum over blocks, or the results of all blocks."""
 
 
 def attend_row_blocks(call: BoundCall, rows: int) -> Float[Array, "*batch q value_width"]:
@@ -46,7 +56,7 @@ def attend_row_blocks(call: BoundCall, rows: int) -> Float[Array, "*batch q valu
         given = list(arrays)
         for n, x in zip(floating, floats, strict=True):
             given[n] = x
-        loop = _RowBlockLoop(tf, call.with_arrays(given), rows, floating)
+        loop = _RowBlockLoop(call.with_arrays(given), rows, floating)
         # Constants in the forward loop: the tape of the caller would save the arrays of all blocks.
         constants = replace(loop, call=loop.call.with_arrays([tf.stop_gradient(x) for x in loop.arrays]))
         return constants.forward(), loop.backward
@@ -60,13 +70,11 @@ class _RowBlockLoop:
     """Forward and backward loop over the row blocks of a call.
 
     Attributes:
-        tf: the module `tensorflow`.
         call: the call.
         rows: number of queries in a block.
         floating: indices of the floating-point arrays among those in `arrays`.
     """
 
-    tf: Namespace
     call: BoundCall
     rows: int
     floating: Sequence[int]
@@ -91,23 +99,26 @@ class _RowBlockLoop:
 
     def forward(self) -> Float[Array, "*batch q value_width"]:
         """Return the output of the call."""
-        call, tf = self.call, self.tf
+        import tensorflow as tf
+
+        call = self.call
         shape = (*call.batch, self.rows, call.value.shape[-1])
 
-        def step(number: _Index, blocks: Namespace) -> tuple[_Index, Namespace]:
+        def step(number: _Index, blocks: _Blocks) -> tuple[_Index, _Blocks]:
             return number + 1, blocks.write(tf.cast(number, "int32"), self._block(number, self._slices(number)))
 
-        blocks = tf.TensorArray(call.dtype, size=self.count, element_shape=shape)
-        _, blocks = self._loop(step, (blocks,))
-        return self._join(blocks.stack(), 2)
+        _, blocks = self._loop(step, (tf.TensorArray(call.dtype, size=self.count, element_shape=shape),))
+        return self._join(cast("_Blocks", blocks).stack(), 2)
 
     def backward(self, gradient: Float[Array, "*batch q value_width"]) -> list[Float[Array, "*_"]]:
         """Return the gradients of the floating-point arrays, given the gradient of the output."""
-        tf, own = self.tf, self.arrays
+        import tensorflow as tf
+
+        own = self.arrays
         arrays, names = [own[n] for n in self.floating], [self.names[n] for n in self.floating]
         axes = [_query_axis(x, of_x) for x, of_x in zip(arrays, names, strict=True)]
 
-        def step(number: _Index, *totals: Namespace) -> tuple[Namespace, ...]:
+        def step(number: _Index, *totals: _Total) -> tuple[_Total, ...]:
             # Copies, because a tape tells tensors apart by identity, and one tensor may be key and value.
             slices = [tf.identity(x) for x in self._slices(number)]
             watched = [slices[n] for n in self.floating]
@@ -118,31 +129,31 @@ class _RowBlockLoop:
             found = tape.gradient(output, watched, upstream, tf.UnconnectedGradients.ZERO)
             found = [tf.convert_to_tensor(x) for x in found]  # gathers have gradients in another format
             index = tf.cast(number, "int32")
-            return (
-                number + 1,
-                *(
-                    total + x if axis is None else total.write(index, x)
-                    for total, x, axis in zip(totals, found, axes, strict=True)
-                ),
-            )
+            more = zip(totals, found, axes, strict=True)
+            return number + 1, *(_add(total, x, index, axis is None) for total, x, axis in more)
 
-        def initial(x: Array, axis: int | None) -> Namespace:
-            if axis is None:
-                return tf.zeros(x.shape, x.dtype)
+        def initial(x: Array, axis: int | None) -> _Total:
             shape = list(x.shape)
+            if axis is None:
+                return cast("Array", tf.zeros(shape, x.dtype))
             shape[-axis] = self.rows
-            return tf.TensorArray(x.dtype, size=self.count, element_shape=shape)
+            return cast("_Blocks", tf.TensorArray(x.dtype, size=self.count, element_shape=shape))
 
         _, *totals = self._loop(step, tuple(initial(x, axis) for x, axis in zip(arrays, axes, strict=True)))
-        return [x if axis is None else self._join(x.stack(), axis) for x, axis in zip(totals, axes, strict=True)]
+        return [
+            cast("Array", total) if axis is None else self._join(cast("_Blocks", total).stack(), axis)
+            for total, axis in zip(totals, axes, strict=True)
+        ]
 
     def _block(self, number: _Index, arrays: list[Shaped[Array, "*_"]]) -> Float[Array, "*batch rows value_width"]:
         """Return the output of a block, given the arrays of the call restricted to its queries."""
         call, tile = self.call, self.call.tile
         query, key, value, *of_parts = arrays
-        score_arrays, normalizer_arrays = np.split(np.arange(len(of_parts)), [len(call.score.arrays())])
-        score = call.score.replace_arrays([of_parts[n] for n in score_arrays])
-        normalizer = call.normalizer.replace_arrays([of_parts[n] for n in normalizer_arrays])
+        count = len(call.score.arrays())
+        score, normalizer = (
+            call.score.replace_arrays(of_parts[:count]),
+            call.normalizer.replace_arrays(of_parts[count:]),
+        )
         mask = None if call.mask is None else call.mask._map(lambda x, names: self._slice_named(x, names, number))
         tile = replace(tile, rows=(0, self.rows), dynamic_start=(self._start(number), 0))
         compare = score.projected_logits if call.projected else score.logits
@@ -152,26 +163,28 @@ class _RowBlockLoop:
         support = None if call.finite_value else normalizer.support(logits, weights)
         return apply_weights(apply_dropout(weights, tile, call.dropout), value, support, call.finite_value)
 
-    def _loop(
-        self, step: Callable[..., tuple[Namespace, ...]], initial: tuple[Namespace, ...]
-    ) -> tuple[Namespace, ...]:
+    def _loop(self, step: Callable[..., tuple[_Total, ...]], initial: tuple[_Total, ...]) -> tuple[_Total, ...]:
         """Return the loop variables, of which the first is the number of the block, after all blocks."""
-        tf = self.tf
+        import tensorflow as tf
+
         first = tf.zeros((), tf.int64)
         # One block at a time: TensorFlow would run ten iterations in parallel, each with its own arrays.
-        found: tuple[Namespace, ...] = tf.while_loop(
+        found: tuple[_Total, ...] = tf.while_loop(
             lambda number, *_: number < self.count, step, (first, *initial), parallel_iterations=1
         )
         return found
 
     def _start(self, number: _Index) -> _Index:
-        return self.tf.minimum(number * self.rows, self.call.tile.q_total - self.rows)
+        import tensorflow as tf
+
+        return cast("Array", tf.minimum(number * self.rows, self.call.tile.q_total - self.rows))
 
     def _uncovered(self, number: _Index) -> Bool[Array, "rows 1"]:
         """Return a boolean array that is True for the queries of a block that no earlier block contains."""
-        tf = self.tf
+        import tensorflow as tf
+
         rows = self._start(number) + tf.range(self.rows, dtype=tf.int64)
-        return (rows >= number * self.rows)[:, None]
+        return cast("Array", (rows >= number * self.rows)[:, None])
 
     def _slices(self, number: _Index) -> list[Shaped[Array, "*_"]]:
         """Return the arrays of the call, restricted to the queries of a block."""
@@ -183,16 +196,20 @@ class _RowBlockLoop:
 
     def _slice(self, x: Shaped[Array, "*_"], axis: int, number: _Index) -> Shaped[Array, "*_slice"]:
         """Return the part of an array for the queries of a block, along an axis that is counted from the end."""
+        import tensorflow as tf
+
         sizes: list[int] = list(x.shape)
         sizes[-axis] = self.rows
         starts: list[_Index | int] = [0] * len(sizes)
         starts[-axis] = self._start(number)
-        sliced: Array = self.tf.slice(x, self.tf.stack([self.tf.cast(n, self.tf.int64) for n in starts]), sizes)
+        sliced: Array = tf.slice(x, tf.stack([tf.cast(n, tf.int64) for n in starts]), sizes)
         return sliced
 
     def _join(self, blocks: Shaped[Array, " count *_block"], axis: int) -> Shaped[Array, "*_whole"]:
         """Return blocks joined along the axis of the queries, which is counted from the end."""
-        tf, count, axis = self.tf, self.count, len(blocks.shape) - 1 - axis
+        import tensorflow as tf
+
+        count, axis = self.count, len(blocks.shape) - 1 - axis
         if count == 1:
             return blocks[0]
         drop = count * self.rows - self.call.tile.q_total
@@ -202,6 +219,11 @@ class _RowBlockLoop:
         shape[axis] *= count - 1
         joined: Array = tf.concat([tf.reshape(tf.transpose(blocks[:-1], order), shape), last], axis)
         return joined
+
+
+def _add(total: _Total, x: Float[Array, "*_"], index: _Index, sums: bool) -> _Total:
+    """Return the sum of `total` and `x`, or `total` with `x` as the result of the block `index`."""
+    return cast("Array", total) + x if sums else cast("_Blocks", total).write(index, x)
 
 
 def _query_axis(x: Shaped[Array, "*_"], names: Axes) -> int | None:
