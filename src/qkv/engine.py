@@ -22,6 +22,7 @@ from qkv.errors import KindError, ShapeError
 from qkv.kernels import KERNELS
 from qkv.kernels.compiled.export import export_plan
 from qkv.kernels.compiled.operator import compiled_attend, refuse_observe
+from qkv.kernels.transforms.call import run_transformed
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Problem, Spec, plan_problem
@@ -351,6 +352,10 @@ def _run(
     traced = tracing_mode(query, key, value)
     if traced == "compile":
         return Result(compiled_attend(query, key, value, fields, seed, _attend_in_operator, kernel, memory)), None
+    if traced in ("vmap", "jvp", "twice"):
+        transformed = run_transformed(_run, query, key, value, fields, readouts, seed, kernel, memory)
+        if transformed is not None:
+            return transformed
     # Plans are not cached under torch.export: a graph is exported only once, and its lengths may be symbolic.
     found = None
     if traced != "export":

@@ -104,6 +104,21 @@ def test_masks_biases_caches_and_dropout_compile_without_a_break() -> None:
     torch.testing.assert_close(compiled(x, lengths, bias[None]), step(x, lengths, bias[None]))
 
 
+def test_a_model_of_several_scores_and_normalizers_compiles_without_a_break() -> None:
+    model = torch.nn.Sequential(
+        nn.SelfAttention(WIDTH, HEADS, mask=masks.Causal()),
+        nn.SelfAttention(WIDTH, HEADS, mask=masks.Causal(), score=nn.Additive),
+        nn.MultiHeadAttention(
+            WIDTH, HEADS, mask=masks.Window(3, 0), score=nn.Gaussian, normalizer=normalizers.Sparsemax()
+        ),
+        nn.MultiHeadAttention(WIDTH, HEADS, score=nn.Cosine, normalizer=normalizers.Sigmoid()),
+    )
+    x = torch.randn(2, Q, WIDTH)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for got, wanted in zip(results(model, compiled, x), results(model, model, x), strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+
+
 def test_one_compiled_module_serves_every_length() -> None:
     module = nn.MultiHeadAttention(WIDTH, HEADS, score=nn.Additive, mask=masks.Causal())
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)

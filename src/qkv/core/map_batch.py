@@ -30,10 +30,9 @@ def map_batch(part: T, function: Callable[[Array, int], Array]) -> T:
 def _map(value: object, axes: tuple[str, ...] | None, function: Callable[[Array, int], Array]) -> object:
     if isinstance(value, Part):
         kind = type(value)
-        names = kind.__match_args__  # the fields, without class variables
-        before = [getattr(value, name) for name in names]
-        field_axes = [kind.__dataclass_fields__[name].metadata.get("axes") for name in names]
-        after = [_map(x, axes_of_x, function) for x, axes_of_x in zip(before, field_axes, strict=True)]
+        field_axes = _field_axes(kind)
+        before = [getattr(value, name) for name, _ in field_axes]
+        after = [_map(x, axes_of_x, function) for x, (_, axes_of_x) in zip(before, field_axes, strict=True)]
         same = all([a is b for a, b in zip(after, before, strict=True)])  # noqa: C419 -- torch.compile
         return value if same else kind(*after)
     if isinstance(value, tuple):
@@ -43,3 +42,12 @@ def _map(value: object, axes: tuple[str, ...] | None, function: Callable[[Array,
     if axes is None or not is_array(value):
         return value
     return function(value, value.ndim - len(axes))
+
+
+def _field_axes(kind: type[Part]) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
+    # The fields, without class variables.
+    return tuple((name, kind.__dataclass_fields__[name].metadata.get("axes")) for name in kind.__match_args__)
+
+
+# torch.compile runs this function instead of tracing it, because it cannot trace `metadata`, a mapping proxy, twice.
+vars(_field_axes)["_dynamo_marked_constant"] = True

@@ -116,7 +116,13 @@ class Part:
 
     def arrays(self) -> tuple[Shaped[Array, "*_"], ...]:
         """Return all arrays of the part and of its inner parts, in the order of the fields."""
-        return tuple(array for array, _ in self._iterate_arrays())
+        return tuple(array for array, _ in self.array_fields())
+
+    def array_fields(self) -> list[tuple[Shaped[Array, "*_"], tuple[str, ...] | None]]:
+        """Return each array of `arrays()` with the axes that `array_field` declares for it, or None."""
+        found: list[tuple[Array, tuple[str, ...] | None]] = []
+        self._map(lambda array, names: found.append((array, names)))
+        return found
 
     def replace_arrays(self, arrays: Sequence[Array]) -> Self:
         """Return a copy of the part with its arrays replaced by `arrays`, without validation.
@@ -208,7 +214,7 @@ class Part:
 
     def check_lengths(self, q: int, k: int) -> None:
         """Raise a `ShapeError` if the query or key axis of an array has neither length 1 nor length `q` or `k`."""
-        for array, names in self._iterate_arrays():
+        for array, names in self.array_fields():
             if names and array.ndim >= len(names):
                 _check_lengths(type(self).__name__, array, names, {"q": q, "k": k})
 
@@ -216,11 +222,6 @@ class Part:
         """Yield the part itself and all its inner parts."""
         yield self
         yield from _parts_in(tuple(getattr(self, name) for name in _fields(self)))
-
-    def _iterate_arrays(self) -> Iterator[tuple[Shaped[Array, "*_"], tuple[str, ...] | None]]:
-        found: list[tuple[Array, tuple[str, ...] | None]] = []
-        self._map(lambda array, names: found.append((array, names)))
-        return iter(found)
 
     def _map(
         self,

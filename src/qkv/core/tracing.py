@@ -37,7 +37,7 @@ def tracing_mode(*arrays: Shaped[Array, "*_"]) -> str:
         return "export"
     if torch.compiler.is_compiling():
         return "compile"
-    if torch.autograd.forward_ad._current_level >= 0:
+    if torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
         return "jvp"
     # Without a transform this is the only check.
     inner = torch._C._functorch

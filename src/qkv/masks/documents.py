@@ -9,7 +9,7 @@ import numpy as np
 from qkv.core.arrays import as_array, to_numpy
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool
+from qkv.core.typing import Array, ArrayLike, Bool
 from qkv.errors import ShapeError
 from qkv.masks.base import Coverage, Mask
 
@@ -38,6 +38,30 @@ class Documents(Mask):
 
     query_ids: Array = array_field("q")
     key_ids: Array | None = array_field("k", default=None)
+
+    @classmethod
+    def from_offsets(cls, offsets: ArrayLike, key_offsets: ArrayLike | None = None) -> Documents:
+        """Return the mask of documents that are stored one after the other, such as `cu_seqlens` describes them.
+
+        Args:
+            offsets: index of the first query of each document, followed by the number of queries; integers that
+                increase from 0.
+            key_offsets: the same for the keys; None: as for the queries.
+
+        Raises:
+            ShapeError: queries and keys differ in the number of documents.
+
+        Example:
+            >>> Documents.from_offsets([0, 2, 3]).query_ids
+            array([0, 0, 1])
+        """
+        found = [np.asarray(to_numpy(as_array(x))) for x in (offsets, offsets if key_offsets is None else key_offsets)]
+        if len(found[0]) != len(found[1]):
+            raise ShapeError(
+                f"offsets and key_offsets must have the same length, got {len(found[0])} and {len(found[1])}. Pass one "
+                "entry for each document, also for those without rows."
+            )
+        return cls(*(np.repeat(np.arange(len(x) - 1), np.diff(x)) for x in found))
 
     def validate(self) -> None:
         """Convert the ids to arrays, and use the ids of the queries for the keys if `key_ids` is None."""

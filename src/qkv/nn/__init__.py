@@ -13,6 +13,7 @@ from qkv.nn.head_layout import Head
 from qkv.nn.latent_attention import LatentAttention
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.observe_model import ModelObservation, observe
+from qkv.nn.packed import attend_jagged, attend_packed
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
 from qkv.nn.scores.base import LearnedScore, LearnedWrapper
 from qkv.nn.scores.learned import (
@@ -95,4 +96,6 @@ __all__ = [
     "Decay",
     "Custom",
     "torch_masks",
+    "attend_packed",
+    "attend_jagged",
 ]

@@ -11,19 +11,30 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from qkv.core.typing import ArrayLike
 from qkv.engine import Observation
 from qkv.errors import RefusedError
 from qkv.plan import Kernel
 from qkv.readouts import Readout
-from qkv.testing.cases import NORMALIZERS, Call, Case
+from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Call, Case
 from qkv.testing.execution import Outcome, oracle_of, run, run_eagerly
 from qkv.testing.libraries import Setting, assert_close, installed
 
-__all__ = ["KernelHarness", "assert_agrees", "settings_of_kernel"]
+__all__ = ["CASES", "KernelHarness", "assert_agrees", "settings_of_kernel"]
 
 T = TypeVar("T")
+
+CASES = st.builds(
+    Case,
+    st.sampled_from(sorted(SCORES)),
+    st.sampled_from(sorted(NORMALIZERS)),
+    st.sampled_from(sorted(MASKS)),
+    st.sampled_from(sorted(SHAPES)),
+    st.sampled_from([0.0, 0.0, 0.4]),
+).map(lambda case: case if case.sensible else Case("similarity", "sum", case.mask, case.shape, case.dropout))
+"""Strategy that draws example calls, with combinations that the normalizer accepts."""
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 _OUTPUT = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}

@@ -11,33 +11,25 @@ so small that a call with a dozen keys needs several tiles.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import qkv
 from qkv.core.typing import ArrayLike
 from qkv.errors import RefusedError
+from qkv.plan import Kernel
 from qkv.testing.call_semantics import CallSemanticsContract
 from qkv.testing.cases import MASKS, NONNEGATIVE, NORMALIZERS, SCORES, SHAPES, Case
 from qkv.testing.data_semantics import DataSemanticsContract
 from qkv.testing.draw_semantics import DrawSemanticsContract
 from qkv.testing.execution import inputs_of, oracle, parts_of
-from qkv.testing.kernel_harness import KernelHarness, assert_agrees, settings_of_kernel
+from qkv.testing.kernel_harness import CASES, KernelHarness, assert_agrees, settings_of_kernel
 from qkv.testing.libraries import Setting, settings_of
+from qkv.testing.transforms import TransformContract
 
 __all__ = ["KernelContract"]
-
-CASES = st.builds(
-    Case,
-    st.sampled_from(sorted(SCORES)),
-    st.sampled_from(sorted(NORMALIZERS)),
-    st.sampled_from(sorted(MASKS)),
-    st.sampled_from(sorted(SHAPES)),
-    st.sampled_from([0.0, 0.0, 0.4]),
-).map(lambda case: case if case.sensible else Case("similarity", "sum", case.mask, case.shape, case.dropout))
-
 
 TWICE = [
     Case("additive", "softmax with temperature", "causal at the end"),
@@ -48,7 +40,9 @@ TWICE = [
 ]
 
 
-class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemanticsContract, KernelHarness):
+class KernelContract(
+    DataSemanticsContract, CallSemanticsContract, DrawSemanticsContract, TransformContract, KernelHarness
+):
     """Contract tests of kernels. Subclasses must set `kernel`, and set `quadratic` if its memory grows with q · k."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -123,6 +117,23 @@ class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemantics
             return
         with pytest.raises(RuntimeError, match=r"not implemented|cannot run this"):
             torch.autograd.gradgradcheck(attend, leaves, fast_mode=True)
+
+    @pytest.mark.parametrize("case", TWICE, ids=str)
+    def test_differentiable_gradients_are_right_where_one_tensor_is_given_three_times(self, case: Case) -> None:
+        if "torch" not in self.kernel.libraries or not self.twice:
+            return
+        import torch
+
+        call, float64 = replace(case.call(), mask=None), Setting("torch", "float64")
+
+        def gradients(kernel: Kernel | str) -> list[ArrayLike]:
+            x, _, _, *arrays = (leaf.requires_grad_() for leaf in inputs_of(call, float64))
+            output = qkv.attend(x, x, x, **parts_of(call, float64, arrays), kernel=kernel)
+            first = torch.autograd.grad(output.sin().sum(), [x, *arrays], create_graph=True)
+            return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), [x, *arrays])]
+
+        for got, wanted in zip(gradients(self.kernel), gradients("dense"), strict=True):
+            torch.testing.assert_close(got, wanted)
 
     def test_arrays_laid_out_in_strides_give_the_same(self, setting: Setting) -> None:
         self.assert_as_oracle(Case("scaled dot", "softmax", "none", "strided").call(), setting)

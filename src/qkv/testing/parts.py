@@ -87,7 +87,7 @@ class PartContract:
     )
     def test_arrays_with_batch_axes_that_do_not_fit_are_refused(self, batch: tuple[int, ...], message: str) -> None:
         part = self.make(Draw(0, batch=(2,)))
-        if any(names is not None for _, names in part._iterate_arrays()):
+        if any(names is not None for _, names in part.array_fields()):
             with pytest.raises(ShapeError, match=message):
                 part.bind(np.zeros(()), batch)
 

@@ -233,4 +233,4 @@ def add_to_slice(
 
 def axis_names(part: Part) -> list[Axes]:
     """Return the axis names of each array of a part, in the order of `Part.arrays`."""
-    return [names for _, names in part._iterate_arrays()]
+    return [names for _, names in part.array_fields()]

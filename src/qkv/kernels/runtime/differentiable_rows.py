@@ -52,6 +52,8 @@ class DifferentiableRows:
             tensors: tensors of the call.
             gradients: gradients of the results.
         """
+        # Aliases, because a tensor may be computed from another one, or be given twice: its gradient would count both.
+        tensors = [x.view_as(x) for x in tensors]
         call = self.call.with_arrays(tensors)
         results = DifferentiableRows(call, self.readouts, self.rows, self.with_output).checkpointed()
         return gradients_of(results, gradients, tensors, create_graph=True)

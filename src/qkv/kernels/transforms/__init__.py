@@ -1,0 +1,1 @@
+"""Support for `torch.func`, where each call is one differentiable function with a batching rule."""

@@ -1,0 +1,274 @@
+"""Calls under transforms of `torch.func`: the axes that `vmap` maps become batch axes of one call.
+
+    query (size, *batch, q, width)       key (*batch, k, width)       a mask's lengths (size,)  ->  (size, 1 … 1)
+
+Arrays without the mapped axis get an axis of length 1, which broadcasts without copies. Elements are computed one after
+the other where one call cannot compute them all: where `vmap` maps an array that a part does not declare with
+`array_field`, such as a parameter of a user's function, and where all elements use the same random numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+from qkv.core.arrays import is_array, is_tensor, namespace
+from qkv.core.axes import Axes
+from qkv.core.map_batch import map_batch
+from qkv.core.parts import Part
+from qkv.core.threefry import Seed
+from qkv.core.typing import Array, Num, Shaped, Tensor
+from qkv.errors import OptionError
+from qkv.kernels.transforms.closures import refers_to_transformed
+from qkv.kernels.transforms.function import apply_function
+from qkv.normalizers import NORMALIZERS, Softmax
+from qkv.plan.cache import SpecFields
+from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.plan import Plan
+from qkv.readouts import Readout
+from qkv.readouts.base import flatten, unflatten
+
+__all__ = ["run_transformed"]
+
+_Run = Callable[..., tuple[Result, Plan | None]]
+T = TypeVar("T")
+
+
+def run_transformed(
+    run: _Run,
+    query: Num[Tensor, "*#batch q query_width"],
+    key: Num[Tensor, "*#batch k key_width"],
+    value: Num[Tensor, "*#batch k value_width"],
+    fields: SpecFields,
+    readouts: tuple[Readout, ...],
+    seed: Seed | None,
+    kernel: str | Kernel | None,
+    memory: int | str,
+) -> tuple[Result, Plan | None] | None:
+    """Run a call under transforms of `torch.func`, and return its result and plan.
+
+    Return None if no transform is active that this module supports, or if a part of the call refers to a transformed
+    tensor that is not one of its arrays; then only a kernel that can be traced can run the call.
+
+    Args:
+        run: function that runs a call on ordinary tensors, with the further arguments.
+        query: queries.
+        key: keys.
+        value: values.
+        fields: score, normalizer, mask, positions and dropout.
+        readouts: readouts of the weights.
+        seed: seed of random numbers.
+        kernel: kernel named in the call.
+        memory: memory limit.
+
+    Raises:
+        OptionError: the call uses random numbers without a seed within `vmap(randomness="error")`, or the seed differs
+            between the elements that `vmap` maps.
+    """
+    import torch
+
+    functorch = torch._C._functorch
+    levels = functorch.get_interpreter_stack() or ()
+    if not levels or any(level.key() == functorch.TransformType.Functionalize for level in levels):
+        return None
+    parts = (*fields[:4], *readouts)
+    if not all(part is None or isinstance(part, Part) for part in parts):
+        return None  # the caller reports the error
+    if refers_to_transformed(query, key, fields[:4]):
+        return None
+    seed, drawn = _read_seed(fields, seed)
+    shapes = Axes.of(query.shape, key.shape, value.shape)
+    markers = _mapped_markers() if drawn else []
+    results: list[tuple[Result, Plan | None]] = []
+    options = (run, seed, kernel, memory)
+    tensors, axes = [query, key, value], [2, 2, 2]
+    for array, names in _arrays(parts):
+        if is_tensor(array):
+            tensors.append(array)
+            axes.append(-1 if names is None else len(names))
+    call = _TransformedCall(options, fields, readouts, len(shapes.batch), tuple(axes), seed is not None, drawn, results)
+    output, *arrays = apply_function(call, *tensors, *markers)
+    result, plan = results[-1]
+    read = []
+    for each in result.readouts:
+        count = len(flatten(each))
+        read.append(unflatten(tuple(arrays[:count]), each))
+        arrays = arrays[count:]
+    return Result(output, tuple(read), result.guards), plan
+
+
+@dataclass(frozen=True)
+class _Level:
+    """One mapped axis.
+
+    Attributes:
+        size: length of the axis.
+        mapped: for each tensor of the call, whether it has the axis.
+        loop: whether the elements are computed one after the other.
+    """
+
+    size: int
+    mapped: tuple[bool, ...]
+    loop: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _TransformedCall:
+    """A call as a function of its tensors: query, key, value, and the tensors of its parts.
+
+    Further tensors are ignored, except that `vmap` may map them.
+
+    Attributes:
+        options: function that runs the call, seed, kernel and memory limit.
+        fields: score, normalizer, mask, positions and dropout.
+        readouts: readouts of the weights.
+        batch_axes: number of batch axes of the call, without mapped axes.
+        axes: for each tensor, the number of axes after its batch axes, or −1 if the part does not declare them.
+        random: whether the call uses a seed.
+        drawn: whether the seed was drawn from PyTorch's generator.
+        results: list to which the result and the plan of each call are appended.
+        levels: mapped axes, the outermost first; these are the first axes of the tensors that have them.
+    """
+
+    options: tuple[_Run, Seed | None, str | Kernel | None, int | str]
+    fields: SpecFields
+    readouts: tuple[Readout, ...]
+    batch_axes: int
+    axes: tuple[int, ...]
+    random: bool
+    drawn: bool
+    results: list[tuple[Result, Plan | None]] = field(repr=False)
+    levels: tuple[_Level, ...] = ()
+
+    def batched(
+        self, size: int, mapped: tuple[bool, ...], randomness: str
+    ) -> tuple[_TransformedCall, tuple[bool, ...]]:
+        """Return the call with a further mapped axis."""
+        undeclared = any(has and axes < 0 for has, axes in zip(mapped, self.axes, strict=False))
+        same = self.random and not (self.drawn and randomness == "different")
+        level = _Level(size, mapped, undeclared or same)
+        return dataclasses.replace(self, levels=(level, *self.levels)), mapped
+
+    def __call__(self, *tensors: Shaped[Tensor, "*_"]) -> tuple[Shaped[Tensor, "*_"], ...]:
+        """Return the output and the arrays of the readouts, with all mapped axes first."""
+        import torch
+
+        at = next((n for n, level in enumerate(self.levels) if level.loop), None)
+        if at is None:
+            return self._run(list(tensors))
+        level = self.levels[at]
+        rest = dataclasses.replace(self, levels=(*self.levels[:at], *self.levels[at + 1 :]))
+        elements = []
+        for n in range(level.size):
+            selected = [
+                x.select(sum(each.mapped[i] for each in self.levels[:at]), n) if level.mapped[i] else x
+                for i, x in enumerate(tensors)
+            ]
+            elements.append(rest(*selected))
+        return tuple(torch.stack(each, dim=at) for each in zip(*elements, strict=True))
+
+    def _run(self, tensors: list[Shaped[Tensor, "*_"]]) -> tuple[Shaped[Tensor, "*_"], ...]:
+        run, seed, kernel, memory = self.options
+        sides = [self._aligned(x, 2, n, shared=False) for n, x in enumerate(tensors[:3])]
+        for at, level in enumerate(self.levels):
+            if not any(level.mapped[:3]):
+                # No side of the call has the axis, so the queries get it.
+                query = self._aligned(tensors[0], 2, 0, shared=True) if sides[0] is tensors[0] else sides[0]
+                sides[0] = query.expand(*query.shape[:at], level.size, *query.shape[at + 1 :])
+        score, normalizer, mask, positions, dropout = self.fields
+        parts = self._parts((score, normalizer, mask, positions, *self.readouts), tensors[3:])
+        fields = cast("SpecFields", (*parts[:4], dropout))
+        result, plan = run(*sides, fields, parts[4:], seed, kernel, memory)
+        self.results.append((result, plan))
+        arrays = (array for each in result.readouts for array in flatten(each))
+        return cast("tuple[Tensor, ...]", (result.output, *arrays))
+
+    def _parts(self, parts: tuple[Part | None, ...], tensors: list[Shaped[Tensor, "*_"]]) -> tuple[Part | None, ...]:
+        """Return the parts with `tensors` in place of their tensors, and with the batch axes of the whole call."""
+        count, flags, replaced = 0, {}, []
+        for part in parts:
+            arrays = [] if part is None else list(part.arrays())
+            for n, array in enumerate(arrays):
+                # A new object for each array, because one array may stand in several fields.
+                arrays[n] = tensors[count][...] if is_tensor(array) else array[...]
+                if is_tensor(array):
+                    flags[id(arrays[n])] = count + 3
+                    count += 1
+            replaced.append(part.replace_arrays(arrays) if part is not None and arrays else part)
+
+        def align(array: Array, own_axes: int) -> Array:
+            return self._aligned(array, array.ndim - own_axes, flags.get(id(array)), shared=False)
+
+        return tuple(map_batch(part, align) for part in replaced)
+
+    def _aligned(self, x: T, core: int, at: int | None, shared: bool) -> T:
+        """Return an array with all batch axes of the call, or unchanged if it has no batch axes.
+
+        Args:
+            x: an array, whose first axes are the mapped axes that it has.
+            core: number of axes after the batch axes.
+            at: index of the array among the tensors of the call; None for an array of another library.
+            shared: whether arrays without batch axes get them, too.
+        """
+        array = cast("Array", x)
+        shape = tuple(array.shape)
+        mapped = [at is not None and level.mapped[at] for level in self.levels]
+        own = len(shape) - sum(mapped) - core
+        if not self.levels or (not any(mapped) and own == 0 and not shared):
+            return x
+        lengths = iter(shape)
+        lead = [next(lengths) if has else 1 for has in mapped]
+        target = (*lead, *(1 for _ in range(self.batch_axes - own)), *lengths)
+        return cast(T, namespace(array).reshape(array, target))
+
+
+def _arrays(parts: tuple[Part | None, ...]) -> Iterator[tuple[Shaped[Array, "*_"], tuple[str, ...] | None]]:
+    for part in parts:
+        if part is not None:
+            yield from part.array_fields()
+
+
+def _read_seed(fields: SpecFields, seed: Seed | None) -> tuple[Seed | None, bool]:
+    """Return the seed of a call, None if it uses no random numbers, and whether it was drawn here."""
+    import torch
+
+    score, normalizer, _, _, dropout = fields
+    default = NORMALIZERS[score.default_normalizer] if score is not None else Softmax
+    if not (dropout or (default if normalizer is None else normalizer).stochastic):
+        return seed, False
+    if seed is not None:
+        if is_array(seed) and is_tensor(seed):
+            if torch._C._functorch.is_batchedtensor(seed):
+                raise OptionError(
+                    "seed must be one integer for all elements that vmap maps, got a mapped tensor. For random numbers "
+                    'that differ between the elements, pass seed=None, and randomness="different" to vmap.'
+                )
+            seed = int(torch._C._functorch._unwrap_for_grad(seed, torch._C._functorch.maybe_current_level() or 0))
+        return seed, False
+    if any(level.randomness() == "error" for level in _vmap_levels()):
+        raise OptionError(
+            'seed must be given within torch.func.vmap(randomness="error"), which is the default, got None. Pass an '
+            'integer, such as seed=0, or pass randomness="same" or randomness="different" to vmap.'
+        )
+    with torch._C._DisableFuncTorch():
+        return int(torch.randint(2**62, ())), True
+
+
+def _vmap_levels():  # type: ignore[no-untyped-def]
+    from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_all_functorch_interpreters
+
+    return [level for level in retrieve_all_functorch_interpreters() if isinstance(level, VmapInterpreter)]
+
+
+def _mapped_markers() -> list[Shaped[Tensor, "*_"]]:
+    """Return a mapped tensor for each level of `vmap` whose elements use different random numbers.
+
+    With it among the arguments, the level is mapped even if it maps no other argument.
+    """
+    import torch
+
+    with torch._C._DisableFuncTorch():
+        pairs = [(torch.zeros(x.batch_size()), x.level()) for x in _vmap_levels() if x.randomness() == "different"]
+        return [torch._C._functorch._add_batch_dim(x, 0, level) for x, level in pairs]
