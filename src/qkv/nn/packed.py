@@ -117,10 +117,10 @@ def attend_jagged(
         )
     axis, axes = layouts.pop()
     # The values of a nested tensor lack its first axis, the batch.
-    sides = [cast("Tensor", x.values()) for x in named.values()]
+    sides = [x.values() for x in named.values()]
     if axis == 1 and axes == 4:
         sides = [x.transpose(0, 1) for x in sides]
-    starts, key_starts, value_starts = (_offsets(f"offsets of {n}", x.offsets()) for n, x in named.items())
+    starts, key_starts, value_starts = (_offsets(f"offsets of {n}", _row_offsets(x)) for n, x in named.items())
     if not np.array_equal(key_starts, value_starts):
         raise ShapeError(
             f"key and value must have the same lengths, got {np.diff(key_starts).tolist()} and "
@@ -129,10 +129,7 @@ def attend_jagged(
     output = _attend(sides, (starts, key_starts), causal, enable_gqa, options)
     if axis == 1 and axes == 4:
         output = output.transpose(0, 1)
-    return cast(
-        "Tensor",
-        torch.nested.nested_tensor_from_jagged(output, query.offsets(), jagged_dim=axis),
-    )
+    return torch.nested.nested_tensor_from_jagged(output, _row_offsets(query), jagged_dim=axis)
 
 
 def _attend(
@@ -181,6 +178,11 @@ def _jagged_axis(name: str, x: Shaped[Tensor, "*_"]) -> tuple[int, int]:
             f"width), where the length differs, got {tuple(x.shape)}. Move the axes with transpose."
         )
     return axis, x.ndim
+
+
+def _row_offsets(x: Shaped[Tensor, "*_"]) -> Int[Tensor, " n"]:
+    offsets: Tensor = x.offsets()  # type: ignore[attr-defined]  # a method of nested tensors only
+    return offsets
 
 
 def _offsets(name: str, offsets: Int[Tensor, " n"], rows: int | None = None) -> Int[np.ndarray, " n"]:

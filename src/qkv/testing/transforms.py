@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -112,7 +112,7 @@ class TransformContract(KernelHarness):
         for n in range(size):
             arrays = calls.element(n)
             leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in arrays]
-            wanted = attend_dense(*leaves[:3], **calls.parts(tuple(leaves))).output
+            wanted = cast("Tensor", attend_dense(*leaves[:3], **calls.parts(tuple(leaves))).output)
             torch.testing.assert_close(output[n], wanted.detach(), rtol=1e-9, atol=1e-9, equal_nan=True)
             inputs = [leaves[i] for i in floating]
             slopes = torch.autograd.grad(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from qkv.core.arrays import is_array, is_tensor, namespace
 from qkv.core.axes import Axes
@@ -29,6 +29,9 @@ from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.plan import Plan
 from qkv.readouts import Readout
 from qkv.readouts.base import flatten, unflatten
+
+if TYPE_CHECKING:
+    from torch._functorch.pyfunctorch import VmapInterpreter
 
 __all__ = ["run_transformed"]
 
@@ -256,7 +259,7 @@ def _read_seed(fields: SpecFields, seed: Seed | None) -> tuple[Seed | None, bool
         return int(torch.randint(2**62, ())), True
 
 
-def _vmap_levels():  # type: ignore[no-untyped-def]
+def _vmap_levels() -> list[VmapInterpreter]:
     from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_all_functorch_interpreters
 
     return [level for level in retrieve_all_functorch_interpreters() if isinstance(level, VmapInterpreter)]

@@ -14,7 +14,7 @@ from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.scores import Score
 
-__all__ = ["refers_to_transformed"]
+__all__ = ["has_tangent", "refers_to_transformed"]
 
 T = TypeVar("T", bound=Part)
 
@@ -38,19 +38,27 @@ def refers_to_transformed(
 
     if 0 in (query.shape[-2], key.shape[-2]):
         return False
-    score, normalizer, mask, positions = (None if part is None else _ordinary(part) for part in parts)
+    score, normalizer, mask, positions = parts
     batch = broadcast_batch(query=tuple(query.shape[:-2]), key=tuple(key.shape[:-2]))
-    tile = Tile((0, 1), (0, 1), query.shape[-2], key.shape[-2], batch, positions, seed=0)
+    tile = Tile(
+        (0, 1),
+        (0, 1),
+        query.shape[-2],
+        key.shape[-2],
+        batch,
+        None if positions is None else _ordinary(positions),
+        seed=0,
+    )
     logits = torch.zeros((*batch, 1, 1), dtype=_floating(query))
     results: list[object] = []
     try:
         if score is not None:
-            sides = (torch.zeros((1, x.shape[-1]), dtype=_floating(x)) for x in (query, key))
-            results.append(score.logits(*sides, tile))
+            left, right = (torch.zeros((1, x.shape[-1]), dtype=_floating(x)) for x in (query, key))
+            results.append(_ordinary(score).logits(left, right, tile))
         if normalizer is not None:
-            results.append(normalizer.weights(logits, tile))
+            results.append(_ordinary(normalizer).weights(logits, tile))
         if mask is not None:
-            results.append(mask.allowed(tile, logits))
+            results.append(_ordinary(mask).allowed(tile, logits))
     except Exception:  # the call itself reports errors of the user's functions
         return False
     return any(isinstance(x, torch.Tensor) and _is_transformed(x) for x in results)
@@ -60,14 +68,20 @@ def _is_transformed(x: Shaped[Tensor, "*_"]) -> bool:
     """Return whether a transform maps a tensor, or differentiates it in reverse or forward mode."""
     import torch
 
-    functorch, forward_mode = torch._C._functorch, torch.autograd.forward_ad
+    functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x) or x.requires_grad:
-            return True
-        if forward_mode._current_level >= 0 and forward_mode.unpack_dual(x).tangent is not None:
+        if functorch.is_batchedtensor(x) or x.requires_grad or has_tangent(x):
             return True
         x = functorch.get_unwrapped(x)
     return False
+
+
+def has_tangent(x: Shaped[Tensor, "*_"]) -> bool:
+    """Return whether forward-mode differentiation moves a tensor."""
+    import torch
+
+    forward_mode = torch.autograd.forward_ad
+    return forward_mode._current_level >= 0 and forward_mode.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _ordinary(part: T) -> T:

@@ -21,6 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
 
 from qkv.core.typing import Shaped, Tensor
+from qkv.kernels.transforms.closures import has_tangent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,10 +67,8 @@ def apply_function(function: TensorFunction, *tensors: Shaped[Tensor, "*_"]) -> 
     # Tensors saved for backward may be wrappers of a transform that has ended.
     tensors = unwrap_dead_wrappers(tensors)
     if torch._C._functorch.maybe_current_level() is None:
-        forward_mode = torch.autograd.forward_ad
-        dual = forward_mode._current_level >= 0
-        moved = dual and any(forward_mode.unpack_dual(x).tangent is not None for x in tensors)
-        with _saved_tensor_hooks(), forward_mode._set_fwd_grad_enabled(moved):
+        moved = any(map(has_tangent, tensors))
+        with _saved_tensor_hooks(), torch.autograd.forward_ad._set_fwd_grad_enabled(moved):
             return function(*tensors)
     outputs: tuple[Tensor, ...] = _autograd_function().apply(function, *tensors)
     return outputs
@@ -121,7 +120,7 @@ def _setup_context(
 ) -> None:
     function, *tensors = inputs
     ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)  # type: ignore[no-untyped-call]
+    ctx.save_for_forward(*tensors)
     ctx.function = function
     ctx.differentiable = tuple(x.is_floating_point() for x in outputs)
     ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
