@@ -168,6 +168,21 @@ def test_operators_pass_opcheck(name: str) -> None:
     torch.library.opcheck(torch.ops.qkv.attend_backward.default, (gradient, output, numbers, plain, wanted, *given[1:]))
 
 
+@pytest.mark.parametrize("kernel", ["fused", "tiled"])
+def test_a_module_splits_and_merges_heads_without_copies(kernel: str) -> None:
+    x = torch.randn(2, 6, 3, 4, requires_grad=True)
+    call = compiled(lambda x: qkv.attend(*[x.transpose(1, 2)] * 3, kernel=kernel).transpose(1, 2))
+    output = call(x)
+    assert output.is_contiguous()
+    (gradient,) = torch.autograd.grad(output.square().sum(), x)
+    wanted = qkv.attend(*[x.transpose(1, 2)] * 3, kernel="dense").transpose(1, 2)
+    torch.testing.assert_close(output, wanted)
+    torch.testing.assert_close(gradient, torch.autograd.grad(wanted.square().sum(), x)[0])
+    tensors = [x.transpose(1, 2)] * 3
+    given = operator_arguments(*tensors, (None, None, None, None, 0.0), None, _attend_in_operator, kernel, "512 MiB")
+    torch.library.opcheck(torch.ops.qkv.attend.default, ([y.detach().clone() for y in tensors], *given[1:]))
+
+
 def test_the_graph_does_not_break() -> None:
     import torch._dynamo
 

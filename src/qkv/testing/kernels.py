@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -129,7 +129,7 @@ class KernelContract(
 
         def gradients(kernel: Kernel | str) -> list[ArrayLike]:
             x, _, _, *arrays = (leaf.requires_grad_() for leaf in inputs_of(call, float64))
-            output: Any = qkv.attend(x, x, x, **parts_of(call, float64, arrays), kernel=kernel)
+            output = cast("torch.Tensor", qkv.attend(x, x, x, **parts_of(call, float64, arrays), kernel=kernel))
             first = torch.autograd.grad(output.sin().sum(), [x, *arrays], create_graph=True)
             return [*first, *torch.autograd.grad([g.square().sum() for g in first], [x, *arrays])]
 

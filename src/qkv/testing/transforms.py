@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import qkv
 from qkv.core.equation import attend_dense
+from qkv.core.positions import Positions
 from qkv.errors import RefusedError
+from qkv.masks import Mask
+from qkv.normalizers import Normalizer
+from qkv.scores import Score
 from qkv.testing.cases import Call, Case
 from qkv.testing.kernel_harness import CASES, KernelHarness
 from qkv.testing.libraries import Setting
@@ -20,6 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["TransformContract"]
 
 _FLOAT64 = Setting("torch", "float64")
+
+
+class _Options(TypedDict):
+    """Parts and options of a call."""
+
+    score: Score
+    normalizer: Normalizer
+    mask: Mask | None
+    positions: Positions | None
+    dropout: float
+    seed: int | None
 
 
 class _MappedCall:
@@ -51,20 +66,17 @@ class _MappedCall:
         """Return the arrays of call `n`."""
         return [x if dim is None else x.select(dim, n) for x, dim in zip(self.arrays, self.in_dims, strict=True)]
 
-    def parts(self, arrays: tuple[Tensor, ...]) -> dict[str, Any]:
+    def parts(self, arrays: tuple[Tensor, ...]) -> _Options:
         """Return the parts and options of a call with `arrays`."""
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         rest = list(arrays[3:])
         for name in ("score", "normalizer", "mask"):
             part = getattr(self.first, name)
             count = 0 if part is None else len(part.arrays())
             found[name] = part.replace_arrays(rest[:count]) if count else part
             del rest[:count]
-        return found | {
-            "positions": self.first.positions,
-            "dropout": self.first.dropout,
-            "seed": self.first.seed,
-        }
+        first = self.first
+        return cast("_Options", found | {"positions": first.positions, "dropout": first.dropout, "seed": first.seed})
 
 
 def _arrays_of(call: Call) -> list[Tensor]:
@@ -94,10 +106,10 @@ class TransformContract(KernelHarness):
         floating = tuple(n for n, x in enumerate(calls.arrays) if x.is_floating_point())
         factor = torch.randn(1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
-        def attend(*arrays: Tensor) -> Any:
-            return qkv.attend(*arrays[:3], **calls.parts(arrays), kernel=self.kernel)
+        def attend(*arrays: Tensor) -> Tensor:
+            return cast("Tensor", qkv.attend(*arrays[:3], **calls.parts(arrays), kernel=self.kernel))
 
-        def loss(*arrays: Tensor) -> Any:
+        def loss(*arrays: Tensor) -> tuple[Tensor, Tensor]:
             output = attend(*arrays)
             return (output.sin() * factor).sum(), output
 

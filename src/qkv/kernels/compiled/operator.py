@@ -208,6 +208,12 @@ class _RegisteredCall:
         return cast("SpecFields", _unflatten(self.structure, [], list(self.leaves)))
 
 
+_LAYOUT = "heads last"
+"""Layout of the tensors that the operators return.
+
+It is part of a call's name, so that PyTorch's cache on disk finds no graph that was compiled for another layout.
+"""
+
 _CALLS: dict[str, _RegisteredCall] = {}
 _NAMES: dict[Hashable, str] = {}
 
@@ -229,7 +235,7 @@ def _register_call(
     if known is not None:
         return known
     parts = "/".join(x.__name__ for x in leaves if isinstance(x, type) and issubclass(x, Part))
-    name = _NAMES[key] = f"{parts}#{len(_CALLS)}"
+    name = _NAMES[key] = f"{parts}#{len(_CALLS)} ({_LAYOUT})"
     _CALLS[name] = call
     return name
 
@@ -280,7 +286,7 @@ def _define_operators() -> None:
             with set_context(SAVED, SavedStatistics()) as saved:
                 output = known(leaves, seed)
             _refuse_closures(output, leaves)
-            output = _copy_if_shared(output.detach(), tensors)
+            output = _copy_if_shared(_heads_last(output.detach()), tensors)
             return output, saved.table(output) if any(needed) else output.new_empty(0)
 
     def attend_backward(gradient, output, numbers, tensors, needed, seed, call):  # type: ignore[no-untyped-def]
@@ -289,10 +295,10 @@ def _define_operators() -> None:
             again = _find_call(call)(leaves, seed)
             inputs = [x for x in leaves if x.requires_grad]
             if not again.requires_grad:
-                return [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in inputs]
+                return [_heads_last(torch.zeros_like(x)) for x in inputs]
             results = torch.autograd.grad(again, inputs, gradient, allow_unused=True, materialize_grads=True)
             others = [gradient, output, numbers, *tensors]
-            return [_copy_if_shared(x, [*others, *results[:n]]) for n, x in enumerate(results)]
+            return [_copy_if_shared(_heads_last(x), [*others, *results[:n]]) for n, x in enumerate(results)]
 
     def fake(tensors, seed, call):  # type: ignore[no-untyped-def]
         query, key, value = tensors[:3]
@@ -302,12 +308,12 @@ def _define_operators() -> None:
         else:  # some lengths are symbols
             broadcast: Any = torch.broadcast_shapes
             shape = (*broadcast(*(one[:-2] for one in sides)), query.shape[-2], value.shape[-1])
-        output = value.new_empty(shape, dtype=result_dtype(query, key, value))
+        output = _heads_last(value.new_empty(shape, dtype=result_dtype(query, key, value)))
         saves = any(_find_call(call).needed or ())
         return output, output.new_empty((*shape[:-1], COLUMNS) if saves else (0,))
 
     def fake_backward(gradient, output, numbers, tensors, needed, seed, call):  # type: ignore[no-untyped-def]
-        return [x.new_empty(x.shape) for x, n in zip(tensors, needed, strict=True) if n]
+        return [_heads_last(x.new_empty(x.shape)) for x, n in zip(tensors, needed, strict=True) if n]
 
     def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
         tensors, seed, call = inputs
@@ -371,7 +377,14 @@ def _with_autograd() -> AbstractContextManager[object]:
 
 
 def _copy_if_shared(x: Shaped[Tensor, "*shape"], others: Sequence[Shaped[Tensor, "*_"]]) -> Shaped[Tensor, "*shape"]:
-    """Return `x`, or a copy of `x` if it is not contiguous or shares memory with a tensor of `others`."""
-    x = x.contiguous()
+    """Return `x`, or a copy of `x` in the same layout if it shares memory with a tensor of `others`."""
     storage = x.untyped_storage().data_ptr()
     return x.clone() if any(storage == y.untyped_storage().data_ptr() for y in others) else x
+
+
+def _heads_last(x: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+    """Return `x` in the layout of the operators: contiguous, except that the heads, if any, follow the rows in memory.
+
+    Modules merge the heads of the output, and split those of query, key and value, without copies in this layout.
+    """
+    return x.transpose(-3, -2).contiguous().transpose(-3, -2) if x.ndim > 3 else x.contiguous()
