@@ -110,8 +110,7 @@ class _Averages(Aggregator):
     def targets(self, rows: Int[np.ndarray, " selected"]) -> Float[np.ndarray, "selected n"] | str:
         """Return the cells of some rows as a matrix of at most 16 columns, which have the largest variances."""
         cells = _as_matrix(self.column.cells[rows])
-        variances = cells.var(axis=0) if len(rows) else np.zeros(cells.shape[1])
-        widest = np.argsort(-variances, kind="stable")[:_MOST_TARGETS]
+        widest = np.argsort(-cells.var(axis=0) if len(rows) else cells.sum(axis=0), kind="stable")[:_MOST_TARGETS]
         return np.asarray(cells[:, np.sort(widest)])
 
     def aggregate(
@@ -393,7 +392,7 @@ class VoteCounts(StreamedAggregator):
         winner = labels[int(order[0])] if len(order) else None
         if not total or self.any_negative[query]:
             return Aggregate(winner, None)
-        shares = votes / total
+        shares = np.where(votes > 1e-290 * total, votes / total, 0.0)  # sums over blocks leave less of a weight of 0
         probabilities = {labels[code]: float(shares[code]) for code in order[:_MOST_TARGETS] if shares[code] > 0}
         disagreement = 1.0 - float(np.square(shares).sum())
         spread = np.sqrt(disagreement) if disagreement > _ROUNDING else 0.0

@@ -42,14 +42,15 @@ class SampledChooser(ComparisonChooser):
         """Return the bandwidth saved with the statistics. If there is none, choose one from the sample and save it."""
         if self.statistics.bandwidth is None:
             targets = self.targets(np.arange(len(points)))
-            chosen = choose_bandwidth(points, targets, progress, self.statistics.complete)
+            chosen = choose_bandwidth(points, targets, progress, self.statistics.complete, self._groups)
             self.statistics.bandwidth = chosen
             self.statistics.save()
-        return self.statistics.bandwidth
+        self._bandwidth = self.statistics.bandwidth
+        return self._bandwidth
 
-    def rule_of_thumb(self, points: Float[np.ndarray, "rows width"]) -> Bandwidth:
+    def rule_of_thumb(self, points: Float[np.ndarray, "rows width"], reason: str) -> Bandwidth:
         """Return the bandwidth by Scott's rule for the number of complete rows of the store."""
-        return scott(self.statistics.complete, points.shape[1], "the key has columns of several kinds")
+        return scott(self.statistics.complete, points.shape[1], reason)
 
     def mean_and_deviation(
         self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]

@@ -171,7 +171,8 @@ def _saved(path: Path, tile: int) -> TableStatistics | None:
             return None
         chosen = record["bandwidth"]
         if chosen is not None:
-            chosen = Bandwidth(**{**chosen, "tried": tuple(map(tuple, chosen["tried"]))})
+            pairs = {name: tuple(map(tuple, chosen[name])) for name in ("tried", "factors")}
+            chosen = Bandwidth(**{**chosen, **pairs})
         return TableStatistics(
             record["rows"],
             record["complete"],

@@ -6,6 +6,13 @@
 For one-hot values this is the Brier score. Since K_{h/√2} = K_h², one exponential per pair of rows serves a
 series of bandwidths h, h/√2, h/2 … by squaring. Each pair of blocks is computed once for both of its rows,
 so memory is linear in the rows. A row without neighbors within the kernel is predicted by the mean.
+
+For rows in groups, the sums are over the rows of the same group, and values are standardized by the mean and the
+deviation of their group. A group g of n rows with the sum of errors E_g(h) has the bandwidth that minimizes
+
+    E_g(h) + error(h)
+
+so that groups without a clear minimum follow the error of all groups, which counts as much as one row.
 """
 
 from __future__ import annotations
@@ -16,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.core.typing import Float
-from qkv.database.keys.neighbor_blocks import PointBlocks, split_into_blocks, squared_distances
+from qkv.core.typing import Float, Int
+from qkv.database.keys.neighbor_blocks import PointBlocks, separate_groups, split_into_blocks, squared_distances
 
 __all__ = ["Bandwidth", "choose_bandwidth", "leave_one_out", "scott"]
 
@@ -49,6 +56,8 @@ class Bandwidth:
         baseline: the error of the mean of all values.
         tried: pairs of bandwidth and error.
         total: the number of rows of the table, which is larger if `rows` of them were drawn as a sample.
+        grouped: whether rows were predicted within groups; errors are then relative to the variance of each group.
+        factors: pairs of the index of a group and the factor of its bandwidth; other groups have the factor 1.
     """
 
     value: float
@@ -58,6 +67,8 @@ class Bandwidth:
     baseline: float | None = None
     tried: tuple[tuple[float, float], ...] = ()
     total: int = 0
+    grouped: bool = False
+    factors: tuple[tuple[int, float], ...] = ()
 
 
 def choose_bandwidth(
@@ -65,6 +76,7 @@ def choose_bandwidth(
     targets: Float[np.ndarray, "rows targets"] | str,
     progress: Progress | None = None,
     total: int | None = None,
+    groups: Int[np.ndarray, " rows"] | None = None,
 ) -> Bandwidth:
     """Return the bandwidth of smallest leave-one-out error, or that of Scott's rule if there are no values to predict.
 
@@ -73,10 +85,11 @@ def choose_bandwidth(
         targets: the values to predict, or the reason why there are none.
         progress: as in `leave_one_out`.
         total: as in `leave_one_out`.
+        groups: as in `leave_one_out`.
     """
     if isinstance(targets, str):
         return scott(len(points) if total is None else total, points.shape[1], targets)
-    return leave_one_out(points, targets, progress, total)
+    return leave_one_out(points, targets, progress, total, groups)
 
 
 def scott(rows: int, width: int, reason: str) -> Bandwidth:
@@ -94,6 +107,7 @@ def leave_one_out(
     values: Float[np.ndarray, "rows targets"],
     progress: Progress | None = None,
     total: int | None = None,
+    groups: Int[np.ndarray, " rows"] | None = None,
 ) -> Bandwidth:
     """Return the bandwidth with the smallest leave-one-out error among bandwidths that differ by factors of √2.
 
@@ -105,6 +119,7 @@ def leave_one_out(
         values: the values to predict; a category is given as one-hot columns.
         progress: called as `progress("choosing a bandwidth", done, total)`.
         total: the number of rows of the table of which the points are a sample; None if they are all rows.
+        groups: the group of each row, from which alone it is predicted; None: all rows are one group.
 
     Example:
         >>> x = np.linspace(0, 6, 200)[:, None]
@@ -119,11 +134,21 @@ def leave_one_out(
     spread = values.std()
     if not spread > 0:
         return scott(total, width, "the values are all equal")
-    # Centered and scaled: float32 sums of large, nearly equal values would cancel.
-    values = (values - values.mean(axis=0)) / spread
-    grid = _BandwidthGrid(split_into_blocks(points, _BLOCK), values)
-    tried: list[tuple[float, float]] = []
     widest = 2.0 * np.sqrt(width)
+    # Centered and scaled: float32 sums of large, nearly equal values would cancel.
+    alone = np.zeros((len(values), 1))
+    if groups is None:
+        values = (values - values.mean(axis=0)) / spread
+    else:
+        values, counts = _standardize_groups(values, groups)
+        points, values, groups = points[counts > 1], values[counts > 1], groups[counts > 1]
+        if len(points) < 3 or not values.any():
+            return scott(total, width, "fewer than three rows in groups of two or more")
+        # A row without neighbors is predicted by the mean of the other rows of its group, −v / (n − 1).
+        alone = -1.0 / (counts[counts > 1, None] - 1)
+        points = separate_groups(points, groups, 2 * np.sqrt(2 * _LARGEST_EXPONENT) * widest)
+    grid = _BandwidthGrid(split_into_blocks(points, _BLOCK), values, alone, groups)
+    tried: list[tuple[float, float]] = []
     for number in range(_GRIDS):
         errors, isolated = grid.errors(widest * 2.0 ** (-number * _BANDWIDTHS_PER_GRID / 2), number, progress)
         tried += errors
@@ -132,18 +157,51 @@ def leave_one_out(
             break  # most rows have no neighbors but identical rows, so narrower kernels change nothing
     # Ties go to the wider kernel, which gives a smoother function.
     best, error = min(tried, key=lambda pair: (pair[1], -pair[0]))
-    scale = float(spread) ** 2
+    scale = float(spread) ** 2 if groups is None else 1.0
     value = best * (total / len(points)) ** (-1.0 / (width + 4))
     baseline = float(np.square(values).sum(axis=1).mean()) * scale
     scaled = tuple((h, e * scale) for h, e in tried)
-    return Bandwidth(value, "leave-one-out", len(points), error * scale, baseline, scaled, total)
+    method, factors = "leave-one-out", () if groups is None else grid.factors(tried, best)
+    return Bandwidth(value, method, len(points), error * scale, baseline, scaled, total, groups is not None, factors)
+
+
+def _standardize_groups(
+    values: Float[np.ndarray, "rows targets"], groups: Int[np.ndarray, " rows"]
+) -> tuple[Float[np.ndarray, "rows targets"], Int[np.ndarray, " rows"]]:
+    """Return values relative to the mean and the deviation of their group, and the number of rows of each row's group.
+
+    Values of a group in which all are equal become 0.
+    """
+    counts = np.bincount(groups)
+    count = np.maximum(counts, 1)
+    means = np.stack([np.bincount(groups, column) / count for column in values.T], axis=1)
+    residuals = values - means[groups]
+    squares = np.bincount(groups, np.square(residuals).sum(axis=1)) / count
+    # Rounding leaves residuals of equal values.
+    magnitude = np.bincount(groups, np.square(values).sum(axis=1)) / count
+    deviations = np.sqrt(np.where(squares > 1e-24 * magnitude, squares, np.inf))
+    return residuals / deviations[groups][:, None], counts[groups]
 
 
 class _BandwidthGrid:
-    """Computation of the leave-one-out errors of eight bandwidths, with one exponential per pair of rows."""
+    """Computation of the leave-one-out errors of eight bandwidths, with one exponential per pair of rows.
 
-    def __init__(self, blocks: PointBlocks, values: Float[np.ndarray, "rows targets"]) -> None:
-        self.blocks = blocks
+    Args:
+        blocks: the points.
+        values: the values to predict.
+        alone: the factor by which a row without neighbors is predicted from its own value.
+        groups: the group of each row; None: all rows are one group.
+    """
+
+    def __init__(
+        self,
+        blocks: PointBlocks,
+        values: Float[np.ndarray, "rows targets"],
+        alone: Float[np.ndarray, "rows 1"],
+        groups: Int[np.ndarray, " rows"] | None,
+    ) -> None:
+        self.blocks, self.alone, self.groups = blocks, alone, groups
+        self.group_errors: list[Float[np.ndarray, " groups"]] = []
         self.squared_gaps = np.array([blocks.squared_gaps(a) for a in range(len(blocks.rows))])
         self.values = values.astype(np.float32)
         ones = np.ones((len(values), 1), np.float32)
@@ -181,10 +239,20 @@ class _BandwidthGrid:
         for step in range(_BANDWIDTHS_PER_GRID):
             mass = sums[step, :, -1:]
             has_neighbors = mass > 0
-            predicted = np.where(has_neighbors, sums[step, :, :-1] / np.where(has_neighbors, mass, 1.0), 0.0)
-            error = float(np.square(predicted - self.values).sum(axis=1).mean())
-            errors.append((float(widest * 2.0 ** (-step / 2)), error))
+            weighted = sums[step, :, :-1] / np.where(has_neighbors, mass, 1.0)
+            predicted = np.where(has_neighbors, weighted, self.alone * self.values)
+            row_errors = np.square(predicted - self.values).sum(axis=1)
+            errors.append((float(widest * 2.0 ** (-step / 2)), float(row_errors.mean())))
+            if self.groups is not None:
+                self.group_errors.append(np.bincount(self.groups, row_errors))
         return errors, float(1.0 - has_neighbors.mean())
+
+    def factors(self, tried: list[tuple[float, float]], best: float) -> tuple[tuple[int, float], ...]:
+        """Return the factor by which the bandwidth of each group differs from `best`, for groups in which it does."""
+        widths, errors = np.array(tried).T
+        regularized = np.stack(self.group_errors) + errors[:, None]
+        chosen = widths[np.argmin(regularized, axis=0)]
+        return tuple((int(group), float(chosen[group] / best)) for group in np.flatnonzero(chosen != best))
 
     def _add_pair(self, parts: list[Float[np.ndarray, "bandwidths _ width"]], a: int, b: int, widest: float) -> None:
         first, second = self.blocks.centered(a, b)

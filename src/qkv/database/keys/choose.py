@@ -7,6 +7,10 @@
     numbers, timestamps    Gaussian, standardized    Softmax                       too far away
     of several kinds       ByColumn of the above     Softmax                       one part has no match
 
+In a key of several kinds, rows with equal texts and categories are a group: the bandwidth of the numbers is
+chosen such that each row is predicted from the other rows of its group. A text that equals a key is answered from the
+rows with that key alone.
+
 Numbers are too far away beyond the larger of three bandwidths (at most one standard deviation) and the 99th
 percentile of the distances between a key and its nearest other key. If a text occurs in more than ten
 rows, "top 10" grows to that number, so that all equal keys are included. A score given as an object compares
@@ -16,6 +20,7 @@ columns with a chosen bandwidth.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +35,7 @@ from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import (
     Comparison,
     DistanceComparison,
+    GroupedDistanceComparison,
     MixedComparison,
     ScoreComparison,
     SimilarityComparison,
@@ -41,7 +47,7 @@ from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
-from qkv.scores import ByColumn, Cosine, Exact, Gaussian, Spelling
+from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Spelling
 from qkv.scores.base import Score
 
 __all__ = ["ComparisonChooser"]
@@ -51,6 +57,9 @@ _TEXT_THRESHOLD = 0.8
 _VECTOR_TEMPERATURE = 0.05
 _VECTOR_THRESHOLD = 0.5
 _TOP = 10
+# Weight of equality of texts and categories: 1,400 bandwidths of a Gaussian count less. Rounding of logits of this
+# size changes weights by 1e-10.
+_EQUAL = 1e6
 _BY_KIND = {"text": "Spelling", "category": "Exact", "vector": "Cosine"}
 # The bandwidth at which a kernel smooths as much as a Gaussian of bandwidth 1: Marron and Nolan (1988),
 # Canonical kernels for density estimation; the ratio of (R(K) / μ₂(K)²)^(1/5).
@@ -76,6 +85,7 @@ class ComparisonChooser:
     ) -> None:
         self.columns, self.value, self.complete, self.targets = columns, value, complete, targets
         self._bandwidth: Bandwidth | None = None
+        self._groups: Int[np.ndarray, " rows"] | None = None
 
     def choose(self, score: Score | str | None, threshold: float | None, progress: Progress | None) -> Comparison:
         """Return a comparison by the score `score`, or the default comparison if `score` is None.
@@ -107,7 +117,7 @@ class ComparisonChooser:
             return self._single_column(0, threshold)
         if numeric:
             return self._numeric(every, named, threshold, partial(self.bandwidth, progress=progress))
-        return self._mixed(threshold)
+        return self._mixed(threshold, progress)
 
     def _check_accepts_records(self, score: Score | str) -> None:
         if isinstance(score, Score) and score.accepts_records:
@@ -218,13 +228,18 @@ class ComparisonChooser:
         )
         return DistanceComparison(indices, columns, score, None, key, notes, mean, scale, unit, unit_name, limit)
 
-    def _mixed(self, threshold: float | None) -> MixedComparison:
+    def _mixed(self, threshold: float | None, progress: Progress | None) -> MixedComparison:
         parts: list[tuple[str, Comparison, float]] = []
         numeric = tuple(i for i, column in enumerate(self.columns) if _is_numeric(column))
         texts = sum(column.kind == "text" for column in self.columns)
         if numeric:
+            self._groups = _group_rows([self.columns[index] for index in _group_columns(self.columns)])
+            choose = partial(self.bandwidth, progress=progress)
+            if self._groups is None:
+                choose = partial(self.rule_of_thumb, reason="the key has columns of several kinds")
             name = "+".join(self.columns[i].name for i in numeric)
-            parts.append((name, self._numeric(numeric, None, None, self.rule_of_thumb), 1.0))
+            numbers = self._numeric(numeric, None, None, choose)
+            parts.append((name, self._by_group(numbers), 1.0))
         for index, column in enumerate(self.columns):
             if index in numeric:
                 continue
@@ -234,11 +249,31 @@ class ComparisonChooser:
             if column.kind == "category":
                 own = SimilarityComparison((index,), (column,), Exact(), None, column.cells, own.notes, 1.0)
             parts.append((column.name, own, weight / texts if column.kind == "text" else weight))
-        score = ByColumn(tuple((name, part.score, weight) for name, part, weight in parts))
+        equal = tuple((self.columns[index].name, Exact(), _EQUAL) for index in _group_columns(self.columns))
+        score = ByColumn((*((name, part.score, weight) for name, part, weight in parts), *equal))
         key = structured({name: part.key for name, part, _ in parts})
         notes = tuple(f"{name}: {note}" for name, part, _ in parts for note in part.notes)
         named_parts = tuple((name, part) for name, part, _ in parts)
         return MixedComparison((), (), score, Softmax(), key, notes, named_parts)
+
+    def _by_group(self, numbers: DistanceComparison) -> DistanceComparison:
+        """Return a comparison with the bandwidth that was chosen for each group, or `numbers` if all are the same."""
+        factors = () if self._bandwidth is None or self._groups is None else self._bandwidth.factors
+        if not factors:
+            return numbers
+        indices = _group_columns(self.columns)
+        # Groups are numbered in the order in which they occur among all rows.
+        _, first = np.unique(self._groups, return_index=True)
+        cells = {
+            tuple(self.columns[index].cells[first[group]] for index in indices): factor for group, factor in factors
+        }
+        least, most = min(cells.values()), max(cells.values())
+        note = f"bandwidth multiplied by {least:.3g} to {most:.3g} for {len(cells):,} groups with other errors"
+        score = Custom(_gaussian_of_keys, (np.asarray(numbers.score.bandwidth),), numbers.key.shape[1] + 2, "any")
+        fields = {f.name: getattr(numbers, f.name) for f in dataclasses.fields(numbers)}
+        fields.update(score=score, notes=(*numbers.notes, note), group_columns=indices, factors=cells)
+        out = GroupedDistanceComparison(**fields)
+        return out.with_rows(self.columns)
 
     # -- statistics of the rows, which `SampledChooser` overrides ----------------------------------------
 
@@ -247,12 +282,14 @@ class ComparisonChooser:
         if self._bandwidth is None:
             columns = {column.name: column for column in (*self.columns, self.value)}
             rows = sample_rows(tuple(columns.values()), self.complete)
-            self._bandwidth = choose_bandwidth(points[rows], self.targets(rows), progress, int(self.complete.sum()))
+            groups = None if self._groups is None else self._groups[rows]
+            total = int(self.complete.sum())
+            self._bandwidth = choose_bandwidth(points[rows], self.targets(rows), progress, total, groups)
         return self._bandwidth
 
-    def rule_of_thumb(self, points: Float[np.ndarray, "rows width"]) -> Bandwidth:
+    def rule_of_thumb(self, points: Float[np.ndarray, "rows width"], reason: str) -> Bandwidth:
         """Return the bandwidth by Scott's rule for the numbers in a key of several kinds of columns."""
-        return scott(int(self.complete.sum()), points.shape[1], "the key has columns of several kinds")
+        return scott(int(self.complete.sum()), points.shape[1], reason)
 
     def mean_and_deviation(
         self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]
@@ -274,7 +311,8 @@ class ComparisonChooser:
             key: the keys as points.
             unit: "own", or "standard" for standardized columns.
         """
-        return nearest_distance_quantile(key[self.complete])
+        groups = None if self._groups is None else self._groups[self.complete]
+        return nearest_distance_quantile(key[self.complete], groups)
 
     def _stacked(self, indices: tuple[int, ...]) -> Float[np.ndarray, "rows width"]:
         return np.stack([in_days(self.columns[i], self.columns[i].cells) for i in indices], axis=1)
@@ -285,6 +323,27 @@ class ComparisonChooser:
 
 def _is_numeric(column: Column) -> bool:
     return column.kind in ("number", "timestamp", "boolean")
+
+
+def _group_columns(columns: tuple[Column, ...]) -> tuple[int, ...]:
+    return tuple(index for index, column in enumerate(columns) if column.kind in ("text", "category"))
+
+
+def _gaussian_of_keys(
+    query: Float[np.ndarray, "q columns"], key: Float[np.ndarray, "k columns"], bandwidth: Float[np.ndarray, ""]
+) -> Float[np.ndarray, "q k"]:
+    """Return Gaussian logits with a bandwidth for each key, whose inverse factor is the last column of `key`."""
+    squares = np.square(query[:, None, :-1] - key[None, :, :-1]).sum(axis=-1)
+    return np.asarray(-0.5 * squares * np.square(key[:, -1] / bandwidth))
+
+
+def _group_rows(columns: list[Column]) -> Int[np.ndarray, " rows"] | None:
+    """Return the index of the group of each row, whose cells in all columns are equal, or None without columns."""
+    if not columns:
+        return None
+    codes: dict[tuple[object, ...], int] = {}
+    cells = zip(*(column.cells.tolist() for column in columns), strict=True)
+    return np.array([codes.setdefault(row, len(codes)) for row in cells], np.int64)
 
 
 def _best_keys_note(count: int) -> str:
@@ -302,5 +361,9 @@ def _method_text(chosen: Bandwidth) -> str:
     text = f"by {chosen.method} over {rows}"
     if chosen.error is None:
         return text
+    if chosen.grouped:
+        error, baseline = chosen.error**0.5, (chosen.baseline or 0.0) ** 0.5
+        share = f"{number(error)} of a group's deviation; {number(baseline)} for the mean of each group"
+        return f"{text} in groups of equal texts and categories: error {share}"
     baseline = (chosen.baseline or 0.0) ** 0.5
     return f"{text}: error {number(chosen.error**0.5)} (root mean square; {number(baseline)} for the mean of all)"

@@ -5,7 +5,7 @@ The module `choose` selects the comparison of a database.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
@@ -21,6 +21,7 @@ from qkv.scores.exact import Exact
 __all__ = [
     "Comparison",
     "DistanceComparison",
+    "GroupedDistanceComparison",
     "MixedComparison",
     "ScoreComparison",
     "SimilarityComparison",
@@ -161,10 +162,11 @@ class DistanceComparison(Comparison):
         return np.asarray((super().query_array(cells) - self.offset) / self.scale)
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
-        """Return the Euclidean distance `(q, n)` of each query to the n rows listed for it in `rows`.
+        """Return the Euclidean distance `(q, n)` of each query to the n rows listed for it in `rows`."""
+        return self.distances(query, rows)
 
-        It is computed from differences, so that equal points have distance 0.
-        """
+    def distances(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
+        """Return displayed distances, computed from differences, so that equal points have distance 0."""
         squares = np.square(query[:, None, :] - self.key[rows])
         return np.asarray(np.sqrt(squares.sum(axis=-1)) * self.unit)
 
@@ -185,6 +187,31 @@ class DistanceComparison(Comparison):
             c.timestamp(c.cells[row]) if c.kind == "timestamp" else f"{c.cells[row]:.6g}" for c in self.key_columns
         ]
         return f", {', '.join(str(cell) for cell in cells)},"
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedDistanceComparison(DistanceComparison):
+    """Comparison by distance with a bandwidth for each group of rows, which have equal cells in some other columns.
+
+    The last column of the key holds the inverse factor of the bandwidth of each row.
+
+    Attributes:
+        group_columns: indices of the key columns that define the groups.
+        factors: factors of the bandwidth by the cells of a group; other groups have the factor 1.
+    """
+
+    group_columns: tuple[int, ...] = ()
+    factors: Mapping[tuple[object, ...], float] = field(default_factory=dict)
+
+    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q width"]:
+        """Return the standardized cells, with a last column for the bandwidth, which only that of keys affects."""
+        groups = zip(*(cells[index].tolist() for index in self.group_columns), strict=True)
+        inverse = [1.0 / self.factors.get(group, 1.0) for group in groups]
+        return np.concatenate([super().query_array(cells), np.array(inverse).reshape(-1, 1)], axis=1)
+
+    def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
+        """Return the Euclidean distance `(q, n)` of each query to the n rows listed for it in `rows`."""
+        return replace(self, key=self.key[:, :-1]).distances(query[:, :-1], rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from qkv.core.typing import Float, Int
 
-__all__ = ["PointBlocks", "nearest_distances", "split_into_blocks", "squared_distances"]
+__all__ = ["PointBlocks", "nearest_distances", "separate_groups", "split_into_blocks", "squared_distances"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,18 @@ def split_into_blocks(points: Float[np.ndarray, "rows width"], size: int = 512) 
     low = np.array([points[block].min(axis=0) for block in rows])
     high = np.array([points[block].max(axis=0) for block in rows])
     return PointBlocks(points, tuple(rows), low, high)
+
+
+def separate_groups(
+    points: Float[np.ndarray, "rows width"], groups: Int[np.ndarray, " rows"], gap: float
+) -> Float[np.ndarray, "rows width+1"]:
+    """Return points with one more coordinate, by which points of different groups are at least `gap` apart.
+
+    Example:
+        >>> separate_groups(np.zeros((2, 1)), np.array([0, 1]), 10.0).tolist()
+        [[0.0, 0.0], [0.0, 10.0]]
+    """
+    return np.concatenate([points, groups[:, None] * gap], axis=1)
 
 
 def squared_distances(
@@ -130,11 +142,17 @@ def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 50_00
     return np.concatenate(distances)
 
 
-def nearest_distance_quantile(points: Float[np.ndarray, "rows width"]) -> float:
-    """Return the 99th percentile of the distances from each point to its nearest other point.
+def nearest_distance_quantile(
+    points: Float[np.ndarray, "rows width"], groups: Int[np.ndarray, " rows"] | None = None
+) -> float:
+    """Return the 99th percentile of the distances from each point to its nearest other point, if any in its group.
 
-    It is 0 for fewer than two points.
+    It is 0 if there are no two such points.
     """
+    farthest = np.inf
+    if groups is not None and len(points):
+        farthest = float(np.linalg.norm(np.ptp(points, axis=0)) + 1)
+        points = separate_groups(points, groups, 2 * farthest)
     distances = nearest_distances(points)
-    distances = distances[np.isfinite(distances)]
+    distances = distances[distances < farthest]
     return float(np.quantile(distances, 0.99)) if len(distances) else 0.0

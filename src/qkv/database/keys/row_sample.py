@@ -98,7 +98,7 @@ def _hash_cells(column: Column, rows: Int[np.ndarray, " n"]) -> Shaped[np.ndarra
         code = cache(lambda text: zlib.crc32(text.encode("utf-8", "surrogatepass")))
         return np.fromiter(map(code, cells.tolist()), np.uint64, len(cells))
     if column.kind == "timestamp":
-        return (cells.astype(np.int64) + column.origin).view(np.uint64)
+        return np.asarray((cells.astype(np.int64) + column.origin).view(np.uint64))
     bits = np.ascontiguousarray(cells + 0.0, np.float64).view(np.uint64)  # −0 becomes 0
     if bits.ndim == 1:
         return bits

@@ -1,0 +1,116 @@
+"""Keys of texts or categories with numbers or dates, such as shop and day: bandwidths are chosen within groups."""
+
+import gzip
+import os
+
+import numpy as np
+import pytest
+
+from qkv.database import Database
+from qkv.database.keys.bandwidth import leave_one_out
+
+
+def error_by_hand(x: np.ndarray, y: np.ndarray, groups: np.ndarray, bandwidth: float) -> float:
+    """Return the leave-one-out error within groups of two or more rows, of values standardized by group."""
+    total, rows = 0.0, 0
+    for group in np.unique(groups):
+        own, values = x[groups == group], y[groups == group]
+        if len(own) < 2:
+            continue
+        values = (values - values.mean()) / values.std()
+        kernel = np.exp(-np.square(own[:, None] - own) / (2 * bandwidth**2))
+        kernel[np.exp(-34.5) > kernel] = 0
+        np.fill_diagonal(kernel, 0)
+        mass = kernel.sum(1)
+        mean_of_others = -values / (len(own) - 1)
+        predicted = np.where(mass > 0, kernel @ values / np.where(mass > 0, mass, 1), mean_of_others)
+        total, rows = total + np.square(predicted - values).sum(), rows + len(own)
+    return total / rows
+
+
+def test_errors_are_those_of_leaving_out_each_row_within_its_group():
+    rng = np.random.default_rng(0)
+    groups = rng.choice(6, 150, p=[0.4, 0.3, 0.2, 0.08, 0.01, 0.01])
+    x, y = rng.normal(size=150), rng.normal(size=150) + 100.0 * groups
+    found = leave_one_out(x[:, None], y[:, None], groups=groups)
+    for bandwidth, error in found.tried:
+        assert error == pytest.approx(error_by_hand(x, y, groups, bandwidth), rel=1e-3)
+    assert found.error == min(error for _, error in found.tried)
+
+
+def panel(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return shops, days and sales, of which some follow the day closely and others are noisy."""
+    shop = np.repeat([f"shop {i}" for i in range(6)], 120)
+    day = np.tile(np.arange(120.0), 6)
+    number = np.repeat(np.arange(6), 120)
+    wave = np.where(number % 2, np.sin(day), 3 * np.sin(day / 40))
+    return shop, day, 10.0**number * (5 + wave + np.where(number % 2, 0.05, 1.0) * rng.normal(size=720))
+
+
+def predict(database: Database, queries: list[object]) -> np.ndarray:
+    answers = database.ask(queries)
+    return np.array([value if found else np.nan for value, found in zip(answers.value, answers.found, strict=True)])
+
+
+def compare_with_splitting(group: np.ndarray, x: np.ndarray, y: np.ndarray, seed: int) -> float:
+    """Return the error of one table with both keys, relative to the error of one table for each group."""
+    held_out = np.random.default_rng(seed).random(len(y)) < 0.2
+    seen = ~held_out
+    whole = Database.open({"group": group[seen].tolist(), "x": x[seen], "y": y[seen]}, "group,x", "y")
+    queries = list(zip(group[held_out].tolist(), x[held_out].tolist(), strict=True))
+    joint, split = predict(whole, queries), np.full(len(queries), np.nan)
+    for name in np.unique(group[held_out]):
+        own, asked = seen & (group == name), group[held_out] == name
+        if own.any():
+            split[asked] = predict(Database.open({"x": x[own], "y": y[own]}, "x", "y"), x[held_out][asked].tolist())
+    compared = np.isfinite(joint) & np.isfinite(split)
+    assert compared.mean() > 0.8
+    scale = np.array([y[group == name].std() for name in group[held_out]])
+    errors = [np.sqrt(np.mean(np.square((each - y[held_out]) / scale)[compared])) for each in (joint, split)]
+    return float(errors[0] / errors[1])
+
+
+def test_one_table_of_shops_and_days_is_as_exact_as_one_table_for_each_shop():
+    shop, day, sales = panel(np.random.default_rng(0))
+    assert compare_with_splitting(shop, day, sales, seed=0) < 1.01
+
+
+@pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data")
+def test_airfoil_noise_by_wing_and_frequency_is_as_exact_as_one_table_for_each_wing():
+    with gzip.open(f"{os.environ['QKV_DATA']}/uci-evans/airfoil/data.csv.gz", "rt") as stream:
+        rows = np.loadtxt(stream, delimiter=",")
+    wing = np.array(["/".join(map(str, row)) for row in rows[:, 1:4]])
+    ratios = [compare_with_splitting(wing, rows[:, 0], rows[:, 5], seed) for seed in range(3)]
+    assert np.mean(ratios) < 1.03
+
+
+def test_a_text_that_equals_a_key_is_answered_from_its_own_rows_alone():
+    shop, day, sales = panel(np.random.default_rng(1))
+    answer = Database.open({"shop": shop.tolist(), "day": day, "sales": sales}, "shop,day", "sales").ask(
+        ("shop 0", 7.0)
+    )
+    assert {row.record["shop"] for row in answer.rows if row.weight > 1e-9} == {"shop 0"}
+    assert answer.value < 20
+
+
+@pytest.mark.parametrize("value", ["sales", "grade"])
+def test_memory_and_store_choose_the_same_bandwidths_of_groups(tmp_path, value):
+    shop, day, sales = panel(np.random.default_rng(2))
+    grade = np.where(sales > np.median(sales), "high", "low").tolist()
+    table = {"shop": shop.tolist(), "day": day, "sales": sales, "grade": grade}
+    Database.create(tmp_path / "store", table, "shop,day", value)
+    queries = [("shop 1", 33.3), ("shop 4", 10.0), ("shopp 2", 60.0), ("nothing", 1.0)]
+    near = Database.open(table, "shop,day", value).ask(queries)
+    for _ in range(2):  # the second time from the saved bandwidths
+        far = Database.open(tmp_path / "store", memory=1).ask(queries)
+        assert far.notes[1:] == near.notes[1:]
+        assert far.found == near.found == [True, True, True, False]
+        for one, other in list(zip(far, near, strict=True))[:3]:
+            assert one.value == (other.value if value == "grade" else pytest.approx(other.value, rel=1e-9))
+
+
+def test_groups_of_one_row_take_the_rule_of_thumb():
+    table = {"name": [f"person number {i}" for i in range(40)], "x": np.arange(40.0), "y": np.arange(40.0)}
+    answer = Database.open(table, "name,x", "y").ask(("person number 7", 7.0))
+    assert "Scott's rule (fewer than three rows in groups of two or more)" in " ".join(answer.notes)
+    assert answer.value == pytest.approx(7.0)
