@@ -207,8 +207,8 @@ class _BandwidthGrid:
         ones = np.ones((len(values), 1), np.float32)
         with_ones = np.concatenate([self.values, ones], axis=1)
         self.width = with_ones.shape[1]
-        groups = [with_ones[:, start : start + _COLUMNS] for start in range(0, self.width, _COLUMNS)]
-        self.block_values = [[np.ascontiguousarray(group[rows]) for group in groups] for rows in blocks.rows]
+        columns = [with_ones[:, start : start + _COLUMNS] for start in range(0, self.width, _COLUMNS)]
+        self.block_values = [[np.ascontiguousarray(some[rows]) for some in columns] for rows in blocks.rows]
 
     def errors(self, widest: float, number: int, progress: Progress | None) -> tuple[list[tuple[float, float]], float]:
         """Return pairs of bandwidth and error, widest first, and the share of rows without neighbors.

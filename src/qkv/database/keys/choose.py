@@ -258,20 +258,21 @@ class ComparisonChooser:
 
     def _by_group(self, numbers: DistanceComparison) -> DistanceComparison:
         """Return a comparison with the bandwidth that was chosen for each group, or `numbers` if all are the same."""
-        factors = () if self._bandwidth is None or self._groups is None else self._bandwidth.factors
-        if not factors:
+        chosen, groups, score = self._bandwidth, self._groups, numbers.score
+        if chosen is None or groups is None or not chosen.factors or not isinstance(score, Gaussian):
             return numbers
         indices = _group_columns(self.columns)
         # Groups are numbered in the order in which they occur among all rows.
-        _, first = np.unique(self._groups, return_index=True)
+        _, first = np.unique(groups, return_index=True)
         cells = {
-            tuple(self.columns[index].cells[first[group]] for index in indices): factor for group, factor in factors
+            tuple(self.columns[index].cells[first[group]] for index in indices): factor
+            for group, factor in chosen.factors
         }
         least, most = min(cells.values()), max(cells.values())
         note = f"bandwidth multiplied by {least:.3g} to {most:.3g} for {len(cells):,} groups with other errors"
-        score = Custom(_gaussian_of_keys, (np.asarray(numbers.score.bandwidth),), numbers.key.shape[1] + 2, "any")
+        by_key = Custom(_gaussian_of_keys, (np.asarray(score.bandwidth),), numbers.key.shape[1] + 2, "any")
         fields = {f.name: getattr(numbers, f.name) for f in dataclasses.fields(numbers)}
-        fields.update(score=score, notes=(*numbers.notes, note), group_columns=indices, factors=cells)
+        fields.update(score=by_key, notes=(*numbers.notes, note), group_columns=indices, factors=cells)
         out = GroupedDistanceComparison(**fields)
         return out.with_rows(self.columns)
 
