@@ -95,7 +95,7 @@ class _RowBlockLoop:
         """Names of the axes of each array in `arrays`, without batch axes."""
         parts = (self.call.score, self.call.normalizer)
         sides: list[Axes] = [("q", "width"), ("k", "width"), ("k", "value_width")]
-        return sides + [names for part in parts for _, names in part._iterate_arrays()]
+        return sides + [names for part in parts for _, names in part.array_fields()]
 
     def forward(self) -> Float[Array, "*batch q value_width"]:
         """Return the output of the call."""
