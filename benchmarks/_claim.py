@@ -14,6 +14,7 @@ Item = TypeVar("Item")
 CLAIMS = (
     "scaled_dot",
     "scaled_dot_small",
+    "overhead",
     "lifted",
     "additive",
     "additive_long",

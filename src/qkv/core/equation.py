@@ -395,6 +395,6 @@ def dense(call: BoundCall) -> _DenseResult:
     if logits is None:
         logits = zeros(call.value, (*tile.batch, tile.q_total, tile.k_total)) - xp.inf
     weights = call.normalizer.weights(logits, tile)
-    support = call.normalizer.support(logits, weights)
+    support = None if call.finite_value else call.normalizer.support(logits, weights)
     output = apply_weights(apply_dropout(weights, tile, call.dropout), call.value, support, call.finite_value)
     return _DenseResult(cast(output, call.out_dtype), weights, logits)

@@ -65,5 +65,4 @@ def _normalize(x: Num[Array, "*batch n width"]) -> Num[Array, "*batch n width"]:
     x = x / where(largest > 0, largest, 1.0)
     square = xp.sum(x * x, axis=-1, keepdims=True)
     # Dividing a row of zeros by infinity makes its gradient 0 too.
-    zero = square == 0
-    return x / where(zero, math.inf, xp.sqrt(where(zero, 1.0, square)))
+    return x / xp.sqrt(where(square == 0, math.inf, square))

@@ -36,7 +36,7 @@ from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
 from qkv.scores import Dot, Score
 
-__all__ = ["FINITE", "DoubleBackward", "attend_finite", "lift_sides", "run"]
+__all__ = ["FINITE", "DoubleBackward", "LiftedCall", "attend_finite", "lift_sides", "run"]
 
 FINITE = ("all finite: fused",)
 """Guards of a call whose data is finite."""
@@ -47,13 +47,13 @@ def run(call: TorchCall, problem: Problem) -> Result | None:
 
     Masked keys and values that are not finite are set to 0 first if possible.
     """
-    fused = _LiftedCall.of(call, problem)
+    fused = LiftedCall.of(call, problem)
     if problem.traced:
         return Result(cast(fused.traced(), call.out_dtype), (), ("traced: data not checked",))
     output, guards = fused.output(), FINITE
     keys = split_mask(call.mask, call.tile)[0]
     if output is None and keys is not None and (cleaned := _zero_masked(call, keys)) is not None:
-        output, guards = _LiftedCall.of(cleaned, problem).output(), ("finite but for masked keys: fused",)
+        output, guards = LiftedCall.of(cleaned, problem).output(), ("finite but for masked keys: fused",)
     return None if output is None else Result(cast(output, call.out_dtype), (), guards)
 
 
@@ -78,7 +78,7 @@ def attend_finite(
 
 
 @dataclasses.dataclass(frozen=True)
-class _LiftedCall:
+class LiftedCall:
     """Call with lifted queries and keys, whose queries, keys and values are padded to one width."""
 
     call: TorchCall
@@ -90,7 +90,7 @@ class _LiftedCall:
     scale: float
 
     @classmethod
-    def of(cls, call: TorchCall, problem: Problem) -> _LiftedCall:
+    def of(cls, call: TorchCall, problem: Problem) -> LiftedCall:
         """Lift the queries and keys of a call and pad all inputs to one width, with autocast disabled."""
         import torch
 
@@ -130,14 +130,14 @@ class _LiftedCall:
         fused, poison = self, None
         if keys is not None:
             cleaned = _zero_masked(self.call, keys)
-            fused = _LiftedCall.of(cleaned, self.problem) if cleaned is not None else self
+            fused = LiftedCall.of(cleaned, self.problem) if cleaned is not None else self
         if offset is not None:
             fused, poison = fused._zero_nonfinite()
         output = attend_public(fused._attention(), fused.query, fused.key, fused.value, traced=True)
         output = fused.layout.output(output, self.call.value.shape[-1])
         return output if poison is None else output + poison
 
-    def _zero_nonfinite(self) -> tuple[_LiftedCall, Float[Tensor, "*#batch q 1"]]:
+    def _zero_nonfinite(self) -> tuple[LiftedCall, Float[Tensor, "*#batch q 1"]]:
         """Return the call with non-finite keys and values set to 0, and a tensor to add to the output.
 
         The tensor is NaN for each query that may attend to a non-finite key or value, and 0 for other queries.

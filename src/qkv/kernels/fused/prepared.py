@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from typing import cast
 
+from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.typing import Array, Tensor
-from qkv.kernels.fused.call import FINITE, DoubleBackward, attend_finite
+from qkv.kernels.fused.call import FINITE, DoubleBackward, LiftedCall, attend_finite
 from qkv.kernels.fused.layout import layout_of
 from qkv.kernels.fused.sdpa import FusedAttention, operators, results_are_finite
 from qkv.kernels.runtime.split_mask import split_mask
@@ -24,12 +25,14 @@ __all__ = ["prepare_call"]
 
 
 def prepare_call(problem: Problem) -> PreparedCall | None:
-    """Return a function that runs a call on a CPU, or None if the score, the mask or the widths are not supported.
+    """Return a function that runs a call on a CPU, or None if the mask or the widths are not supported.
 
     Supported are scaled dot products of queries, keys and values of the same width, without a mask or with a mask of
-    keys, a causal mask, or both.
+    keys, a causal mask, or both, and all scores that are lifted.
     """
     axes, score, tile = problem.axes, problem.score, problem.tile
+    if not (problem.traced or score.is_scaled_dot):
+        return _prepare_lifted(problem)
     keys, offset, known = split_mask(problem.spec.mask, tile)
     equal = axes.query_width == axes.key_width == axes.value_width
     temperature = problem.normalizer.temperature
@@ -70,5 +73,18 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
             attention = FusedAttention(layout, scale, offset, bias, DoubleBackward(problem, tile, mask, scale))
         output = attend_finite(attention, sides, gradient)
         return None if output is None else Result(layout.output(output, width), (), FINITE)
+
+    return run
+
+
+def _prepare_lifted(problem: Problem) -> PreparedCall:
+    tile = problem.tile
+
+    def run(
+        query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
+    ) -> Result | None:
+        call = BoundCall(query, key, value, score, normalizer, mask, tile, 0.0, value.dtype)
+        output = LiftedCall.of(cast("TorchCall", call), problem).output()
+        return None if output is None else Result(output, (), FINITE)
 
     return run

@@ -1,0 +1,141 @@
+"""Claim: the fixed cost of a call on 16 tokens, by kind of part, in multiples of PyTorch's fused call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from benchmarks._calls import WrongError, apart
+from benchmarks._claim import AtMost, Claim, Row, Setting
+from benchmarks._race import race
+
+HEADS, TOKENS, WIDTH = 4, 16, 16
+
+
+def _cases() -> dict[str, tuple[dict[str, Any], float]]:
+    """Return the options of each call, and its limit forward."""
+    from qkv import masks, normalizers, scores
+
+    kept = torch.rand(1, 1, TOKENS) > 0.3
+    kept[..., 0] = True
+    weights = torch.randn(8, WIDTH), torch.randn(8, WIDTH)
+    masked: dict[str, Any] = {
+        "lengths": masks.Lengths(torch.tensor([[12]])),
+        "key mask": masks.Keys(kept),
+    }
+    scored: dict[str, Any] = {
+        "Gaussian": scores.Gaussian(2.0),
+        "Laplace": scores.Laplace(2.0),
+        "Cosine": scores.Cosine(0.5),
+        "Additive": scores.Additive(*weights, None, torch.randn(8)),
+        "Softcap": scores.Softcap(scores.ScaledDot(), 5.0),
+    }
+    normalized: dict[str, Any] = {
+        "TopK": normalizers.TopK(4),
+        "Sparsemax": normalizers.Sparsemax(),
+        "Entmax15": normalizers.Entmax15(),
+        "Sigmoid": normalizers.Sigmoid(),
+    }
+    return {
+        "no mask": ({}, 2.5),
+        "causal": ({"mask": masks.Causal()}, 2.5),
+        **{name: ({"mask": mask}, 4.0) for name, mask in masked.items()},
+        **{name: ({"score": score}, 8.0) for name, score in scored.items()},
+        **{name: ({"normalizer": normalizer}, 8.0) for name, normalizer in normalized.items()},
+    }
+
+
+def _with_backward(run: Callable[[], Any], inputs: list[Any]) -> Callable[[], Any]:
+    """Return a call that also computes the gradients of the inputs."""
+    gradient = torch.randn_like(run())
+    return lambda: torch.autograd.grad(run(), inputs, gradient)
+
+
+def _check(sides: list[Any], options: dict[str, Any]) -> float:
+    """Return the largest error of two calls, of which the second has a cached plan, against the dense reference."""
+    import qkv
+    from qkv.core.equation import attend_dense
+    from qkv.plan import Spec
+
+    spec = Spec(**options).map_arrays(lambda x: x.double() if x.is_floating_point() else x)
+    reference = attend_dense(
+        *[x.detach().double() for x in sides], score=spec.score, normalizer=spec.normalizer, mask=spec.mask
+    ).output
+    error = max(float(apart(qkv.attend(*sides, **options).detach().double(), reference)) for _ in range(2))
+    if not error <= 1e-4:
+        raise WrongError(f"a call with {options} is {error:.2g} from the dense reference.")
+    return error
+
+
+def _module(tokens: int) -> tuple[Callable[[], Any], Callable[[], Any], list[Any]]:
+    """Return a step of `nn.MultiHeadAttention`, the same step by hand with SDPA, and their inputs."""
+    from qkv import nn
+
+    layer, x = nn.MultiHeadAttention(HEADS * WIDTH, HEADS), torch.randn(1, tokens, HEADS * WIDTH, requires_grad=True)
+
+    def by_hand() -> Any:
+        query, key, value = (
+            linear(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+            for linear in (layer.query_map, layer.key_map, layer.value_map)
+        )
+        output = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        return layer.output_map(output.transpose(1, 2).flatten(-2))
+
+    return lambda: layer(x), by_hand, [x, *layer.parameters()]
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    """Measure calls on 4 heads of 16 tokens of width 16, and a module step, forward and with backward."""
+    import qkv
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rounds = max(setting.rounds, 9)
+    for name, (options, limit) in _cases().items():
+        for gradient in (False, True):
+            sides = [torch.randn(1, HEADS, TOKENS, WIDTH, requires_grad=gradient) for _ in range(3)]
+            error = _check(sides, options)
+
+            def ours(sides: list[Any] = sides, options: dict[str, Any] = options) -> Any:
+                return qkv.attend(*sides, **options)
+
+            def sdpa(sides: list[Any] = sides) -> Any:
+                return torch.nn.functional.scaled_dot_product_attention(*sides)
+
+            calls: dict[str, Callable[[], object]] = {"qkv": ours, "SDPA": sdpa}
+            if gradient:
+                calls = {each: _with_backward(run, sides) for each, run in calls.items()}
+            yield race(calls, rounds).row(
+                f"{name}, {'forward + backward' if gradient else 'forward'}",
+                "SDPA",
+                AtMost(3.0 if gradient else limit),
+                errors={"reference": error},
+                kernel=qkv.explain(*sides, **options).kernel.name,
+            )
+    module, by_hand, inputs = _module(TOKENS)
+    if not (distance := apart(module().detach(), by_hand().detach())) <= 1e-4:
+        raise WrongError(f"the module is {distance:.2g} from the same layer by hand.")
+
+    def without_gradient(run: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            with torch.no_grad():
+                return run()
+
+        return call
+
+    for case, change in (("forward", without_gradient), ("forward + backward", lambda f: _with_backward(f, inputs))):
+        yield race({"qkv": change(module), "by hand with SDPA": change(by_hand)}, rounds).row(
+            f"nn.MultiHeadAttention(64, 4) on 16 tokens, {case}", "by hand with SDPA", AtMost(1.3)
+        )
+
+
+CLAIM = Claim(
+    "A call on 16 tokens and 4 heads takes at most 2.5 × the time of SDPA without a mask, 4 × with padding, 8 × with "
+    "other scores and normalizers, and 3 × with backward; a step of nn.MultiHeadAttention 1.3 × the layer by hand.",
+    "at most 2.5 × SDPA's time without a mask or causal, 4 × with padding, 8 × with other scores and normalizers, 3 × "
+    "with backward; a module step at most 1.3 × the time by hand",
+    ("torch SDPA without a mask", "the same layer by hand with SDPA"),
+    rows,
+)
