@@ -103,9 +103,9 @@ def _numpy() -> Namespace:
 
 
 def _torch() -> Any:
-    import array_api_compat.torch as xp
+    from qkv.core import torch_functions
 
-    return xp
+    return torch_functions
 
 
 def _jax() -> Namespace:

@@ -9,6 +9,7 @@ https://arxiv.org/abs/2409.04431. The authors recommend b = −log(number of key
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from qkv.core.arrays import is_array, sigmoid, where
 from qkv.core.parts import array_field, expand_to_pairs
@@ -36,6 +37,7 @@ class Sigmoid(LinearNormalizer):
     bias: Array | float = array_field(default=0.0)
     divides = False
     sums_to_one = False
+    is_sigmoid: ClassVar[bool] = True
 
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return the logits plus the bias."""

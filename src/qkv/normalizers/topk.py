@@ -69,6 +69,11 @@ class TopK(Normalizer):
         """The number `k` of kept keys if the inner normalizer neither samples nor selects keys, otherwise None."""
         return None if self.normalizer.stochastic or self.normalizer.selects_keys else self.k
 
+    @property
+    def inner(self) -> Normalizer:  # type: ignore[override]
+        """The normalizer of the kept logits."""
+        return self.normalizer
+
     def accumulator_width(self, value_width: int) -> int:
         """Return the number of array elements per query, for the rank, index, logit and value of each kept key."""
         return self.k * (value_width + 3)

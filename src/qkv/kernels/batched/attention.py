@@ -1,8 +1,9 @@
-"""Softmax attention over all pairs of a batch, as one autograd node with a backward pass in few elementwise passes.
+"""Attention over all pairs of a batch, as one autograd node with a backward pass in few elementwise passes.
 
-    P = softmax(z)        O = P V        dz = P ∘ (dO Vᵀ − rowsum(P ∘ dO Vᵀ))
+    P = weights(z)        O = P V        dP = dO Vᵀ        dz = P ∘ (dP − rowsum(P ∘ dP)) for softmax
 
-z are given logits, or are computed here from inner products S = L Rᵀ of projections of queries and keys:
+`row_weights.py` defines the weights of the normalizers and dz. z are given logits, or are computed here from inner
+products S = L Rᵀ of projections of queries and keys:
 
     z = S + offset        z = c · tanh((S + offset) / c)        z = S ∘ G,  G = σ(l_i + r_j)
 
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 from qkv.core.autograd_function import autograd_function
 from qkv.core.typing import Bool, Float, Shaped, Tensor
+from qkv.kernels.batched.row_weights import RowWeights
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.gradients import gradients_of
 
@@ -42,6 +44,7 @@ class Form:
     """How logits are computed from inner products, and which pairs are excluded.
 
     Attributes:
+        rows: function of the logits that returns the weights.
         excluded: pairs to which the mask gives no weight, `(*#batch, q, k)`; None: no pair.
         empty: queries whose output is 0, `(*#batch, q, 1)`, because they have no key; None: no query.
         cap: c of the soft cap; None: no cap.
@@ -49,6 +52,7 @@ class Form:
         scale: factor of the inner products.
     """
 
+    rows: RowWeights
     excluded: Bool[Tensor, "*_ #q #k"] | None = None
     empty: Bool[Tensor, "*_ #q 1"] | None = None
     cap: float | None = None
@@ -59,7 +63,7 @@ class Form:
 def attention_of_logits(
     logits: Float[Tensor, "*#batch q k"], value: Float[Tensor, "*#batch k value_width"], form: Form
 ) -> Float[Tensor, "*batch q value_width"]:
-    """Return softmax(logits) @ value, with weight 0 for excluded pairs.
+    """Return weights(logits) @ value, with weight 0 for excluded pairs.
 
     Args:
         logits: the logits, which are not changed.
@@ -76,7 +80,7 @@ def attention_of_products(
     offset: Float[Tensor, "*#batch #q #k"] | None,
     form: Form,
 ) -> Float[Tensor, "*batch q value_width"]:
-    """Return softmax(z) @ value for the logits z that `form` defines.
+    """Return weights(z) @ value for the logits z that `form` defines.
 
     Args:
         left: projections of the queries.
@@ -107,15 +111,13 @@ def _weighted(
     logits: Float[Tensor, "*#batch q k"], value: Float[Tensor, "*#batch k value_width"], form: Form, owned: bool
 ) -> tuple[Float[Tensor, "*batch q value_width"], Float[Tensor, "*#batch q k"]]:
     """Return the output and the weights; `logits` are changed in place if they are `owned`."""
-    import torch
-
     if form.excluded is not None:
         fill = logits.masked_fill_ if owned else logits.masked_fill
         logits, owned = fill(form.excluded, -math.inf), True
     if form.empty is not None:
         # The score itself may give −inf to all pairs of such a query; its weights must be finite for the gradients.
         logits = logits.masked_fill_(form.empty, 0) if owned else logits.masked_fill(form.empty, 0)
-    weights = torch.softmax(logits, dim=-1)
+    weights = form.rows.weights(logits)
     output = weights @ value
     return (output if form.empty is None else output.masked_fill_(form.empty, 0)), weights
 
@@ -127,14 +129,12 @@ def _value_and_logit_gradients(
     form: Form,
     needs_value: bool,
 ) -> tuple[Float[Tensor, "*#batch k value_width"] | None, Float[Tensor, "*#batch q k"]]:
-    import torch
 
     if form.empty is not None:
         gradient = gradient.masked_fill(form.empty, 0)
     d_value = _sum_to(weights.mT @ gradient, value) if needs_value else None
     d_weights = _sum_to(gradient @ value.mT, weights)
-    # In place: each row is read completely before it is written.
-    d_logits = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype, grad_input=d_weights)
+    d_logits = form.rows.logit_gradient(weights, d_weights)
     return d_value, d_logits
 
 
@@ -177,8 +177,9 @@ def _plain_logits(
     if form.excluded is not None:
         logits = logits.masked_fill(form.excluded, -math.inf)
     if form.empty is None:
-        return logits.softmax(-1) @ value
-    return (logits.masked_fill(form.empty, 0).softmax(-1) @ value).masked_fill(form.empty, 0)
+        return form.rows.differentiable(logits) @ value
+    weights = form.rows.differentiable(logits.masked_fill(form.empty, 0))
+    return (weights @ value).masked_fill(form.empty, 0)
 
 
 def _products_passes(

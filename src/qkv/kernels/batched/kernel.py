@@ -16,19 +16,22 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core import arrays
-from qkv.core.equation import TorchCall, apply_dropout
-from qkv.core.typing import Bool, Float, Tensor
+from qkv.core.equation import BoundCall, TorchCall, apply_dropout
+from qkv.core.typing import Array, Bool, Float, Tensor
 from qkv.kernels.batched.additive import STEP_BYTES, additive_logits
 from qkv.kernels.batched.attention import Form, attention_of_logits, attention_of_products
+from qkv.kernels.batched.row_weights import row_weights
 from qkv.kernels.dense.kernel import DenseKernel
-from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
+from qkv.kernels.runtime.closure_gradients import may_close_over_tensors, refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work
 from qkv.kernels.runtime.isolated_autograd import project_call
+from qkv.masks import Mask
+from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost, memory_text
-from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
-from qkv.scores.base import PointwiseScore
+from qkv.scores.base import PointwiseScore, Score
 from qkv.scores.lifted_vectors import product_bound
 
 if TYPE_CHECKING:
@@ -44,9 +47,15 @@ _MAX_LOGIT = 1e30
 """Bound of the inner products above which a soft cap is computed such that logits of −inf stay −inf."""
 
 
+_FEW_ELEMENTS = 1 << 15
+"""Number of hidden units of all pairs up to which `tanh` takes less time than the operators of its expansion."""
+_SORT_SECONDS = 4e-8
+"""Time to sort a row, in seconds per element."""
+
+
 @dataclass(frozen=True)
 class BatchedKernel(Kernel):
-    """Kernel that computes all pairs of all batch elements at once in PyTorch, for softmax."""
+    """Kernel that computes all pairs of all batch elements at once in PyTorch, for short sequences."""
 
     name: ClassVar[str] = "batched"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
@@ -55,10 +64,9 @@ class BatchedKernel(Kernel):
     )
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield a reason for refusal for other normalizers than softmax, for text and for readouts."""
-        normalizer = problem.normalizer
-        if not (normalizer.log_sum_exp and normalizer.scale is not None and normalizer.shift_invariant):
-            yield f"it computes a softmax with a fixed temperature and without a sink, not {normalizer}"
+        """Yield a reason for refusal for some normalizers, for text and for readouts."""
+        if row_weights(problem.normalizer, problem.axes.k) is None:
+            yield f"it computes softmax without a sink, top-k, sparsemax, entmax and sigmoid, not {problem.normalizer}"
         if problem.axes.text:
             yield "it compares numbers, not text"
         if problem.readouts:
@@ -86,13 +94,40 @@ class BatchedKernel(Kernel):
         products = (problem.axes.query_width + problem.axes.value_width) * 2 * (3 if gradient else 1) / PRODUCT_RATE
         seconds = products + (6e-9 if gradient else 1.8e-9)
         seconds += elements * ((1.15e-9 if gradient else 0.4e-9) if additive else (6e-9 if gradient else 2e-9))
+        if not problem.normalizer.log_sum_exp:
+            seconds += _SORT_SECONDS
         flop = pairs * problem.flop_per_pair * (3 if gradient else 1)
-        return Cost(flop, problem.input_bytes, peak, 2e-4 if gradient else 8e-5, arithmetic=pairs * seconds)
+        return Cost(flop, problem.input_bytes, peak, 1.2e-4 if gradient else 6e-5, arithmetic=pairs * seconds)
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
         elements = 1 if problem.score.tanh_vector is not None else problem.elements_per_logit
         return amounts_of_work(problem, problem.axes.pairs, elements=elements)
+
+    def prepare(self, problem: Problem) -> PreparedCall | None:
+        """Return a function that checks only what may differ between calls."""
+        if problem.traced:
+            return None
+        tile, gradient, ours = problem.tile, problem.gradient, not may_close_over_tensors(problem.score)
+
+        def run(
+            query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
+        ) -> Result | None:
+            import torch
+
+            sides = cast("tuple[Tensor, Tensor, Tensor]", (query, key, value))
+            if torch.is_autocast_enabled(sides[2].device.type):
+                return None
+            bound = BoundCall(*sides, score, normalizer, mask, tile, 0.0, value.dtype, finite=(True, True))
+            # Without a gradient, elements that are not finite either show in the output or have no effect.
+            if gradient and not (ours and _all_finite(*sides)):
+                return None
+            output = _attend(cast("TorchCall", bound))
+            if not _all_finite(output) or (output.requires_grad and not gradient):
+                return None
+            return Result(output)
+
+        return run
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
         """Compute the output from one array of all logits."""
@@ -108,13 +143,15 @@ class BatchedKernel(Kernel):
 
 def _all_finite(*tensors: Float[Tensor, "*_"]) -> bool:
     # If the sum is finite, all terms are. If not, the sum may have overflowed, and all elements are checked.
-    return math.isfinite(sum(x.detach().sum() for x in tensors)) or all(bool(x.isfinite().all()) for x in tensors)
+    total = sum([x.detach().sum().item() for x in tensors])
+    return math.isfinite(total) or all(bool(x.isfinite().all()) for x in tensors)
 
 
 def _attend(call: TorchCall) -> Float[Tensor, "*batch q value_width"]:
     excluded, empty = _excluded(call)
-    scale = call.normalizer.scale
-    products = _product_form(call, Form(excluded, empty)) if scale in (None, 1) and not call.dropout else None
+    rows = row_weights(call.normalizer, call.tile.k_total)
+    assert rows is not None  # `BatchedKernel.limits` refuses other normalizers
+    products = None if call.dropout else _product_form(call, Form(rows, excluded, empty))
     if products is None or products[0].scale == 1:
         call = cast("TorchCall", project_call(call))
     if products is not None and products[0].cap is not None:
@@ -126,15 +163,13 @@ def _attend(call: TorchCall) -> Float[Tensor, "*batch q value_width"]:
         form, offset = products
         return attention_of_products(call.query, call.key, call.value, offset, form).expand(_output_shape(call))
     logits = cast("Tensor", arrays.cast(_logits(call), call.value.dtype))
-    if scale is not None and scale != 1:
-        logits = logits * scale
     shape = (*call.batch, call.tile.q_total, call.tile.k_total)
     if not call.dropout:
         if logits.shape[-2:] != shape[-2:]:
             logits = logits.expand(*logits.shape[:-2], *shape[-2:])
-        return attention_of_logits(logits, call.value, Form(excluded, empty)).expand(_output_shape(call))
+        return attention_of_logits(logits, call.value, Form(rows, excluded, empty)).expand(_output_shape(call))
     logits = logits if excluded is None else logits.masked_fill(excluded, -math.inf)
-    weights = (logits if empty is None else logits.masked_fill(empty, 0)).softmax(dim=-1)
+    weights = rows.differentiable(logits if empty is None else logits.masked_fill(empty, 0))
     output = apply_dropout(weights.expand(shape), call.tile, call.dropout) @ call.value
     return output if empty is None else output.masked_fill(empty, 0)
 
@@ -188,9 +223,14 @@ def _product_form(call: TorchCall, form: Form) -> tuple[Form, Float[Tensor, "*#b
     return replace(form, cap=cap, scale=factor), offset
 
 
+def _elements(call: TorchCall) -> int:
+    """Return the number of hidden units of all pairs of a call whose query and key are projections."""
+    return math.prod(call.batch) * call.tile.q_total * call.tile.k_total * int(call.query.shape[-1])
+
+
 def _logits(call: TorchCall) -> Float[Tensor, "*#batch #q #k"]:
     score = call.score
-    if score.tanh_vector is not None:
+    if score.tanh_vector is not None and _elements(call) > _FEW_ELEMENTS:
         batch, (q, hidden), k = call.batch, call.query.shape[-2:], call.key.shape[-2]
         left, right = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (call.query, call.key))
         vector = cast("Tensor", score.tanh_vector)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import cast
 
+from qkv.core.arrays import is_array
 from qkv.core.equation import BoundCall, take_range
 from qkv.core.parts import Part
 from qkv.core.typing import Array, Shaped, Tensor
 from qkv.errors import GradientError
+from qkv.scores import Score
 
-__all__ = ["refuse_closure_gradients"]
+__all__ = ["may_close_over_tensors", "refuse_closure_gradients"]
+
+_OWN = "qkv.scores."
+"""Prefix of the modules whose scores hold all their tensors in fields."""
 
 
 def refuse_closure_gradients(call: BoundCall) -> None:
@@ -46,6 +51,17 @@ def _may_close_over_arrays(part: Part) -> bool:
     if not type(part).__module__.startswith("qkv.scores."):
         return True
     return any(callable(x) and not isinstance(x, Part) for x in vars(part).values())
+
+
+def may_close_over_tensors(score: Score) -> bool:
+    """Return whether `refuse_closure_gradients` may raise an error for a score.
+
+    It cannot for scores of this package without functions of the caller.
+    """
+    return any(
+        not type(part).__module__.startswith(_OWN) or any(callable(x) and not is_array(x) for x in vars(part).values())
+        for part in score.parts()
+    )
 
 
 def _detach(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:

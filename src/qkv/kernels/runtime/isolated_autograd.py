@@ -40,6 +40,8 @@ def project_call(call: BoundCall) -> BoundCall:
         return cast("tuple[Tensor, Tensor]", projected)
 
     tensors = cast("list[Tensor]", [call.query, call.key, *call.score.arrays()])
+    if not _recorded(tensors):
+        return call.with_projections(*call.score.project(call.query, call.key, call.tile))
     return call.with_projections(*isolated_autograd(projections, *tensors))
 
 
@@ -54,9 +56,7 @@ def isolated_autograd(
         function: function that returns tensors; arguments may be among them.
         tensors: arguments of the function, including every tensor that may require a gradient.
     """
-    import torch
-
-    if not (torch.is_grad_enabled() and any(requires_gradient(x) for x in tensors)):
+    if not _recorded(tensors):
         return list(function(*tensors))
     # A leaf for each argument, because one tensor may be given twice.
     leaves = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
@@ -78,6 +78,13 @@ def isolated_autograd(
         for n, x in zip(computed, nodes, strict=True):
             outputs[n] = x
     return outputs
+
+
+def _recorded(tensors: Sequence[Shaped[Tensor, "*_"]]) -> bool:
+    """Return whether autograd records a computation on the tensors."""
+    import torch
+
+    return torch.is_grad_enabled() and any(requires_gradient(x) for x in tensors)
 
 
 def _forward(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         scale: float
 
 
-__all__ = ["sparse_weights", "write_sparse_weights"]
+__all__ = ["sparse_logit_gradient", "sparse_weights", "write_sparse_weights"]
 
 _CHUNK = 2**17
 """Number of elements in rows that are processed at once, so that they and their differences stay in the cache."""
@@ -142,9 +142,17 @@ def _newton_threshold(
     return tau
 
 
-def _logit_gradient(
+def sparse_logit_gradient(
     weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"], power: int, scale: float
 ) -> Float[Tensor, "*batch q k"]:
+    """Return the gradient of the logits of sparsemax or entmax, given that of the weights.
+
+    Args:
+        weights: the weights.
+        gradient: gradient of the weights.
+        power: exponent p of the projection.
+        scale: factor of the logits.
+    """
     import torch
 
     if power == 1:
@@ -176,4 +184,4 @@ def _forward(
 
 
 def _backward(ctx: _Context, gradient: Float[Tensor, "*batch q k"]) -> tuple[Float[Tensor, "*batch q k"], None, None]:
-    return _logit_gradient(ctx.saved_tensors[0], gradient, ctx.power, ctx.scale), None, None
+    return sparse_logit_gradient(ctx.saved_tensors[0], gradient, ctx.power, ctx.scale), None, None
