@@ -1,7 +1,9 @@
-"""Settings for pytest at the root: array annotations are checked, and some modules hold no doctests.
+"""Settings for pytest at the root: array annotations are checked, and plans are the same on every machine.
 
 Modules of Keras load it and its backend, which takes many seconds; their tests run in processes of their own.
 """
+
+from collections.abc import Iterator
 
 import pytest
 import tests.shapes
@@ -11,6 +13,14 @@ tests.shapes.check_shapes()
 collect_ignore_glob = ["src/qkv/interop/keras/*"]
 
 _module: list[object] = [None]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _machine_of_4_gibibytes() -> Iterator[None]:
+    """Make the default memory budget, and with it all plans, the same on every machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qkv.plan.budget.machine_memory", lambda: 2**32)
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

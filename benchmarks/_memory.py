@@ -24,7 +24,7 @@ class Peak:
         growth: increase of the peak since the start; it excludes the inputs and includes output and gradients.
         gradients: bytes of all gradients.
         output: bytes of the output.
-        planned: memory beyond inputs and output according to the plan; 0 for peers.
+        planned: peak memory beyond inputs according to the plan; 0 for peers.
         kernel: name of the kernel that qkv chose.
         plan: text of the plan.
         seconds: CPU time of the call.

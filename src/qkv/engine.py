@@ -27,9 +27,10 @@ from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Problem, Spec, plan_problem
 from qkv.plan.bind import bind_problem, bind_unconverted
+from qkv.plan.budget import budget_bytes
+from qkv.plan.budget_warning import warn_of_slowdown
 from qkv.plan.cache import PLANS, SpecFields, call_signature, store_plan
 from qkv.plan.checks import as_readouts, check_problem, read_problem
-from qkv.plan.cost import memory_bytes
 from qkv.plan.explain_errors import explain_failure, refuse_unknown
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
@@ -54,7 +55,7 @@ def attend(
     dropout: float = 0.0,
     seed: Seed | None = None,
     kernel: str | Kernel | None = None,
-    memory: int | str = "512 MiB",
+    memory: int | str | None = None,
     enable_gqa: bool = False,
     **unknown: Never,
 ) -> Num[Array, "*batch q value_width"]:
@@ -75,7 +76,8 @@ def attend(
             is required for dropout and sampling. In JAX and TensorFlow it may be an integer array, so that a compiled
             function can use a different seed at each step.
         kernel: name of the kernel that must run the call, or a `Kernel` object; None to let the planner choose.
-        memory: memory limit beyond inputs and output, in bytes or as text like "512 MiB".
+        memory: budget for scratch memory, in bytes or as text like "512 MiB". Inputs, output and gradients do not
+            count. None: the larger of 512 MiB and an eighth of the total memory of the machine or container.
         enable_gqa: whether key and value may have fewer heads (axis −3) than query, as in PyTorch: each key head
             serves consecutive query heads, without copies (grouped-query attention).
         **unknown: refused; arguments of PyTorch with what to pass instead.
@@ -88,7 +90,7 @@ def attend(
         KindError: an argument has the wrong type, such as an array as the mask; the score does not support text, or
             requires it; or the arrays belong to different libraries.
         PositionError: positions are required but not given.
-        RefusedError: no kernel, or not the named kernel, can run the call within the memory limit.
+        RefusedError: no kernel, or not the named kernel, can run the call within the budget.
 
     Example:
         >>> import numpy as np, qkv
@@ -114,7 +116,7 @@ def _attend_in_operator(
     fields: SpecFields,
     seed: Seed | None,
     kernel: str | Kernel | None,
-    memory: int | str,
+    memory: int | str | None,
 ) -> Num[Array, "*batch q value_width"]:
     """Run a call inside the custom operator for `torch.compile`, and return its output."""
     return _run(query, key, value, fields, (), seed, kernel, memory)[0].output
@@ -133,7 +135,7 @@ def observe(
     dropout: float = 0.0,
     seed: Seed | None = None,
     kernel: str | Kernel | None = None,
-    memory: int | str = "512 MiB",
+    memory: int | str | None = None,
     enable_gqa: bool = False,
     **unknown: Never,
 ) -> Observation:
@@ -192,7 +194,7 @@ def explain(
     positions: Positions | None = None,
     dropout: float = 0.0,
     kernel: str | Kernel | None = None,
-    memory: int | str = "512 MiB",
+    memory: int | str | None = None,
     enable_gqa: bool = False,
     library: str = "numpy",
     dtype: str = "float32",
@@ -230,7 +232,7 @@ def explain(
         (query, key, value), spec, readouts, _ = split_heads(query, key, value, spec, readouts)
     if all(isinstance(x, tuple) and all(isinstance(n, int) for n in x) for x in (query, key, value)):
         axes = Axes.of(query, key, value, text=spec.score is not None and spec.score.accepts == "text")
-        problem = Problem(spec, axes, library, dtype, gradient, readouts, memory_bytes(memory))
+        problem = Problem(spec, axes, library, dtype, gradient, readouts, budget_bytes(memory))
     else:
         query, key, value = (as_array(x) for x in (query, key, value))
         problem = read_problem(query, key, value, spec, readouts, memory)
@@ -244,7 +246,7 @@ def prepare(
     *,
     readouts: Sequence[Readout] = (),
     kernel: str | Kernel | None = None,
-    memory: int | str = "512 MiB",
+    memory: int | str | None = None,
     library: str = "numpy",
     dtype: str = "float32",
     gradient: bool = False,
@@ -270,22 +272,22 @@ def prepare(
         >>> run(np.zeros((1, 2)), np.ones((3, 2)), np.array([[1.0], [2.0], [6.0]])).output
         array([[3.]])
     """
-    return Prepared(
-        explain(
-            *shapes,
-            readouts=readouts,
-            score=spec.score,
-            normalizer=spec.normalizer,
-            mask=spec.mask,
-            positions=spec.positions,
-            dropout=spec.dropout,
-            kernel=kernel,
-            memory=memory,
-            library=library,
-            dtype=dtype,
-            gradient=gradient,
-        )
+    plan = explain(
+        *shapes,
+        readouts=readouts,
+        score=spec.score,
+        normalizer=spec.normalizer,
+        mask=spec.mask,
+        positions=spec.positions,
+        dropout=spec.dropout,
+        kernel=kernel,
+        memory=memory,
+        library=library,
+        dtype=dtype,
+        gradient=gradient,
     )
+    warn_of_slowdown(plan)
+    return Prepared(plan)
 
 
 @dataclass(frozen=True)
@@ -338,7 +340,7 @@ def _run(
     readouts: tuple[Readout, ...],
     seed: Seed | None,
     kernel: str | Kernel | None,
-    memory: int | str,
+    memory: int | str | None,
     enable_gqa: bool = False,
     observed: bool = False,
 ) -> tuple[Result, Plan | None]:
@@ -374,6 +376,7 @@ def _run(
         problem = read_problem(query, key, value, Spec(*fields), readouts, memory, traced)
         check_problem(problem)
         plan = (export_plan if traced == "export" else plan_problem)(problem, KERNELS, kernel)
+        warn_of_slowdown(plan)
         if found is not None:
             store_plan(*found, plan, query, key, value)
     return plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan

@@ -29,6 +29,7 @@ __all__ = [
     "NegativeScoreError",
     "RefusedError",
     "GradientError",
+    "MemoryBudgetWarning",
     "MissingPackageError",
     "DataError",
     "QueryError",
@@ -68,6 +69,10 @@ class RefusedError(QkvError, RuntimeError):
 
 class GradientError(QkvError, RuntimeError):
     """Raised when a gradient is needed but cannot be computed, so that it is not silently missing."""
+
+
+class MemoryBudgetWarning(UserWarning):
+    """Warns of a call that the memory budget makes more than 1.5 × slower; the message names a sufficient budget."""
 
 
 class MissingPackageError(QkvError, ImportError):

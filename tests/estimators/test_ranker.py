@@ -62,6 +62,7 @@ def test_the_gradient_is_that_of_the_loss():
     assert torch.autograd.gradcheck(lambda left, right: ranker._attention_loss(query, key, [left, right], at), maps)
 
 
+@pytest.mark.filterwarnings("ignore::qkv.errors.MemoryBudgetWarning")
 def test_the_softmax_fits_a_memory_that_its_weights_would_not():
     queries, documents, relevant = problem(2, 500, 4000, 8)
     few = AttentionRanker(temperature=1.0, steps=3, memory="2 MiB").fit(queries, documents, relevant)

@@ -105,7 +105,7 @@ def explain(shapes: Any = SMALL, **options: Any) -> Any:
 def test_planner_chooses(kernel: str, shapes: Any, options: dict[str, Any]) -> None:
     plan = explain(shapes, **options)
     assert plan.kernel.name == kernel
-    assert plan.cost.peak <= plan.requested.memory
+    assert plan.cost.scratch <= plan.requested.memory
 
 
 @pytest.mark.parametrize(("kernel", "sentence", "options"), REFUSALS)
@@ -113,7 +113,7 @@ def test_named_kernel_raises_with_its_sentence_and_never_falls_back(
     kernel: str, sentence: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(
-        RefusedError, match=rf"^the kernel {kernel} cannot run this call: {sentence}\. Pass kernel=None .*\.$"
+        RefusedError, match=rf"^the kernel {kernel} cannot run this call: {sentence}\. Pass .*kernel=None .*\.$"
     ):
         explain(kernel=kernel, **options)
 
@@ -163,15 +163,15 @@ def test_where_nothing_fits_the_memory_every_kernel_says_so() -> None:
     with pytest.raises(RefusedError) as refusal:
         explain(LONG, memory="1 KiB", library="torch", score=ADDITIVE)
     said = str(refusal.value)
-    assert said.startswith("no kernel can run this call within 1 KiB of memory. ")
+    assert said.startswith("no kernel can run this call within 1 KiB of scratch memory. ")
     for kernel in KERNELS:
         assert f"{kernel.name}: it" in said or f"{kernel.name}: Additive" in said
-    assert said.endswith("Increase the argument memory, or change the arguments that a kernel does not support.")
+    assert said.endswith("or change the arguments that a kernel does not support.")
 
 
 def test_tiles_shrink_where_less_memory_is_allowed() -> None:
     tiles = [explain(LONG, library="torch", score=ADDITIVE, kernel="tiled", memory=m) for m in ("1 GiB", "9 MiB")]
-    assert tiles[1].cost.peak <= 9 * 2**20 < tiles[0].cost.peak
+    assert tiles[1].cost.scratch <= 9 * 2**20 < tiles[0].cost.scratch
 
 
 def test_half_precision_counts_the_inputs_that_are_widened() -> None:

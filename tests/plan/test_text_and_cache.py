@@ -23,8 +23,8 @@ mask        none
 rewrites    none
 kernel      numpy_blocks   the lowest estimated time of the 2 kernels that can run this call
             tiles of 1 query × 32,768 keys, one pass over the keys
-cost        1.54 Gflop, 2.68 GiB moved, peak 9.13 MiB; 512 MiB allowed
-slower      dense: 1.54 Gflop, 2.98 GiB moved, peak 153 MiB
+cost        1.54 Gflop, 2.68 GiB moved, 9.13 MiB of scratch memory; 512 MiB allowed
+slower      dense: 1.54 Gflop, 2.98 GiB moved, 124 MiB of scratch memory
 refused     fused: it supports torch arrays, not numpy arrays
 refused     linear: it supports only weights that are linear in the logits, not Softmax()
 refused     batched: it supports torch arrays, not numpy arrays

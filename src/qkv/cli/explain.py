@@ -50,8 +50,11 @@ def explain(
         str | None, typer.Option(metavar="NAME", help="Kernel to use; default: chosen by estimated cost.")
     ] = None,
     memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory limit in addition to query, key, value and output.")
-    ] = "512 MiB",
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Budget for scratch memory; default: an eighth of the machine, at least 512 MiB."
+        ),
+    ] = None,
 ) -> None:
     """Print the execution plan of an attention call: the chosen kernel, the refused kernels, FLOPs and memory.
 

@@ -85,7 +85,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         penalty: float = 500.0,
         loss: str = "each",
         steps: int = 20,
-        memory: int | str = "512 MiB",
+        memory: int | str | None = None,
     ) -> None:
         self.temperature = temperature
         self.penalty = penalty

@@ -52,7 +52,7 @@ class HeadShapes:
     key_heads: int
     dropout: float
     kernel: str | None
-    memory: int | str
+    memory: int | str | None
 
     @classmethod
     def of(
@@ -66,7 +66,7 @@ class HeadShapes:
         key_heads: int | None,
         dropout: float,
         kernel: str | None,
-        memory: int | str,
+        memory: int | str | None,
     ) -> HeadShapes:
         """Return the shapes after checking them, with the defaults of `nn.MultiHeadAttention` in place of None.
 

@@ -77,7 +77,7 @@ class TiledMap:
         mask: Mask | None = None,
         positions: Positions | None = None,
         size: int | None = None,
-        memory: int | str = "512 MiB",
+        memory: int | str | None = None,
     ) -> TiledMap:
         """Create the map of one head from its query and key arrays.
 
@@ -91,10 +91,10 @@ class TiledMap:
             mask: as in `qkv.attend`.
             positions: as in `qkv.attend`.
             size: cells along each side of the overview; None: 1,024, and up to 2,048 for more than 32,768 tokens.
-            memory: limit on the memory used in addition to query and key; `required_bytes` predicts this memory.
+            memory: budget for scratch memory, as in `qkv.attend`; `required_bytes` includes the map itself.
 
         Raises:
-            RefusedError: the memory limit is too small, or the normalizer has no log-sum-exp.
+            RefusedError: the memory budget is too small, or the normalizer has no log-sum-exp.
 
         Example:
             >>> rows = np.random.default_rng(0).normal(size=(300, 4))

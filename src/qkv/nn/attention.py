@@ -75,7 +75,7 @@ class Attention(torch.nn.Module):
         mask: Mask | None = None,
         dropout: float = 0.0,
         kernel: str | None = None,
-        memory: int | str = "512 MiB",
+        memory: int | str | None = None,
     ) -> None:
         super().__init__()
         if spec is not None and not isinstance(spec, Spec):

@@ -136,7 +136,7 @@ class MultiHeadAttention(torch.nn.Module):
         value_map: bool = True,
         output_map: bool = True,
         kernel: str | None = None,
-        memory: int | str = "512 MiB",
+        memory: int | str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -71,6 +71,7 @@ class CachedPlan:
         """Return the plan for parts that hold other arrays; their signature must be that of the planned call."""
         requested = dataclasses.replace(self.plan.requested, spec=spec, readouts=readouts)
         rewritten = rewrite(requested)[0] if self.plan.rewrites else requested
+        rewritten = dataclasses.replace(rewritten, memory=self.plan.problem.memory)
         return dataclasses.replace(self.plan, requested=requested, problem=rewritten)
 
 
@@ -213,7 +214,8 @@ def store_plan(
         parts = (_without_arrays(parts[0]), _without_arrays(parts[1]), _without_arrays(parts[2]))
         problem = dataclasses.replace(problem, spec=problem.spec.map_arrays(_hollow)) if bound else problem
         empty = dataclasses.replace(plan.requested, spec=Spec(), readouts=())
-        plan = dataclasses.replace(plan, requested=empty, problem=empty)
+        kept = dataclasses.replace(empty, memory=plan.problem.memory)
+        plan = dataclasses.replace(plan, requested=empty, problem=kept)
     prepared = plan.kernel.prepare(problem) if bound else None
     PLANS[signature] = CachedPlan(plan, holds_arrays, bound, prepared, parts)
     if len(PLANS) > _MAX_PLANS:

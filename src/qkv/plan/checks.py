@@ -13,7 +13,7 @@ from qkv.core.threefry import Seed
 from qkv.core.typing import Array, Shaped
 from qkv.errors import KindError, OptionError, RefusedError
 from qkv.plan.array_checks import check_arrays
-from qkv.plan.cost import memory_bytes
+from qkv.plan.budget import budget_bytes
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
@@ -40,7 +40,7 @@ def read_problem(
     value: Shaped[Array, "*_"],
     spec: Spec,
     readouts: tuple[Readout, ...],
-    memory: int | str,
+    memory: int | str | None,
     traced: str = "",
 ) -> Problem:
     """Return the `Problem` of a call, which describes its parts, shapes and dtypes without its data.
@@ -51,7 +51,7 @@ def read_problem(
         value: values.
         spec: score, normalizer, mask, positions and dropout.
         readouts: readouts of the weights.
-        memory: memory limit, in bytes or as text like "512 MiB".
+        memory: budget for scratch memory, in bytes or as text like "512 MiB"; None: the default of this machine.
         traced: kind of tracing that hides the data, as in `Problem.traced`.
 
     Raises:
@@ -70,7 +70,7 @@ def read_problem(
     out = result_dtype(*numbers)
     dtype = str(getattr(out, "name", out)).removeprefix("torch.")
     gradient = any(requires_gradient(x) for x in (*numbers, *spec.score.arrays(), *spec.normalizer.arrays()))
-    return Problem(spec, axes, kind, dtype, gradient, readouts, memory_bytes(memory), traced)
+    return Problem(spec, axes, kind, dtype, gradient, readouts, budget_bytes(memory), traced)
 
 
 def check_problem(problem: Problem) -> None:

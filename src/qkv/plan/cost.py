@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qkv.errors import OptionError
 
-__all__ = ["Cost", "counted", "flop_text", "memory_bytes", "memory_text", "tile_sides"]
+__all__ = ["Cost", "counted", "flop_text", "memory_bytes", "memory_text", "rounded_up", "tile_sides"]
 
 _FLOP_RATE = 50e9
 _BYTE_RATE = 8e9
@@ -22,18 +22,26 @@ class Cost:
     Attributes:
         flop: floating-point operations.
         traffic: bytes read from and written to main memory.
-        peak: peak memory in bytes, including output and gradients but not inputs.
+        scratch: bytes in memory at the peak besides inputs, output and gradients. Kernels state it without the
+            readouts, which the planner adds.
         overhead: Python overhead in seconds.
         arithmetic: time of arithmetic in seconds; estimated from `flop` if None.
         fitted: time of the call in seconds, from coefficients fitted to measured calls; None if there are none.
+        results: bytes of the output and the gradients, which every kernel returns; the planner sets it.
     """
 
     flop: float
     traffic: float
-    peak: float
+    scratch: float
     overhead: float = 0.0
     arithmetic: float | None = None
     fitted: float | None = None
+    results: float = 0.0
+
+    @property
+    def peak(self) -> float:
+        """Estimated peak memory in bytes, including output and gradients but not inputs."""
+        return self.scratch + self.results
 
     @property
     def seconds(self) -> float:
@@ -79,6 +87,21 @@ def memory_text(amount: float) -> str:
         '1.5 KiB'
     """
     return _scaled(amount, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def rounded_up(amount: int) -> str:
+    """Format a number of bytes with a unit, rounded up, so that `memory_bytes` of the text is at least the number.
+
+    Example:
+        >>> rounded_up(1537)
+        '1.51 KiB'
+    """
+    power = min(4, int(math.log(amount, 1024))) if amount >= 1 else 0
+    unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
+    if amount % 1024**power == 0:
+        return f"{amount // 1024**power} {unit}"
+    hundredths = -(-amount * 100 // 1024**power)
+    return f"{hundredths // 100}.{hundredths % 100:02d} {unit}"
 
 
 def flop_text(amount: float) -> str:

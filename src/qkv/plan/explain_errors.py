@@ -8,7 +8,7 @@ from typing import NoReturn
 from qkv.core.torch_names import refuse_torch_names
 from qkv.errors import KindError, OptionError
 from qkv.plan.array_checks import check_arrays
-from qkv.plan.cost import memory_bytes
+from qkv.plan.budget import budget_bytes
 from qkv.plan.kernel_protocol import Kernel
 
 __all__ = ["explain_failure", "refuse_unknown"]
@@ -40,7 +40,9 @@ def refuse_unknown(function: str, unknown: Mapping[str, object]) -> NoReturn:
     raise TypeError(f"{function}() got an unexpected keyword argument {next(iter(unknown))!r}")
 
 
-def explain_failure(query: object, key: object, value: object, kernel: str | Kernel | None, memory: int | str) -> None:
+def explain_failure(
+    query: object, key: object, value: object, kernel: str | Kernel | None, memory: int | str | None
+) -> None:
     """Raise an error that names the argument because of which a call failed; return if the arguments are valid.
 
     A call checks its arguments before its plan is cached, and another call with the same signature does not check them
@@ -53,7 +55,7 @@ def explain_failure(query: object, key: object, value: object, kernel: str | Ker
     check_arrays(query, key, value)
     if not (kernel is None or isinstance(kernel, (str, Kernel))):
         raise OptionError(f'kernel must be a name, a Kernel or None, got {kernel!r}. Pass a name, such as "tiled".')
-    memory_bytes(memory)
+    budget_bytes(memory)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if getattr(x, "is_meta", False):
             raise KindError(

@@ -5,11 +5,32 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass, replace
 
-from qkv.plan.cost import Cost, counted, flop_text, memory_text
+from qkv.plan.cost import Cost, counted, flop_text, memory_text, rounded_up
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "Slowdown"]
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """Estimate of how much the memory budget slows a call down.
+
+    Attributes:
+        factor: estimated time with the budget, divided by the time without it.
+        kernel: name of the kernel that would run without it.
+        budget: budget in bytes with which the call takes at most 1.5 × the time without one.
+    """
+
+    factor: float
+    kernel: str
+    budget: int
+
+    def __str__(self) -> str:
+        return (
+            f"this call takes an estimated {self.factor:.3g} × the time of {self.kernel} without a memory budget. Pass "
+            f"memory={rounded_up(self.budget)!r} or more."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +46,7 @@ class Plan:
         rewrites: one sentence for each rewrite that was applied.
         refused: names of the kernels that cannot run the problem, each with the reason.
         slower: names of the other kernels that can run the problem, each with its estimated cost.
+        slowdown: estimate of how much the memory budget slows the call down; None if by at most 1.5 ×.
         guards_taken: outcome of the kernel's guards on the data; empty before the plan has run.
     """
 
@@ -36,6 +58,7 @@ class Plan:
     rewrites: tuple[str, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     slower: tuple[tuple[str, Cost], ...] = ()
+    slowdown: Slowdown | None = None
     guards_taken: tuple[str, ...] = ()
 
     def with_guards_taken(self, guards_taken: tuple[str, ...]) -> Plan:
@@ -72,6 +95,7 @@ class Plan:
             *(("guard", text) for text in self.kernel.guards),
             *(("guard taken", text) for text in self.guards_taken),
             ("cost", _cost(self.cost) + f"; {memory_text(requested.memory)} allowed"),
+            ("slowdown", "" if self.slowdown is None else str(self.slowdown)),
             *(("slower", f"{name}: {_cost(cost)}") for name, cost in self.slower),
             *(("refused", f"{name}: {sentence}") for name, sentence in self.refused),
         ]
@@ -87,7 +111,7 @@ def _row(name: str, text: str) -> str:
 
 
 def _cost(cost: Cost) -> str:
-    return f"{flop_text(cost.flop)}, {memory_text(cost.traffic)} moved, peak {memory_text(cost.peak)}"
+    return f"{flop_text(cost.flop)}, {memory_text(cost.traffic)} moved, {memory_text(cost.scratch)} of scratch memory"
 
 
 def _score_fact(problem: Problem) -> str:

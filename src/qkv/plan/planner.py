@@ -5,22 +5,24 @@ A kernel is chosen in these steps:
 1. The rewrites in `REWRITES` are applied in order, each at most once.
 2. A kernel that is named in the call runs, or an error is raised; there is no fallback.
 3. Kernels that cannot run the problem are excluded, each with a reason.
-4. Kernels whose peak memory exceeds the memory limit are excluded.
+4. Kernels whose scratch memory exceeds the memory budget even with the smallest tiles are excluded.
 5. Among the remaining kernels, the one with the lowest estimated time is chosen; on a tie, the first of `kernels`.
    Times are estimated from coefficients fitted to measured calls (`time_model.py`) if they are known for all of these
    kernels, otherwise from the costs.
+6. If a kernel would be much faster with a larger budget, the plan says so (`Plan.slowdown`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from qkv.core.checks import check_choice
 from qkv.errors import RefusedError
-from qkv.plan.cost import Cost, memory_text
+from qkv.plan.budget import fit_to_budget, smallest_budget
+from qkv.plan.cost import Cost, memory_text, rounded_up
 from qkv.plan.kernel_protocol import Kernel
-from qkv.plan.plan import Plan
+from qkv.plan.plan import Plan, Slowdown
 from qkv.plan.problem import Problem
 from qkv.plan.rewrites import REWRITES
 from qkv.plan.time_model import estimated_seconds
@@ -55,51 +57,121 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
         kernels, kernel = (kernel,), kernel.name
     check_choice("kernel", kernel, (None, *(each.name for each in kernels)))
     problem, rewrites = rewrite(requested)
+    choice = _choose(problem, kernels, kernel)
+    if not choice.able:
+        raise RefusedError(_refusal(problem, choice, kernel))
+    chosen, fitted, cost = choice.able[0]
+    reason = "named in the call"
+    if kernel is None:
+        reason = "the only kernel that can run this call"
+        if len(choice.able) > 1:
+            reason = f"the lowest estimated time of the {len(choice.able)} kernels that can run this call"
+    slower = tuple((other.name, price) for other, _, price in choice.able[1:])
+    slowdown = _slowdown(problem, kernels, kernel, choice)
+    return Plan(requested, fitted, chosen, reason, cost, rewrites, tuple(choice.refused.items()), slower, slowdown)
+
+
+_Candidate = tuple[Kernel, Problem, Cost]
+"""A kernel, the problem for which it chooses tiles that fit the budget, and its cost."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The kernels that can run a problem, the fastest first, and the others by name.
+
+    Attributes:
+        able: kernels that can run the problem; if one is named in the call, only this one.
+        refused: reason for each kernel that cannot run the problem.
+        budgets: smallest sufficient budget in bytes of each kernel that is refused only for its memory.
+    """
+
+    able: list[_Candidate]
+    refused: dict[str, str]
+    budgets: dict[str, int]
+
+
+def _choose(problem: Problem, kernels: Sequence[Kernel], kernel: str | None) -> _Choice:
     refused: dict[str, str] = {}
-    able: list[tuple[Kernel, Cost]] = []
-    unsuited: list[tuple[Kernel, Cost]] = []
+    budgets: dict[str, int] = {}
+    able: list[_Candidate] = []
+    unsuited: list[_Candidate] = []
     for each in kernels:
         sentence = each.refuse(problem)
         if sentence is None and problem.traced and problem.library == "torch" and not each.traceable:
             sentence = _NOT_TRACEABLE[problem.traced]
         if sentence is None:
-            cost = each.cost(problem)
-            if cost.peak <= requested.memory:
-                sentence = each.unsuited(problem) if kernel is None else None
-                (able if sentence is None else unsuited).append((each, cost))
-            else:
-                amounts = memory_text(cost.peak), memory_text(requested.memory)
+            fitted = fit_to_budget(each, problem)
+            if fitted is None:
+                budgets[each.name] = smallest_budget(each, problem)
+                amounts = rounded_up(budgets[each.name]), memory_text(problem.memory)
                 sentence = "it would allocate {}, more than the {} allowed".format(*amounts)
+            else:
+                sentence = each.unsuited(problem) if kernel is None else None
+                cost = replace(fitted[1], results=problem.result_bytes)
+                (able if sentence is None else unsuited).append((each, fitted[0], cost))
         if sentence is not None:
             refused[each.name] = sentence
     if kernel is not None:
-        for each, cost in able:
-            if each.name == kernel:
-                return Plan(requested, problem, each, "named in the call", cost, rewrites, tuple(refused.items()))
-        raise RefusedError(
-            f"the kernel {kernel} cannot run this call: {refused[kernel]}. Pass kernel=None to let the planner choose."
-        )
-    if not able:
+        able = [candidate for candidate in able if candidate[0].name == kernel]
+    elif not able:
         able = unsuited
-        for each, _ in able:
+        for each, _, _ in able:
             del refused[each.name]
-    if not able:
-        sentences = "; ".join(f"{name}: {sentence}" for name, sentence in refused.items())
-        raise RefusedError(
-            f"no kernel can run this call within {memory_text(requested.memory)} of memory. {sentences}. Increase "
-            "the argument memory, or change the arguments that a kernel does not support."
-        )
-    fitted = [estimated_seconds(each, problem) for each, _ in able]
-    if all(seconds is not None for seconds in fitted):
-        able = [(each, replace(cost, fitted=seconds)) for (each, cost), seconds in zip(able, fitted, strict=True)]
-    order = sorted(able, key=lambda pair: pair[1].seconds)
-    chosen, cost = order[0]
-    reason = "the only kernel that can run this call"
-    if len(able) > 1:
-        reason = f"the lowest estimated time of the {len(able)} kernels that can run this call"
-    slower = tuple((other.name, price) for other, price in order[1:])
-    return Plan(requested, problem, chosen, reason, cost, rewrites, tuple(refused.items()), slower)
+    times = [estimated_seconds(each, fitted) for each, fitted, _ in able]
+    if kernel is None and all(seconds is not None for seconds in times):
+        timed = zip(able, times, strict=True)
+        able = [(each, fitted, replace(cost, fitted=seconds)) for (each, fitted, cost), seconds in timed]
+    return _Choice(sorted(able, key=lambda candidate: candidate[2].seconds), refused, budgets)
 
+
+def _refusal(problem: Problem, choice: _Choice, kernel: str | None) -> str:
+    """Return the message of a call that cannot run, with the smallest sufficient budget."""
+    if kernel is not None:
+        said = f"the kernel {kernel} cannot run this call: {choice.refused[kernel]}."
+        if kernel in choice.budgets:
+            said += f" Pass memory={rounded_up(choice.budgets[kernel])!r} or more, or"
+            return f"{said} kernel=None to let the planner choose."
+        return f"{said} Pass kernel=None to let the planner choose."
+    sentences = "; ".join(f"{name}: {sentence}" for name, sentence in choice.refused.items())
+    said = f"no kernel can run this call within {memory_text(problem.memory)} of scratch memory. {sentences}."
+    if not choice.budgets:
+        return f"{said} Change the arguments that a kernel does not support."
+    name = min(choice.budgets, key=lambda name: choice.budgets[name])
+    return (
+        f"{said} Pass memory={rounded_up(choice.budgets[name])!r} or more, with which {name} can run, or change the "
+        "arguments that a kernel does not support."
+    )
+
+
+def _slowdown(problem: Problem, kernels: Sequence[Kernel], kernel: str | None, choice: _Choice) -> Slowdown | None:
+    """Return by how much the memory budget slows a call down, or None if by less than `_NOTED_SLOWDOWN`."""
+    cost = choice.able[0][2]
+    if not choice.budgets and cost.scratch <= problem.memory / 8:  # no tile is smaller for lack of memory
+        return None
+    unlimited = _choose(replace(problem, memory=_UNLIMITED), kernels, kernel).able[0]
+    limited_seconds, seconds = _comparable(cost, unlimited[2])
+    if limited_seconds <= _NOTED_SLOWDOWN * seconds:
+        return None
+    budget = max(problem.memory, int(unlimited[2].scratch) + 1)
+    while budget < _UNLIMITED:
+        times = _comparable(_choose(replace(problem, memory=budget), kernels, kernel).able[0][2], unlimited[2])
+        if times[0] <= _NOTED_SLOWDOWN * times[1]:
+            break
+        budget *= 2
+    return Slowdown(limited_seconds / seconds, unlimited[0].name, budget)
+
+
+def _comparable(cost: Cost, other: Cost) -> tuple[float, float]:
+    """Return the estimated seconds of two plans, both from coefficients of measured calls or both from formulas."""
+    if (cost.fitted is None) != (other.fitted is None):
+        return replace(cost, fitted=None).seconds, replace(other, fitted=None).seconds
+    return cost.seconds, other.seconds
+
+
+_NOTED_SLOWDOWN = 1.5
+"""Slowdown by the memory budget from which the plan states it."""
+_UNLIMITED = 2**62
+"""Budget in bytes that no call needs."""
 
 _NOT_TRACEABLE = {
     "export": "torch.export and ONNX cannot trace it",

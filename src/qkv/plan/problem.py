@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from qkv.core.arrays import itemsize
+from qkv.core.arrays import dtype_name, itemsize, requires_gradient
 from qkv.core.axes import Axes
 from qkv.core.tile import Tile
 from qkv.normalizers import Normalizer
@@ -29,7 +29,7 @@ class Problem:
         dtype: name of the floating-point dtype of the output.
         gradient: whether an array requires a gradient.
         readouts: readouts of the weights.
-        memory: memory limit in bytes, beyond inputs and output.
+        memory: budget for scratch memory in bytes, that is, memory besides inputs, output and gradients.
         traced: "" if the arrays hold data, otherwise the kind of tracing: "export", "vmap" (also for
             `torch.func.grad`), "jvp" (forward-mode derivatives) or "twice" (higher derivatives).
     """
@@ -93,13 +93,31 @@ class Problem:
         return axes.batch_size * rows * itemsize(self.dtype)
 
     @property
-    def untiled_bytes(self) -> int:
-        """Number of bytes allocated for readouts, output, and float32 copies of half-precision arrays."""
+    def result_bytes(self) -> int:
+        """Number of bytes of what every kernel returns: the output, and the gradients of all arrays of the call."""
+        axes, width = self.axes, itemsize(self.dtype)
+        size = math.prod(axes.output) * width
+        if self.gradient:
+            size += (math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)) * width
+            parts = (*self.score.arrays(), *self.normalizer.arrays())
+            size += sum(
+                math.prod(x.shape) * itemsize(dtype_name(x))
+                for x in parts
+                if requires_gradient(x) and None not in x.shape
+            )
+        return size
+
+    @property
+    def readout_bytes(self) -> int:
+        """Number of bytes of the results of all readouts."""
+        return sum(readout.total_elements(self.tile) for readout in self.readouts) * self.itemsize
+
+    @property
+    def cast_bytes(self) -> int:
+        """Number of bytes of copies of half-precision arrays in the dtype of accumulation, and of their gradients."""
         axes = self.axes
-        numbers = sum(readout.total_elements(self.tile) for readout in self.readouts)
-        # The output is copied once, when it is concatenated.
-        numbers += math.prod(axes.output)
-        if itemsize(self.dtype) < self.itemsize:
-            inputs = math.prod(axes.key) + math.prod(axes.query) + math.prod(axes.value)
-            numbers += (inputs + math.prod(axes.output)) * (2 if self.gradient else 1)
-        return numbers * self.itemsize
+        if itemsize(self.dtype) >= self.itemsize:
+            return 0
+        inputs = math.prod(axes.key) + math.prod(axes.query) + math.prod(axes.value)
+        # The gradients in that dtype are cast one after the other, so that not all are there at the peak.
+        return int((inputs * (1.5 if self.gradient else 1) + math.prod(axes.output)) * self.itemsize)

@@ -29,7 +29,7 @@ class CallOptions(TypedDict, total=False):
     dropout: float
     seed: Seed | None
     kernel: str | None
-    memory: int | str
+    memory: int | str | None
 
 
 @dataclass(frozen=True, eq=False)

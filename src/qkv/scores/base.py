@@ -24,6 +24,7 @@ from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, ArrayLike, Num, Shaped
 from qkv.errors import KindError, ShapeError
 from qkv.scores.check_logits import check_logits
+from qkv.scores.check_widths import check_same_width
 from qkv.scores.lifted_vectors import column_of_ones, concat_features, product_bound
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "PointwiseScore",
     "Score",
     "WrapperScore",
-    "check_same_width",
     "require_score",
 ]
 
@@ -59,9 +59,11 @@ class Score(Part, ABC):
         normalizes_keys: whether `lift` divides each key by its norm and does nothing else to keys.
         nonnegative: whether no logit is negative, whatever query and key are.
         is_distance: whether the logit is a function of the Euclidean distance of query and key.
+        saved_arrays: arrays of the size of the logits, besides the logits, that autograd saves; an estimate.
+        lifts_keys: whether `lift` computes new vectors for the keys; an inner product may use keys unchanged.
+        lift_copies: arrays of the size of a side that `lift` computes of it and autograd saves; an estimate.
         distance_factor: a if the logit is −a ‖q − k‖² with a single number a; otherwise None.
-        tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) with projections `left` and `right`;
-            otherwise None.
+        tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) for projections left and right; otherwise None.
         gated_product: whether the logit is σ(left_w + right_w) · <left_:w, right_:w> with projections `left` and
             `right`, whose last column w belongs to the gate.
         inner: the inner score, if this score changes each logit of an inner score; otherwise None.
@@ -83,6 +85,9 @@ class Score(Part, ABC):
     normalizes_keys: bool = False
     nonnegative: bool = False
     is_distance: ClassVar[bool] = False
+    saved_arrays: ClassVar[float] = 0.0
+    lifts_keys: bool = True
+    lift_copies: ClassVar[float] = 1.0
     distance_factor: float | None = None
     tanh_vector: Array | None = None
     gated_product: bool = False
@@ -360,6 +365,8 @@ class PointwiseScore(WrapperScore):
 class GeneralScore(Score):
     """Base class of scores that compute the logit of a pair by an arbitrary function of query and key."""
 
+    saved_arrays = 2.0
+
     @abstractmethod
     def compare(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> Shaped[Array, "*#batch #q #k"]:
         """Return the logits of all pairs, `(*batch, q, k)`. Each logit may depend only on its own query and key."""
@@ -379,16 +386,6 @@ class GeneralScore(Score):
             ShapeError: the shape of this array does not broadcast to `(*batch, q, k)`.
         """
         return check_logits(type(self).__name__, self.compare(query, key), query, key, tile)
-
-
-def check_same_width(score: Score, query_width: int, key_width: int) -> None:
-    """Raise a `ShapeError` if the widths of query and key differ."""
-    if query_width != key_width:
-        raise ShapeError(
-            f"query and key must have the same width for {type(score).__name__}, got widths {query_width} and "
-            f"{key_width}. Project them to the same width with Projected(score, query_weight, key_weight), or use "
-            f"Bilinear(weight) with a weight of shape ({query_width}, {key_width})."
-        )
 
 
 def require_score(score: object, name: str = "score") -> Score:

@@ -65,6 +65,11 @@ class Bilinear(InnerProductScore):
                 f"for widths {expected[0]} and {expected[1]}. Give {shapes}."
             )
 
+    @property
+    def lifts_keys(self) -> bool:  # type: ignore[override]
+        """Whether the keys are projected, which holds if the weight is factored."""
+        return self.key_factor is not None
+
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Return the width of the key, or the rank if `key_factor` is given."""
         return key_width if self.key_factor is None else int(self.key_factor.shape[-1])

@@ -34,6 +34,8 @@ class Constant(GeneralScore):
     def check_widths(self, query_width: int, key_width: int) -> None:
         """Accept queries and keys of any widths, which may differ."""
 
+    saved_arrays = 0.0
+
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return 1, because `compare` computes no array of features for each pair."""
         return 1

@@ -46,6 +46,8 @@ class Cosine(InnerProductScore):
         """Check that the temperature is positive if it is a number; the elements of an array are not checked."""
         require_number("Cosine", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
+    lift_copies = 2.5
+
     def lift_description(self) -> str:
         """Return a description of the normalization that `lift` applies, for the printed plan."""
         return "query and key normalized to length 1"

@@ -44,6 +44,7 @@ class DistanceKernel(GeneralScore):
         require_number(type(self).__name__, "bandwidth", self.bandwidth, lambda h: h > 0, "a positive number")
 
     is_distance: ClassVar[bool] = True
+    saved_arrays = 3.25  # the distance, the kernel, its logarithm and where the kernel is 0
 
     def compare(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
@@ -72,6 +73,8 @@ class Laplace(DistanceKernel):
         >>> Laplace(2.0)(np.array([[0.0]]), np.array([[0.0], [1.0], [3.0]])).round(3)
         array([[-0. , -0.5, -1.5]])
     """
+
+    saved_arrays = 1.0
 
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
         """Return −u for each element u."""

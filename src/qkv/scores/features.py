@@ -66,6 +66,7 @@ class Features(InnerProductScore):
     parameters: tuple[Array, ...] = ()
     width: int | None = None
     default_normalizer = "sum"
+    lift_copies = 3.0
 
     def validate(self) -> None:
         """Check the function and the width, and convert `parameters` to a tuple."""

@@ -15,7 +15,8 @@ from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
-from qkv.scores.base import GeneralScore, Score, check_same_width
+from qkv.scores.base import GeneralScore, Score
+from qkv.scores.check_widths import check_same_width
 from qkv.scores.lifted_vectors import concat_features, product_bound
 
 __all__ = ["GateWeights", "Gated", "gate_logits"]
@@ -63,6 +64,7 @@ class Gated(GateWeights, GeneralScore):
     key_weight: Array = array_field("width")
     bias: Array | float = array_field(default=0.0)
     gated_product = True
+    lift_copies = 2.0
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return 2 array elements per logit, one for the gate and one for the inner product."""

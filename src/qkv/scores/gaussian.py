@@ -63,6 +63,8 @@ class Gaussian(InnerProductScore):
             return xp.zeros((*key.shape[:-2], 1, key.shape[-1]), dtype=key.dtype)
         return stop_gradient(xp.mean(key, axis=-2, keepdims=True))
 
+    lift_copies = 1.5
+
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:

@@ -37,6 +37,7 @@ class Softcap(PointwiseScore):
         array([[0., 5.]])
     """
 
+    saved_arrays = 1.25
     score: Score
     cap: Array | float = array_field(default=50.0)
 

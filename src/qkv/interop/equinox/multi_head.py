@@ -88,7 +88,7 @@ class MultiHeadAttention(eqx.Module):  # type: ignore[misc, unused-ignore]
         normalizer: Normalizer | None = None,
         mask: Mask | None = None,
         kernel: str | None = None,
-        memory: int | str = "512 MiB",
+        memory: int | str | None = None,
         dtype: DType = jnp.float32,
         key: Array,
     ) -> None:

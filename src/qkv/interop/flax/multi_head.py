@@ -80,7 +80,7 @@ class MultiHeadAttention(nnx.Module):  # type: ignore[misc, unused-ignore]
         normalizer: Normalizer | None = None,
         mask: Mask | None = None,
         kernel: str | None = None,
-        memory: int | str = "512 MiB",
+        memory: int | str | None = None,
         dtype: DType = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:

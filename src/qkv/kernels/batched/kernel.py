@@ -26,6 +26,7 @@ from qkv.kernels.runtime.closure_gradients import may_close_over_tensors, refuse
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work
 from qkv.kernels.runtime.isolated_autograd import project_call
+from qkv.kernels.runtime.memory_model import lifted_elements, score_arrays
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost, memory_text
@@ -88,16 +89,23 @@ class BatchedKernel(Kernel):
         """Estimate the cost of a call, whose arrays of all pairs are written to memory and read back."""
         pairs, gradient = problem.axes.pairs, problem.gradient
         elements, additive = problem.elements_per_logit, problem.score.tanh_vector is not None
-        held = elements if elements > 1 and not additive else 0
-        arrays = 6 + 3 * held if gradient else 4 + 2 * held
-        peak = pairs * problem.itemsize * arrays + problem.untiled_bytes + 2 * STEP_BYTES
+        forward, saved, features = (2.0, 0.0, 0) if additive else score_arrays(problem)
+        if gradient and _is_product(problem.score):  # computed by one autograd node, which changes arrays in place
+            arrays = forward + 0.05
+        elif gradient:
+            arrays = max(3 + saved, 3 * features + 0.5)
+        else:
+            arrays = max(2.05, forward, 2 * features)
+        arrays += 0.25 if problem.spec.mask is not None else 0.0
+        scratch = pairs * problem.itemsize * arrays + problem.cast_bytes + (2 * STEP_BYTES if additive else 0)
+        scratch += sum(lifted_elements(problem)) * problem.itemsize * (2 if gradient else 1)
         products = (problem.axes.query_width + problem.axes.value_width) * 2 * (3 if gradient else 1) / PRODUCT_RATE
         seconds = products + (6e-9 if gradient else 1.8e-9)
         seconds += elements * ((1.15e-9 if gradient else 0.4e-9) if additive else (6e-9 if gradient else 2e-9))
         if not problem.normalizer.log_sum_exp:
             seconds += _SORT_SECONDS
         flop = pairs * problem.flop_per_pair * (3 if gradient else 1)
-        return Cost(flop, problem.input_bytes, peak, 1.2e-4 if gradient else 6e-5, arithmetic=pairs * seconds)
+        return Cost(flop, problem.input_bytes, scratch, 1.2e-4 if gradient else 6e-5, arithmetic=pairs * seconds)
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
@@ -172,6 +180,13 @@ def _attend(call: TorchCall) -> Float[Tensor, "*batch q value_width"]:
     weights = rows.differentiable(logits if empty is None else logits.masked_fill(empty, 0))
     output = apply_dropout(weights.expand(shape), call.tile, call.dropout) @ call.value
     return output if empty is None else output.masked_fill(empty, 0)
+
+
+def _is_product(score: Score) -> bool:
+    """Return whether logits are inner products, with an offset or a soft cap."""
+    while not score.is_inner_product and score.inner is not None and (score.adds_offset or score.tanh_cap is not None):
+        score = score.inner
+    return score.is_inner_product
 
 
 def _output_shape(call: TorchCall) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from qkv.core.typing import Array, DType, Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.tile_loop import Limits, fully_masked, restrict_mask, row_weights
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
+from qkv.plan.budget import fit_to_budget
 from qkv.plan.checks import check_problem, read_problem, read_seed
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -121,7 +122,7 @@ def attend_chunked(
     value: ChunkedTensor,
     spec: Spec,
     readouts: Sequence[Readout] = (),
-    memory: int | str = "512 MiB",
+    memory: int | str | None = None,
     seed: int | None = None,
 ) -> tuple[Result, Plan] | None:
     """Compute a call with chunked keys and values, and return the result and the plan.
@@ -145,7 +146,7 @@ def attend_chunked(
     placeholders = key.placeholder(), value.placeholder()
     problem = read_problem(query, *placeholders, spec, tuple(readouts), memory)
     check_problem(problem)
-    if _CHUNKED_KERNEL.refuse(problem) is not None or _CHUNKED_KERNEL.cost(problem).peak > problem.memory:
+    if _CHUNKED_KERNEL.refuse(problem) is not None or fit_to_budget(_CHUNKED_KERNEL, problem) is None:
         return None
     # Plans are not cached, because the number of keys changes at every decoding step.
     plan = plan_problem(problem, (_CHUNKED_KERNEL,))
@@ -225,7 +226,7 @@ class ChunkedKernel(Kernel):
     def cost(self, problem: Problem) -> Cost:
         """Estimate the cost of one pass over keys and values, with a few arrays of q · k elements in memory."""
         pairs = problem.axes.pairs
-        peak = pairs * problem.itemsize * row_block_arrays(problem) + problem.untiled_bytes
+        peak = pairs * problem.itemsize * row_block_arrays(problem) + problem.cast_bytes
         return Cost(pairs * problem.flop_per_pair, problem.input_bytes + 2 * peak, peak, 3e-4)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:

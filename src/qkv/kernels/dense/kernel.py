@@ -16,6 +16,7 @@ from qkv.kernels.dense.jax_function import compilable, run_compiled
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import LARGE_BYTES, amounts_of_work
+from qkv.kernels.runtime.memory_model import pair_arrays
 from qkv.plan.cost import Cost, memory_text
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -46,14 +47,15 @@ class DenseKernel(Kernel):
         # Logits, exponentials, weights and the mask; with a gradient also the arrays saved for backward.
         arrays = (4 + elements) * (2 if problem.gradient else 1)
         pair_bytes = problem.axes.pairs * problem.itemsize * arrays
-        peak = problem.axes.pairs * problem.itemsize * _peak_arrays(problem, elements) + problem.untiled_bytes
+        mask = 0.25 if problem.spec.mask is not None and problem.gradient else 0.0
+        scratch = problem.axes.pairs * problem.itemsize * (pair_arrays(problem) + mask) + problem.cast_bytes
         passes = 3 if problem.gradient else 1
         cached = pair_bytes <= _CACHE_BYTES and problem.library != "numpy"
         traffic = problem.input_bytes + 2 * pair_bytes * passes / (4 if cached else 1)
         flop = problem.axes.pairs * problem.flop_per_pair * passes
         if not problem.normalizer.online:
             flop += problem.axes.pairs * _SORT_FLOP
-        return Cost(flop, traffic, peak, 2e-4)
+        return Cost(flop, traffic, scratch, 2e-4)
 
     def unsuited(self, problem: Problem) -> str | None:
         """Return a sentence if a PyTorch score holds arrays so large that computing them tile by tile is preferred."""
@@ -85,19 +87,6 @@ def _run(call: BoundCall, readouts: tuple[Readout, ...]) -> Result:
             for readout in readouts
         )
     return Result(result.output, read)
-
-
-def _peak_arrays(problem: Problem, elements: int) -> int:
-    """Return the largest number of arrays of q · k elements that are in memory at once.
-
-    The numbers were measured by `benchmarks/explain.py`.
-    """
-    # Scores with several elements per logit hold them before and after a function such as tanh; backward adds a third
-    # copy. Sorting normalizers hold logits, the sorting order, cumulative sums and the support.
-    sorts = not problem.normalizer.online
-    if problem.gradient:
-        return 8 + 3 * elements + 2 * sorts
-    return 4 + 2 * elements + 3 * sorts
 
 
 def _no_autocast(reference: Shaped[Array, "*_"]) -> AbstractContextManager[object]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work, visible_pairs
+from qkv.kernels.runtime.memory_model import backward_copies
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.plan.cost import Cost
@@ -96,20 +97,18 @@ class FusedKernel(Kernel):
         rows = [math.prod(shape[:-1]) for shape in (axes.query, axes.key, axes.value)]
         widths = (axes.query_width, axes.key_width, axes.value_width)
         width = max(score.lifted_width(*widths[:2]), axes.value_width)
-        # The output with its log-sum-exp, and a copy of each input that is lifted or padded.
-        output = math.prod(axes.output[:-1]) * (width + 1)
-        lifted = not score.is_scaled_dot
-        numbers = output + sum(
-            n * width
-            for n, own, lift in zip(rows, widths, (lifted, lifted, False), strict=True)
-            if lift or own != width
-        )
+        # A copy of each input that is lifted or padded, the log-sum-exp, and the columns by which the output is wider.
+        lifts = (not score.is_scaled_dot, not score.is_scaled_dot and score.lifts_keys, False)
+        copied = [n * width if lift or own != width else 0 for n, own, lift in zip(rows, widths, lifts, strict=True)]
+        output = math.prod(axes.output[:-1]) * (width - axes.value_width + 2)
+        numbers = output + sum(copied)
         if problem.gradient:
-            # The gradients of the output and of all inputs, and a second copy of one of them while its layout changes.
-            numbers += output + (sum(rows) + max(rows)) * width + (sum(rows[:2]) * width if lifted else 0)
-        if problem.dtype in ("float16", "bfloat16"):
-            numbers += sum(n * own for n, own in zip(rows, widths, strict=True))
-        peak = numbers * problem.itemsize + _SCRATCH
+            # A gradient is copied while its layout changes. Those of copied inputs are not what the caller receives.
+            numbers += max(rows) * width + (math.prod(axes.output[:-1]) * width if width != axes.value_width else 0)
+            numbers += backward_copies(problem)
+            if split_mask(problem.spec.mask, problem.tile)[1]:  # gradients of the two calls for keys and values
+                numbers += 3 * rows[1] * width // 2
+        scratch = numbers * problem.itemsize + problem.cast_bytes + _SCRATCH
         _, offset, _ = split_mask(problem.spec.mask, problem.tile)
         triangle = 1.0 if offset is None else 0.55 if axes.k >= 1024 else 0.75
         flop = axes.pairs * triangle * (4 * width + 10) * (3.5 if problem.gradient else 1)
@@ -118,7 +117,7 @@ class FusedKernel(Kernel):
         arithmetic = flop / PRODUCT_RATE
         if width > 64 and 48 <= axes.q < 768 and not problem.gradient:
             arithmetic *= 1.25  # PyTorch then uses blocks of 32 or 64 queries, which are slower
-        return Cost(flop, traffic, peak, overhead, arithmetic=arithmetic)
+        return Cost(flop, traffic, scratch, overhead, arithmetic=arithmetic)
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated."""
@@ -141,7 +140,7 @@ class FusedKernel(Kernel):
         return dataclasses.replace(TiledKernel().run(tensors, problem), guards=("not all finite: tiled",))
 
 
-_SCRATCH = 8 * 2**20
+_SCRATCH = 2**20
 """Bytes that the operator's own tiles and the matrix product library allocate."""
 
 

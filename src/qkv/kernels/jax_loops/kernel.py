@@ -104,11 +104,11 @@ class JaxLoopsKernel(Kernel):
         # The projections of query and key are in memory even without a gradient.
         numbers += axes.batch_size * axes.q * axes.query_width + axes.batch_size * axes.k * axes.key_width
         if problem.gradient:
-            numbers += 2 * axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width)
+            numbers += axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width)
         return Cost(
             flop,
             traffic,
-            (peak + numbers) * problem.itemsize + problem.untiled_bytes,
+            (peak + numbers) * problem.itemsize + problem.cast_bytes,
             5e-4 + steps * _TILE_SECONDS * (2 if problem.gradient else 1),
         )
 

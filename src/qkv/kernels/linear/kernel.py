@@ -37,6 +37,7 @@ from qkv.kernels.linear.product import Recurrence, has_decay, linear_attention, 
 from qkv.kernels.linear.recurrence import CHUNK, recur
 from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE
+from qkv.kernels.runtime.memory_model import lifted_elements
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
@@ -110,7 +111,7 @@ class LinearKernel(Kernel):
         divides = problem.normalizer.sums_to_one
         columns = axes.value_width + divides
         causal = split_causal(problem.score, problem.spec.mask, problem.tile)[1] is not None
-        batch, rows = axes.batch_size, axes.batch_size * axes.q
+        rows = axes.batch_size * axes.q
         keys = max(math.prod(axes.key[:-1]), math.prod(axes.value[:-1]))
         flop = 2.0 * features * columns * (rows + keys)
         elements = rows * columns * (2 if divides else 1)
@@ -126,22 +127,40 @@ class LinearKernel(Kernel):
         seconds += elements * _ELEMENT * (3 if problem.gradient else 1)
         chunks = -(-axes.q // CHUNK) if causal else 0
         overhead = (2e-4 + chunks * 1e-5) * (2.5 if problem.gradient else 1)
-        # Totals, output and state; with a causal mask a copy of the values, and the saved states.
-        numbers = rows * (columns + axes.value_width) + batch * features * columns
-        lifted = 0 if score.is_scaled_dot else rows * features + keys * features
-        numbers += lifted
-        if causal:
-            numbers += keys * columns * divides + 2 * _BLOCK
-        if problem.gradient:
-            numbers += rows * (2 * columns + features) + keys * (features + columns) + lifted
-            numbers += batch * features * columns * (1 + -(-axes.q // CHUNK) if causal else 1)
+        numbers = sum(self._scratch_elements(problem, causal, columns))
+        numbers_moved = numbers + rows * columns
         return Cost(
             flop * (3.5 if problem.gradient else 1),
-            (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1),
-            numbers * problem.itemsize + problem.untiled_bytes,
+            (problem.input_bytes + numbers_moved * problem.itemsize) * (2 if problem.gradient else 1),
+            numbers * problem.itemsize + problem.cast_bytes,
             overhead,
             arithmetic=seconds,
         )
+
+    def _scratch_elements(self, problem: Problem, causal: bool, columns: int) -> Iterator[float]:
+        """Yield numbers of elements that are in memory at the peak, besides inputs and results."""
+        axes, score = problem.axes, problem.score
+        features = score.lifted_width(axes.query_width, axes.key_width)
+        left, right = lifted_elements(problem)
+        copies = score.lift_copies
+        state = axes.batch_size * features * columns
+        yield (left + right) * (copies if problem.gradient else 1) + (max(left, right) if problem.gradient else 0)
+        yield state * (2 if problem.gradient else 1)
+        lifting = recurring = 0.0
+        if not problem.gradient:
+            # While the features of the keys are computed, the output is not there yet.
+            passing = copies - (1 if problem.library == "torch" else 1.5)
+            lifting = passing * right - axes.batch_size * axes.q * axes.value_width
+        if causal:
+            rows, keys = (axes.batch_size * n * columns for n in (axes.q, axes.k))
+            recurring = 2.0 * _BLOCK
+            if columns > axes.value_width:  # values with a column of 1, and the totals
+                recurring += rows + keys
+            elif axes.q > axes.k:  # the output of the queries that have keys, before zeros are joined to it
+                recurring += keys
+            if problem.gradient:
+                recurring += state * -(-axes.q // CHUNK) / _chunks_per_block(axes.batch_size)
+        yield max(lifting, recurring, 0.0)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Compute the product form, or run another kernel if the data does not allow the product form."""
@@ -152,6 +171,11 @@ class LinearKernel(Kernel):
             result = fallback.run(call, problem)
             return Result(result.output, result.readouts, (f"{reason}: {fallback.name}", *result.guards))
         return Result(cast(output, call.out_dtype), (), ("the product form",))
+
+
+def _chunks_per_block(batch: int) -> int:
+    """Return the number of chunks for which the PyTorch recurrence saves one state."""
+    return max(1, 2**16 // (CHUNK * CHUNK * max(1, batch)))
 
 
 _BLOCK = 2**18

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -62,15 +63,24 @@ class NumpyBlocksKernel(Kernel):
         if _uses_softmax(problem):
             return softmax_tile_sizes(problem, self.budget).cost(problem)
         rows, cols = self._shape(problem)
-        peak = axes.batch_size * rows * cols * problem.itemsize * (_ROW_BLOCK_ARRAYS + problem.elements_per_logit)
+        elements = problem.elements_per_logit
+        peak = axes.batch_size * rows * cols * problem.itemsize * max(_ROW_BLOCK_ARRAYS + 1, 2 * elements + 2)
         peak += axes.batch_size * rows * problem.itemsize * partial_elements(problem)
         tiles = -(-axes.q // rows) * -(-axes.k // cols)
         traffic = problem.input_bytes + (-(-axes.q // rows) - 1) * axes.k * axes.key_width * problem.itemsize
         if _needs_rows(problem):
-            peak += axes.batch_size * rows * axes.k * problem.itemsize * _ROW_BLOCK_ARRAYS
+            # A tile of logits is computed while one array of the row block is in memory, which is weighed later.
+            row_block = axes.batch_size * rows * axes.k * problem.itemsize
+            tile = axes.batch_size * rows * cols * problem.itemsize * 2 * elements
+            weighed = 7.0 if not problem.normalizer.online else 5.6
+            peak = int(max(row_block * weighed, row_block + tile))
             traffic += axes.pairs * problem.itemsize * 6
-        peak += problem.untiled_bytes
-        return Cost(axes.pairs * problem.flop_per_pair, traffic, peak, 2.5e-4 + tiles * 1e-4)
+        return Cost(
+            axes.pairs * problem.flop_per_pair,
+            traffic,
+            peak + problem.cast_bytes + _joined_bytes(problem),
+            2.5e-4 + tiles * 1e-4,
+        )
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Compute the output and the readouts of a call, one block of queries at a time."""
@@ -103,6 +113,11 @@ class NumpyBlocksKernel(Kernel):
         rows = row_block_size(problem, self.row_block_budget, _ROW_BLOCK_ARRAYS)
         pairs = _TILE_FACTOR * self.budget // max(1, problem.axes.batch_size * rows * problem.elements_per_logit)
         return rows, max(1, min(problem.axes.k, pairs))
+
+
+def _joined_bytes(problem: Problem) -> int:
+    """Return the number of bytes of the outputs of the blocks, which are copied when they are joined."""
+    return math.prod(problem.axes.output) * problem.itemsize
 
 
 def _uses_softmax(problem: Problem) -> bool:

@@ -58,7 +58,7 @@ def softmax_tile_sizes(problem: Problem, budget: int) -> SoftmaxTileSizes:
     cached = (budget if problem.score.lift_kind != "exact" else 8 * budget) // max(1, axes.key_width)
     fitting = problem.memory // 8 // (batch * _elements_per_key(problem) * item)
     max_keys = max(1, min(axes.k, _MAX_KEYS, cached, fitting))
-    rows, cols = tile_sides(axes.q, max_keys, max(1, min(pairs, allowed)))
+    rows, cols = tile_sides(axes.q, max_keys, max(1, min(256, pairs), min(pairs, allowed)))
     max_queries = max(1, problem.memory // 4 // (batch * _bytes_per_query(problem)))
     rows = max(1, min(rows, max_queries))
     group = max(rows, min(axes.q, max_queries // rows * rows))

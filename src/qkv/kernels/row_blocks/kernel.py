@@ -16,6 +16,7 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.cost_model import amounts_of_work
+from qkv.kernels.runtime.memory_model import pair_arrays
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -61,14 +62,16 @@ class RowBlocksKernel(Kernel):
         axes, rows = problem.axes, self._rows(problem)
         passes = 4 if problem.gradient else 1
         blocks = -(-axes.q // rows)
-        peak = axes.batch_size * rows * axes.k * problem.itemsize * row_block_arrays(problem) + problem.untiled_bytes
+        # Besides the arrays of a block, its queries and its output.
+        scratch = axes.batch_size * rows * axes.k * problem.itemsize * (pair_arrays(problem) + 0.4)
+        scratch += problem.cast_bytes
         traffic = problem.input_bytes + row_block_arrays(problem) * axes.pairs * problem.itemsize * passes
         if problem.gradient:
             # Each block adds to the gradient of all keys and values.
             key_value_bytes = (math.prod(axes.key) + math.prod(axes.value)) * problem.itemsize
             traffic += blocks * 3 * key_value_bytes
-            peak += 2 * key_value_bytes
-        return Cost(axes.pairs * problem.flop_per_pair * passes, traffic, peak, 5e-4 + blocks * 4e-4 * passes)
+            scratch += key_value_bytes
+        return Cost(axes.pairs * problem.flop_per_pair * passes, traffic, scratch, 5e-4 + blocks * 4e-4 * passes)
 
     def _search_cost(self, problem: Problem) -> Cost:
         """Estimate the cost of a call that computes all logits and searches them for candidates.
@@ -81,7 +84,8 @@ class RowBlocksKernel(Kernel):
         flop = axes.pairs * (logit_flop + _SEARCH_FLOP)
         tile = min(rows * axes.k, max(1, self.budget // 8 // problem.elements_per_logit))
         ranks = 2 if problem.normalizer.stochastic else 1
-        numbers = rows * axes.k * (2 * ranks + 1) // 2 + 3 * tile * problem.elements_per_logit
+        features = problem.elements_per_logit if problem.elements_per_logit > 1 else 0
+        numbers = rows * axes.k * (2 * ranks + 1) // 2 + 2 * tile * features
         if problem.gradient:
             flop += axes.pairs * logit_flop * 3 // (10 if problem.score.is_inner_product else 1)
             sides = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
@@ -89,7 +93,7 @@ class RowBlocksKernel(Kernel):
         return Cost(
             flop,
             problem.input_bytes,
-            numbers * problem.itemsize + problem.untiled_bytes,
+            numbers * problem.itemsize + problem.cast_bytes,
             5e-4 + blocks * (8e-4 if problem.gradient else 5e-4),
         )
 

@@ -27,6 +27,8 @@ ROW_BLOCK_BUDGET = 2**23
 """Largest number of elements in all arrays of a row block together."""
 _MIN_TILE_PAIRS = 256
 """Smallest useful number of pairs in a tile: for fewer, Python overhead exceeds the time of the arithmetic."""
+_MIN_TORCH_PAIRS = 64 * 64
+"""Smallest useful number of pairs in a tile of PyTorch; the memory budget does not make tiles smaller."""
 _TILE_OVERHEAD = 25_000
 """Fixed cost of a tile, as the number of pairs that could be computed in the same time."""
 
@@ -44,7 +46,7 @@ def tile_shape(problem: Problem, budget: int, arrays: int) -> tuple[int, int]:
     pairs = max(min(_MIN_TILE_PAIRS, budget), budget // (batch * problem.elements_per_logit))
     allowed = problem.memory // 2 // (batch * problem.itemsize * arrays)
     rows = max(1, problem.memory // 4 // (batch * problem.itemsize * partial_elements(problem)))
-    return tile_sides(min(axes.q, rows), axes.k, max(1, min(pairs, allowed)))
+    return tile_sides(min(axes.q, rows), axes.k, max(1, min(_MIN_TILE_PAIRS, pairs), min(pairs, allowed)))
 
 
 def row_block_size(problem: Problem, budget: int, arrays: int) -> int:
@@ -110,7 +112,8 @@ def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSi
     allowed = available // (problem.itemsize * tile_arrays(problem, nonfinite))
     elements = _elements_per_logit(problem, nonfinite)
     additive = problem.score.tanh_vector is not None and elements == 1
-    pairs = max(1, min(budget // elements, allowed))
+    pairs = max(1, budget // elements)
+    pairs = max(min(_MIN_TORCH_PAIRS, pairs), min(pairs, allowed))
     if axes.q * axes.k <= pairs:
         batch = 1 if additive else pairs // max(1, axes.q * axes.k)
         return TileSizes(max(1, axes.q), max(1, axes.k), max(1, batch))
@@ -145,7 +148,7 @@ def tile_arrays(problem: Problem, nonfinite: bool = False) -> int:
     The argument `nonfinite` is that of `tile_sizes`.
     """
     elements = _elements_per_logit(problem, nonfinite)
-    return (8 + 4 * elements) if problem.gradient else (4 + 2 * elements)
+    return (4 + 4 * elements) if problem.gradient else (2 + 2 * elements)
 
 
 def projection_bytes(problem: Problem) -> int:
@@ -155,7 +158,7 @@ def projection_bytes(problem: Problem) -> int:
         return 0
     sides = axes.batch_size * (axes.q + axes.k) * problem.elements_per_logit * problem.itemsize
     patterns = 4 * axes.k * problem.elements_per_logit * problem.itemsize
-    return sides + (patterns * (2 if problem.gradient else 1) if patterns <= MAX_PATTERN_BYTES else 0)
+    return sides + min(patterns * (2 if problem.gradient else 1), 2 * MAX_PATTERN_BYTES)
 
 
 def _elements_per_logit(problem: Problem, nonfinite: bool) -> int:

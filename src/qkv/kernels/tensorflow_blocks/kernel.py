@@ -53,16 +53,16 @@ class TensorflowBlocksKernel(Kernel):
         axes, rows = problem.axes, self._rows(problem)
         blocks = -(-axes.q // rows)
         block = axes.batch_size * rows * axes.k * row_block_arrays(problem)
-        # Projections, the output twice, and the gradients, which are added up block by block.
+        # Projections, a copy of the output, and what is added to the gradients for each block.
         sides = axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width)
-        numbers = block + sides * (4 if problem.gradient else 2)
+        numbers = block + sides * (3 if problem.gradient else 1)
         passes = 4 if problem.gradient else 1
         flop = axes.pairs * problem.flop_per_pair * passes
         if not problem.normalizer.online:
             flop += axes.pairs * _SORT_FLOP
         traffic = problem.input_bytes * (1 + blocks) + 12 * axes.pairs * problem.itemsize * passes
-        peak = numbers * problem.itemsize + problem.untiled_bytes
-        return Cost(flop, traffic, peak, 1e-3 + blocks * _BLOCK_SECONDS)
+        scratch = numbers * problem.itemsize + problem.cast_bytes
+        return Cost(flop, traffic, scratch, 1e-3 + blocks * _BLOCK_SECONDS)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Compute the output of a call, one block of queries at a time."""

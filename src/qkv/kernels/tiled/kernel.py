@@ -11,6 +11,7 @@ Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import TorchCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.cost_model import amounts_of_work, tile_seconds, visible_pairs
+from qkv.kernels.runtime.memory_model import backward_copies, lifted_elements
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
 from qkv.kernels.runtime.tile_sizes import (
     ROW_BLOCK_BUDGET,
@@ -80,11 +82,18 @@ class TiledKernel(Kernel):
         softmax = normalizer.log_sum_exp and normalizer.scale is not None
         peak = min(axes.batch_size, sizes.batch) * sizes.rows * sizes.cols * problem.itemsize
         peak *= tile_arrays(problem)
-        numbers = axes.batch_size * axes.q * (axes.value_width + 4)
+        # The statistics of each query, and the projections.
+        projections = sum(lifted_elements(problem))
+        numbers = 4 * axes.batch_size * axes.q + projections
         if problem.gradient:
-            # All gradients, a second copy of one while its layout changes, and the product dO · O.
-            numbers += 3 * axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width) // 2
+            # The gradients of projections, or later a copy of the gradient of keys or values while its layout changes.
+            projected = projections or axes.batch_size * (axes.q + axes.k) * _hidden_units(problem)
+            numbers += max(projected, axes.batch_size * axes.k * max(axes.key_width, axes.value_width))
+            numbers += backward_copies(problem)
+            if problem.score.lift_kind == "up_to_query_constant":  # columns are joined to the lifted vectors
+                numbers += 3 * projections // 2
         peak += projection_bytes(problem)
+        traffic = numbers + math.prod(axes.output) * (3 if problem.gradient else 1)
         pairs = visible_pairs(problem, sizes.rows)
         elements = -(-axes.batch_size // max(1, sizes.batch))
         tiles = elements * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols) * pairs / max(1, axes.pairs)
@@ -100,8 +109,8 @@ class TiledKernel(Kernel):
         overhead = (1.5e-3 if problem.gradient else 6e-4) + tiles * (1.5e-4 if problem.gradient else 5e-5)
         return Cost(
             flop,
-            (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1),
-            peak + numbers * problem.itemsize + problem.untiled_bytes,
+            (problem.input_bytes + traffic * problem.itemsize) * (2 if problem.gradient else 1),
+            peak + numbers * problem.itemsize + problem.cast_bytes,
             overhead + elements * 1e-4,
             arithmetic=seconds,
         )
@@ -149,6 +158,10 @@ class TiledKernel(Kernel):
 
     def _row_block(self, problem: Problem) -> int:
         return row_block_size(problem, self.row_block_budget, row_block_arrays(problem))
+
+
+def _hidden_units(problem: Problem) -> int:
+    return problem.elements_per_logit if problem.score.tanh_vector is not None else 0
 
 
 def _collect(call: TorchCall, problem: Problem, sizes: TileSizes) -> Result:

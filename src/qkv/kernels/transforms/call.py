@@ -48,7 +48,7 @@ def run_transformed(
     readouts: tuple[Readout, ...],
     seed: Seed | None,
     kernel: str | Kernel | None,
-    memory: int | str,
+    memory: int | str | None,
 ) -> tuple[Result, Plan | None] | None:
     """Run a call under transforms of `torch.func`, and return its result and plan.
 
@@ -135,7 +135,7 @@ class _TransformedCall:
         levels: mapped axes, the outermost first; these are the first axes of the tensors that have them.
     """
 
-    options: tuple[_Run, Seed | None, str | Kernel | None, int | str]
+    options: tuple[_Run, Seed | None, str | Kernel | None, int | str | None]
     fields: SpecFields
     readouts: tuple[Readout, ...]
     batch_axes: int

@@ -1,0 +1,83 @@
+"""Estimate of the arrays that kernels hold besides inputs and results, in units of the size of logits or sides.
+
+The numbers were measured by `tests/plan/test_scratch_memory.py`: the growth of a process during a call
+minus the results.
+"""
+
+from __future__ import annotations
+
+import math
+
+from qkv.plan.problem import Problem
+
+__all__ = ["backward_copies", "lifted_elements", "pair_arrays", "score_arrays", "sides_of"]
+
+
+def pair_arrays(problem: Problem) -> float:
+    """Return how many arrays of all logits are in memory at once where the score and the normalizer are run as written.
+
+    With a gradient this includes what autograd saves for the backward pass. Normalizers that sort rows hold the order,
+    cumulative sums and the support.
+    """
+    forward, saved, elements = score_arrays(problem)
+    sorts = not problem.normalizer.online
+    if problem.library == "numpy":
+        return max(7.0 if sorts else 3.25 if problem.normalizer.log_sum_exp else 5.6, forward, 2 * elements)
+    if problem.gradient:
+        held = 9.3 if sorts else 7.25 if problem.normalizer.log_sum_exp else 3.7
+        return max(held + saved, 3 * elements + 0.5)
+    return max(7.6 if sorts else 3.25, forward, 2 * elements)
+
+
+def score_arrays(problem: Problem) -> tuple[float, float, int]:
+    """Return what the score holds for each logit while a kernel computes all pairs as the score states them.
+
+    Returns:
+        The arrays of the size of the logits at the peak of the forward pass; those that autograd saves, besides the
+        logits; and the elements per logit of arrays of features, 0 if there are none.
+    """
+    score, elements = problem.score, problem.elements_per_logit
+    if score.is_inner_product:
+        return 2.0, 0.0, 0
+    saved, inner = score.saved_arrays, score.inner
+    while inner is not None:
+        saved, inner = saved + inner.saved_arrays, inner.inner
+    forward = 1.0 + saved + (score.gated_product or score.tanh_cap is not None)
+    forward += 2 if score.adds_offset and score.positional else 0  # the positions of all pairs
+    return max(2.0, forward), saved, elements if elements > 2 and not score.gated_product else 0
+
+
+def lifted_elements(problem: Problem, scales_query: bool = True) -> tuple[int, int]:
+    """Return the numbers of elements of the copies that the score's lift makes of the queries and of the keys.
+
+    Args:
+        problem: the problem.
+        scales_query: whether a scaled dot product copies the queries to multiply them by the scale.
+    """
+    score, axes = problem.score, problem.axes
+    query, key = sides_of(problem)
+    if score.is_scaled_dot:
+        return (query * axes.query_width if scales_query else 0), 0
+    while score.lift_kind is None and score.inner is not None:
+        score = score.inner
+    if score.is_scaled_dot:
+        return query * axes.query_width, 0
+    if score.lift_kind is None:
+        return (query * (axes.query_width + 1), key * (axes.key_width + 1)) if score.gated_product else (0, 0)
+    width = score.lifted_width(axes.query_width, axes.key_width)
+    return query * width, key * width if score.lifts_keys else 0
+
+
+def backward_copies(problem: Problem) -> int:
+    """Return the number of elements that autograd saves of the lift of queries and keys, besides the lifted vectors.
+
+    While the lift of one side is differentiated, it holds more arrays, most of which take the place of gradients of
+    the other side that are not there yet.
+    """
+    sides, copies = lifted_elements(problem, scales_query=False), problem.score.lift_copies
+    return int((copies - 1) * sum(sides) + max(0.0, 3 * (copies - 2)) * abs(sides[0] - sides[1]))
+
+
+def sides_of(problem: Problem) -> tuple[int, int]:
+    """Return the numbers of queries and of keys in all batch elements, of broadcast ones once."""
+    return math.prod(problem.axes.query[:-1]), math.prod(problem.axes.key[:-1])

@@ -1,0 +1,127 @@
+"""The memory budget of a call: its default, which depends on the total memory of the machine, and what fits it.
+
+The default is the larger of 512 MiB and an eighth of the total memory. Under a limit of a container (cgroup) that limit
+is the total. Memory that happens to be free is never read, so that the same program on the same machine always gets the
+same plan.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from qkv.plan.cost import Cost, memory_bytes
+from qkv.plan.kernel_protocol import Kernel
+from qkv.plan.problem import Problem
+
+__all__ = ["budget_bytes", "default_budget", "fit_to_budget", "machine_memory", "smallest_budget"]
+
+_LEAST = 512 * 2**20
+_SHARE = 8
+"""The default budget is the total memory divided by this number."""
+
+
+def budget_bytes(memory: int | str | None) -> int:
+    """Return a budget in bytes, or the default budget of this machine if `memory` is None.
+
+    Raises:
+        OptionError: `memory` is not a positive amount of memory.
+
+    Example:
+        >>> budget_bytes("1.5 KiB")
+        1536
+    """
+    return default_budget() if memory is None else memory_bytes(memory)
+
+
+def default_budget() -> int:
+    """Return the default budget in bytes: the larger of 512 MiB and an eighth of the machine's total memory."""
+    return max(_LEAST, machine_memory() // _SHARE)
+
+
+@cache
+def machine_memory() -> int:
+    """Return the total memory in bytes: of the machine, or of the container if it has less; 0 if it is unknown."""
+    limits = [*container_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")), _physical_memory()]
+    return min((limit for limit in limits if limit > 0), default=0)
+
+
+def container_limits(groups: Path, root: Path) -> list[int]:
+    """Return the memory limits in bytes of the control groups of a process and of all groups that contain them.
+
+    Args:
+        groups: the file that lists the groups of the process, such as /proc/self/cgroup.
+        root: the folder of the groups, such as /sys/fs/cgroup, for both versions of control groups.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files and
+    https://docs.kernel.org/admin-guide/cgroup-v1/memory.html.
+    """
+    try:
+        lines = groups.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    limits = []
+    for line in lines:
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts) + 1):
+            try:
+                text = folder.joinpath(*parts[:depth], name).read_text(encoding="utf-8").strip()
+            except OSError:  # a container may not show the groups that contain it
+                continue
+            if text.isdecimal():  # version 2 writes "max" where there is no limit
+                limits.append(int(text))
+    return limits
+
+
+def _physical_memory() -> int:
+    """Return the memory of the machine in bytes, or 0 if the operating system does not state it."""
+    if sys.platform == "win32":
+        import ctypes
+
+        class Status(ctypes.Structure):
+            _fields_ = [("length", ctypes.c_ulong), ("load", ctypes.c_ulong)] + [
+                (f"amount_{n}", ctypes.c_ulonglong) for n in range(7)
+            ]
+
+        status = Status(length=ctypes.sizeof(Status))
+        found = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+        return int(status.amount_0) if found else 0
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 0
+
+
+def smallest_budget(kernel: Kernel, problem: Problem) -> int:
+    """Return the smallest budget in bytes with which a kernel can run a problem, with its smallest tiles."""
+    return max(1, -int(-_cost(kernel, replace(problem, memory=1)).scratch // 1))
+
+
+def _cost(kernel: Kernel, problem: Problem) -> Cost:
+    """Return the cost of a kernel, whose scratch memory includes the readouts, which the caller need not request."""
+    cost = kernel.cost(problem)
+    return replace(cost, scratch=cost.scratch + problem.readout_bytes) if problem.readouts else cost
+
+
+def fit_to_budget(kernel: Kernel, problem: Problem) -> tuple[Problem, Cost] | None:
+    """Return the problem for which a kernel chooses tiles within the memory budget, and its cost; None if none fits.
+
+    A kernel assumes that tiles may use half of `Problem.memory`. Where its other arrays need more than the other half,
+    the amount in the returned problem is less than the budget, so that the tiles are smaller.
+    """
+    fitted, cost = problem, _cost(kernel, problem)
+    if cost.scratch <= problem.memory:
+        return problem, cost
+    if smallest_budget(kernel, problem) > problem.memory:
+        return None
+    while cost.scratch > problem.memory:
+        fitted = replace(fitted, memory=max(1, fitted.memory // 2))
+        cost = _cost(kernel, fitted)
+    return fitted, cost
