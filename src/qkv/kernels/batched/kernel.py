@@ -96,6 +96,10 @@ class BatchedKernel(Kernel):
             arrays = max(3 + saved, 3 * features + 0.5)
         else:
             arrays = max(2.05, forward, 2 * features)
+        if not problem.normalizer.online:  # the support, and sums over a sorted row
+            arrays += 2.2 if gradient else 0.3
+        elif problem.normalizer.selects_keys:  # the order of a row
+            arrays = max(5.0, arrays + 1.9 * gradient)
         arrays += 0.25 if problem.spec.mask is not None else 0.0
         scratch = pairs * problem.itemsize * arrays + problem.cast_bytes + (2 * STEP_BYTES if additive else 0)
         scratch += sum(lifted_elements(problem)) * problem.itemsize * (2 if gradient else 1)
