@@ -12,7 +12,9 @@ from qkv.core.typing import Num, Tensor
 
 __all__ = ["matmul"]
 
-globals().update({name: value for name, value in vars(_compat).items() if not name.startswith("__")})
+# `torch.classes` and `torch.ops` look up every attribute as a registered class or operator, which misleads inspection.
+_COPIED = {name: x for name, x in vars(_compat).items() if not name.startswith("__") and name not in ("classes", "ops")}
+globals().update(_COPIED)
 
 
 def matmul(x: Num[Tensor, "*_x"], y: Num[Tensor, "*_y"]) -> Num[Tensor, "*_product"]:
