@@ -24,6 +24,7 @@ class AnswerWriter(ABC):
         explain: print the execution plan at the end.
         plan: the execution plan of the first answers.
         notes: the notes of the last answers.
+        invalid: the number of queries so far that could not be read.
     """
 
     database: Queryable
@@ -31,10 +32,12 @@ class AnswerWriter(ABC):
     explain: bool
     plan: object = None
     notes: tuple[str, ...] = ()
+    invalid: int = 0
 
     def write(self, answers: Answer) -> None:
         """Print the answers to several queries, and store their plan and notes for `finish`."""
         self.plan, self.notes = self.plan or answers.plan, answers.notes
+        self.invalid += sum(entry.invalid for entry in answers.entries)
         for answer in answers:
             self.write_one(answer)
 

@@ -14,6 +14,7 @@ from qkv.errors import DataError, OptionError, QueryError
 
 if TYPE_CHECKING:
     from qkv.cli.answer_writer import AnswerWriter
+    from qkv.cli.query_input import QueryLine
     from qkv.database.protocol import Queryable
 
 __all__ = ["ask"]
@@ -69,7 +70,8 @@ def ask(
     FILE is a .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather file, optionally compressed (.gz), or a
     store created by `qkv store create`, which defines the key and value columns. A QUERY is a value of the key
     column; for several key columns, separate the values by commas. Without QUERY, queries are read from --queries or
-    from standard input, one per line, and answered as they arrive.
+    from standard input, one per line, and answered as they arrive. A line that cannot be read is answered by the
+    reason, with its number.
 
     \b
     Examples:
@@ -107,7 +109,7 @@ def ask(
         raise OptionError("--version must be used with a store, got a table. Omit --version, or name a store.")
 
     from qkv.cli.json_csv import CsvWriter, JsonWriter
-    from qkv.cli.query_input import read_queries
+    from qkv.cli.query_input import number_lines, read_queries
     from qkv.cli.text_output import TableWriter
     from qkv.core.progress import ProgressBar
     from qkv.database.database import Database
@@ -126,9 +128,9 @@ def ask(
     writers: dict[str, type[AnswerWriter]] = {"table": TableWriter, "json": JsonWriter, "csv": CsvWriter}
     writer = writers[format_](database, rows, explain)
     with ProgressBar() as progress:
-        for chunk in chunks:
+        for lines in chunks:
             answer = database.ask(
-                chunk,
+                [line.text if line.decoded else None for line in lines],
                 score=score,
                 normalizer=normalizer,
                 where=where,
@@ -136,7 +138,9 @@ def ask(
                 top=rows if rows or top is not None else 1,
                 seed=seed,
                 progress=progress,
+                on_bad_query="refuse" if arguments or plot is not None else "report",
             )
+            answer = number_lines(answer, lines)
             if plot is not None:
                 from qkv.look.query_plot import save_query_plot
 
@@ -146,6 +150,9 @@ def ask(
             writer.write(answer)
             sys.stdout.flush()
     writer.finish()
+    if writer.invalid:
+        count = f"{writer.invalid:,} quer{'y' if writer.invalid == 1 else 'ies'}"
+        print(f"qkv: {count} could not be read; the reasons are in the answers.", file=sys.stderr)
 
 
 def _open_store(path: str, key: str, value: str, version: int | None, memory: str) -> Queryable:
@@ -168,7 +175,7 @@ def _check_arguments(arguments: list[str], format_: str) -> list[str]:
     return arguments
 
 
-def _check_single(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
+def _check_single(chunks: Iterator[list[QueryLine]]) -> Iterator[list[QueryLine]]:
     """Yield the only chunk of queries, after checking that it contains exactly one query."""
     first = next(chunks, [])
     if len(first) != 1 or next(chunks, []):

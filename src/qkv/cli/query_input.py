@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from qkv.errors import DataError, QueryError
 
-__all__ = ["read_queries"]
+if TYPE_CHECKING:
+    from qkv.database.answer import Answer
+
+__all__ = ["QueryLine", "number_lines", "read_queries"]
 
 _MAX_CHUNK = 256
 """Maximum number of queries per chunk."""
 
 
-def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) -> Iterator[list[str]]:
+class QueryLine(NamedTuple):
+    """A query with the number of its line.
+
+    Attributes:
+        text: the query.
+        number: the number of the line in the file, from 1; 0 for queries of the command line.
+        decoded: whether the line is text in UTF-8; otherwise `text` has replacement characters.
+    """
+
+    text: str
+    number: int = 0
+    decoded: bool = True
+
+
+def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) -> Iterator[list[QueryLine]]:
     """Yield lists of queries from the command line, a file or standard input.
 
     A file has one query per line. Empty lines are skipped, and so is a first line with the names of the key columns.
@@ -26,29 +45,41 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
 
     Raises:
         QueryError: queries are given both on the command line and by a file, or there are none.
-        DataError: the file cannot be read, or is not text in UTF-8.
+        DataError: the file cannot be read, or is encoded in UTF-16.
     """
     if given and path is not None:
         raise QueryError("QUERY and --queries must not be given together. Omit one of them.")
     if given:
-        yield list(given)
+        yield [QueryLine(text) for text in given]
         return
     if path is None and sys.stdin is None:
         raise QueryError("QUERY or --queries must be given. Write a query after FILE, or name a file of queries.")
     if path is None and sys.stdin.isatty():
         print("Enter one query per line; end with Ctrl-D.", file=sys.stderr)
     header = ",".join(keys).lower()
-    for number, chunk in enumerate(_read_lines(path)):
-        if number == 0:
-            chunk[0] = chunk[0].removeprefix("\ufeff")
-            if chunk[0].replace(" ", "").lower() == header:
-                chunk = chunk[1:]
-        queries = [line for line in chunk if line.strip()]
+    for chunk in _read_lines(path):
+        if chunk[0].number == 1:
+            first = chunk[0]._replace(text=chunk[0].text.removeprefix("\ufeff"))
+            chunk = chunk[1:] if first.text.replace(" ", "").lower() == header else [first, *chunk[1:]]
+        queries = [line for line in chunk if line.text.strip()]
         for start in range(0, len(queries), _MAX_CHUNK):
             yield queries[start : start + _MAX_CHUNK]
 
 
-def _read_lines(path: str | None) -> Iterator[list[str]]:
+def number_lines(answer: Answer, lines: Sequence[QueryLine]) -> Answer:
+    """Return a copy of the answers to lines of a file whose reasons name the line of each query that cannot be read."""
+    entries = []
+    for entry, line in zip(answer.entries, lines, strict=True):
+        if not line.decoded:
+            reason = "the query must be text in UTF-8, got other bytes. Convert the file, for example with iconv."
+            entry = type(entry)(line.text, False, reason=reason, invalid=True)
+        if entry.invalid and line.number:
+            entry = dataclasses.replace(entry, reason=f"line {line.number:,}: {entry.reason}")
+        entries.append(entry)
+    return dataclasses.replace(answer, entries=tuple(entries))
+
+
+def _read_lines(path: str | None) -> Iterator[list[QueryLine]]:
     """Yield lists of the lines of a file or of standard input, each list as soon as its lines have arrived.
 
     The function reads from the file descriptor, because Python's buffer waits until it is full. Lines of a slow
@@ -58,7 +89,7 @@ def _read_lines(path: str | None) -> Iterator[list[str]]:
         path: a file; None or "-": standard input.
 
     Raises:
-        DataError: the file cannot be read, or is not text in UTF-8.
+        DataError: the file cannot be read, or is encoded in UTF-16.
     """
     if path is None or path == "-":
         descriptor, name = sys.stdin.fileno(), "standard input"
@@ -70,14 +101,15 @@ def _read_lines(path: str | None) -> Iterator[list[str]]:
                 f"--queries must be a readable file, got {path!r}, but opening it failed: {error.strerror}. "
                 "Check the file name."
             ) from None
-    rest = b""
+    rest, count = b"", 0
     try:
         while block := os.read(descriptor, 1 << 16):
             *whole, rest = (rest + block).split(b"\n")
             if whole:
-                yield [_text(line, name) for line in whole]
+                yield [_decode(line, count + index, name) for index, line in enumerate(whole, 1)]
+                count += len(whole)
         if rest:
-            yield [_text(rest, name)]
+            yield [_decode(rest, count + 1, name)]
     except IsADirectoryError:
         raise DataError(
             f"--queries must be a file, got the folder {name!r}. Name a file with one query per line."
@@ -87,11 +119,12 @@ def _read_lines(path: str | None) -> Iterator[list[str]]:
             os.close(descriptor)
 
 
-def _text(line: bytes, name: str) -> str:
-    try:
-        return line.decode("utf-8").rstrip("\r")
-    except UnicodeDecodeError:
+def _decode(line: bytes, number: int, name: str) -> QueryLine:
+    if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(
-            f"queries must be encoded in UTF-8, got another encoding in {name}. "
-            "Convert the file, for example with iconv."
-        ) from None
+            f"queries must be encoded in UTF-8, got UTF-16 in {name}. Convert the file: iconv -f utf-16 -t utf-8 FILE."
+        )
+    try:
+        return QueryLine(line.decode("utf-8").rstrip("\r"), number)
+    except UnicodeDecodeError:
+        return QueryLine(line.decode("utf-8", "replace").rstrip("\r"), number, False)

@@ -71,7 +71,7 @@ class TableWriter(AnswerWriter):
             if one.support is not None:
                 line.append(f"   effective rows: {one.support:,.1f}", style="dim")
         else:
-            line.append("no match", style="bold yellow")
+            line.append("cannot be read" if one.invalid else "no match", style="bold yellow")
             line.append(f": {one.reason}", style="yellow")
         self._console.print(line, soft_wrap=True)
 

@@ -65,6 +65,7 @@ class Entry:
     rows: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
     weights: Float[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0))
     nearness: Num[np.ndarray, " n"] | None = None
+    invalid: bool = False
 
 
 def _entry_field(name: str, doc: str) -> property:
@@ -112,6 +113,7 @@ class Answer:
     )
     found = _entry_field("found", "Whether some key matches the query.")
     reason = _entry_field("reason", 'The reason for "no match"; empty if there is a match.')
+    invalid = _entry_field("invalid", "Whether the query does not fit the key; `reason` then says why.")
     probabilities = _entry_field(
         "probabilities", "Shares of the vote for texts, categories and booleans, the largest first; else empty."
     )
@@ -203,7 +205,7 @@ class Answer:
         """Return an entry as one line of text, with its value or with the reason for "no match"."""
         query = format_query(entry.query)
         if not entry.found:
-            return f"{query} → no match: {entry.reason}"
+            return f"{query} → {'cannot be read' if entry.invalid else 'no match'}: {entry.reason}"
         support = "" if entry.support is None else f"   effective rows: {entry.support:.1f}"
         return f"{query} → {format_value(entry.value, entry.spread)}{format_uncertainty(entry)}{support}"
 

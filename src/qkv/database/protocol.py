@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from qkv.core.checks import check_integers
+from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer
 from qkv.database.execute.base import AskOptions, Executor
@@ -53,6 +53,7 @@ class Queryable(ABC):
         threshold: float | None = None,
         seed: int | None = None,
         progress: Progress | None = None,
+        on_bad_query: str = "refuse",
     ) -> Answer:
         """Answer one or more queries by attention over the rows of the table.
 
@@ -69,6 +70,8 @@ class Queryable(ABC):
                 `qkv.database.keys.choose`.
             seed: random seed of normalizers that sample.
             progress: called as `progress(description, done, total)` during long computations.
+            on_bad_query: "refuse" raises if a query does not fit the key; "report" answers it by "no match" with
+                the reason, sets `Answer.invalid`, and takes each element of a list as one query.
 
         Raises:
             QueryError: A query does not fit the key, or the predicate fails.
@@ -86,7 +89,9 @@ class Queryable(ABC):
             (15.0, 1.0, 2.0)
         """
         check_integers(top=top)
-        return self._ask(queries, AskOptions(score, normalizer, mask, where, top, threshold, seed, progress))
+        check_choice("on_bad_query", on_bad_query, ("refuse", "report"))
+        options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, on_bad_query)
+        return self._ask(queries, options)
 
     @abstractmethod
     def _executor(self) -> Executor: ...

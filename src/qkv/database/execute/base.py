@@ -48,6 +48,7 @@ class AskOptions:
     threshold: float | None = None
     seed: int | None = None
     progress: Progress | None = None
+    on_bad_query: str = "refuse"
 
 
 class Executor(ABC):
@@ -112,7 +113,9 @@ class Executor(ABC):
         if options.where is not None:
             restricted = self._where(options.where, options.progress)
             return restricted.ask(queries, replace(options, where=None))
-        parsed = queries if isinstance(queries, Queries) else Queries.parse(queries, self.query_columns, self.fold)
+        parsed = queries
+        if not isinstance(parsed, Queries):
+            parsed = Queries.parse(queries, self.query_columns, self.fold, options.on_bad_query)
         # The last comparison is cached, as streams of queries repeat the same options.
         choice = (options.score, options.threshold)
         if self._comparison is None or self._comparison[0] != choice:
@@ -204,7 +207,8 @@ def build_entries(
     entries = []
     for i, original in enumerate(queries.originals):
         if reasons[i]:
-            entries.append(Entry(original, False, reason=reasons[i]))
+            invalid = bool(queries.errors and queries.errors[i])
+            entries.append(Entry(original, False, reason=reasons[i], invalid=invalid))
             continue
         weighted = (results.rows[i] >= 0) & (results.weights[i] != 0)
         rows = safe[i][weighted]
@@ -239,9 +243,10 @@ def _no_match_reasons(
     mismatches: list[str | None] = [None] * len(results.nearest)
     if not normalizer.constant and len(comparison.key):
         mismatches = comparison.mismatches(query, np.maximum(results.nearest, 0))
+    errors = queries.errors or [""] * len(queries)
     return [
-        "the query is missing"
+        error or "the query is missing"
         if missing
         else no_row_reason or (comparison.no_weight_reason if no_weight else mismatch or "")
-        for missing, no_weight, mismatch in zip(queries.missing, without_weight, mismatches, strict=True)
+        for missing, error, no_weight, mismatch in zip(queries.missing, errors, without_weight, mismatches, strict=True)
     ]

@@ -42,6 +42,8 @@ class Queries:
         missing: `(q,)`, True where some cell is missing.
         single: whether one query was given rather than a list.
         missing_cells: for each key column, `(q,)`, True where its cell is missing.
+        errors: for each query the reason why it does not fit the key, or an empty text; such a query is missing.
+            Empty if errors are raised.
     """
 
     originals: tuple[object, ...]
@@ -49,6 +51,7 @@ class Queries:
     missing: Bool[np.ndarray, " q"]
     single: bool
     missing_cells: tuple[Bool[np.ndarray, " q"], ...] = ()
+    errors: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.originals)
@@ -57,25 +60,48 @@ class Queries:
         """Return the queries with the indices from `start` to `stop`, exclusive."""
         cells = tuple(column[start:stop] for column in self.cells)
         missing_cells = tuple(column[start:stop] for column in self.missing_cells)
-        return Queries(self.originals[start:stop], cells, self.missing[start:stop], False, missing_cells)
+        missing, errors = self.missing[start:stop], self.errors[start:stop]
+        return Queries(self.originals[start:stop], cells, missing, False, missing_cells, errors)
 
     @staticmethod
-    def parse(queries: object, columns: Sequence[Column], folded: bool = True) -> Queries:
+    def parse(queries: object, columns: Sequence[Column], folded: bool = True, on_bad_query: str = "refuse") -> Queries:
         """Parse one query or several queries into one array of cells per key column.
+
+        Args:
+            queries: as in `Database.ask`.
+            columns: the key columns.
+            folded: whether texts are folded.
+            on_bad_query: as in `Database.ask`.
 
         Raises:
             QueryError: A query does not fit the kind of its key column, or has a wrong number of parts.
         """
-        given, single = _split_queries(queries, columns)
-        rows = [_parts(query, columns) for query in given]
+        if on_bad_query == "report" and isinstance(queries, list):
+            # Two lines without commas are two queries, also where a key of two columns makes a list of two one query.
+            given, single = list(queries), False
+        else:
+            given, single = _split_queries(queries, columns)
+        rows: list[tuple[Cell, ...]] = []
+        errors = []
+        for query in given:
+            try:
+                parts = _parts(query, columns)
+                cells_of_query = zip(parts, columns, strict=True)
+                rows.append(tuple(_parse_cell(part, column, folded) for part, column in cells_of_query))
+                errors.append("")
+            except QueryError as error:
+                if on_bad_query != "report":
+                    raise
+                rows.append((None,) * len(columns))
+                errors.append(str(error))
         cells, missing_cells = [], []
         for index, column in enumerate(columns):
-            parsed = [_parse_cell(row[index], column, folded) for row in rows]
+            parsed = [row[index] for row in rows]
             missing_cells.append(np.array([cell is None for cell in parsed], dtype=bool))
             cells.append(_stack(parsed, column))
         missing = np.logical_or.reduce(missing_cells)
         originals = tuple(_display_form(query) for query in given)
-        return Queries(originals, tuple(cells), missing, single, tuple(missing_cells))
+        return Queries(originals, tuple(cells), missing, single, tuple(missing_cells), tuple(errors))
 
 
 def _split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[object], bool]:
@@ -137,7 +163,7 @@ def _parts(query: object, columns: Sequence[Column]) -> tuple[object, ...]:
     if query is None or (isinstance(query, str) and not query.strip()):
         return (None,) * len(columns)
     # A part that contains a comma is quoted, as in CSV: '"Doe, John",3.5'.
-    parts = next(csv.reader([query], skipinitialspace=True)) if isinstance(query, str) else query
+    parts = _split_text(query) if isinstance(query, str) else query
     if not isinstance(parts, (Sequence, np.ndarray)) or len(parts) != len(columns):
         count = len(parts) if isinstance(parts, (Sequence, np.ndarray)) else 1
         raise QueryError(
@@ -145,6 +171,16 @@ def _parts(query: object, columns: Sequence[Column]) -> tuple[object, ...]:
             f"Pass one value per key column, such as {','.join(_example(c) for c in columns)}."
         )
     return tuple(parts)
+
+
+def _split_text(query: str) -> list[str]:
+    try:
+        return next(csv.reader([query], skipinitialspace=True))
+    except csv.Error as error:
+        shown = repr(query) if len(query) < 80 else repr(query[:77] + "…")
+        raise QueryError(
+            f"the query must be one line of CSV, got {shown}: {error}. Quote parts that contain commas."
+        ) from None
 
 
 def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:

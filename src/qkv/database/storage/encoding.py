@@ -179,17 +179,20 @@ class Encoding:
             field = self.schema(table.schema).field(-1)
             yield table.append_column(field, pa.chunked_array(parts, field.type))
 
-    def encode_queries(self, queries: object, columns: Sequence[Column]) -> _EncodedQueries:
+    def encode_queries(
+        self, queries: object, columns: Sequence[Column], on_bad_query: str = "refuse"
+    ) -> _EncodedQueries:
         """Parse queries and encode them as vectors.
 
         Args:
             queries: as in `Database.ask`.
             columns: the key columns of some rows, not folded.
+            on_bad_query: as in `Database.ask`.
 
         Raises:
             QueryError: A query does not fit the key.
         """
-        parsed = Queries.parse(queries, columns, folded=False)
+        parsed = Queries.parse(queries, columns, False, on_bad_query)
         vectors = np.zeros((len(parsed), self.width))
         if self.encoder.input_kind == "texts":
             missing = np.array([not text.strip() for text in parsed.cells[0]], bool)
@@ -198,13 +201,15 @@ class Encoding:
         else:
             missing = np.logical_and.reduce(parsed.missing_cells)
             unknown = np.zeros(len(parsed), bool)
-            cells = zip(columns, parsed.cells, parsed.missing_cells, strict=True)
+            given = zip(columns, parsed.cells, parsed.missing_cells, strict=True)
             if len(parsed):
-                arrays = {column.name: _to_arrow(column, *cell) for column, *cell in cells}
+                arrays = {column.name: _to_arrow(column, *cell) for column, *cell in given}
                 vectors[:] = self._checked(self.encoder.encode(arrays))
         not_finite = ~np.isfinite(vectors).all(axis=1)
         vectors[not_finite], unknown = 0.0, unknown | not_finite
-        return _EncodedQueries(Queries(parsed.originals, (vectors,), missing | unknown, parsed.single), unknown)
+        cells = (vectors,)
+        encoded = Queries(parsed.originals, cells, missing | unknown, parsed.single, errors=parsed.errors)
+        return _EncodedQueries(encoded, unknown)
 
     def describe(self, answer: Answer, encoded: _EncodedQueries, key: tuple[str, ...]) -> Answer:
         """Return a copy of an answer that names the key columns and mentions the encoder in its notes and its plan."""

@@ -108,7 +108,7 @@ class StoredDatabase(Queryable):
         options = replace(options, score=score, normalizer=normalizer, threshold=threshold)
         if not vectors or self.encoding is None:
             return executor.ask(queries, options)
-        encoded = self.encoding.encode_queries(queries, self._example_columns())
+        encoded = self.encoding.encode_queries(queries, self._example_columns(), options.on_bad_query)
         return self.encoding.describe(executor.ask(encoded.queries, options), encoded, self.key)
 
     def swap(self) -> StoredDatabase:
