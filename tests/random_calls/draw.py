@@ -289,8 +289,8 @@ def redraw(call: RandomCall, rng: np.random.Generator, round_to: Any) -> RandomC
             if not isinstance(x, np.ndarray):
                 arguments[name] = x
             elif x.dtype.kind == "f":  # what is positive stays positive, and α stays above 1
-                low = 1.0 if name == "alpha" else 0.0
-                arguments[name] = round_to(low + (x - low) * rng.uniform(0.7, 1.4, size=x.shape))
+                low, high = (1.0, 1.0) if name == "alpha" else (0.0, 1.4)
+                arguments[name] = round_to(low + (x - low) * rng.uniform(0.7, high, size=x.shape))
             else:
                 mixed = rng.permuted(x.reshape(-1)).reshape(x.shape)
                 arguments[name] = np.sort(mixed, -1) if name.endswith("_ids") else mixed
