@@ -1,8 +1,7 @@
 """Runs the attention tests that tokamax ships with an attention function of qkv, and prints their results as JSON.
 
-A program of its own: tokamax changes settings of JAX. The arguments are patterns of test names; without any, all run but those of
-quantized arrays.
-The kernel is named by the environment variable QKV_KERNEL.
+A program of its own: tokamax changes settings of JAX. The arguments are patterns of test names; without any, all run
+but those of quantized arrays. The kernel is named by the environment variable QKV_KERNEL.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Drawn", "allowed_pairs", "attend", "logits_of", "smallest_divisor", "smallest_gap"]
+__all__ = ["Drawn", "allowed_pairs", "attend", "logits_of", "smallest_divisor", "smallest_gap", "weights"]
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,13 @@ class Drawn:
 
 def attend(query: Any, key: Any, value: Any, score: Drawn, normalizer: Drawn, allowed: Any, start: Any) -> Any:
     """Return the output; `allowed` holds booleans (*batch, q, k), `start` the position of query 0."""
+    return weights(query, key, score, normalizer, allowed, start) @ value
+
+
+def weights(query: Any, key: Any, score: Drawn, normalizer: Drawn, allowed: Any, start: Any) -> Any:
+    """Return the weights (*batch, q, k)."""
     logits = logits_of(score, query, key, positions(start, query, key))
-    logits = np.where(allowed, logits, -np.inf)
-    return weights_of(normalizer, logits) @ value
+    return weights_of(normalizer, np.where(allowed, logits, -np.inf))
 
 
 def positions(start: Any, query: Any, key: Any) -> tuple[Any, Any]:

@@ -111,4 +111,5 @@ def test_two_thousand_random_calls_agree_with_plain_numpy() -> None:
     for seed in range(200):
         run_ten(seed, counts)
     assert counts.calls == 2000
+    assert counts.gradients == 970
     assert set(counts.kernels) == NAMES

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import qkv
+from qkv.kernels import TensorflowBlocksKernel
 from tests.random_calls.draw import SHAPES, RandomCall, draw_call, redraw
 from tests.random_calls.libraries import (
     Counts,
@@ -23,6 +24,8 @@ from tests.random_calls.libraries import (
 pytest.importorskip("tensorflow")
 pytest.importorskip("keras")
 
+KERNELS = (None, "dense", "tensorflow_blocks", TensorflowBlocksKernel(budget=900))
+NAMES = {"dense", "tensorflow_blocks"}
 CALLS = 10  # with the same parts and shapes
 
 
@@ -34,7 +37,7 @@ def run_ten(seed: int, counts: Counts) -> float:
     rng = np.random.default_rng(seed)
     name = str(rng.choice(["float32", "float32", "float64", "float16", "bfloat16"]))
     numpy_dtype = ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name)
-    kernel, compiled, worst = (None, "dense")[rng.integers(2)], seed % 5 == 0, 0.0
+    kernel, compiled, worst = KERNELS[rng.integers(len(KERNELS))], seed % 5 == 0, 0.0
 
     def round_to(x: Any) -> Any:
         return np.asarray(np.asarray(x).astype(numpy_dtype).astype(np.float64))
@@ -98,3 +101,5 @@ def test_two_thousand_random_calls_agree_with_plain_numpy() -> None:
     for seed in range(200):
         run_ten(seed, counts)
     assert counts.calls == 2000
+    assert counts.gradients == 1600
+    assert set(counts.kernels) == NAMES

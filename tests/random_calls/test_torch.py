@@ -97,4 +97,5 @@ def test_two_thousand_random_calls_agree_with_plain_numpy() -> None:
     for seed in range(2000):
         run_one(seed, counts)
     assert counts.calls == 2000
+    assert counts.gradients == 1212
     assert set(counts.kernels) == NAMES
