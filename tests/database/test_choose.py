@@ -215,7 +215,7 @@ def test_the_comparison_of_every_part_of_a_key_is_noted():
 # -- scores that do not fit
 
 
-GIVEN = ["exact", "constant", "gaussian:0.1", "gaussian", "spelling", scores.Exact(), scores.Gaussian(0.1)]
+GIVEN = ["constant", "gaussian:0.1", "gaussian", "spelling", scores.Constant(), scores.Gaussian(0.1)]
 
 
 @pytest.mark.parametrize("score", GIVEN, ids=str)

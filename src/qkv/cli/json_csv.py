@@ -1,7 +1,7 @@
 """Writers that print the answers of `qkv ask` as JSON lines or CSV, each answer as soon as it is computed.
 
 Dates and times are written in ISO 8601, and their spread in days. NaN and infinity, which JSON does not support, are
-written as null.
+written as null. Decimals are numbers if a float64 represents all their digits, otherwise texts.
 """
 
 from __future__ import annotations
@@ -77,7 +77,11 @@ def _to_json(value: object) -> object:
         return value / dt.timedelta(days=1)
     if isinstance(value, dt.date | dt.time):
         return value.isoformat()
-    if isinstance(value, decimal.Decimal | np.number):
+    if isinstance(value, decimal.Decimal):
+        # A number in JSON is read as a float64, which represents some 15 digits.
+        exact = decimal.Decimal(repr(float(value))) == value
+        value = int(value) if value == value.to_integral_value() else float(value) if exact else str(value)
+    if isinstance(value, np.number):
         value = float(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None

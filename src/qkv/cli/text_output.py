@@ -95,7 +95,7 @@ class TableWriter(AnswerWriter):
         for row in one.rows:
             near = row.similarity if row.similarity is not None else row.distance
             measured = [f"{near:.2f}" if one.measure == "similarity" else format_value(near)] if measure else []
-            cells = [format_value(row.record[name]) for name in names]
+            cells = [_cell_text(one, name, row.record[name]) for name in names]
             grid.add_row(f"  {_bar(row.weight / maximum)} {row.weight:.3f}", *measured, *cells)
         self._console.print(grid, markup=False)
         shown = sum(row.weight for row in one.rows)
@@ -110,16 +110,21 @@ class TableWriter(AnswerWriter):
 
         `used` is the number of characters that the other parts of a line take.
         """
-        from qkv.database.io.formatting import format_value
-
         first = [*one.keys, one.value_name]
         fitting = []
         for name in dict.fromkeys([*first, *one.table.column_names]):
-            used += 2 + max(len(name), *(len(format_value(row.record[name])) for row in one.rows))
+            used += 2 + max(len(name), *(len(_cell_text(one, name, row.record[name])) for row in one.rows))
             if name not in first and used > self._console.width:
                 break
             fitting.append(name)
         return fitting
+
+
+def _cell_text(one: Answer, name: str, cell: object) -> str:
+    """Return the cell of an evidence row as text; keys are printed in full, so that they can be asked."""
+    from qkv.database.io.formatting import format_key, format_value
+
+    return format_key(cell) if name in one.keys else format_value(cell)
 
 
 def _bar(share: float) -> str:

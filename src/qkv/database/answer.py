@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from qkv.core.typing import Float, Int, Num
-from qkv.database.io.formatting import format_query, format_uncertainty, format_value
+from qkv.database.io.formatting import format_key, format_query, format_uncertainty, format_value
 from qkv.errors import MissingPackageError, OptionError
 
 if TYPE_CHECKING:
@@ -197,7 +197,10 @@ class Answer:
         for evidence in self._evidence(entry):
             near = evidence.similarity if evidence.similarity is not None else evidence.distance
             measured = f"  {self.measure} {near:.3g}" if near is not None else ""
-            cells = "  ".join(f"{name}={format_value(cell)}" for name, cell in evidence.record.items())
+            cells = "  ".join(
+                f"{name}={format_key(cell) if name in self.keys else format_value(cell)}"
+                for name, cell in evidence.record.items()
+            )
             lines.append(f"  {evidence.weight:6.3f}{measured}  {cells}")
         return "\n".join(lines)
 

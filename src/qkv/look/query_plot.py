@@ -215,7 +215,7 @@ def _query_coordinates(query: object, *columns: Column) -> list[Any]:
     """Return the plot coordinates of a query, one coordinate for each key column."""
     from qkv.database.keys.queries import Queries
 
-    cells = Queries.parse([query], columns).cells
+    cells = [column.cells for column in Queries.parse([query], columns).columns]
     return [_coordinates(column, parsed)[0] for column, parsed in zip(columns, cells, strict=True)]
 
 

@@ -86,7 +86,8 @@ def _column_logits(
     query, key = queries[name], keys[name]
     if query.dtype != object:
         query, key = (x[..., None] if x.ndim == rows.ndim else x for x, rows in ((query, queries), (key, keys)))
-        query, key = cast(query, "float64"), cast(key, "float64")
+        if not score.keeps_dtype:
+            query, key = cast(query, "float64"), cast(key, "float64")
         if query.shape[-1] != key.shape[-1]:
             raise ShapeError(
                 f"column {name!r} must have the same width in query and key, got widths {query.shape[-1]} and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -125,7 +126,7 @@ class Executor(ABC):
         normalizer = parse_normalizer(given) if isinstance(given, str) else given
         normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
         entries, plan = self.run(parsed, comparison, normalizer, options)
-        notes = (self._rows_note(), *comparison.notes)
+        notes = (self._rows_note(), *comparison.notes, *_time_zone_notes(self.query_columns))
         if comparison.normalizer_note and normalizer is comparison.normalizer:
             notes += (comparison.normalizer_note,)
         notes += (f"weights by {normalizer}",)
@@ -160,6 +161,16 @@ class Executor(ABC):
             missing = ", ".join(f"{name} missing in {count:,}" for name, count in self.missing_cells.items())
             note += f"; {self.table.num_rows - self.complete_rows:,} left out ({missing})"
         return note if self.selected_rows is None else f"{note}; {self.selected_rows:,} rows satisfy the predicate"
+
+
+def _time_zone_notes(columns: Sequence[Column]) -> tuple[str, ...]:
+    """Return a sentence about each key column of timestamps with a time zone, or of dates in the format of a file."""
+    zones = ((column.name, getattr(column.type, "tz", None)) for column in columns if column.kind == "timestamp")
+    notes = [
+        f"{name} is in the time zone {zone}; queries without a time zone are read in it" for name, zone in zones if zone
+    ]
+    notes += [f"{column.name} is read in the format {column.date_format}" for column in columns if column.date_format]
+    return tuple(notes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -152,7 +152,7 @@ class _Call:
     options: AskOptions
 
     def answer(self, queries: Queries) -> tuple[list[Entry], Plan]:
-        query = self.comparison.query_array(queries.cells)
+        query = self.comparison.query_array(queries.columns)
         top = min(self.options.top, len(self.present))
         sums_to_one = self.normalizer.sums_to_one
         readouts: list[Readout] = [TopWeights(top)]

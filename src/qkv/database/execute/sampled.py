@@ -70,6 +70,14 @@ class SampledChooser(ComparisonChooser):
         """Return the number of complete rows of the store that hold the most common text of a key column."""
         return self.statistics.columns[column.name].repeats
 
+    def largest(self, column: Column) -> float:
+        """Return the largest magnitude of the numbers of a key column over the complete rows of the store."""
+        return self.statistics.columns[column.name].largest
+
+    def form(self, column: Column) -> str:
+        """Return the form that the texts of a key column have in all complete rows of the store."""
+        return self.statistics.columns[column.name].form
+
     def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
         """Return the 99th percentile of the distance of a key to its nearest other key, estimated from the sample."""
         saved = self.statistics.nearest_quantiles

@@ -92,7 +92,7 @@ class CellLogits(Logits[_CellRows]):
     def load(self, tile: RowTile) -> _CellRows | None:
         """Return a bound call over a tile, and a boolean array that marks rows with missing cells, or None."""
         columns = [Column.from_table(tile.table, column.name, self.folded, column) for column in self.columns]
-        key = self.comparison.query_array([column.cells for column in columns])
+        key = self.comparison.query_array(columns)
         missing = np.logical_or.reduce([column.missing for column in columns])
         return self.bind(key), missing if missing.any() else None
 

@@ -24,6 +24,7 @@ from qkv.database.execute.row_reader import RowTile, StoredRows
 from qkv.database.io import arrow_columns
 from qkv.database.keys.bandwidth import Bandwidth
 from qkv.database.keys.columns import Column
+from qkv.database.keys.identifiers import same_form
 from qkv.database.keys.row_sample import MOST_ROWS, RowSampler
 from qkv.errors import StoreFullError
 from qkv.store.disk import write_synced
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TableStatistics", "load_statistics", "restricted_statistics"]
 
-_FORMAT = 3
+_FORMAT = 4
 _MOST_SAVED = 16
 _EXAMPLES = 256
 _MOST_HASHES = 2**22
@@ -50,6 +51,8 @@ class _ColumnStatistics:
         mean, deviation: mean and standard deviation of the cells of complete rows, in the unit of the column and
             relative to the origin. Vectors have a mean alone; both are empty for texts and categories.
         repeats: number of complete rows with the most common text.
+        largest: the largest magnitude of the numbers of complete rows.
+        form: the form of the texts of all complete rows, see `identifiers.same_form`.
     """
 
     missing: int = 0
@@ -58,6 +61,8 @@ class _ColumnStatistics:
     mean: list[float] = field(default_factory=list)
     deviation: list[float] = field(default_factory=list)
     repeats: int = 0
+    largest: float = 0.0
+    form: str = ""
 
 
 @dataclass
@@ -208,6 +213,7 @@ class _StatisticsScan:
         self.earliest: dict[str, int] = {}
         self.variances = {name: _RunningVariance() for name in self.names}
         self.texts = {name: _TextCounts() for name in self.names}
+        self.forms: dict[str, str] = {}
         self.sampler = RowSampler(MOST_ROWS)
 
     def run(self, progress: Progress | None) -> TableStatistics:
@@ -225,6 +231,7 @@ class _StatisticsScan:
             if column is None:
                 continue
             statistics.repeats = self.texts[name].most()
+            statistics.form = self.forms.get(name, "")
             if variance.count:
                 shift = column.origin - self.earliest[name] if column.kind == "timestamp" else 0
                 statistics.mean = (variance.mean + shift).tolist()
@@ -257,8 +264,14 @@ class _StatisticsScan:
         for name, column in columns.items():
             if column.kind == "text":
                 self.texts[name].add(column.cells[present])
+                if present.any():
+                    form = same_form(column, present) if self.forms.get(name) != "" else ""
+                    self.forms[name] = form if self.forms.get(name, form) == form else ""
             elif column.kind != "category":
                 cells = column.cells[present]
+                if column.kind == "number":
+                    statistics = self.statistics[name]
+                    statistics.largest = max(statistics.largest, float(np.abs(cells).max(initial=0.0)))
                 self.variances[name].add(cells if cells.ndim == 2 else cells[:, None])
         self.sampler.add(tuple(columns.values()), present, tile.number)
         return present

@@ -158,7 +158,7 @@ class StreamedExecutor(Executor):
                 f"normalizer must not sample for {self.name}, which exceeds the memory limit, got {normalizer}. "
                 "Choose another normalizer, or open the store with more memory, such as memory='2 GiB'."
             )
-        query = comparison.query_array(queries.slice(0, 1).cells)
+        query = comparison.query_array(queries.slice(0, 1).columns)
         values = np.ones((len(comparison.key), 1))
         try:
             explain(query, comparison.key, values, score=comparison.score, normalizer=normalizer)
@@ -207,7 +207,7 @@ class _Call:
         self._votes = value_kind not in ("number", "timestamp", "vector")
         # A column of texts may have as many labels as rows.
         self.many_labels = value_kind == "text"
-        cell_logits, fast = self._logits(comparison.query_array(queries.slice(0, 1).cells))
+        cell_logits, fast = self._logits(comparison.query_array(queries.slice(0, 1).columns))
         self.logits = fast or cell_logits
 
     @property
@@ -219,7 +219,7 @@ class _Call:
 
     def answer(self, queries: Queries, progress: Progress | None) -> list[Entry]:
         """Return an `Entry` for each query of a group, from one or two passes over the rows."""
-        query = self.comparison.query_array(queries.cells)
+        query = self.comparison.query_array(queries.columns)
         count = len(queries)
         accumulator = accumulator_for(self.normalizer, count, self._values(count), self.top + _SPARE_ROWS)
         if accumulator is None:

@@ -6,7 +6,10 @@ imports together take longer than a query over a small table.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import zoneinfo
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +20,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "DATE_FORMAT",
     "Temporal",
     "decoded_chunks",
     "float_dtype",
     "from_units",
+    "has_time_zone",
     "null_mask",
     "row_numbers",
     "stored_numbers",
@@ -31,6 +36,9 @@ __all__ = [
 ]
 
 Temporal = dt.date | dt.datetime | dt.time | dt.timedelta
+
+DATE_FORMAT = b"qkv date format"
+"""The name in the metadata of an Arrow field of the format of the dates or times in a text file."""
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH = dt.datetime(1970, 1, 1)
@@ -119,35 +127,57 @@ def units_per_day(type_: pa.DataType) -> float:
     return float(_SECONDS_PER_DAY * _PER_SECOND["ms" if pa.types.is_date64(type_) else type_.unit])
 
 
-def to_units(value: Any, type_: pa.DataType) -> int:
+def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool = False) -> int:
     """Convert a date, time, timestamp or duration, or a text of one, to an integer in the units of an Arrow type.
 
-    A text is in ISO format, except that durations are numbers of days.
+    A text is in `date_format` or in ISO format, except that durations are numbers of days. A timestamp without a
+    time zone is in the time zone of the Arrow type.
+
+    Args:
+        value: the date, time, timestamp or duration.
+        type_: an Arrow type of dates, times, timestamps or durations.
+        date_format: a format of `datetime.strptime` in which texts may be; "" for none.
+        exact: whether a value that is not a whole number of units raises an error instead of being rounded down.
+            The date of a timestamp is a whole number of days.
 
     Raises:
         ValueError: The text is not a date, time or duration.
-        TypeError: The value does not fit the Arrow type.
+        TypeError: The value does not fit the Arrow type, or has a time zone and the Arrow type has none.
+        ArithmeticError: The value is not a whole number of units, and `exact` is True.
     """
     import pyarrow as pa
 
     if pa.types.is_duration(type_):
         length = dt.timedelta(days=float(value)) if isinstance(value, str | int | float) else value
-        return _whole_units(length, type_.unit)
+        return _whole_units(length, type_.unit, exact)
     if pa.types.is_time(type_):
         clock = dt.time.fromisoformat(value.strip()) if isinstance(value, str) else value
         if isinstance(clock, dt.datetime):
             clock = clock.time()
-        return _whole_units(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit)
-    timestamp = dt.datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
+        return _whole_units(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit, exact)
+    timestamp = _parse_timestamp(value, date_format) if isinstance(value, str) else value
     if not isinstance(timestamp, dt.date):
         raise TypeError(f"value must be a date or timestamp, got {value!r}. Pass a datetime or an ISO text.")
     if not isinstance(timestamp, dt.datetime):
         timestamp = dt.datetime.combine(timestamp, dt.time())
+    zone = type_.tz if pa.types.is_timestamp(type_) else None
+    if timestamp.tzinfo is None and zone is not None:
+        timestamp = timestamp.replace(tzinfo=_time_zone(zone))
     if timestamp.tzinfo is not None:
         timestamp = timestamp.astimezone(dt.UTC).replace(tzinfo=None)
     if pa.types.is_date32(type_):
         return (timestamp - _EPOCH).days
-    return _whole_units(timestamp - _EPOCH, "ms" if pa.types.is_date64(type_) else type_.unit)
+    return _whole_units(timestamp - _EPOCH, "ms" if pa.types.is_date64(type_) else type_.unit, exact)
+
+
+def has_time_zone(value: object, date_format: str = "") -> bool:
+    """Return whether a timestamp, or a text of one in `date_format` or in ISO format, has a time zone."""
+    if isinstance(value, str):
+        try:
+            value = _parse_timestamp(value, date_format)
+        except ValueError:
+            return False
+    return isinstance(value, dt.datetime) and value.tzinfo is not None
 
 
 def from_units(number: int, type_: pa.DataType) -> Temporal:
@@ -169,5 +199,26 @@ def _bits(buffer: pa.Buffer, chunk: pa.Array) -> Bool[np.ndarray, " rows"]:
     return bits[chunk.offset : chunk.offset + len(chunk)].astype(bool)
 
 
-def _whole_units(length: dt.timedelta, unit: str) -> int:
-    return length // dt.timedelta(microseconds=1) * _PER_SECOND[unit] // 10**6
+def _parse_timestamp(text: str, date_format: str) -> dt.datetime:
+    text = text.strip()
+    if date_format:
+        # A file of timestamps may be asked for a date in its own format.
+        for form in (date_format, date_format.split(" ")[0]):
+            with contextlib.suppress(ValueError):
+                return dt.datetime.strptime(text, form)
+    return dt.datetime.fromisoformat(text)
+
+
+@cache
+def _time_zone(name: str) -> dt.tzinfo:
+    """Return the time zone of an Arrow type, which is the name of a zone or an offset such as "+05:30"."""
+    if name[:1] in "+-":
+        return dt.datetime.fromisoformat(f"1970-01-01T00:00{name}").tzinfo or dt.UTC
+    return zoneinfo.ZoneInfo(name)
+
+
+def _whole_units(length: dt.timedelta, unit: str, exact: bool) -> int:
+    units, rest = divmod(length // dt.timedelta(microseconds=1) * _PER_SECOND[unit], 10**6)
+    if exact and rest:
+        raise ArithmeticError(length)
+    return units

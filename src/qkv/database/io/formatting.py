@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import math
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from qkv.database.answer import Answer, Entry
 
-__all__ = ["format_query", "format_spread", "format_uncertainty", "format_value", "number"]
+__all__ = ["format_key", "format_query", "format_spread", "format_uncertainty", "format_value", "number"]
 
 
 def number(value: float, spread: float | None = None) -> str:
@@ -52,6 +53,8 @@ def format_value(value: object, spread: object = None) -> str:
         return "—"
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
+    if isinstance(value, int) and spread is None:
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
     if isinstance(value, int | float | np.number):
         return number(float(value), spread if isinstance(spread, float) else None)
     if isinstance(value, dt.datetime):
@@ -63,9 +66,35 @@ def format_value(value: object, spread: object = None) -> str:
     return " ".join(str(value).split())
 
 
+def format_key(key: object) -> str:
+    """Return a key as one line of text that is read as the same key: numbers in full, dates in ISO 8601.
+
+    Durations are numbers of days. Vectors of more than four numbers are abbreviated.
+
+    Example:
+        >>> format_key(2**63 - 1), format_key(0.1 + 0.2), format_key(1200.0), format_key(dt.timedelta(hours=12))
+        ('9223372036854775807', '0.30000000000000004', '1200', '0.5')
+    """
+    if isinstance(key, np.generic):
+        key = key.item()
+    if isinstance(key, bool) or key is None:
+        return format_value(key)
+    if isinstance(key, float):
+        return repr(key).removesuffix(".0")
+    if isinstance(key, decimal.Decimal):
+        return f"{key:f}"
+    if isinstance(key, dt.timedelta):
+        return format_key(key / dt.timedelta(days=1))
+    if isinstance(key, dt.datetime):
+        return key.isoformat(" ")
+    if isinstance(key, np.ndarray | list) and len(key) <= 4:
+        return "[" + ", ".join(map(format_key, key)) + "]"
+    return str(key) if isinstance(key, int) else format_value(key)
+
+
 def format_query(query: object) -> str:
     """Return a query as text, with commas between the parts of a query for several key columns."""
-    return ", ".join(map(format_value, query)) if isinstance(query, tuple) else format_value(query)
+    return ", ".join(map(format_key, query)) if isinstance(query, tuple) else format_key(query)
 
 
 def format_uncertainty(answer: Answer | Entry) -> str:

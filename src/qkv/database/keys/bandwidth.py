@@ -24,9 +24,10 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
+from qkv.database.io.formatting import number as format_number
 from qkv.database.keys.neighbor_blocks import PointBlocks, separate_groups, split_into_blocks, squared_distances
 
-__all__ = ["Bandwidth", "choose_bandwidth", "leave_one_out", "scott"]
+__all__ = ["Bandwidth", "choose_bandwidth", "leave_one_out", "method_text", "scott"]
 
 # Squaring doubles a relative error: after eight squarings the rounding of one exponential has grown to about
 # 3e-5. More than eight bandwidths need fresh exponentials.
@@ -278,3 +279,18 @@ class _BandwidthGrid:
                 parts[a][step, :, columns] += kernel @ self.block_values[b][group]
                 if a != b:
                     parts[b][step, :, columns] += kernel.T @ self.block_values[a][group]
+
+
+def method_text(chosen: Bandwidth) -> str:
+    """Return how a bandwidth was chosen, as the end of a sentence."""
+    rows = f"{chosen.rows:,} rows"
+    if chosen.total > chosen.rows:
+        rows = f"a sample of {chosen.rows:,} of {chosen.total:,} rows, multiplied by Scott's factor"
+    text = f"by {chosen.method} over {rows}"
+    if chosen.error is None:
+        return text
+    error, baseline = format_number(chosen.error**0.5), format_number((chosen.baseline or 0.0) ** 0.5)
+    if chosen.grouped:
+        share = f"{error} of a group's deviation; {baseline} for the mean of each group"
+        return f"{text} in groups of equal texts and categories: error {share}"
+    return f"{text}: error {error} (root mean square; {baseline} for the mean of all)"

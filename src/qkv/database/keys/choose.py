@@ -3,17 +3,20 @@
     key                    score                     normalizer                    no match where
     one text               Spelling                  top 10, softmax of s/0.02     similarity < 0.8
     one category, boolean  Exact                     Sum                           nothing is equal
+    one identifier         Exact                     Sum                           nothing is equal
     one vector             Cosine                    top 10, softmax of s/0.05     cosine < 0.5
     numbers, timestamps    Gaussian, standardized    Softmax                       too far away
     of several kinds       ByColumn of the above     Softmax                       one part has no match
 
-In a key of several kinds, rows with equal texts and categories are a group: the bandwidth of the numbers is
-chosen such that each row is predicted from the other rows of its group. A text that equals a key is answered from the
-rows with that key alone.
+In a key of several kinds, rows with equal texts, categories and identifiers are a group: the bandwidth of the numbers
+is chosen such that each row is predicted from the other rows of its group. A text that equals a key is answered from
+the rows with that key alone.
 
 Numbers are too far away beyond the larger of three bandwidths (at most one standard deviation) and the 99th
 percentile of the distances between a key and its nearest other key. If a text occurs in more than ten
-rows, "top 10" grows to that number, so that all equal keys are included. A score given as an object compares
+rows, "top 10" grows to that number, so that all equal keys are included. Which columns hold identifiers is stated in
+`qkv.database.keys.identifiers`; a score that compares numbers compares them as numbers. `Exact` compares cells of every
+type exactly, also integers that float64 cannot represent. A score given as an object compares
 unstandardized numbers (timestamps in days). A kernel given by name without a bandwidth compares standardized
 columns with a chosen bandwidth.
 """
@@ -23,18 +26,18 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int
-from qkv.database.io.formatting import number
-from qkv.database.keys.bandwidth import Bandwidth, choose_bandwidth, scott
+from qkv.database.keys.bandwidth import Bandwidth, choose_bandwidth, method_text, scott
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import (
     Comparison,
     DistanceComparison,
+    EqualityComparison,
     GroupedDistanceComparison,
     MixedComparison,
     ScoreComparison,
@@ -42,6 +45,8 @@ from qkv.database.keys.comparisons import (
     in_days,
     structured,
 )
+from qkv.database.keys.groups import gaussian_of_keys, group_rows
+from qkv.database.keys.identifiers import identifier_reason, is_whole_number, same_form
 from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows
@@ -97,9 +102,13 @@ class ComparisonChooser:
         if named is not None and not named.needs_bandwidth:
             score, named = named.build(), None
         every = tuple(range(len(self.columns)))
+        if isinstance(score, Exact):
+            return self._equal(every, (f"compared by {score}",))
         numeric = all(map(_is_numeric, self.columns))
         if len(self.columns) > 1 and not numeric and score is not None:
             self._check_accepts_records(score)
+        if score is None and any(self._reasons):
+            return self._single_column(0, threshold) if len(every) == 1 else self._mixed(threshold, progress)
         if isinstance(score, Score):
             return self._by_score(score, every, threshold)
         if self._is_single_column("text", "category", "vector") or (
@@ -148,6 +157,8 @@ class ComparisonChooser:
         if self._is_single_column("vector") and isinstance(score, Cosine) and score.temperature == 1.0:
             return self._vectors(0, threshold)
         points = first.cells if self._is_single_column("text", "category", "vector") else self._stacked(every)
+        if points.dtype != object:
+            points = self._with_excluded_at_mean(points)
         width = getattr(score, "bandwidth", None)
         limit = threshold
         if self._is_single_column("text", "category") or not isinstance(width, float | int):
@@ -165,14 +176,39 @@ class ComparisonChooser:
 
     def _single_column(self, index: int, threshold: float | None) -> Comparison:
         column = self.columns[index]
+        if self._reasons[index]:
+            return self._equal((index,), ("compared by equality",))
         if column.kind == "text":
             notes: tuple[str, ...] = ("compared by Spelling, the mean of Jaro–Winkler and edit similarity",)
             return self._texts(index, Spelling(), threshold, notes)
         if column.kind == "vector":
             return self._vectors(index, threshold)
-        notes = ("compared by equality",)
-        cells = column.cells if column.kind == "category" else column.cells[:, None]
-        return ScoreComparison((index,), (column,), Exact(), None, cells, notes)
+        return self._equal((index,), ("compared by equality",))
+
+    def _equal(self, indices: tuple[int, ...], notes: tuple[str, ...]) -> EqualityComparison:
+        """Return a comparison by equality of the selected columns, which is exact for every type of cells."""
+        columns = tuple(self.columns[index] for index in indices)
+        uuids = tuple(self.form(column) == "uuid" for column in columns)
+        for index in indices:
+            reason = self._reasons[index]
+            if reason:
+                notes += (f"{self.columns[index].name} is read as an identifier, because {reason}",)
+        comparison = EqualityComparison(indices, columns, Exact(), None, np.zeros(0), notes, uuids=uuids)
+        return comparison.with_rows(self.columns)
+
+    @cached_property
+    def _reasons(self) -> tuple[str, ...]:
+        """For each key column the reason why it holds identifiers, or an empty text if it does not."""
+        return tuple(
+            identifier_reason(column, self.largest(column) if is_whole_number(column) else 0.0, self.form(column))
+            for column in self.columns
+        )
+
+    @property
+    def _group_columns(self) -> tuple[int, ...]:
+        """The indices of the key columns of texts, categories and identifiers, whose equal rows are a group."""
+        kinds = ("text", "category")
+        return tuple(i for i, column in enumerate(self.columns) if column.kind in kinds or self._reasons[i])
 
     def _texts(self, index: int, score: Score, threshold: float | None, notes: tuple[str, ...]) -> Comparison:
         column = self.columns[index]
@@ -209,7 +245,7 @@ class ComparisonChooser:
         mean, scale = self.mean_and_deviation(indices, stacked)
         # A constant column has no information; a scale of 1 avoids amplifying its rounding errors.
         scale = np.where(scale > 0, scale, 1.0)
-        key = (stacked - mean) / scale
+        key = self._with_excluded_at_mean((stacked - mean) / scale)
         chosen = choose(key)
         kind = named.kind.__name__.lower() if named is not None else "gaussian"
         width = chosen.value * _AS_WIDE_AS_GAUSSIAN.get(kind, 1.0)
@@ -223,17 +259,18 @@ class ComparisonChooser:
         unit_name = _unit_name(columns) if alone else " standard deviations"
         notes = (
             f"compared by {type(score).__name__} of standardized columns, bandwidth {width:.3g} ({own})",
-            f"bandwidth {_method_text(chosen)}",
+            f"bandwidth {method_text(chosen)}",
             f"no match beyond a distance of {limit:.3g}{unit_name}",
         )
         return DistanceComparison(indices, columns, score, None, key, notes, mean, scale, unit, unit_name, limit)
 
     def _mixed(self, threshold: float | None, progress: Progress | None) -> MixedComparison:
         parts: list[tuple[str, Comparison, float]] = []
-        numeric = tuple(i for i, column in enumerate(self.columns) if _is_numeric(column))
-        texts = sum(column.kind == "text" for column in self.columns)
+        identifiers = [bool(reason) for reason in self._reasons]
+        numeric = tuple(i for i, column in enumerate(self.columns) if _is_numeric(column) and not identifiers[i])
+        texts = sum(column.kind == "text" and not identifiers[i] for i, column in enumerate(self.columns))
         if numeric:
-            self._groups = _group_rows([self.columns[index] for index in _group_columns(self.columns)])
+            self._groups = group_rows([self.columns[index] for index in self._group_columns])
             choose = partial(self.bandwidth, progress=progress)
             if self._groups is None:
                 choose = partial(self.rule_of_thumb, reason="the key has columns of several kinds")
@@ -248,8 +285,9 @@ class ComparisonChooser:
             own = self._single_column(index, threshold if column.kind == "text" else None)
             if column.kind == "category":
                 own = SimilarityComparison((index,), (column,), Exact(), None, column.cells, own.notes, 1.0)
-            parts.append((column.name, own, weight / texts if column.kind == "text" else weight))
-        equal = tuple((self.columns[index].name, Exact(), _EQUAL) for index in _group_columns(self.columns))
+            shared = column.kind == "text" and not identifiers[index]
+            parts.append((column.name, own, weight / texts if shared else weight))
+        equal = tuple((self.columns[index].name, Exact(), _EQUAL) for index in self._group_columns)
         score = ByColumn((*((name, part.score, weight) for name, part, weight in parts), *equal))
         key = structured({name: part.key for name, part, _ in parts})
         notes = tuple(f"{name}: {note}" for name, part, _ in parts for note in part.notes)
@@ -261,7 +299,7 @@ class ComparisonChooser:
         chosen, groups, score = self._bandwidth, self._groups, numbers.score
         if chosen is None or groups is None or not chosen.factors or not isinstance(score, Gaussian):
             return numbers
-        indices = _group_columns(self.columns)
+        indices = self._group_columns
         # Groups are numbered in the order in which they occur among all rows.
         _, first = np.unique(groups, return_index=True)
         cells = {
@@ -270,7 +308,7 @@ class ComparisonChooser:
         }
         least, most = min(cells.values()), max(cells.values())
         note = f"bandwidth multiplied by {least:.3g} to {most:.3g} for {len(cells):,} groups with other errors"
-        by_key = Custom(_gaussian_of_keys, (np.asarray(score.bandwidth),), numbers.key.shape[1] + 2, "any")
+        by_key = Custom(gaussian_of_keys, (np.asarray(score.bandwidth),), numbers.key.shape[1] + 2, "any")
         fields = {f.name: getattr(numbers, f.name) for f in dataclasses.fields(numbers)}
         fields.update(score=by_key, notes=(*numbers.notes, note), group_columns=indices, factors=cells)
         out = GroupedDistanceComparison(**fields)
@@ -305,6 +343,14 @@ class ComparisonChooser:
         """Return the number of complete rows that hold the most common cell of a key column."""
         return max(Counter(column.cells[self.complete].tolist()).values(), default=0)
 
+    def largest(self, column: Column) -> float:
+        """Return the largest magnitude of the numbers of a key column over its complete rows."""
+        return float(np.abs(column.cells[self.complete]).max(initial=0.0))
+
+    def form(self, column: Column) -> str:
+        """Return the form that the texts of a key column have in all complete rows, see `identifiers.same_form`."""
+        return same_form(column, self.complete)
+
     def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
         """Return the 99th percentile of the distances from each key to its nearest other key.
 
@@ -318,6 +364,16 @@ class ComparisonChooser:
     def _stacked(self, indices: tuple[int, ...]) -> Float[np.ndarray, "rows width"]:
         return np.stack([in_days(self.columns[i], self.columns[i].cells) for i in indices], axis=1)
 
+    def _with_excluded_at_mean(self, points: Float[np.ndarray, "rows width"]) -> Float[np.ndarray, "rows width"]:
+        """Return points in which the excluded rows have the mean of the others.
+
+        The engine subtracts a center from keys, which a large number in an excluded row would move far away from the
+        others: differences would then lose their digits.
+        """
+        if self.complete.all() or not self.complete.any():
+            return points
+        return np.where(self.complete[:, None], points, points[self.complete].mean(axis=0))
+
     def _max_distance(self, key: Float[np.ndarray, "rows width"], bandwidths: float, unit: str) -> float:
         return max(bandwidths, self.nearest_quantile(key, unit))
 
@@ -326,45 +382,9 @@ def _is_numeric(column: Column) -> bool:
     return column.kind in ("number", "timestamp", "boolean")
 
 
-def _group_columns(columns: tuple[Column, ...]) -> tuple[int, ...]:
-    return tuple(index for index, column in enumerate(columns) if column.kind in ("text", "category"))
-
-
-def _gaussian_of_keys(
-    query: Float[np.ndarray, "q columns"], key: Float[np.ndarray, "k columns"], bandwidth: Float[np.ndarray, ""]
-) -> Float[np.ndarray, "q k"]:
-    """Return Gaussian logits with a bandwidth for each key, whose inverse factor is the last column of `key`."""
-    squares = np.square(query[:, None, :-1] - key[None, :, :-1]).sum(axis=-1)
-    return np.asarray(-0.5 * squares * np.square(key[:, -1] / bandwidth))
-
-
-def _group_rows(columns: list[Column]) -> Int[np.ndarray, " rows"] | None:
-    """Return the index of the group of each row, whose cells in all columns are equal, or None without columns."""
-    if not columns:
-        return None
-    codes: dict[tuple[object, ...], int] = {}
-    cells = zip(*(column.cells.tolist() for column in columns), strict=True)
-    return np.array([codes.setdefault(row, len(codes)) for row in cells], np.int64)
-
-
 def _best_keys_note(count: int) -> str:
     return f"the {count} best keys take part"
 
 
 def _unit_name(columns: tuple[Column, ...]) -> str:
     return " days" if len(columns) == 1 and columns[0].kind == "timestamp" else ""
-
-
-def _method_text(chosen: Bandwidth) -> str:
-    rows = f"{chosen.rows:,} rows"
-    if chosen.total > chosen.rows:
-        rows = f"a sample of {chosen.rows:,} of {chosen.total:,} rows, multiplied by Scott's factor"
-    text = f"by {chosen.method} over {rows}"
-    if chosen.error is None:
-        return text
-    if chosen.grouped:
-        error, baseline = chosen.error**0.5, (chosen.baseline or 0.0) ** 0.5
-        share = f"{number(error)} of a group's deviation; {number(baseline)} for the mean of each group"
-        return f"{text} in groups of equal texts and categories: error {share}"
-    baseline = (chosen.baseline or 0.0) ** 0.5
-    return f"{text}: error {number(chosen.error**0.5)} (root mean square; {number(baseline)} for the mean of all)"

@@ -17,13 +17,15 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from qkv.core.typing import Bool, Float, Shaped
+from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.io import arrow_columns
+from qkv.database.io.formatting import format_key
+from qkv.database.keys import exact_cells
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ class Column:
         type: the pyarrow type, by which numbers are converted back to timestamps.
         origin: the offset of timestamps, subtracted so that float64 represents them exactly.
         original: texts as in the table, not folded; None for other kinds.
+        source: the Arrow column from which the cells were read; None for texts.
+        date_format: the format in which a text file writes dates, such as "%d.%m.%Y"; "" for ISO 8601.
     """
 
     name: str
@@ -83,6 +87,8 @@ class Column:
     type: pa.DataType
     origin: int = 0
     original: Shaped[np.ndarray, " rows"] | None = None
+    source: pa.ChunkedArray | None = None
+    date_format: str = ""
 
     @staticmethod
     def from_table(table: pa.Table, name: str, folded: bool = True, like: Column | None = None) -> Column:
@@ -103,12 +109,40 @@ class Column:
             return _read_texts(chunked, name, kind, folded)
         if kind == "vector":
             return _read_vectors(chunked, name, None if like is None else like.cells.shape[1])
-        return _read_numbers(chunked, name, kind, None if like is None else like.origin)
+        column = _read_numbers(chunked, name, kind, None if like is None else like.origin)
+        metadata = table.schema.field(name).metadata or {}
+        return replace(column, date_format=metadata.get(arrow_columns.DATE_FORMAT, b"").decode())
+
+    @cached_property
+    def integers(self) -> Int[np.ndarray, "rows words"] | None:
+        """The cells as integers that differ for different cells (see `exact_cells`), with 0 for missing cells.
+
+        None for texts and for vectors of floats, which are compared exactly by `cells`.
+        """
+        if self.source is None:
+            return None
+        chunks = arrow_columns.decoded_chunks(self.source)
+        if self.kind == "vector":
+            return _vector_integers(self.source, self.missing, self.integers_per_cell)
+        words = np.zeros((0, self.integers_per_cell), np.int64)
+        words = np.concatenate([words, *map(exact_cells.cell_integers, chunks)])
+        return np.where(self.missing[:, None], 0, words)
+
+    @property
+    def integers_per_cell(self) -> int:
+        """The number of columns of `integers`, or 0 if it is None."""
+        if self.source is None:
+            return 0
+        if self.kind == "vector":
+            return int(self.cells.shape[1]) * exact_cells.width_of(self.type.value_type)
+        return exact_cells.width_of(self.type)
 
     def slice(self, rows: slice) -> Column:
         """Return the column of some consecutive rows."""
         original = None if self.original is None else self.original[rows]
-        return replace(self, cells=self.cells[rows], missing=self.missing[rows], original=original)
+        start, stop, _ = rows.indices(len(self.missing))
+        source = None if self.source is None else self.source.slice(start, max(0, stop - start))
+        return replace(self, cells=self.cells[rows], missing=self.missing[rows], original=original, source=source)
 
     def timestamp(self, number: float) -> Temporal:
         """Convert a number of time units after `origin` to the nearest date, time, datetime or timedelta.
@@ -116,6 +150,13 @@ class Column:
         The unit is that of the column. Halves are rounded up, whatever the origin and despite rounding errors.
         """
         return arrow_columns.from_units(math.floor(round(number, 6) + 0.5) + self.origin, self.type)
+
+    def text(self, row: int) -> str:
+        """Return the cell of a row as text that is read as the same cell; a vector is abbreviated."""
+        if self.original is not None:
+            return str(self.original[row])
+        cell = self.cells[row] if self.source is None else self.source[row].as_py()
+        return format_key(cell)
 
     def duration(self, number: float) -> dt.timedelta:
         """Convert a number of the column's time units to a timedelta."""
@@ -165,12 +206,13 @@ def _read_numbers(chunked: pa.ChunkedArray, name: str, kind: Kind, origin: int |
         units = np.concatenate([np.zeros(0, np.int64), *map(arrow_columns.stored_numbers, chunks)])
         if origin is None:
             origin = int(units[~missing].min()) if not missing.all() else 0
-        return Column(name, kind, np.where(missing, 0, units - origin).astype(np.float64), missing, type_, origin)
-    # Integers beyond 2^53 are compared and averaged as the nearest float64.
+        cells = np.where(missing, 0, units - origin).astype(np.float64)
+        return Column(name, kind, cells, missing, type_, origin, source=chunked)
+    # Integers beyond 2^53 are averaged as the nearest float64; `integers` compares them exactly.
     numbers = [arrow_columns.stored_numbers(chunk).astype(np.float64) for chunk in chunks]
     cells = np.concatenate([np.zeros(0), *numbers])
     missing |= ~np.isfinite(cells)
-    return Column(name, kind, np.where(missing, 0.0, cells), missing, type_)
+    return Column(name, kind, np.where(missing, 0.0, cells), missing, type_, source=chunked)
 
 
 def _read_vectors(chunked: pa.ChunkedArray, name: str, width: int | None) -> Column:
@@ -194,7 +236,24 @@ def _read_vectors(chunked: pa.ChunkedArray, name: str, width: int | None) -> Col
     ]
     cells = np.concatenate([np.zeros((0, width)), *matrices])
     missing = ~np.asarray(np.isfinite(cells).all(axis=1))
-    return Column(name, "vector", np.where(missing[:, None], 0.0, cells), missing, chunked.type)
+    exact = types.is_floating(chunked.type.value_type)
+    cells = np.where(missing[:, None], 0.0, cells)
+    return Column(name, "vector", cells, missing, chunked.type, source=None if exact else chunked)
+
+
+def _vector_integers(
+    source: pa.ChunkedArray, missing: Bool[np.ndarray, " rows"], width: int
+) -> Int[np.ndarray, "rows width"]:
+    """Return the integers of the elements of a column of vectors, side by side, with 0 for missing vectors."""
+    import pyarrow as pa
+
+    element = source.type.value_type
+    words = np.zeros((len(missing), width), np.int64)
+    if not missing.all():
+        rows = [row for row, absent in zip(source.to_pylist(), missing, strict=True) if not absent]
+        flat = pa.array([number for row in rows for number in row], element)
+        words[~missing] = exact_cells.cell_integers(flat).reshape(len(rows), width)
+    return words
 
 
 def _nullable_matrix(chunk: pa.Array) -> Float[np.ndarray, "rows width"]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
-from qkv.core.typing import Float, Int, Num, Shaped
+from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.io.formatting import number
+from qkv.database.keys import exact_cells
 from qkv.database.keys.columns import Column
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
@@ -21,11 +22,25 @@ from qkv.scores.exact import Exact
 __all__ = [
     "Comparison",
     "DistanceComparison",
+    "EqualityComparison",
     "GroupedDistanceComparison",
+    "KeyCells",
     "MixedComparison",
     "ScoreComparison",
     "SimilarityComparison",
 ]
+
+
+class KeyCells(Protocol):
+    """The cells of rows or of queries for one key column: a `Column`, or the `QueryCells` of `Queries`."""
+
+    @property
+    def cells(self) -> Shaped[np.ndarray, "n ..."]:
+        """The cells, see `Column.cells`."""
+
+    @property
+    def integers(self) -> Int[np.ndarray, "n words"] | None:
+        """The cells as integers for exact comparison, see `Column.integers`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +67,18 @@ class Comparison:
     measure: ClassVar[str] = ""
     """The unit of `nearness`: "similarity", "distance", or "" where there is no single number."""
 
-    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q ..."]:
+    def query_array(self, columns: Sequence[KeyCells]) -> Shaped[np.ndarray, "q ..."]:
         """Return the query array of the engine for the parsed cells of all key columns.
 
         It contains the compared columns side by side, with timestamps in days.
         """
-        own = self._compared(cells)
+        own = self._compared(columns)
         return own[0] if own[0].dtype == object or own[0].ndim == 2 else np.stack(own, axis=1)
 
     def with_rows(self, columns: Sequence[Column]) -> Self:
         """Return a copy of this comparison whose keys are taken from `columns`, the key columns of other rows."""
         own = tuple(columns[index] for index in self.columns)
-        return replace(self, key=self.query_array([column.cells for column in columns]), key_columns=own)
+        return replace(self, key=self.query_array(columns), key_columns=own)
 
     def nearness(
         self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]
@@ -80,8 +95,9 @@ class Comparison:
         """The text that an answer gives as the reason for "no match" when all weights are zero."""
         return "no key equals the query" if isinstance(self.score, Exact) else "all weights are zero"
 
-    def _compared(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> list[Shaped[np.ndarray, "q ..."]]:
-        return [in_days(column, cells[index]) for index, column in zip(self.columns, self.key_columns, strict=True)]
+    def _compared(self, columns: Sequence[KeyCells]) -> list[Shaped[np.ndarray, "q ..."]]:
+        own = zip(self.columns, self.key_columns, strict=True)
+        return [in_days(column, columns[index].cells) for index, column in own]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,15 +110,56 @@ class ScoreComparison(Comparison):
 
     structured: bool = False
 
-    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q ..."]:
+    def query_array(self, columns: Sequence[KeyCells]) -> Shaped[np.ndarray, "q ..."]:
         """Return the parsed cells of queries as one array, with a column or a field for each key column.
 
         Timestamps are in days.
         """
         if not self.structured:
-            return super().query_array(cells)
+            return super().query_array(columns)
         names = [column.name for column in self.key_columns]
-        return structured(dict(zip(names, self._compared(cells), strict=True)))
+        return structured(dict(zip(names, self._compared(columns), strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class EqualityComparison(Comparison):
+    """Comparison by equality of all key columns, which is exact for every type of cells.
+
+    The key has a row of integers per row of the table, see `Column.integers`. Its last column is 0; that of a query
+    is 1 if no cell of the column's type can equal it. If texts or vectors of floats are compared, the key is an array
+    of texts or of tuples.
+
+    Attributes:
+        uuids: for each compared column, whether its texts are compared as UUIDs.
+    """
+
+    uuids: tuple[bool, ...] = ()
+
+    def query_array(self, columns: Sequence[KeyCells]) -> Shaped[np.ndarray, "q ..."]:
+        """Return the parsed cells of queries as rows of integers, or as texts or tuples if a column has no integers."""
+        own = [columns[index] for index in self.columns]
+        unequal = np.zeros(len(own[0].cells), bool)
+        parts: list[np.ndarray] = []
+        for column, as_uuid in zip(own, self.uuids or (False,) * len(own), strict=True):
+            integers, others = column.integers, getattr(column, "unequal", None)
+            if as_uuid:
+                integers, others = exact_cells.uuid_integers(column.cells.tolist())
+            unequal |= others if others is not None else False
+            parts.append(column.cells if integers is None else integers)
+        if all(part.dtype == np.int64 for part in parts):
+            return np.concatenate([*parts, unequal[:, None].astype(np.int64)], axis=1)
+        return parts[0] if len(parts) == 1 else _tuples(parts, unequal)
+
+    def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
+        """Return for each query the reason why its nearest row is not equal, or None if it is equal."""
+        equal = np.asarray(self.score(query[:, None], self.key[nearest][:, None]))[:, 0, 0]
+        return [None if one else self.no_weight_reason for one in equal]
+
+
+def _tuples(parts: Sequence[Shaped[np.ndarray, "q ..."]], unequal: Bool[np.ndarray, " q"]) -> Shaped[np.ndarray, " q"]:
+    """Return an array with a tuple of the cells of each row of several arrays."""
+    lists = [map(tuple, part.tolist()) if part.ndim == 2 else part.tolist() for part in parts]
+    return np.fromiter(zip(*lists, unequal.tolist(), strict=True), object, len(unequal))
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,9 +214,9 @@ class DistanceComparison(Comparison):
     max_distance: float
     measure: ClassVar[str] = "distance"
 
-    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q width"]:
+    def query_array(self, columns: Sequence[KeyCells]) -> Shaped[np.ndarray, "q width"]:
         """Return the parsed cells of queries as a matrix with one column per key column, standardized like the keys."""
-        return np.asarray((super().query_array(cells) - self.offset) / self.scale)
+        return np.asarray((super().query_array(columns) - self.offset) / self.scale)
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
         """Return the Euclidean distance `(q, n)` of each query to the n rows listed for it in `rows`."""
@@ -183,10 +240,7 @@ class DistanceComparison(Comparison):
     def _key_text(self, row: int) -> str:
         if self.key_columns[0].kind == "vector":
             return ""
-        cells = [
-            c.timestamp(c.cells[row]) if c.kind == "timestamp" else f"{c.cells[row]:.6g}" for c in self.key_columns
-        ]
-        return f", {', '.join(str(cell) for cell in cells)},"
+        return f", {', '.join(column.text(row) for column in self.key_columns)},"
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,11 +257,11 @@ class GroupedDistanceComparison(DistanceComparison):
     group_columns: tuple[int, ...] = ()
     factors: Mapping[tuple[object, ...], float] = field(default_factory=dict)
 
-    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q width"]:
+    def query_array(self, columns: Sequence[KeyCells]) -> Shaped[np.ndarray, "q width"]:
         """Return the standardized cells, with a last column for the bandwidth, which only that of keys affects."""
-        groups = zip(*(cells[index].tolist() for index in self.group_columns), strict=True)
+        groups = zip(*(columns[index].cells.tolist() for index in self.group_columns), strict=True)
         inverse = [1.0 / self.factors.get(group, 1.0) for group in groups]
-        return np.concatenate([super().query_array(cells), np.array(inverse).reshape(-1, 1)], axis=1)
+        return np.concatenate([super().query_array(columns), np.array(inverse).reshape(-1, 1)], axis=1)
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
         """Return the Euclidean distance `(q, n)` of each query to the n rows listed for it in `rows`."""
@@ -220,9 +274,9 @@ class MixedComparison(Comparison):
 
     parts: tuple[tuple[str, Comparison], ...]
 
-    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, " q"]:
+    def query_array(self, columns: Sequence[KeyCells]) -> Shaped[np.ndarray, " q"]:
         """Return the parsed cells of queries as a structured array with one field for each part."""
-        return structured({name: part.query_array(cells) for name, part in self.parts})
+        return structured({name: part.query_array(columns) for name, part in self.parts})
 
     def with_rows(self, columns: Sequence[Column]) -> Self:
         """Return a copy of this comparison and its parts, with keys taken from the key columns of other rows."""

@@ -16,20 +16,36 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.typing import Bool, Float, Shaped
+from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.io import arrow_columns
+from qkv.database.keys import exact_cells
 from qkv.database.keys.columns import Column, fold
 from qkv.errors import QueryError
 
-__all__ = ["Queries"]
-
-_BOOLEANS = {
-    **dict.fromkeys(("true", "t", "yes", "y", "1", 1), 1.0),
-    **dict.fromkeys(("false", "f", "no", "n", "0", 0), 0.0),
-}
+__all__ = ["Queries", "QueryCells"]
 
 Cell = str | float | np.ndarray | None
 """The parsed value of a query for one key column; None if it is missing."""
+
+
+@dataclass(frozen=True, eq=False)
+class QueryCells:
+    """The parsed cells of queries for one key column.
+
+    Attributes:
+        cells: `(q,)` or `(q, width)` in the form of `Column.cells`.
+        integers: `(q, words)` in the form of `Column.integers`.
+        unequal: `(q,)`, True for the queries that no cell of the column's type can equal.
+    """
+
+    cells: Shaped[np.ndarray, "q ..."]
+    integers: Int[np.ndarray, "q words"] | None = None
+    unequal: Bool[np.ndarray, " q"] | None = None
+
+    def slice(self, start: int, stop: int) -> QueryCells:
+        """Return the cells of the queries with the indices from `start` to `stop`, exclusive."""
+        arrays = (self.cells, self.integers, self.unequal)
+        return QueryCells(*(None if array is None else array[start:stop] for array in arrays))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +54,7 @@ class Queries:
 
     Attributes:
         originals: the queries as given, for display.
-        cells: for each key column, `(q,)` or `(q, width)` in the form of `Column.cells`.
+        columns: for each key column, the parsed cells.
         missing: `(q,)`, True where some cell is missing.
         single: whether one query was given rather than a list.
         missing_cells: for each key column, `(q,)`, True where its cell is missing.
@@ -47,7 +63,7 @@ class Queries:
     """
 
     originals: tuple[object, ...]
-    cells: tuple[Shaped[np.ndarray, "q ..."], ...]
+    columns: tuple[QueryCells, ...]
     missing: Bool[np.ndarray, " q"]
     single: bool
     missing_cells: tuple[Bool[np.ndarray, " q"], ...] = ()
@@ -58,10 +74,10 @@ class Queries:
 
     def slice(self, start: int, stop: int) -> Queries:
         """Return the queries with the indices from `start` to `stop`, exclusive."""
-        cells = tuple(column[start:stop] for column in self.cells)
+        columns = tuple(column.slice(start, stop) for column in self.columns)
         missing_cells = tuple(column[start:stop] for column in self.missing_cells)
         missing, errors = self.missing[start:stop], self.errors[start:stop]
-        return Queries(self.originals[start:stop], cells, missing, False, missing_cells, errors)
+        return Queries(self.originals[start:stop], columns, missing, False, missing_cells, errors)
 
     @staticmethod
     def parse(queries: object, columns: Sequence[Column], folded: bool = True, on_bad_query: str = "refuse") -> Queries:
@@ -82,23 +98,27 @@ class Queries:
         else:
             given, single = _split_queries(queries, columns)
         rows: list[tuple[Cell, ...]] = []
+        parts_given: list[tuple[object, ...]] = []
         errors = []
         for query in given:
             try:
                 parts = _parts(query, columns)
                 cells_of_query = zip(parts, columns, strict=True)
                 rows.append(tuple(_parse_cell(part, column, folded) for part, column in cells_of_query))
+                parts_given.append(parts)
                 errors.append("")
             except QueryError as error:
                 if on_bad_query != "report":
                     raise
                 rows.append((None,) * len(columns))
+                parts_given.append(rows[-1])
                 errors.append(str(error))
         cells, missing_cells = [], []
         for index, column in enumerate(columns):
             parsed = [row[index] for row in rows]
             missing_cells.append(np.array([cell is None for cell in parsed], dtype=bool))
-            cells.append(_stack(parsed, column))
+            integers, unequal = _integers([parts[index] for parts in parts_given], missing_cells[-1], column)
+            cells.append(QueryCells(_stack(parsed, column), integers, unequal))
         missing = np.logical_or.reduce(missing_cells)
         originals = tuple(_display_form(query) for query in given)
         return Queries(originals, tuple(cells), missing, single, tuple(missing_cells), tuple(errors))
@@ -194,11 +214,13 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
         return (fold(value) if folded else value) or None
     if isinstance(value, str) and not value.strip():
         return None
+    if column.kind == "timestamp":
+        _check_time_zone(value, column)
     try:
         if column.kind == "timestamp":
-            return float(arrow_columns.to_units(value, column.type) - column.origin)
+            return float(arrow_columns.to_units(value, column.type, column.date_format) - column.origin)
         if column.kind == "boolean":
-            return _BOOLEANS[value.strip().lower() if isinstance(value, str) else value]
+            return exact_cells.BOOLEANS[value.strip().lower() if isinstance(value, str) else value]
         parsed = _vector(value, column) if column.kind == "vector" else float(value)
         if not np.isfinite(parsed).all():
             raise ValueError
@@ -207,9 +229,44 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
         raise _kind_error(value, column) from None
 
 
+def _check_time_zone(value: object, column: Column) -> None:
+    """Raise a `QueryError` if a query has a time zone and the timestamps of its key column have none."""
+    if getattr(column.type, "tz", None) is None and arrow_columns.has_time_zone(value, column.date_format):
+        raise QueryError(
+            f"the query for the key {column.name!r} must be a timestamp without a time zone, because the timestamps of "
+            f"this column have none, got {str(value)!r}. Use, for example, {_example(column)}."
+        )
+
+
+def _integers(
+    values: Sequence[object], missing: Bool[np.ndarray, " q"], column: Column
+) -> tuple[Int[np.ndarray, "q words"] | None, Bool[np.ndarray, " q"] | None]:
+    """Return the integers of the cells of queries for a column, and whether no cell can equal a query."""
+    width = column.integers_per_cell
+    if not width:
+        return None, None
+    words, unequal = np.zeros((len(values), width), np.int64), np.zeros(len(values), bool)
+    for index in np.flatnonzero(~missing).tolist():
+        value = values[index]
+        if column.kind == "vector":
+            elements = [exact_cells.query_integers(each, column.type.value_type) for each in _elements(value)]
+            found = None if None in elements else tuple(word for each in elements for word in each or ())
+        else:
+            cell = value.item() if isinstance(value, np.generic) else value
+            found = exact_cells.query_integers(cell, column.type, column.date_format)
+        if found is None:
+            unequal[index] = True
+        else:
+            words[index] = found
+    return words, unequal
+
+
+def _elements(value: Any) -> Sequence[Any]:
+    return value.strip().strip("[]").replace(",", " ").split() if isinstance(value, str) else value
+
+
 def _vector(value: str | Sequence[float], column: Column) -> Float[np.ndarray, " width"]:
-    parts = value.strip().strip("[]").replace(",", " ").split() if isinstance(value, str) else value
-    return np.array([float(number) for number in parts]).reshape(column.cells.shape[1])
+    return np.array([float(number) for number in _elements(value)]).reshape(column.cells.shape[1])
 
 
 def _stack(parsed: list[Cell], column: Column) -> Shaped[np.ndarray, "q ..."]:
@@ -243,16 +300,12 @@ def _example(column: Column) -> str:
     if not len(present):
         return {"text": "a word", "category": "a word", "boolean": "true"}.get(column.kind, "1.5")
     row = int(present[len(present) // 2])
-    if column.original is not None:
-        return str(column.original[row])
-    if column.kind == "timestamp":
-        return str(column.timestamp(column.cells[row]))
     if column.kind == "boolean":
         return "true"
     if column.kind == "vector":
         ends = ", ".join(f"{number:.3g}" for number in column.cells[row][:4])
         return f"[{ends}" + (", …]" if column.cells.shape[1] > 4 else "]")
-    return f"{column.cells[row]:.6g}"
+    return column.text(row)
 
 
 def _display_form(query: object) -> object:

@@ -22,7 +22,7 @@ from qkv.core.typing import Bool, Float, Shaped
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.keys.columns import Column
-from qkv.database.keys.queries import Queries
+from qkv.database.keys.queries import Queries, QueryCells
 from qkv.errors import DataError, OptionError
 from qkv.store import Store, read_attached
 
@@ -195,19 +195,19 @@ class Encoding:
         parsed = Queries.parse(queries, columns, False, on_bad_query)
         vectors = np.zeros((len(parsed), self.width))
         if self.encoder.input_kind == "texts":
-            missing = np.array([not text.strip() for text in parsed.cells[0]], bool)
-            vectors[~missing] = self._encode_texts(parsed.cells[0][~missing].tolist())
+            missing = np.array([not text.strip() for text in parsed.columns[0].cells], bool)
+            vectors[~missing] = self._encode_texts(parsed.columns[0].cells[~missing].tolist())
             unknown = ~missing & ~vectors.any(axis=1)
         else:
             missing = np.logical_and.reduce(parsed.missing_cells)
             unknown = np.zeros(len(parsed), bool)
-            given = zip(columns, parsed.cells, parsed.missing_cells, strict=True)
+            given = zip(columns, parsed.columns, parsed.missing_cells, strict=True)
             if len(parsed):
-                arrays = {column.name: _to_arrow(column, *cell) for column, *cell in given}
+                arrays = {column.name: _to_arrow(column, cell.cells, absent) for column, cell, absent in given}
                 vectors[:] = self._checked(self.encoder.encode(arrays))
         not_finite = ~np.isfinite(vectors).all(axis=1)
         vectors[not_finite], unknown = 0.0, unknown | not_finite
-        cells = (vectors,)
+        cells = (QueryCells(vectors),)
         encoded = Queries(parsed.originals, cells, missing | unknown, parsed.single, errors=parsed.errors)
         return _EncodedQueries(encoded, unknown)
 
