@@ -133,6 +133,13 @@ def test_queries_are_read_from_a_pipe(folder):
     ]
 
 
+def test_a_line_of_queries_in_another_encoding_is_named(at, folder):
+    (folder / "lines.txt").write_bytes("golden ring\nqu\xe9ry\n".encode("latin-1"))
+    code, _, err = at("search", "notes", "--queries", str(folder / "lines.txt"))
+    assert code != 0
+    assert "queries must be text in UTF-8, got other bytes on line 2." in err
+
+
 def test_the_table_of_measures_has_a_row_for_every_system(at):
     code, out, err = at("evaluate", "notes", "--queries", "queries.tsv", "--relevant", "judged.txt")
     assert (code, err) == (0, "")

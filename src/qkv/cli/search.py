@@ -103,9 +103,14 @@ def search(
                 return
         write = _print_json if json_ else _HitsWriter(index).write
         for one in chain.from_iterable(read_queries(queries_given, queries, ("query",))):
-            hits = index.search(one, top, mix=mix, temperature=temperature)
+            if not one.decoded:
+                raise DataError(
+                    f"queries must be text in UTF-8, got other bytes on line {one.number}. Convert the file, for "
+                    "example with iconv."
+                )
+            hits = index.search(one.text, top, mix=mix, temperature=temperature)
             progress.clear()
-            write(one, hits)
+            write(one.text, hits)
             sys.stdout.flush()
 
 
