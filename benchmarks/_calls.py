@@ -133,7 +133,7 @@ class Call:
 
         leaves = [exact(x) for x in self.leaves]
         options = {k: v for k, v in self.options.items() if k in ("score", "normalizer", "mask")}
-        options["score"] = options["score"].map_arrays(exact)
+        options["score"] = options["score"].map_arrays(exact).slice(rows, slice(None))
         options.setdefault("normalizer", normalizers.Softmax())
         output = attend_dense(
             leaves[0][..., rows, :], *leaves[1:3], positions=Positions(query_start=rows.start), **options

@@ -15,6 +15,7 @@ CLAIMS = (
     "scaled_dot",
     "scaled_dot_small",
     "overhead",
+    "short",
     "lifted",
     "additive",
     "additive_long",
