@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,7 +16,6 @@ from benchmarks import _calls, _peers
 from benchmarks._by_hand import FAMILIES, Short, make_short
 from benchmarks._calls import WrongError, apart
 from benchmarks._claim import AtLeast, AtMost, Claim, Goal, Row, Setting
-from benchmarks._race import Race, race
 
 Shape: TypeAlias = tuple[int, int, int]
 Run: TypeAlias = Callable[[], object]
@@ -50,7 +52,7 @@ def rows(setting: Setting) -> Iterator[Row]:
     for name in setting.some(("softcap", "alibi"), 2):
         call = _calls.make(name, ((1, 8, 256, 64),) * 3)
         errors = call.check()
-        measured = _minima(race({"qkv": call.run, "flex": _peers.flex(call)}, setting.rounds, SAMPLE), "CPU time")
+        measured = _measure({"qkv": call.run, "flex": _peers.flex(call)}, setting.rounds)
         yield _row(f"{name}, 1×8×256×64, forward", "flex", measured, AtMost(1.0), errors, call.plan.kernel.name)
     yield from _random(setting)
 
@@ -63,7 +65,7 @@ def _compare(
     runs = _runs(short, errors, 1e-3 if dtype == torch.float32 else 0.1)
     torch.set_num_threads(threads)
     try:
-        measured = _minima(race(runs, setting.rounds, SAMPLE), "CPU time" if threads == 1 else "wall time")
+        measured = _measure(runs, setting.rounds, threads)
     finally:
         torch.set_num_threads(1)
     by_hand = [name for name in short.by_hand if name in runs]
@@ -106,9 +108,23 @@ class _Measured:
     clock: str
 
 
-def _minima(measured: Race, clock: str) -> _Measured:
-    times = measured.cpu if clock == "CPU time" else measured.wall
-    return _Measured({name: min(samples) for name, samples in times.items()}, clock)
+def _measure(runs: dict[str, Run], rounds: int, threads: int = 1, sample: float = SAMPLE) -> _Measured:
+    """Time each implementation in every round, in samples of `sample` seconds, without collecting garbage between."""
+    clock = time.process_time if threads == 1 else time.perf_counter
+    loops = dict.fromkeys(runs, 1)
+    seconds = dict.fromkeys(runs, math.inf)
+    gc.disable()
+    try:
+        for _ in range(rounds + 1):
+            for name, run in runs.items():
+                start = clock()
+                for _ in range(loops[name]):
+                    run()
+                seconds[name] = min(seconds[name], (clock() - start) / loops[name])
+                loops[name] = max(1, round(sample / max(seconds[name], 1e-6)))
+    finally:
+        gc.enable()
+    return _Measured(seconds, "CPU time" if threads == 1 else "wall time")
 
 
 def _row(case: str, peer: str, measured: _Measured, goal: Goal | None, errors: dict[str, float], kernel: str) -> Row:
@@ -140,15 +156,15 @@ def _random(setting: Setting) -> Iterator[Row]:
         short = make_short(family, batch, n, width, gradient=gradient, causal=causal)
         call = short.call
         once = {name: (lambda f=f, call=call: call.run_with(f)) for name, f in short.by_hand.items()}  # type: ignore[misc]
-        first = race(once, 1, 0)
-        if not LEAST / 2 <= min(min(samples) for samples in first.cpu.values()) <= LONGEST:
+        first = _measure(once, 0).seconds
+        if not LEAST / 2 <= min(first.values()) <= LONGEST:
             continue
         plan = call.plan
         runs = _runs(short, {}, 1e-3)
         runs.pop("SDPA", None)
         for name in (name for name, cost in plan.slower if cost.seconds < 4 * plan.cost.seconds):
             runs[f"kernel {name}"] = lambda name=name, call=call: call.run(name)  # type: ignore[misc]
-        found = _minima(race(runs, 3, SAMPLE / 3), "CPU time").seconds
+        found = _measure(runs, 4, sample=SAMPLE / 3).seconds
         by_hand = min(found[name] for name in short.by_hand)
         if by_hand < LEAST:
             continue
