@@ -151,7 +151,7 @@ def _random(setting: Setting) -> Iterator[Row]:
         batch, width = draw.choice((1, 2, 4, 8, 16, 32, 64)), draw.choice((16, 32, 64, 128))
         n = draw.choice((16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024))
         features = width if family in ("additive", "custom L1") else 4
-        if batch * n * n * features > 4e7:
+        if batch * n * n * features > 1.5e7:
             continue
         short = make_short(family, batch, n, width, gradient=gradient, causal=causal)
         call = short.call
