@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,11 +65,19 @@ def ask(
         str, typer.Option(metavar="SIZE", help="Memory limit; a larger store is read block by block.")
     ] = "512 MiB",
     seed: Annotated[int | None, typer.Option(metavar="NUMBER", help="Seed of random normalizers.")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Encoding of FILE: utf-16, latin-1, cp1252 …; default: utf-8.")
+    ] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(metavar="CHARACTER", help="Delimiter of FILE; default: detected.")
+    ] = None,
+    decimal: Annotated[str | None, typer.Option(metavar=".|,", help="Decimal separator of FILE; default: .")] = None,
 ) -> None:
     """Query a table. An answer is the mean of the values, or a vote, weighted by the similarity of keys and query.
 
-    FILE is a .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather file, optionally compressed (.gz), or a
-    store created by `qkv store create`, which defines the key and value columns. A QUERY is a value of the key
+    FILE is a .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather file, optionally compressed (.gz, .zst), a
+    pattern ('parts/*.csv') or a folder of such files, several files, - for a table from standard input, or a store
+    created by `qkv store create`, which defines the key and value columns. A QUERY is a value of the key
     column; for several key columns, separate the values by commas. Without QUERY, queries are read from --queries or
     from standard input, one per line, and answered as they arrive. A line that cannot be read is answered by the
     reason, with its number.
@@ -118,8 +127,16 @@ def ask(
     if sql is not None:
         database = Database.sql(sql, key=key, value=value)
     else:
-        path, *arguments = arguments
-        database = _open_store(path, key, value, version, memory) if stored else Database.open(path, key, value)
+        files, arguments = _split_files(arguments)
+        if stored:
+            if (encoding, delimiter, decimal) != (None, None, None):
+                raise OptionError("--encoding, --delimiter and --decimal must be used with a table. Omit them.")
+            database = _open_store(files[0], key, value, version, memory)
+        else:
+            if files == ["-"] and not arguments and queries in (None, "-"):
+                raise QueryError("QUERY must be given if standard input is the table. Write a query after -.")
+            source = sys.stdin if files == ["-"] else files[0] if len(files) == 1 else files
+            database = Database.open(source, key, value, encoding=encoding, delimiter=delimiter, decimal=decimal)
     chunks = read_queries(arguments, queries, database.key)
     if plot is not None:
         chunks = _check_single(chunks)
@@ -173,6 +190,20 @@ def _check_arguments(arguments: list[str], format_: str) -> list[str]:
             )
     check_choice("--format", format_, _FORMATS)
     return arguments
+
+
+def _split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the tables and the queries. Files after the first with its suffix come from a pattern of the shell."""
+    first = Path(arguments[0])
+    count = 1
+    if first.is_file() and first.suffix:
+        while count < len(arguments) and _is_table(arguments[count], first.suffixes[-1]):
+            count += 1
+    return arguments[:count], arguments[count:]
+
+
+def _is_table(argument: str, suffix: str) -> bool:
+    return argument.endswith(suffix) and Path(argument).is_file()
 
 
 def _check_single(chunks: Iterator[list[QueryLine]]) -> Iterator[list[QueryLine]]:

@@ -20,9 +20,10 @@ from qkv.core.progress import Progress
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
+from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, read
 from qkv.database.protocol import Queryable
-from qkv.errors import DataError
+from qkv.errors import DataError, OptionError
 from qkv.plan.cost import counted
 from qkv.store import is_store
 
@@ -134,6 +135,9 @@ class Database(Queryable):
         fold: bool | None = ...,
         memory: int | str = ...,
         damaged: str = ...,
+        encoding: str | None = ...,
+        delimiter: str | None = ...,
+        decimal: str | None = ...,
     ) -> Queryable: ...
 
     @classmethod
@@ -146,13 +150,18 @@ class Database(Queryable):
         fold: bool | None = None,
         memory: int | str = "512 MiB",
         damaged: str = "refuse",
+        encoding: str | None = None,
+        delimiter: str | None = None,
+        decimal: str | None = None,
     ) -> Queryable:
         """Open a file, data frame, table, dict of columns, list of records, or store as a database.
 
         Args:
             source: a path that ends in .csv, .tsv, .txt, .jsonl, .ndjson, .json, .parquet, .arrow or .feather
-                (each also with .gz); a pandas or polars frame, a pyarrow table, a dict of lists or arrays (a
-                matrix is a column of vectors), a list of dicts; or the folder of a store made by `create`.
+                (each also with .gz or .zst), a folder of such files, a pattern (`"parts/*.csv"`) or a list of
+                paths, whose rows become one table; a file opened in binary mode; a pandas or polars frame, a
+                pyarrow table, a dict of lists or arrays (a matrix is a column of vectors), a list of dicts; or
+                the folder of a store made by `create`.
             key: one column name, a list of names, or names separated by commas: `"longitude,latitude"`. None: the
                 key that is saved with the store.
             value: the name of the value column. None: the value that is saved with the store.
@@ -160,8 +169,12 @@ class Database(Queryable):
                 white space; None: as the store was created, otherwise True.
             memory: for stores: rows that need more than this are read block by block by each `ask`.
             damaged: for stores: "refuse" raises if a file is damaged, "skip" continues without its rows.
+            encoding: for text files: "utf-16", "latin-1", "cp1252" or another encoding of Python; None: UTF-8.
+            delimiter: for delimited files: the character between cells; None: detected.
+            decimal: for delimited files: the decimal separator, "." or ","; None: ".".
 
         Raises:
+            OptionError: An option of text files is not allowed.
             DataError: There is no such file or column, it cannot be read, or no row has both key and value.
 
         Example:
@@ -171,6 +184,8 @@ class Database(Queryable):
         if isinstance(source, (str, PathLike)) and is_store(source):
             from qkv.database.storage.create import open_database
 
+            if (encoding, delimiter, decimal) != (None, None, None):
+                raise OptionError("encoding, delimiter and decimal must be None for a store. Omit them.")
             return open_database(source, key, value, fold=fold, memory=memory, damaged=damaged)
         if key is None or value is None:
             raise DataError(
@@ -178,7 +193,8 @@ class Database(Queryable):
                 "Name the key and value columns; only stores save these names."
             )
         names = tuple(key.split(",")) if isinstance(key, str) else tuple(key)
-        table = with_microseconds(read(source, tuple(str(name).strip() for name in (*names, value))))
+        required = tuple(str(name).strip() for name in (*names, value))
+        table = with_microseconds(read(source, required, ReadOptions(encoding, delimiter, decimal)))
         return cls(table, key, value, describe(source), fold is not False)
 
     @classmethod

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.core.typing import Bool
 from qkv.database.io import arrow_columns
+from qkv.database.io.read_options import ReadOptions, guess_encoding, in_utf_8
 from qkv.errors import DataError, QkvError, QueryError
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ _CLOSED = {**_OFFLINE, "enable_external_access": "false", "lock_configuration": 
 _ROWS_PER_PART = 131_072
 _ROW = "__qkv_row"
 _PRESENT = "__qkv_present"
+_DEFAULTS = ReadOptions()
 
 
 @contextmanager
@@ -57,19 +60,20 @@ def _first_sentence(error: Exception) -> str:
     return (rest if colon and len(head) < 40 else first).rstrip(".!: ")
 
 
-def read_file(path: str, kind: str, required: tuple[str, ...] = ()) -> pa.Table:
-    """Read a delimited, JSON or Parquet file, which may be gzipped, as a pyarrow table.
+def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: ReadOptions = _DEFAULTS) -> pa.Table:
+    """Read a delimited, JSON or Parquet file, which may be compressed, as a pyarrow table.
 
     Args:
         path: an existing file.
-        kind: its suffix without `.gz`, one of `DELIMITED`, `JSON`, `PARQUET`.
+        kind: its suffix without that of the compression, one of `DELIMITED`, `JSON`, `PARQUET`.
         required: the columns that will be used. If the first line of a delimited file holds them, it is the
             header, whatever types are detected.
+        options: the encoding and the separators.
 
     Raises:
         DataError: The file cannot be read in the format of its suffix.
     """
-    with _reading(path, kind) as relation:
+    with _reading(path, kind, options) as relation:
         table = relation().to_arrow_table()
         absent = [name for name in required if name not in table.column_names]
         if kind in DELIMITED and absent and required and table.num_rows:
@@ -79,7 +83,7 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = ()) -> pa.Table:
         return table
 
 
-def read_parts(path: str, kind: str) -> Iterator[pa.Table]:
+def read_parts(path: str, kind: str, options: ReadOptions = _DEFAULTS) -> Iterator[pa.Table]:
     """Yield the rows of a delimited, JSON or Parquet file as pyarrow tables of at most 131,072 rows.
 
     Raises:
@@ -87,7 +91,7 @@ def read_parts(path: str, kind: str) -> Iterator[pa.Table]:
     """
     import pyarrow as pa
 
-    with _reading(path, kind) as relation:
+    with _reading(path, kind, options) as relation:
         reader = relation().to_arrow_reader(_ROWS_PER_PART)
         yield pa.Table.from_batches([], reader.schema)
         for batch in reader:
@@ -95,21 +99,48 @@ def read_parts(path: str, kind: str) -> Iterator[pa.Table]:
 
 
 @contextmanager
-def _reading(path: str, kind: str) -> Iterator[Callable[..., duckdb.DuckDBPyRelation]]:
+def _reading(path: str, kind: str, given: ReadOptions) -> Iterator[Callable[..., duckdb.DuckDBPyRelation]]:
     """Yield a function that opens a file as a DuckDB relation, and close the connection afterwards."""
-    # Glob characters in a path are escaped as character classes, so that the path names one file.
-    literal = "".join(f"[{c}]" if c in "*?[" else c for c in path)
     options = {"delimiter": "\t"} if kind == ".tsv" else {}
+    options |= {"delimiter": given.delimiter} if given.delimiter else {}
+    options |= {"decimal": given.decimal} if given.decimal else {}
     failure = f"{path!r} cannot be read as {kind[1:]}"
     remedy = "Check the file, or rename it with the suffix of its format."
-    with _connection(_OFFLINE, DataError, failure, remedy) as connection:
+    encoding = None if kind in PARQUET else given.encoding
+    with in_utf_8(Path(path), encoding) as file:
+        # Glob characters in a path are escaped as character classes, so that the path names one file.
+        literal = "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
 
-        def relation(**more: bool) -> duckdb.DuckDBPyRelation:
-            if kind in PARQUET:
-                return connection.read_parquet(literal)
-            return connection.read_json(literal) if kind in JSON else connection.read_csv(literal, **options, **more)
+        with _connection(_OFFLINE, DataError, failure, remedy) as connection:
 
-        yield relation
+            def relation(**more: bool) -> duckdb.DuckDBPyRelation:
+                if kind in PARQUET:
+                    return connection.read_parquet(literal)
+                if kind in JSON:
+                    return connection.read_json(literal)
+                return connection.read_csv(literal, **options, **more)
+
+            try:
+                yield relation
+            except _duckdb_error() as error:
+                if kind in PARQUET or encoding is not None or not _names_encoding(str(error)):
+                    raise
+                guess = guess_encoding(Path(path))
+                windows = ", or cp1252 for a file from Windows" if guess == "latin-1" else ""
+                raise DataError(
+                    f"{path!r} must be text in UTF-8, got other bytes, probably {guess}. "
+                    f"Pass --encoding {guess} (in Python: encoding={guess!r}){windows}."
+                ) from None
+
+
+def _duckdb_error() -> type[Exception]:
+    import duckdb
+
+    return duckdb.Error
+
+
+def _names_encoding(message: str) -> bool:
+    return any(part in message.lower() for part in ("utf-8", "utf8", "unicode"))
 
 
 def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:

@@ -1,14 +1,17 @@
 """Functions that read files and objects, such as data frames and dicts, as pyarrow tables.
 
 The format of a file is its suffix (`.csv`, `.tsv`, `.txt`, `.jsonl`, `.ndjson`, `.json`, `.parquet`, `.arrow`,
-`.feather`, each also with `.gz`). An object may be a mapping of columns, a list of records, or any object that
-exports an Arrow stream (pyarrow, pandas, polars, DuckDB relations).
+`.feather`, each also with `.gz` or `.zst`). Folders, patterns and lists of files are read as one table, and
+so is an open file such as standard input, whose format is recognized from its first bytes. An object may be a mapping
+of columns, a list of records, or any object that exports an Arrow stream (pyarrow, pandas, polars, DuckDB relations).
 """
 
 from __future__ import annotations
 
 import difflib
+import io
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +21,8 @@ import numpy as np
 from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
+from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
+from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary
 from qkv.errors import DataError, QkvError
 
 if TYPE_CHECKING:
@@ -25,16 +30,18 @@ if TYPE_CHECKING:
 
 __all__ = ["describe", "iterate_tables", "read", "read_parts", "report_rows", "require_columns", "suggest_name"]
 
+_DEFAULTS = ReadOptions()
 _ARROW = (".arrow", ".feather", ".ipc")
 _SUFFIXES = (*duckdb_reader.DELIMITED, *duckdb_reader.JSON, *duckdb_reader.PARQUET, *_ARROW)
 
 
-def read(source: object, required: tuple[str, ...] = ()) -> pa.Table:
+def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = _DEFAULTS) -> pa.Table:
     """Read a path, data frame, table, mapping of columns or list of records as a pyarrow table.
 
     Args:
         source: a source of a type that the module docstring lists.
         required: columns that the caller needs, by which the header line of a file is recognized.
+        options: the encoding and the separators of delimited files.
 
     Raises:
         DataError: The file does not exist or cannot be read, or the object holds no columns.
@@ -43,8 +50,10 @@ def read(source: object, required: tuple[str, ...] = ()) -> pa.Table:
         >>> read({"name": ["Zhang", "Li"], "income": [1000, 2000]}).num_rows
         2
     """
-    if isinstance(source, (str, os.PathLike)):
-        table = _read_path(Path(source), required)
+    if is_paths(source):
+        table = _read_paths(expand_paths(source, _SUFFIXES, COMPRESSIONS), required, options)
+    elif isinstance(source, io.IOBase):
+        table = _read_stream(source, required, options)
     else:
         try:
             table = _read_object(source)
@@ -61,13 +70,12 @@ def read(source: object, required: tuple[str, ...] = ()) -> pa.Table:
 
 def read_parts(source: object) -> Iterator[pa.Table]:
     """Yield the rows of a source as pyarrow tables. A CSV, JSON or Parquet file is read in parts of 131,072 rows."""
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
+    if not is_paths(source):
+        yield read(source)
+        return
+    for path in expand_paths(source, _SUFFIXES, COMPRESSIONS):
         kind = _suffix(path)
-        if kind not in _ARROW:
-            yield from duckdb_reader.read_parts(str(path), kind)
-            return
-    yield read(source)
+        yield from [read(path)] if kind in _ARROW else duckdb_reader.read_parts(str(path), kind)
 
 
 def iterate_tables(source: object) -> Iterator[pa.Table]:
@@ -91,6 +99,11 @@ def describe(source: object) -> str:
     """Return a name of a source for messages, such as "people.csv" for a file or "the dict" for a dict."""
     if isinstance(source, (str, os.PathLike)):
         return Path(source).name
+    if is_paths(source) and isinstance(source, Sequence):
+        return describe(source[0]) if len(source) == 1 else f"{len(source):,} files"
+    if isinstance(source, io.IOBase):
+        name = getattr(source, "name", "")
+        return "standard input" if name == "<stdin>" else str(name) or "the open file"
     return f"the {type(source).__name__}"
 
 
@@ -111,28 +124,73 @@ def suggest_name(name: str, choices: Iterable[str]) -> str:
     return f" Did you mean {lowered[near[0]]!r}?" if near else ""
 
 
-def _read_path(path: Path, required: tuple[str, ...]) -> pa.Table:
+def _read_path(path: Path, required: tuple[str, ...], options: ReadOptions) -> pa.Table:
     kind = _suffix(path)
-    return _read_arrow(path) if kind in _ARROW else duckdb_reader.read_file(str(path), kind, required)
+    return _read_arrow(path) if kind in _ARROW else duckdb_reader.read_file(str(path), kind, required, options)
+
+
+def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptions) -> pa.Table:
+    """Read files as one table. Columns that some files lack are null there, unless they are required.
+
+    Raises:
+        DataError: A file cannot be read, lacks a required column that the first file has, or has other types.
+    """
+    tables = [_read_path(path, required, options) for path in paths]
+    if len(tables) == 1:
+        return tables[0]
+    import pyarrow as pa
+
+    names = [name for name in required if name in tables[0].column_names]
+    for path, table in zip(paths, tables, strict=True):
+        require_columns(table, names, str(path))
+        _refuse_repeated_names(table)
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(
+            f"files must have columns of the same types, got others in {len(paths):,} files from {str(paths[0])!r} "
+            f"on: {_first_line(error)}. Convert the columns, or name fewer files."
+        ) from None
+
+
+def _read_stream(stream: io.IOBase, required: tuple[str, ...], options: ReadOptions) -> pa.Table:
+    """Read an open file, which is copied to a temporary file, as a pyarrow table."""
+    name = describe(stream)
+    data = getattr(stream, "buffer", stream).read()
+    content = data.encode() if isinstance(data, str) else data
+    if not content:
+        raise DataError(f"source must be a file with rows, got {name}, which is empty. Pass another file.")
+    packed = {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(content[:2], "")
+    with tempfile.TemporaryDirectory(prefix="qkv-") as folder:
+        file = Path(folder) / f"input{packed}"
+        file.write_bytes(content)
+        try:
+            with open_binary(file) as unpacked:
+                kind = stream_suffix(unpacked.read(64))
+        except (OSError, EOFError) as error:
+            raise DataError(f"{name} cannot be decompressed: {_first_line(error)}. Check the input.") from None
+        named = file.rename(Path(folder) / f"input{kind}{packed}")
+        try:
+            return _read_path(named, required, options)
+        except DataError as error:
+            raise DataError(str(error).replace(repr(str(named)), name).replace(repr(named.name), name)) from None
 
 
 def _suffix(path: Path) -> str:
-    """Return the suffix of a file name without `.gz`, after checking that the file can be read.
+    """Return the suffix of a file name without `.gz` or `.zst`, after checking that the file can be read.
 
     Raises:
         DataError: The file does not exist, is empty, is unreadable or has an unknown suffix.
     """
-    if path.is_dir():
-        raise DataError(f"source must be a file, got the folder {str(path)!r}. Name a file in the folder.")
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"source must be an existing file, got {str(path)!r}.{suggest_name(path.name, siblings)}")
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    gzipped = suffixes[-1:] == [".gz"]
-    kind = (suffixes[:-1] if gzipped else suffixes)[-1:]
+    compressed = suffixes[-1:] and suffixes[-1] in COMPRESSIONS
+    kind = (suffixes[:-1] if compressed else suffixes)[-1:]
     if not kind or kind[0] not in _SUFFIXES:
         raise DataError(
-            f"the name of a source file must end in one of {', '.join(_SUFFIXES)}, optionally followed by .gz, "
+            f"the name of a source file must end in one of {', '.join(_SUFFIXES)}, optionally followed by .gz or .zst, "
             f"got {path.name!r}. Rename the file to the suffix of its format, or convert it."
         )
     if not os.access(path, os.R_OK):
@@ -143,7 +201,7 @@ def _suffix(path: Path) -> str:
 
 
 def _read_arrow(path: Path) -> pa.Table:
-    """Read an Arrow IPC file, an IPC stream or a Feather file, any of which may be gzipped, as a pyarrow table.
+    """Read an Arrow IPC file, an IPC stream or a Feather file, any of which may be compressed, as a pyarrow table.
 
     Uncompressed IPC files and streams are memory-mapped.
     """
@@ -151,7 +209,7 @@ def _read_arrow(path: Path) -> pa.Table:
     from pyarrow import feather
 
     try:
-        if path.suffix.lower() == ".gz":
+        if path.suffix.lower() in COMPRESSIONS:
             with pa.input_stream(str(path)) as stream:
                 return _ipc_table(pa.py_buffer(stream.read()))
         with pa.memory_map(str(path)) as mapped:

@@ -1,0 +1,73 @@
+"""Expansion of paths, patterns and folders to files, and tables from open files such as standard input."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from qkv.errors import DataError
+
+__all__ = ["expand_paths", "is_paths", "stream_suffix"]
+
+_PATTERN = set("*?[")
+
+
+def is_paths(source: object) -> bool:
+    """Return whether a source is a path, or a list of paths."""
+    if isinstance(source, (str, os.PathLike)):
+        return True
+    listed = isinstance(source, Sequence) and bool(source)
+    return listed and all(isinstance(each, (str, os.PathLike)) for each in source)  # type: ignore[attr-defined]
+
+
+def expand_paths(source: object, suffixes: Sequence[str], compressions: Sequence[str]) -> list[Path]:
+    """Return the files that a path, a pattern such as `parts/*.csv`, a folder, or a list of these names, in order.
+
+    A folder stands for the tables that lie in it, sorted by name. A path that exists is never a pattern.
+
+    Raises:
+        DataError: A pattern matches no file, or a folder has no table.
+    """
+    given = [source] if isinstance(source, (str, os.PathLike)) else source
+    assert isinstance(given, Sequence)
+    out: list[Path] = []
+    for each in given:
+        path = Path(each)
+        if path.is_dir():
+            endings = tuple(s + c for s in suffixes for c in ("", *compressions))
+            tables = sorted(p for p in path.iterdir() if p.is_file() and p.name.lower().endswith(endings))
+            tables = [p for p in tables if not p.name.startswith((".", "_"))]
+            if not tables:
+                raise DataError(
+                    f"source must be a file or a folder of tables, got the folder {str(path)!r} without tables. "
+                    "Name a file."
+                )
+            out += tables
+        elif not path.exists() and _PATTERN & set(str(path)):
+            matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
+            if not matches:
+                raise DataError(
+                    f"source must match at least one file, got the pattern {str(path)!r}, which matches none. "
+                    "Check the pattern."
+                )
+            out += matches
+        else:
+            out.append(path)
+    return out
+
+
+def stream_suffix(first: bytes) -> str:
+    """Return the suffix of a file that begins with the bytes `first`, such as ".parquet"; ".csv" if unknown.
+
+    Example:
+        >>> stream_suffix(b"PAR1"), stream_suffix(b'{"a": 1}'), stream_suffix(b"a,b")
+        ('.parquet', '.jsonl', '.csv')
+    """
+    if first[:4] == b"PAR1":
+        return ".parquet"
+    if first[:6] == b"ARROW1" or first[:4] in (b"FEA1", b"\xff\xff\xff\xff"):
+        return ".arrow"
+    text = first.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return ".jsonl" if text[:1] in (b"{", b"[") else ".csv"

@@ -1,0 +1,103 @@
+"""Options of delimited files, such as encoding and delimiter, and conversion of encoded files to UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from qkv.errors import DataError, OptionError
+
+__all__ = ["COMPRESSIONS", "ReadOptions", "guess_encoding", "in_utf_8", "open_binary"]
+
+COMPRESSIONS = (".gz", ".zst")
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Options of delimited and JSON files.
+
+    Attributes:
+        encoding: an encoding that Python knows, such as "utf-16", "latin-1" or "cp1252"; None: UTF-8.
+        delimiter: the character between the cells of delimited files; None: detected.
+        decimal: the decimal separator of delimited files, "." or ","; None: ".".
+
+    Raises:
+        OptionError: The encoding is unknown, or a separator is not one character.
+    """
+
+    encoding: str | None = None
+    delimiter: str | None = None
+    decimal: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.encoding is not None:
+            try:
+                codecs.lookup(self.encoding)
+                "".encode(self.encoding)
+            except (LookupError, ValueError):
+                raise OptionError(
+                    f"encoding must be a text encoding, got {self.encoding!r}. Use utf-8, utf-16, latin-1 or cp1252."
+                ) from None
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise OptionError(f"delimiter must be one character, got {self.delimiter!r}. Use, for example, ';'.")
+        if self.decimal not in (None, ".", ","):
+            raise OptionError(f"decimal must be '.' or ',', got {self.decimal!r}.")
+        if self.decimal == "," == self.delimiter:
+            raise OptionError("decimal must differ from delimiter, got ',' for both. Change one of them.")
+
+
+def open_binary(path: Path) -> IO[bytes]:
+    """Open a file for reading bytes, which are decompressed if its name ends in .gz or .zst."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return gzip.open(path)
+    if suffix == ".zst":
+        import pyarrow as pa
+
+        stream: IO[bytes] = pa.input_stream(str(path), compression="zstd")
+        return stream
+    return path.open("rb")
+
+
+def guess_encoding(path: Path) -> str:
+    """Return "utf-16", "utf-16-le" or "utf-16-be" if the first bytes of a file look like it, otherwise "latin-1"."""
+    with open_binary(path) as file:
+        first = file.read(64)
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    # The high bytes of most characters of tables are 0.
+    odd, even = first[1::2].count(0), first[::2].count(0)
+    return "latin-1" if odd == even else "utf-16-le" if odd > even else "utf-16-be"
+
+
+@contextmanager
+def in_utf_8(path: Path, encoding: str | None) -> Iterator[Path]:
+    """Yield the path of a temporary copy of a file in UTF-8, or `path` if the encoding is None.
+
+    Raises:
+        DataError: The file is not text in this encoding.
+    """
+    if encoding is None or codecs.lookup(encoding).name == "utf-8":
+        yield path
+        return
+    suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
+    with tempfile.TemporaryDirectory(prefix="qkv-") as folder:
+        copy = Path(folder) / f"table{suffixes[-1] if suffixes else ''}"
+        try:
+            with open_binary(path) as file, copy.open("w", encoding="utf-8", newline="") as out:
+                decoder = codecs.getincrementaldecoder(encoding)()
+                while block := file.read(_BLOCK):
+                    out.write(decoder.decode(block))
+                out.write(decoder.decode(b"", True))
+        except (UnicodeError, OSError, EOFError) as error:
+            raise DataError(
+                f"{path.name!r} must be text in {encoding}, but reading it failed: {error}. Name another encoding."
+            ) from None
+        yield copy

@@ -1,0 +1,142 @@
+"""Several files, patterns, folders, compressed and encoded files, and open files give the table of one file."""
+
+import gzip
+import io
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import feather, parquet
+
+from qkv.database import Database
+from qkv.database.io.sources import read, read_parts
+from qkv.errors import DataError, OptionError
+
+from ..cli.conftest import command
+
+ROWS = [("José", 3.5), ("Li", 4.25), ("Ørsted", -1.0), ("Zoë; the 2nd", 0.125)]
+NAMES = [name for name, _ in ROWS]
+
+
+def text(rows, delimiter=",", decimal="."):
+    lines = [f"name{delimiter}pay"]
+    for name, pay in rows:
+        lines.append(f'"{name}"{delimiter}' + (f'"{pay}"' if decimal == delimiter else str(pay)).replace(".", decimal))
+    return "\n".join(lines) + "\n"
+
+
+def write(path, rows, compression, encoding="utf-8", **separators):
+    content = text(rows, **separators).encode(encoding)
+    if compression == ".gz":
+        content = gzip.compress(content)
+    elif compression == ".zst":
+        content = pa.Codec("zstd").compress(content, asbytes=True)
+    path.write_bytes(content)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(["utf-8", "utf-16", "utf-16-le", "latin-1", "cp1252"]),
+    st.sampled_from(["", ".gz", ".zst"]),
+    st.sampled_from([",", ";", "\t", "|"]),
+    st.sampled_from([".", ","]),
+    st.integers(1, 3),
+)
+def test_encodings_compressions_and_separators_give_the_same_table(
+    tmp_path_factory, encoding, compression, delimiter, decimal, parts
+):
+    if delimiter == decimal:
+        return
+    folder = tmp_path_factory.mktemp("parts")
+    for index in range(parts):
+        rows = ROWS[index::parts]
+        path = folder / f"{index}.csv{compression}"
+        write(path, rows, compression, encoding, delimiter=delimiter, decimal=decimal)
+    given = {"encoding": encoding, "delimiter": delimiter, "decimal": decimal}
+    sources = [folder, str(folder / "*.csv*"), sorted(folder.iterdir())]
+    for source in sources:
+        opened = Database.open(source, "name", "pay", **given)
+        assert sorted(zip(*opened.table.to_pydict().values(), strict=True)) == sorted(ROWS)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "latin-1"])
+def test_the_error_of_an_encoded_file_names_an_option_that_reads_it(tmp_path, encoding):
+    write(tmp_path / "t.csv", ROWS, "", encoding)
+    with pytest.raises(DataError, match=f"--encoding {encoding} ") as error:
+        read(tmp_path / "t.csv")
+    assert "\n" not in str(error.value)
+    assert Database.open(tmp_path / "t.csv", "name", "pay", encoding=encoding).table["name"].to_pylist() == NAMES
+
+
+WRITERS = {
+    "csv": lambda table, path: path.write_text(text(ROWS)),
+    "csv.gz": lambda table, path: write(path, ROWS, ".gz"),
+    "csv.zst": lambda table, path: write(path, ROWS, ".zst"),
+    "jsonl": lambda table, path: path.write_text("\n".join(map(json.dumps, table.to_pylist()))),
+    "json": lambda table, path: path.write_text(json.dumps(table.to_pylist())),
+    "parquet": parquet.write_table,
+    "arrow": feather.write_feather,
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_an_open_file_is_recognized_by_its_first_bytes(tmp_path, kind):
+    WRITERS[kind](pa.table({"name": NAMES, "pay": [pay for _, pay in ROWS]}), tmp_path / "t")
+    with (tmp_path / "t").open("rb") as file:
+        assert read(file)["pay"].to_pylist() == [pay for _, pay in ROWS]
+    with pytest.raises(DataError, match="which is empty"):
+        read(io.BytesIO())
+
+
+def test_files_of_one_table_may_lack_columns_that_are_not_asked_for(tmp_path):
+    (tmp_path / "a.csv").write_text("name,pay\nLi,1\n")
+    (tmp_path / "b.csv").write_text("pay,name,city\n2.5,Hu,Oslo\n")
+    table = read(tmp_path, ("name", "pay"))
+    assert table.to_pydict() == {"name": ["Li", "Hu"], "pay": [1.0, 2.5], "city": [None, "Oslo"]}
+    assert sum(part.num_rows for part in read_parts(tmp_path)) == 2
+    with pytest.raises(DataError, match=r"b.csv, got 'wage'|must be one of"):
+        Database.open(tmp_path, "name", "wage")
+    (tmp_path / "c.csv").write_text("name\nHu\n")
+    with pytest.raises(DataError, match=r"must be one of name in .*c.csv, got 'pay'"):
+        read(tmp_path, ("name", "pay"))
+    (tmp_path / "c.csv").write_text("name,pay\nHu,much\n")
+    with pytest.raises(DataError, match="files must have columns of the same types"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"encoding": "nope"}, "encoding must be a text encoding"),
+        ({"encoding": "base64"}, "encoding must be a text encoding"),
+        ({"delimiter": ";;"}, "delimiter must be one character"),
+        ({"decimal": "'"}, "decimal must be"),
+        ({"decimal": ",", "delimiter": ","}, "decimal must differ"),
+    ],
+)
+def test_options_that_are_not_allowed_are_refused(tmp_path, options, said):
+    write(tmp_path / "t.csv", ROWS, "")
+    with pytest.raises(OptionError, match=said):
+        Database.open(tmp_path / "t.csv", "name", "pay", **options)
+
+
+def test_a_pattern_or_a_folder_without_tables_is_refused(tmp_path):
+    with pytest.raises(DataError, match="must match at least one file"):
+        read(str(tmp_path / "*.csv"))
+    with pytest.raises(DataError, match="without tables"):
+        read(tmp_path)
+
+
+def test_the_command_reads_patterns_of_the_shell_and_standard_input(tmp_path):
+    (tmp_path / "a.csv").write_text("name,pay\nLi,1\n")
+    (tmp_path / "b.csv").write_text("name,pay\nHu,2\n")
+    options = ("--key", "name", "--value", "pay", "--score", "exact", "--format", "csv")
+    expanded = command("ask", "a.csv", "b.csv", "Hu", *options, cwd=tmp_path)
+    assert [line[:6] for line in expanded.stdout.splitlines()] == ["query,", "Hu,2.0"]
+    piped = command("ask", "-", "Li", *options, cwd=tmp_path, stdin="name,pay\nLi,7\n")
+    assert piped.stdout.splitlines()[1].startswith("Li,7.0")
+    both = command("ask", "-", *options, cwd=tmp_path, stdin="name,pay\nLi,7\n")
+    assert (both.returncode, both.stdout) == (2, "")
+    assert "QUERY must be given if standard input is the table" in both.stderr
