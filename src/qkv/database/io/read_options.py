@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from qkv.errors import DataError, OptionError
 
@@ -57,7 +57,7 @@ def open_binary(path: Path) -> IO[bytes]:
     """Open a file for reading bytes, which are decompressed if its name ends in .gz or .zst."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
-        return gzip.open(path)
+        return cast("IO[bytes]", gzip.open(path))
     if suffix == ".zst":
         import pyarrow as pa
 
