@@ -136,7 +136,8 @@ def _reading(path: str, kind: str, given: ReadOptions) -> Iterator[Callable[...,
 def _duckdb_error() -> type[Exception]:
     import duckdb
 
-    return duckdb.Error
+    error: type[Exception] = duckdb.Error
+    return error
 
 
 def _names_encoding(message: str) -> bool:
