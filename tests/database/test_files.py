@@ -104,6 +104,21 @@ def test_files_of_one_table_may_lack_columns_that_are_not_asked_for(tmp_path):
     (tmp_path / "c.csv").write_text("name,pay\nHu,much\n")
     with pytest.raises(DataError, match="files must have columns of the same types"):
         read(tmp_path)
+    (tmp_path / "c.csv").write_text("name,pay\n")
+    assert read(tmp_path).num_rows == 2
+
+
+def test_a_truncated_zstd_file_is_refused(tmp_path):
+    content = "name,pay\n" + "".join(f"n{i},{i * 7919 % 1000}\n" for i in range(300_000))
+    packed = pa.Codec("zstd").compress(content.encode(), asbytes=True)
+    path = tmp_path / "t.csv.zst"
+    path.write_bytes(packed)
+    assert read(path).num_rows == 300_000
+    # DuckDB returns 73,236 rows of this file without an error.
+    path.write_bytes(packed[: len(packed) * 3 // 10])
+    for source in (path, io.BytesIO(path.read_bytes())):
+        with pytest.raises(DataError, match="must be a complete zstd file"):
+            read(source)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +150,14 @@ def test_the_command_reads_patterns_of_the_shell_and_standard_input(tmp_path):
     options = ("--key", "name", "--value", "pay", "--score", "exact", "--format", "csv")
     expanded = command("ask", "a.csv", "b.csv", "Hu", *options, cwd=tmp_path)
     assert [line[:6] for line in expanded.stdout.splitlines()] == ["query,", "Hu,2.0"]
+    (tmp_path / "parts").mkdir()
+    parquet.write_table(pa.table({"name": ["Ann"], "pay": [3.0]}), tmp_path / "c.parquet")
+    write(tmp_path / "parts" / "d.csv", [("Eve", 4.0)], "")
+    mixed = command("ask", "a.csv", "b.csv", "c.parquet", "parts/", "Eve", "Ann", *options, cwd=tmp_path)
+    assert [line[:7] for line in mixed.stdout.splitlines()[1:]] == ["Eve,4.0", "Ann,3.0"]
+    # A query may have the name of a folder.
+    folder = command("ask", "a.csv", "parts", *options, cwd=tmp_path)
+    assert folder.stdout.splitlines()[1].startswith("parts,,")
     piped = command("ask", "-", "Li", *options, cwd=tmp_path, stdin="name,pay\nLi,7\n")
     assert piped.stdout.splitlines()[1].startswith("Li,7.0")
     both = command("ask", "-", *options, cwd=tmp_path, stdin="name,pay\nLi,7\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,7 +128,7 @@ def ask(
     if sql is not None:
         database = Database.sql(sql, key=key, value=value)
     else:
-        files, arguments = _split_files(arguments)
+        files, arguments = (arguments[:1], arguments[1:]) if stored else _split_files(arguments)
         if stored:
             if (encoding, delimiter, decimal) != (None, None, None):
                 raise OptionError("--encoding, --delimiter and --decimal must be used with a table. Omit them.")
@@ -193,17 +194,20 @@ def _check_arguments(arguments: list[str], format_: str) -> list[str]:
 
 
 def _split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the tables and the queries. Files after the first with its suffix come from a pattern of the shell."""
-    first = Path(arguments[0])
+    """Return the tables and the queries. Tables after the first one come from a pattern that the shell has expanded.
+
+    A query may have the name of a folder, so that a folder is a table only if it is named with a separator.
+    """
+    from qkv.database.io.sources import is_table_name
+
     count = 1
-    if first.is_file() and first.suffix:
-        while count < len(arguments) and _is_table(arguments[count], first.suffixes[-1]):
+    if Path(arguments[0]).exists():
+        while count < len(arguments):
+            name, path = arguments[count], Path(arguments[count])
+            if not (is_table_name(name) and path.is_file()) and not (os.sep in name and path.is_dir()):
+                break
             count += 1
     return arguments[:count], arguments[count:]
-
-
-def _is_table(argument: str, suffix: str) -> bool:
-    return argument.endswith(suffix) and Path(argument).is_file()
 
 
 def _check_single(chunks: Iterator[list[QueryLine]]) -> Iterator[list[QueryLine]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from qkv.cli.answer_writer import AnswerWriter
+from qkv.cli.column_widths import ColumnWidth, fit_widths
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["TableWriter", "new_console"]
 
 _BAR_WIDTH = 12
+_WEIGHT_WIDTH = 9
+"""Width of a weight with its margins, without a bar."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -82,21 +85,33 @@ class TableWriter(AnswerWriter):
 
         measure = [one.measure] if one.measure else []
         names = self._select_columns(one, 24 + sum(len(title) + 2 for title in measure))
+        columns = [_column_width(one, name) for name in names]
+        free = self._console.width - sum(2 + column.full for column in columns)
+        # A narrow terminal shows no bars, and a narrower one no similarities, before it shortens keys and values.
+        measured_width = sum(len(title) + 2 for title in measure)
+        bars = free >= _BAR_WIDTH + 1 + _WEIGHT_WIDTH + measured_width
+        if free < _WEIGHT_WIDTH + measured_width:
+            measure = []
+        total = self._console.width - _WEIGHT_WIDTH - 2 * len(columns) - sum(len(title) + 2 for title in measure)
+        widths = (
+            [column.full for column in columns] if bars else fit_widths(columns, total, names.index(one.value_name))
+        )
         grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
         grid.add_column("  weight", no_wrap=True)
         for title in measure:
             grid.add_column(title, justify="right", no_wrap=True)
-        for name in names:
+        for name, width in zip(names, widths, strict=True):
             style = "cyan" if name in one.keys else "green" if name == one.value_name else ""
             numeric = isinstance(one.rows[0].record[name], int | float)
             justify: Literal["left", "right"] = "right" if numeric else "left"
-            grid.add_column(name, style=style, justify=justify, no_wrap=True, overflow="ellipsis")
+            grid.add_column(name, style=style, justify=justify, no_wrap=True, overflow="ellipsis", max_width=width)
         maximum = max((row.weight for row in one.rows), default=1.0)
         for row in one.rows:
             near = row.similarity if row.similarity is not None else row.distance
             measured = [f"{near:.2f}" if one.measure == "similarity" else format_value(near)] if measure else []
             cells = [_cell_text(one, name, row.record[name]) for name in names]
-            grid.add_row(f"  {_bar(row.weight / maximum)} {row.weight:.3f}", *measured, *cells)
+            bar = f"{_bar(row.weight / maximum)} " if bars else ""
+            grid.add_row(f"  {bar}{row.weight:.3f}", *measured, *cells)
         self._console.print(grid, markup=False)
         shown = sum(row.weight for row in one.rows)
         hidden = len(one.table.column_names) - len(names)
@@ -113,11 +128,19 @@ class TableWriter(AnswerWriter):
         first = [*one.keys, one.value_name]
         fitting = []
         for name in dict.fromkeys([*first, *one.table.column_names]):
-            used += 2 + max(len(name), *(len(_cell_text(one, name, row.record[name])) for row in one.rows))
+            used += 2 + _column_width(one, name).full
             if name not in first and used > self._console.width:
                 break
             fitting.append(name)
         return fitting
+
+
+def _column_width(one: Answer, name: str) -> ColumnWidth:
+    from rich.cells import cell_len
+
+    cells = [row.record[name] for row in one.rows]
+    rigid = any(isinstance(cell, int | float) for cell in cells)
+    return ColumnWidth(cell_len(name), max(cell_len(_cell_text(one, name, cell)) for cell in cells), rigid)
 
 
 def _cell_text(one: Answer, name: str, cell: object) -> str:

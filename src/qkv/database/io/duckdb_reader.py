@@ -15,7 +15,7 @@ import numpy as np
 
 from qkv.core.typing import Bool
 from qkv.database.io import arrow_columns
-from qkv.database.io.read_options import ReadOptions, guess_encoding, in_utf_8
+from qkv.database.io.read_options import ReadOptions, check_complete, guess_encoding, in_utf_8
 from qkv.errors import DataError, QkvError, QueryError
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ def _reading(path: str, kind: str, given: ReadOptions) -> Iterator[Callable[...,
     failure = f"{path!r} cannot be read as {kind[1:]}"
     remedy = "Check the file, or rename it with the suffix of its format."
     encoding = None if kind in PARQUET else given.encoding
+    if encoding is None:
+        check_complete(Path(path))
     with in_utf_8(Path(path), encoding) as file:
         # Glob characters in a path are escaped as character classes, so that the path names one file.
         literal = "".join(f"[{c}]" if c in "*?[" else c for c in str(file))

@@ -13,7 +13,7 @@ from typing import IO, cast
 
 from qkv.errors import DataError, OptionError
 
-__all__ = ["COMPRESSIONS", "ReadOptions", "guess_encoding", "in_utf_8", "open_binary"]
+__all__ = ["COMPRESSIONS", "ReadOptions", "check_complete", "guess_encoding", "in_utf_8", "open_binary"]
 
 COMPRESSIONS = (".gz", ".zst")
 _BLOCK = 1 << 20
@@ -64,6 +64,24 @@ def open_binary(path: Path) -> IO[bytes]:
         stream: IO[bytes] = pa.input_stream(str(path), compression="zstd")
         return stream
     return path.open("rb")
+
+
+def check_complete(path: Path) -> None:
+    """Raise an error for a truncated .zst file, of which DuckDB would return the first rows without an error.
+
+    Raises:
+        DataError: The file is truncated or damaged.
+    """
+    if path.suffix.lower() != ".zst":
+        return
+    try:
+        with open_binary(path) as file:
+            while file.read(_BLOCK):
+                pass
+    except OSError as error:
+        raise DataError(
+            f"{str(path)!r} must be a complete zstd file, but reading it failed: {error}. Check the file."
+        ) from None
 
 
 def guess_encoding(path: Path) -> str:

@@ -28,7 +28,16 @@ from qkv.errors import DataError, QkvError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["describe", "iterate_tables", "read", "read_parts", "report_rows", "require_columns", "suggest_name"]
+__all__ = [
+    "describe",
+    "is_table_name",
+    "iterate_tables",
+    "read",
+    "read_parts",
+    "report_rows",
+    "require_columns",
+    "suggest_name",
+]
 
 _DEFAULTS = ReadOptions()
 _ARROW = (".arrow", ".feather", ".ipc")
@@ -107,6 +116,17 @@ def describe(source: object) -> str:
     return f"the {type(source).__name__}"
 
 
+def is_table_name(name: str) -> bool:
+    """Return whether the name of a file ends as that of a table.
+
+    Example:
+        >>> is_table_name("part-1.csv.gz"), is_table_name("Mr. Smith")
+        (True, False)
+    """
+    stem, suffix = os.path.splitext(name.lower())
+    return (os.path.splitext(stem)[1] if suffix in COMPRESSIONS else suffix) in _SUFFIXES
+
+
 def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
     """Raise a `DataError` if one of `names` is not a column of a table. The error suggests the most similar column."""
     for name in names:
@@ -144,6 +164,8 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
     for path, table in zip(paths, tables, strict=True):
         require_columns(table, names, str(path))
         _refuse_repeated_names(table)
+    # A CSV file without rows has columns of texts, whatever the types in the other files are.
+    tables = [table for table in tables if table.num_rows] or tables[:1]
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
