@@ -90,7 +90,7 @@ def test_csv_of_a_vote_has_its_probability(qkv):
 def test_explain_prints_the_plan(qkv):
     _, out, _ = qkv("ask", *PEOPLE, "Jon Smiht", "--explain")
     assert re.search(r"^kernel +(dense|streamed)", out, re.MULTILINE)
-    assert "score       Spelling()" in out
+    assert "score       Names()" in out
 
 
 @pytest.mark.parametrize("format_", ["json", "csv"])

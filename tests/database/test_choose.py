@@ -20,7 +20,7 @@ def notes(answer):
 
 def test_a_text_key_states_how_it_is_compared():
     answer = Database.open({"k": ["aa", "bb"], "v": [1, 2]}, key="k", value="v").ask("aa")
-    assert "compared by Spelling" in notes(answer)
+    assert "compared by Names" in notes(answer)
     assert "no match under a similarity of 0.8" in notes(answer)
     assert "TopK(10, normalizer=Softmax(0.02))" in notes(answer)
 

@@ -96,10 +96,10 @@ def ask(
       qkv ask --sql "select * from 'people.csv'" --key city --value income Oslo
       printf '3.1\\n3.9\\n' | qkv ask gpa.csv --key gpa --value starting_salary --format csv
 
-    Text keys are compared by spelling, numbers by a Gaussian kernel whose bandwidth is chosen by leave-one-out
-    cross-validation. A query unlike every key is answered by "no match".
+    Text keys are compared by words and spelling, numbers by a Gaussian kernel whose bandwidth is chosen by
+    leave-one-out cross-validation. A query unlike every key is answered by "no match".
 
-    Scores: spelling, jaro-winkler, levenshtein, token-set-ratio, exact, gaussian[:bandwidth], laplace, boxcar,
+    Scores: names, spelling, jaro-winkler, levenshtein, token-set-ratio, exact, gaussian[:bandwidth], laplace, boxcar,
     epanechnikov, triangular, constant, cosine, dot.
 
     Normalizers: softmax[:temperature], topk:K, sum, mean, hard, sparsemax, entmax15, sigmoid, identity, sample.

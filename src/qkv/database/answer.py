@@ -66,6 +66,7 @@ class Entry:
     weights: Float[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0))
     nearness: Num[np.ndarray, " n"] | None = None
     invalid: bool = False
+    candidates: tuple[str, ...] = ()
 
 
 def _entry_field(name: str, doc: str) -> property:
@@ -79,7 +80,8 @@ class Answer:
 
     For a single query each property is one value; for several queries it is a list with one value per query.
     Indexing and iteration return the answer to each query. A query without a matching key has `found` False, the
-    value None, no rows, and a `reason`.
+    value None, no rows, and a `reason`. A query that several keys match equally
+    well has no value either, but `candidates` and the rows of these keys.
 
     Example:
         >>> from qkv.database import Database
@@ -114,6 +116,9 @@ class Answer:
     found = _entry_field("found", "Whether some key matches the query.")
     reason = _entry_field("reason", 'The reason for "no match"; empty if there is a match.')
     invalid = _entry_field("invalid", "Whether the query does not fit the key; `reason` then says why.")
+    candidates = _entry_field(
+        "candidates", "The keys that match the query equally well, so that there is no single answer; else empty."
+    )
     probabilities = _entry_field(
         "probabilities", "Shares of the vote for texts, categories and booleans, the largest first; else empty."
     )

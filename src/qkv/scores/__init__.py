@@ -19,6 +19,7 @@ from qkv.scores.gated import Gated
 from qkv.scores.gaussian import Gaussian
 from qkv.scores.jaro_winkler import JaroWinkler
 from qkv.scores.levenshtein import Levenshtein
+from qkv.scores.names import Names
 from qkv.scores.projected import Projected
 from qkv.scores.quadratic_position import QuadraticPosition
 from qkv.scores.relative_position import RelativePosition
@@ -62,6 +63,7 @@ __all__ = [
     "Levenshtein",
     "TokenSetRatio",
     "Spelling",
+    "Names",
     "ByColumn",
     "Custom",
 ]

@@ -251,7 +251,7 @@ class Score(Part, ABC):
             )
         if self.accepts not in ("any", kinds[0]):
             advice = (
-                "Choose a text score: Exact, Spelling, JaroWinkler, Levenshtein, TokenSetRatio."
+                "Choose a text score: Exact, Names, Spelling, JaroWinkler, Levenshtein, TokenSetRatio."
                 if kinds[0] == "text"
                 else "Give arrays of text, or choose a score for numbers, such as Dot or Gaussian."
             )

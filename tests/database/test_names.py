@@ -1,0 +1,82 @@
+"""Names are found by words, beginnings, initials and abbreviations; several that match equally give no value."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv.database import Database
+from qkv.scores import Names
+
+PLACES = ["Denver Intl", "Dover AFB", "San José", "San Diego Intl", "O'Hare", "John F. Kennedy", "St. Louis-Lambert"]
+WORDS = ["san", "jose", "santa", "john", "intl", "international", "denver", "a", "21", "ana"]
+
+
+def opened(names):
+    return Database.open({"name": names, "row": list(range(len(names)))}, key="name", value="row")
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("Denver", "Denver Intl"),
+        ("denv", "Denver Intl"),
+        ("denvre", "Denver Intl"),
+        ("denver international", "Denver Intl"),
+        ("Intl Denver", "Denver Intl"),
+        ("diego", "San Diego Intl"),
+        ("san jose", "San José"),
+        ("ohare", "O'Hare"),
+        ("j f kennedy", "John F. Kennedy"),
+        ("Kennedy, John", "John F. Kennedy"),
+        ("st louis", "St. Louis-Lambert"),
+    ],
+)
+def test_part_of_a_name_finds_it(query, name):
+    answer = opened(PLACES).ask(query)
+    assert answer.found, answer.reason
+    assert answer.rows[0].record["name"] == name
+
+
+def test_several_names_that_match_equally_are_listed_without_a_value():
+    answer = opened(PLACES).ask("San", top=1)
+    assert not answer.found
+    assert answer.value is None
+    assert answer.candidates == ("San José", "San Diego Intl")
+    assert "2 keys match equally: 'San José', 'San Diego Intl'" in answer.reason
+
+
+def test_a_name_that_equals_the_query_is_preferred_and_repeated_rows_are_one_name():
+    assert opened([*PLACES, "San"]).ask("san").rows[0].record["name"] == "San"
+    repeated = opened(["San Jose"] * 30 + ["Reno"])
+    assert repeated.ask("san").found
+    assert not opened(["San Jose"] * 30 + ["San Diego"] * 30).ask("san").found
+
+
+@pytest.mark.parametrize("normalizer", [None, "softmax:0.02", "hard"])
+def test_a_streamed_store_agrees(tmp_path, normalizer):
+    rows = {"name": PLACES * 3, "row": [float(each) for each in range(3 * len(PLACES))]}
+    Database.create(tmp_path / "store", rows, key="name", value="row")
+    streamed = Database.open(tmp_path / "store", memory=1)
+    assert streamed.streams
+    here = Database.open(rows, key="name", value="row")
+    for query in ("San", "denver", "j f kennedy", "nobody at all", "lambert"):
+        one, two = (each.ask(query, normalizer=normalizer, top=2) for each in (here, streamed))
+        assert (one.found, one.candidates, one.reason) == (two.found, two.candidates, two.reason)
+        assert (one.value is None) == (two.value is None)
+        assert one.value is None or one.value == pytest.approx(two.value, rel=1e-6)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=3),
+    st.lists(st.lists(st.sampled_from(WORDS), max_size=3), min_size=1, max_size=5),
+)
+def test_a_key_is_compared_alike_alone_and_among_others(query, keys):
+    texts = [" ".join(key) for key in keys]
+    asked = np.array([" ".join(query)], object)
+    together = Names()(asked, np.array(texts, object))[0]
+    alone = [Names()(asked, np.array([text], object))[0, 0] for text in texts]
+    np.testing.assert_array_equal(together, alone)
+    assert ((together >= 0) & (together <= 1)).all()
+    assert ((together == 1) == (asked == np.array(texts, object))).all()
