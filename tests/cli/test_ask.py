@@ -17,7 +17,7 @@ def test_the_table_shows_answer_spread_support_and_rows_with_bars(qkv):
     lines = out.splitlines()
     assert re.match(r"Jon Smiht → 48,2\d\d ± \d+   effective rows: 1.0$", lines[0])
     assert lines[1].split() == ["weight", "similarity", "name", "income", "city"]
-    assert lines[2].split() == ["████████████", "0.998", "0.87", "John", "Smith", "48,200", "Oslo"]
+    assert lines[2].split() == ["████████████", "0.997", "0.86", "John", "Smith", "48,200", "Oslo"]
     assert len(lines[2:12]) == 10
     assert "· 23 rows of people.csv; 1 left out (income missing in 1)" in lines
     assert "\x1b" not in out

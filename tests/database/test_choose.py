@@ -44,10 +44,11 @@ def test_no_match_names_the_nearest_key_and_its_similarity():
     assert reason == "the nearest key, 'John Smith', has similarity 0.00, under 0.8"
 
 
-def test_a_beginning_finds_its_key_and_an_end_does_not():
+def test_a_beginning_and_a_word_find_their_key_and_the_end_of_a_word_does_not():
     people = Database.open({"k": ["John Doe"], "v": [1.0]}, key="k", value="v")
     assert people.ask("john").found
-    assert not people.ask("doe").found
+    assert people.ask("doe").found
+    assert not people.ask("oe").found
     assert not people.ask("j").found
 
 

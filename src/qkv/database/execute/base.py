@@ -244,8 +244,8 @@ def build_entries(
         )
         if candidates:
             # The rows are shown, but their average is no answer.
-            none = {"found": False, "value": None, "spread": None, "support": 0.0, "probabilities": {}}
-            entry = replace(entry, **none, reason=_ambiguous(candidates))
+            reason = _ambiguous(candidates)
+            entry = replace(entry, found=False, value=None, spread=None, support=0.0, probabilities={}, reason=reason)
         entries.append(entry)
     return entries
 

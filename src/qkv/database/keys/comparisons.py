@@ -231,7 +231,7 @@ class NameComparison(SimilarityComparison):
         if len(keys) < 2 or text in first or not isinstance(self.score, Names):
             return ()
         share, complete = self.score.coverage(text, keys)
-        similar = self.score(np.array([text], object), np.array(keys, object))[0]
+        similar = np.asarray(self.score(np.array([text], object), np.array(keys, object)))[0]
         same = (np.abs(share - share[0]) < _SAME) & ~complete & ~complete[0]
         same |= np.abs(similar - similar[0]) < _SAME
         if same.sum() < 2:
