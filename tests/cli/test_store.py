@@ -36,7 +36,7 @@ def test_a_store_knows_its_key_and_value_and_answers_as_its_file(qkv, people):
 def test_a_store_is_queried_by_another_key_and_value(qkv, people):
     code, out, _ = qkv("ask", people, "Oslo", "--key", "city", "--value", "name")
     assert code == 0
-    assert "compared by Spelling" in out
+    assert "compared by Names" in out
 
 
 def test_explain_shows_that_blocks_are_streamed(qkv, people):

@@ -200,7 +200,7 @@ def test_a_query_of_another_kind_is_refused(path):
 
 def test_a_score_of_texts_compares_the_key_itself(path):
     made(path, threshold=0.999, normalizer="hard")
-    plain = Database.open(ROWS, "text", "number").ask("a shepherd fuond a golden rnig")
+    plain = Database.open(ROWS, "text", "number").ask("a shepherd fuond a golden rnig", score="spelling")
     for each in both(path):
         answer = each.ask("a shepherd fuond a golden rnig", score="spelling")
         assert answer.value == pytest.approx(plain.value)
@@ -262,7 +262,7 @@ def test_rows_appended_by_another_process_are_seen_after_refresh(path, backend):
 def test_another_key_of_the_store_is_compared_without_the_encoder(path):
     here = made(path)
     other = Database.open(path, "book", "text")
-    assert "compared by Spelling" in other.ask("b").notes[1]
+    assert "compared by Names" in other.ask("b").notes[1]
     other.append(MORE)
     assert here.refresh()
     assert here.ask("shadows").value == pytest.approx(10.5, abs=0.01)

@@ -7,7 +7,7 @@ import pytest
 
 import qkv
 from qkv.errors import KindError, OptionError
-from qkv.scores import ByColumn, Dot, Exact, Gaussian, JaroWinkler, Levenshtein, Spelling, TokenSetRatio
+from qkv.scores import ByColumn, Dot, Exact, Gaussian, JaroWinkler, Levenshtein, Names, Spelling, TokenSetRatio
 from qkv.testing import ScoreContract
 
 NAMES = [
@@ -91,6 +91,46 @@ def token_set_ratio(a, b):
     return max(ratios)
 
 
+def spelling(a, b):
+    return (jaro_winkler(a, b) + 1 - alignment_edits(a, b) / max(len(a), len(b), 1)) / 2
+
+
+def in_order(short, long):
+    letters = iter(long)
+    return all(letter in letters for letter in short)
+
+
+def word_similarities(a, b):
+    """Return w(a, b) and c(a, b) of the module `names` for two words without accents and signs."""
+    if a == b:
+        return 1.0, 1.0
+    number, first = a.isdigit() or b.isdigit(), a[0] == b[0]
+    least = spelling(a, b)
+    likes = [least if least >= 0.7 and not number else 0.0]
+    if first and not number:
+        likes += [0.9] * (len(a) == 1) + [0.75] * (len(b) == 1)
+        short, long = sorted([a, b], key=len)
+        likes += [0.8] * (len(short) >= 3 and in_order(short, long))
+    other = max(likes)
+    if len(a) > 1 and b.startswith(a):
+        return max(other, 0.92), other if other >= 0.92 else len(a) / len(b)
+    return other, other
+
+
+def name_similarity(q, k):
+    if q == k:
+        return 1.0
+    q, k = q.lower(), k.lower()
+    own, words = q.split(), k.split()
+    share = 0.0
+    if words and max(map(len, own), default=0) > 1:
+        pairs = [[word_similarities(a, b) for b in words] for a in own]
+        found = sum(len(a) * max(w for w, _ in row) for a, row in zip(own, pairs, strict=True))
+        named = sum(len(b) * max(row[i][1] for row in pairs) for i, b in enumerate(words))
+        share = found / sum(map(len, own)) * (0.9 + 0.1 * named / sum(map(len, words)))
+    return 0.99 * max(spelling(q, k), share)
+
+
 class TextContract(ScoreContract):
     libraries = ("numpy",)
     dtypes = ("float64",)
@@ -133,7 +173,18 @@ class TestSpelling(TextContract):
     part = Spelling
 
     def formula(self, score, q, k, at):
-        return (jaro_winkler(q, k) + 1 - alignment_edits(q, k) / max(len(q), len(k), 1)) / 2
+        return spelling(q, k)
+
+
+class TestNames(TextContract):
+    part = Names
+
+    def rows(self, draw, length, width):
+        names = [*NAMES, "new york", "m s", "york 21", "york 2121", "nwy yrk", "n york", "mets a"]
+        return np.array(names, dtype=object)[draw.integers(len(names), length)]
+
+    def formula(self, score, q, k, at):
+        return name_similarity(q, k)
 
 
 class TestTokenSetRatio(TextContract):
