@@ -218,3 +218,30 @@ def test_queries_without_keys_have_finite_gradients_if_the_score_excludes_their_
     gradients = [x.grad for x in (query, key, value) if x.grad is not None]
     assert gradients
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+def test_a_custom_score_may_use_each_tensor_of_the_call_wherever_it_comes_from() -> None:
+    """Leaves, parts of one array of projections, the same tensor twice, and parameters that were computed."""
+    whole = torch.randn(5, 12, requires_grad=True)
+    query, key, value = (2 * whole).chunk(3, dim=-1)
+    leaf = torch.randn(5, 4, requires_grad=True)
+    parameters = (torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True).exp())
+    score = scores.Custom(lambda q, k, a, b: (q * a) @ (k * b).mT, parameters)
+    for sides in ((query, key, value), (leaf, leaf, leaf), (query.detach(), key, value)):
+        output = qkv.attend(*sides, score=score, kernel="batched")
+        leaves = [whole if sides[1] is key else leaf, parameters[0]]
+        wanted = ((sides[0] * parameters[0]) @ (sides[1] * parameters[1]).mT).softmax(-1) @ sides[2]
+        found, expected = (torch.autograd.grad(x.square().sum(), leaves, retain_graph=True) for x in (output, wanted))
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("place", ["a leaf", "a part of the array of which the query is another", "values"])
+def test_a_custom_score_that_closes_over_a_tensor_of_the_graph_is_refused_by_repeated_calls(place: str) -> None:
+    query, value, other = (2 * torch.randn(3, 12, requires_grad=True)).chunk(3, dim=-1)
+    hidden = {"a leaf": torch.randn(3, 4, requires_grad=True), "values": value}.get(place, other)
+    score = scores.Custom(lambda q, k: (q * hidden[: q.shape[-2]]) @ k.mT)
+    for _ in range(3):
+        with pytest.raises(qkv.errors.GradientError):
+            qkv.attend(query, torch.randn(3, 4), value, score=score, kernel="batched")
+    hidden = hidden.detach()
+    assert qkv.attend(query, torch.randn(3, 4), value, score=score, kernel="batched").requires_grad

@@ -98,4 +98,6 @@ class Gated(GateWeights, GeneralScore):
 
 def gate_logits(x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch width"]) -> Num[Array, "*#batch n"]:
     """Return the inner product of `weight` and each row of `x`, `(*batch, n)`."""
+    if weight.ndim == 1:  # PyTorch multiplies by one vector about four times as fast as by a matrix of one column
+        return namespace(x).matmul(x, weight)
     return namespace(x).matmul(x, weight[..., :, None])[..., 0]

@@ -22,10 +22,14 @@ from qkv.kernels.batched.additive import STEP_BYTES, additive_logits
 from qkv.kernels.batched.attention import Form, attention_of_logits, attention_of_products
 from qkv.kernels.batched.row_weights import row_weights
 from qkv.kernels.dense.kernel import DenseKernel
-from qkv.kernels.runtime.closure_gradients import may_close_over_tensors, refuse_closure_gradients
+from qkv.kernels.runtime.closure_gradients import (
+    may_close_over_tensors,
+    refuse_closure_gradients,
+    refuse_recorded_closures,
+)
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work
-from qkv.kernels.runtime.isolated_autograd import project_call
+from qkv.kernels.runtime.isolated_autograd import project_call, projects_nothing
 from qkv.kernels.runtime.memory_model import lifted_elements, score_arrays
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
@@ -120,7 +124,8 @@ class BatchedKernel(Kernel):
         """Return a function that checks only what may differ between calls."""
         if problem.traced:
             return None
-        tile, gradient, ours = problem.tile, problem.gradient, not may_close_over_tensors(problem.score)
+        tile, gradient = problem.tile, problem.gradient
+        checked = projects_nothing(problem.score) or not may_close_over_tensors(problem.score)
 
         def run(
             query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
@@ -132,7 +137,7 @@ class BatchedKernel(Kernel):
                 return None
             bound = BoundCall(*sides, score, normalizer, mask, tile, 0.0, value.dtype, finite=(True, True))
             # Without a gradient, elements that are not finite either show in the output or have no effect.
-            if gradient and not (ours and _all_finite(*sides)):
+            if gradient and not (checked and _all_finite(*sides)):
                 return None
             output = _attend(cast("TorchCall", bound))
             if not _all_finite(output) or (output.requires_grad and not gradient):
@@ -144,7 +149,8 @@ class BatchedKernel(Kernel):
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
         """Compute the output from one array of all logits."""
         with no_autocast(call.value):
-            refuse_closure_gradients(call)
+            if not projects_nothing(call.score):  # otherwise the recorded logits are checked
+                refuse_closure_gradients(call)
             if _all_finite(call.query, call.key, call.value):
                 output = _attend(replace(call, finite=(True, True)))
                 # A logit of +inf, or a row of which all logits are −inf, makes the softmax NaN.
@@ -257,4 +263,7 @@ def _logits(call: TorchCall) -> Float[Tensor, "*#batch #q #k"]:
         logits = additive_logits(left, right, vector)
         if logits is not None:
             return logits.view(*batch, q, k)
-    return cast("Tensor", score.projected_logits(call.query, call.key, call.tile))
+    logits = cast("Tensor", score.projected_logits(call.query, call.key, call.tile))
+    if projects_nothing(score):
+        refuse_recorded_closures(logits, call)
+    return logits

@@ -7,11 +7,11 @@ from typing import cast
 from qkv.core.arrays import is_array
 from qkv.core.equation import BoundCall, take_range
 from qkv.core.parts import Part
-from qkv.core.typing import Array, Shaped, Tensor
+from qkv.core.typing import Array, Num, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.scores import Score
 
-__all__ = ["may_close_over_tensors", "refuse_closure_gradients"]
+__all__ = ["may_close_over_tensors", "refuse_closure_gradients", "refuse_recorded_closures"]
 
 _OWN = "qkv.scores."
 """Prefix of the modules whose scores hold all their tensors in fields."""
@@ -36,11 +36,47 @@ def refuse_closure_gradients(call: BoundCall) -> None:
     score = call.score.map_arrays(_detach).slice(slice(0, 1), slice(0, 1))
     logits = score.logits(_detach(take_range(call.query, (0, 1))), _detach(take_range(call.key, (0, 1))), tile)
     if isinstance(logits, torch.Tensor) and logits.requires_grad:
-        raise GradientError(
-            f"score {call.score} must not close over a tensor that requires a gradient, because no gradient would "
-            f"reach the tensor. Pass the tensor as Custom(function, parameters=(…,)), which calls function(query, key, "
-            f"*parameters), or make it a field of your score class."
-        )
+        raise _error(call)
+
+
+def refuse_recorded_closures(logits: Num[Tensor, "*#batch #q #k"], call: BoundCall) -> None:
+    """Raise a `GradientError` if logits that autograd recorded depend on a tensor that is not one of the call's.
+
+    In contrast to `refuse_closure_gradients` the score is not evaluated again: the graph of the logits is searched up
+    to query, key and the arrays of the score.
+
+    Args:
+        logits: logits of the score, whose `project` returns query and key unchanged.
+        call: the call.
+
+    Raises:
+        GradientError: the score closes over a tensor that requires a gradient.
+    """
+    if not logits.requires_grad or not any(_may_close_over_arrays(part) for part in call.score.parts()):
+        return
+    tensors = [x for x in cast("tuple[Tensor, ...]", (call.query, call.key, *call.score.arrays())) if x.requires_grad]
+    own = {id(x) for x in tensors}
+    reached = {(x.grad_fn, x.output_nr) for x in tensors if x.grad_fn is not None}
+    edges = [(logits.grad_fn, logits.output_nr)]
+    while edges:
+        edge = edges.pop()
+        if edge in reached or edge[0] is None:
+            continue
+        reached.add(edge)
+        # Nodes without further edges accumulate the gradient of a leaf.
+        if (leaf := getattr(edge[0], "variable", None)) is not None and id(leaf) not in own:
+            raise _error(call)
+        edges.extend(edge[0].next_functions)
+    if logits.grad_fn is None and id(logits) not in own:
+        raise _error(call)
+
+
+def _error(call: BoundCall) -> GradientError:
+    return GradientError(
+        f"score {call.score} must not close over a tensor that requires a gradient, because no gradient would reach "
+        f"the tensor. Pass the tensor as Custom(function, parameters=(…,)), which calls function(query, key, "
+        f"*parameters), or make it a field of your score class."
+    )
 
 
 def _may_close_over_arrays(part: Part) -> bool:

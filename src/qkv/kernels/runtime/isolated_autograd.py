@@ -14,6 +14,7 @@ from qkv.core.autograd_function import autograd_function
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Num, Shaped, Tensor
 from qkv.kernels.runtime.gradients import gradients_of
+from qkv.scores import Score
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -25,11 +26,18 @@ if TYPE_CHECKING:
         needs_input_grad: tuple[bool, ...]
 
 
-__all__ = ["isolated_autograd", "project_call"]
+__all__ = ["isolated_autograd", "project_call", "projects_nothing"]
+
+
+def projects_nothing(score: Score) -> bool:
+    """Return whether the projections of a score are query and key themselves."""
+    return score.lift_kind is None and type(score).project is Score.project
 
 
 def project_call(call: BoundCall) -> BoundCall:
     """Return a call whose query and key are replaced by their projections, computed in a separate autograd node."""
+    if projects_nothing(call.score):
+        return call.with_projections(call.query, call.key)
 
     def projections(
         query: Num[Tensor, "*#batch q query_width"],
