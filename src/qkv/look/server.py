@@ -1,8 +1,8 @@
 """Local web server for attention pages, which accepts only requests that contain its secret token.
 
-The server listens on 127.0.0.1. Its address contains a random token, and requests without this token or with another
-host name are refused. The server delivers only the files and maps of the page, and its content security policy
-prevents the page from loading anything from other hosts.
+The server listens on 127.0.0.1. Its address contains a random token. Requests without this token, with another host
+name or from the page of another site are refused. The server delivers only the files and maps of the page, and its
+content security policy prevents the page from loading anything from other hosts.
 """
 
 from __future__ import annotations
@@ -98,21 +98,9 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     from starlette.routing import Route
 
     async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Refuse requests with a wrong host, a wrong token or a long path, and add security headers to responses."""
-        host, path = request.headers.get("host", ""), request.scope["path"]
-        if host not in hosts:
-            response = Response(
-                f"the Host header must be the address of this server, got {host!r}", 403, media_type="text/plain"
-            )
-        elif not secrets.compare_digest(path.split("/")[1].encode(), served.token.encode()):
-            reason = "the address must contain the token of the page: copy the whole address from the terminal"
-            response = Response(reason, 403, media_type="text/plain")
-        elif len(path) > _MAX_PATH:
-            response = Response(
-                f"the path must have at most {_MAX_PATH} characters, got {len(path)}", 414, media_type="text/plain"
-            )
-        else:
-            response = await call_next(request)
+        """Refuse what the page itself would not request, and add security headers to responses."""
+        refused = _refusal(request, hosts, served.token)
+        response = Response(refused[1], refused[0], media_type="text/plain") if refused else await call_next(request)
         response.headers.update(_HEADERS)
         return response
 
@@ -151,6 +139,28 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
         *(Route(f"{base}/{what}/{{place:path}}", data) for what in REQUESTS),
     ]
     return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
+
+
+def _refusal(request: Request, hosts: set[str], token: str) -> tuple[int, str] | None:
+    """Return the status and the reason with which a request is refused; None for a request that is answered.
+
+    A request from a page of another site has an Origin or a Sec-Fetch-Site header with that site. It is refused even
+    if it contains the token, except when a person follows a link to the page.
+    """
+    path, headers = request.scope["path"], request.headers
+    host, origin, site = (headers.get(name, "") for name in ("host", "origin", "sec-fetch-site"))
+    followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    if host not in hosts:
+        return 403, f"the Host header must be the address of this server, got {host!r}"
+    if origin and origin != f"http://{host}":
+        return 403, f"the Origin header must be the address of this server, got {origin!r}"
+    if site not in ("", "same-origin", "none") and not followed:
+        return 403, f"the Sec-Fetch-Site header must be same-origin or none, got {site!r}"
+    if not secrets.compare_digest("".join(path.split("/")[1:2]).encode("utf-8", "replace"), token.encode()):
+        return 403, "the address must contain the token of the page: copy the whole address from the terminal"
+    if len(path) > _MAX_PATH:
+        return 414, f"the path must have at most {_MAX_PATH} characters, got {len(path)}"
+    return None
 
 
 @contextlib.contextmanager
