@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qkv.core.printable import printable
+
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
     from qkv.database.protocol import Queryable
@@ -22,6 +24,7 @@ class AnswerWriter(ABC):
         database: the database that gives the answers.
         rows: rows of evidence to show per query.
         explain: print the execution plan at the end.
+        quote_formulas: write an apostrophe before texts that a spreadsheet would execute; only for CSV.
         plan: the execution plan of the first answers.
         notes: the notes of the last answers.
         invalid: the number of queries so far that could not be read.
@@ -30,6 +33,7 @@ class AnswerWriter(ABC):
     database: Queryable
     rows: int
     explain: bool
+    quote_formulas: bool = False
     plan: object = None
     notes: tuple[str, ...] = ()
     invalid: int = 0
@@ -48,4 +52,4 @@ class AnswerWriter(ABC):
     def finish(self) -> None:
         """Print the execution plan to stderr if `explain` is True. Stdout contains only answers."""
         if self.explain:
-            print(self.plan, file=sys.stderr)
+            print(printable(str(self.plan), lines=True), file=sys.stderr)

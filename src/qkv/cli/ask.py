@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.shared_options import KeyColumns, NormalizerName, ScoreName, Threshold, ValueColumn
+from qkv.cli.shared_options import KeyColumns, NormalizerName, QuoteFormulas, ScoreName, Threshold, ValueColumn
 from qkv.core.checks import check_choice
 from qkv.errors import DataError, OptionError, QueryError
 
@@ -56,6 +56,7 @@ def ask(
             "--format", metavar="table|json|csv", help="Output format: json prints one object per line, csv a header."
         ),
     ] = "table",
+    quote_formulas: QuoteFormulas = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print the execution plan.")] = False,
     plot: Annotated[
         str | None,
@@ -115,6 +116,8 @@ def ask(
             f"--{'value' if key else 'key'} must be given unless FILE is a store. "
             "Name the column, for example --key name --value income."
         )
+    if quote_formulas and format_ != "csv":
+        raise OptionError(f"--quote-formulas must be used with --format csv, got --format {format_}. Omit one of them.")
     if version is not None and not stored:
         raise OptionError("--version must be used with a store, got a table. Omit --version, or name a store.")
 
@@ -144,7 +147,7 @@ def ask(
     default_rows = 10 if len(arguments) == 1 or plot is not None else 3 if arguments else 0
     rows = default_rows if top is None else top
     writers: dict[str, type[AnswerWriter]] = {"table": TableWriter, "json": JsonWriter, "csv": CsvWriter}
-    writer = writers[format_](database, rows, explain)
+    writer = writers[format_](database, rows, explain, quote_formulas)
     with ProgressBar() as progress:
         for lines in chunks:
             answer = database.ask(

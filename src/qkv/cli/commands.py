@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from qkv.cli.plain_converters import use_plain_converters
+from qkv.core.printable import printable
 from qkv.errors import MissingPackageError, QkvError
 
 __all__ = ["create_app", "run_command"]
@@ -128,5 +129,5 @@ def _ignore_closed_pipe() -> int:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print("qkv: " + " ".join(message.split()), file=sys.stderr)
+    print("qkv: " + printable(" ".join(message.split())), file=sys.stderr)
     return code

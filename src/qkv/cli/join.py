@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.shared_options import Candidates, JoinedOn, LeftTable, RightTable
+from qkv.cli.shared_options import Candidates, JoinedOn, LeftTable, QuoteFormulas, RightTable
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def join(
     out: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write all pairs to a .csv, .parquet, .arrow or .jsonl file.")
     ] = None,
+    quote_formulas: QuoteFormulas = False,
     evaluate: Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate the result on labelled pairs.")] = None,
     top: Annotated[int, typer.Option(metavar="N", min=0, help="Pairs to show, by decreasing weight.")] = 10,
 ) -> None:
@@ -67,6 +68,8 @@ def join(
         from qkv.core.files import check_writable
 
         check_writable(Path(out), "the pairs", _SUFFIXES)
+    if quote_formulas and (out is None or not out.lower().endswith(".csv")):
+        raise OptionError("--quote-formulas must be used with --out and a .csv file. Omit it, or add --out pairs.csv.")
 
     from qkv.core.progress import ProgressBar
     from qkv.join import SoftJoin
@@ -85,7 +88,7 @@ def join(
     judged = None if evaluate is None else joined.evaluate(evaluate)
     if out is not None:
         # The file is written before anything is printed, so that a closed pipe cannot prevent it.
-        _write(joined.table, Path(out))
+        _write(_with_quoted_formulas(joined.table) if quote_formulas else joined.table, Path(out))
     _print(joined, top)
     if judged is not None:
         print(judged)
@@ -126,10 +129,23 @@ def _write(table: pa.Table, path: Path) -> None:
     write_atomic(path, fill, "the pairs")
 
 
+def _with_quoted_formulas(table: pa.Table) -> pa.Table:
+    """Return a table whose texts a spreadsheet does not execute."""
+    import pyarrow as pa
+
+    from qkv.core.printable import quoted_formula
+
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            cells = [quoted_formula(cell) for cell in table.column(place).to_pylist()]
+            table = table.set_column(place, field, pa.array(cells, field.type))
+    return table
+
+
 def _print(joined: JoinResult, top: int) -> None:
     from rich.table import Table
 
-    from qkv.cli.text_output import new_console
+    from qkv.cli.console import new_console
 
     console = new_console()
     order = sorted(range(len(joined)), key=lambda place: -joined.weights[place])[:top]

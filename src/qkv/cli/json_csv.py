@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.cli.answer_writer import AnswerWriter
+from qkv.core.printable import escaped_json, quoted_formula
 
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
@@ -47,7 +48,7 @@ class JsonWriter(AnswerWriter):
                 | {"record": row.record}
                 for row in one.rows
             ]
-        print(json.dumps(_to_json(line), ensure_ascii=False, allow_nan=False))
+        print(escaped_json(json.dumps(_to_json(line), ensure_ascii=False, allow_nan=False)))
 
 
 @dataclass
@@ -63,7 +64,8 @@ class CsvWriter(AnswerWriter):
         """Print the answer to one query as one row of CSV."""
         probability = [one.probabilities.get(one.value)] if self.database.votes else []
         cells = [one.query, one.value, *probability, one.spread, one.support, one.found, one.reason]
-        self._writer.writerow([_to_csv(cell) for cell in cells])
+        plain = [_to_csv(cell) for cell in cells]
+        self._writer.writerow([quoted_formula(cell) for cell in plain] if self.quote_formulas else plain)
 
 
 def _to_json(value: object) -> object:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.shared_options import ModelFolder
+from qkv.core.printable import printable
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 
@@ -214,7 +215,7 @@ def _draw(page: Page, layer: int, head: int) -> None:
                 f"--head must be between 0 and {len(heads) - 1} for --layer {layer}, got {head}. "
                 f"For example, pass --head 0 for {heads[0]!r}."
             )
-        print(f"{view.name}: {view.layers[layer].name}, {view.layers[layer].heads[head]}")
+        print(printable(f"{view.name}: {view.layers[layer].name}, {view.layers[layer].heads[head]}"))
         keys = (view.keys or view.queries).tokens
         width = shutil.get_terminal_size().columns
         # In a file or a pipe, escape sequences of colors would be unreadable.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.shared_options import Passage, Rank, Stem, TextColumn
+from qkv.core.printable import escaped_json
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 
@@ -199,14 +200,14 @@ def _print_json(query: str, hits: list[Hit]) -> None:
                 "rest": hit.contributions.rest,
             }
         )
-    print(json.dumps({"query": query, "hits": found}, ensure_ascii=False))
+    print(escaped_json(json.dumps({"query": query, "hits": found}, ensure_ascii=False)))
 
 
 class _HitsWriter:
     """Writer that prints the passages found for a query. Matching words are colored, or in [brackets] without color."""
 
     def __init__(self, index: Index) -> None:
-        from qkv.cli.text_output import new_console
+        from qkv.cli.console import new_console
 
         self._index = index
         self._console = new_console(100)

@@ -17,6 +17,7 @@ __all__ = [
     "NormalizerName",
     "Passage",
     "Queries",
+    "QuoteFormulas",
     "Rank",
     "RightTable",
     "ScoreName",
@@ -27,7 +28,7 @@ __all__ = [
     "ValueColumn",
 ]
 
-# -- ask, store create ----------------------------------------------------------------------------------
+# -- ask, join, store create ----------------------------------------------------------------------------
 
 KeyColumns = Annotated[
     str, typer.Option(metavar="A[,B]", help="Key column; separate several by commas.", show_default=False)
@@ -40,6 +41,10 @@ NormalizerName = Annotated[
 Threshold = Annotated[
     float | None,
     typer.Option(metavar="NUMBER", help="Minimum similarity, or maximum distance, of a match."),
+]
+
+QuoteFormulas = Annotated[
+    bool, typer.Option("--quote-formulas", help="In CSV, write an apostrophe before texts that spreadsheets execute.")
 ]
 
 # -- search, evaluate, fit search -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.shared_options import KeyColumns, NormalizerName, ScoreName, Threshold, ValueColumn
+from qkv.core.printable import printable
 from qkv.core.progress import ProgressBar
 from qkv.errors import DamagedStoreError, OptionError
 
@@ -98,7 +99,7 @@ def create(
             backend=backend,
             progress=progress,
         )
-    print(created)
+    print(printable(str(created)))
 
 
 @store.command()
@@ -121,7 +122,7 @@ def append(
     before = len(opened.store)
     with ProgressBar() as progress:
         opened.append(iter(files), progress=progress)
-    print(f"{counted(len(opened.store) - before, 'row', 'rows')} added; {opened}")
+    print(printable(f"{counted(len(opened.store) - before, 'row', 'rows')} added; {opened}"))
 
 
 @store.command(short_help="Delete the rows that satisfy a predicate.")
@@ -143,7 +144,7 @@ def delete(
 
     opened = _open(path)
     deleted = opened.delete(where)
-    print(f"{counted(deleted, 'row', 'rows')} deleted; {opened}")
+    print(printable(f"{counted(deleted, 'row', 'rows')} deleted; {opened}"))
 
 
 @store.command()
@@ -177,7 +178,7 @@ def compact(
     opened = _open(path)
     with ProgressBar() as progress:
         freed = opened.compact(keep, progress)
-    print(f"{memory_text(freed)} freed; {opened}")
+    print(printable(f"{memory_text(freed)} freed; {opened}"))
 
 
 @store.command(short_help="Verify the checksums of all files.")
@@ -198,7 +199,7 @@ def verify(path: _StorePath) -> None:
             f"the files of the store {path!r} must match their checksums, got {'; '.join(map(str, damaged))}. "
             "Restore the damaged files from a backup."
         )
-    print(f"all checksums match; {opened}")
+    print(printable(f"all checksums match; {opened}"))
 
 
 def _open(path: str, damaged: str = "refuse") -> StoredDatabase:

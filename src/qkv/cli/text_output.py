@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -10,11 +9,9 @@ from qkv.cli.answer_writer import AnswerWriter
 from qkv.cli.column_widths import ColumnWidth, fit_widths
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from qkv.database.answer import Answer
 
-__all__ = ["TableWriter", "new_console"]
+__all__ = ["TableWriter"]
 
 _BAR_WIDTH = 12
 _WEIGHT_WIDTH = 9
@@ -22,27 +19,13 @@ _WEIGHT_WIDTH = 9
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def new_console(width: int = 140) -> Console:
-    """Create a rich console that prints to stdout.
-
-    Rich omits colors if NO_COLOR is set or stdout is not a terminal.
-
-    Args:
-        width: width in characters, used if stdout is not a terminal and COLUMNS is not set.
-    """
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=False, file=sys.stdout)
-    if not console.is_terminal and "COLUMNS" not in console._environ:
-        console.width = width
-    return console
-
-
 @dataclass
 class TableWriter(AnswerWriter):
     """Writer that prints each answer on one line, followed by a table of its evidence rows."""
 
     def __post_init__(self) -> None:
+        from qkv.cli.console import new_console
+
         self._console = new_console()
 
     def write_one(self, one: Answer) -> None:

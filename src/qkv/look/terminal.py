@@ -12,6 +12,7 @@ from itertools import zip_longest
 
 import numpy as np
 
+from qkv.core.printable import printable
 from qkv.core.typing import Float
 from qkv.look.quantize import max_pool
 
@@ -48,6 +49,7 @@ def text_map(
              ea
               w
     """
+    queries, keys = [printable(name) for name in queries], [printable(name) for name in keys]
     if color is None:
         color = not os.environ.get("NO_COLOR")
     maximum = float(weights.max(initial=0.0))

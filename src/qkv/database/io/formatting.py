@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.printable import printable
+
 if TYPE_CHECKING:
     from qkv.database.answer import Answer, Entry
 
@@ -63,7 +65,7 @@ def format_value(value: object, spread: object = None) -> str:
     if isinstance(value, np.ndarray | list):
         ends = [number(float(x)) if isinstance(x, int | float | np.number) else str(x) for x in value[:4]]
         return "[" + ", ".join(ends) + (f", … {len(value)} numbers]" if len(value) > 4 else "]")
-    return " ".join(str(value).split())
+    return printable(" ".join(str(value).split()))
 
 
 def format_key(key: object) -> str:

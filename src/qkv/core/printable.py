@@ -1,0 +1,76 @@
+"""Text from outside, such as cells, tokens and queries, made safe to print: characters that act are written as escapes.
+
+An escape sequence in a cell could recolor the terminal, change its title or hide other lines, and a bidirectional
+override shows text in another order than it has.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["escaped_json", "printable", "quoted_formula"]
+
+_CONTROLS = "\x00-\x1f\x7f-\x9f"  # C0 with NUL and ESC, DEL, C1
+_HIDDEN = (
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff"  # marks of direction, breaks, lone surrogates
+)
+_ACTING = re.compile(f"[{_CONTROLS}{_HIDDEN}]")
+_ACTING_EXCEPT_LAYOUT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_HIDDEN}]")
+_ACTING_IN_JSON = re.compile(f"[\x7f-\x9f{_HIDDEN}]")
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Return a text in which control characters and marks of direction are written as Python writes them.
+
+    Letters of every script, joined emoji and combining characters stay as they are.
+
+    Args:
+        text: the text.
+        lines: keep line breaks and tabs.
+
+    Example:
+        >>> print(printable("red\x1b[31m \u202egnp.exe"))
+        red\x1b[31m \u202egnp.exe
+        >>> printable("année 日本 👩‍🚀")
+        'année 日本 👩‍🚀'
+    """
+    return (_ACTING_EXCEPT_LAYOUT if lines else _ACTING).sub(_escape, text)
+
+
+def escaped_json(document: str) -> str:
+    r"""Return a JSON document in which such characters are written as JSON escapes, which mean the same text.
+
+    Example:
+        >>> print(escaped_json('"a\u202eb\x9b31m"'))
+        "a\u202eb\u009b31m"
+    """
+    return _ACTING_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
+
+
+def quoted_formula(cell: object) -> object:
+    """Return a cell of a CSV file that a spreadsheet would execute with an apostrophe before it, and others unchanged.
+
+    Spreadsheets read a text as a formula if it starts with `=`, `+`, `-`, `@`, a tab or a carriage return. Texts that
+    are numbers are no formulas.
+
+    Source: https://owasp.org/www-community/attacks/CSV_Injection
+
+    Example:
+        >>> [quoted_formula(cell) for cell in ("=HYPERLINK(1)", "-2+3", "-2.5", "a=b", -2)]
+        ["'=HYPERLINK(1)", "'-2+3", '-2.5', 'a=b', -2]
+    """
+    if not isinstance(cell, str) or not cell.lstrip(" ").startswith(_FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    named = {9: "\\t", 10: "\\n", 13: "\\r"}
+    return named.get(code) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
