@@ -30,7 +30,7 @@ def test_without_public_data_the_third_table_is_the_one_that_comes_with_python(t
     assert (done.returncode, done.stderr) == (0, "")
     name, gpa, character = answers(done.stdout)
     assert name.startswith("Jon Smiht → 48,2")
-    assert gpa.startswith("3.5 → 73,000")
+    assert gpa.startswith("3.5 → 73,020 ± 710 (standard error)")
     assert character.startswith("grek small leter lamda → λ")
     assert "kernel" in done.stdout
 
@@ -39,6 +39,6 @@ def test_without_public_data_the_third_table_is_the_one_that_comes_with_python(t
 def test_with_public_data_the_third_table_is_california(tmp_path):
     done = ask_script(tmp_path, QKV_DATA=os.environ["QKV_DATA"])
     assert (done.returncode, done.stderr) == (0, "")
-    assert answers(done.stdout)[2].startswith("-122.43,37.77 → 350,000 ± 100,000")
+    assert answers(done.stdout)[2].startswith("-122.43,37.77 → 352,000 ± 13,000 (standard error)")
     assert "leave-one-out over 20,640 rows" in done.stdout
     assert "kernel" in done.stdout

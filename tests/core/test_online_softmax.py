@@ -266,7 +266,7 @@ def test_fused_outputs_of_two_ranges_of_keys_merge_as_in_the_shared_definition(s
 def test_streamed_sums_of_a_table_are_those_of_the_shared_definition(spread, offset):
     pytest.importorskip("pyarrow")
     from qkv.database.execute.accumulators import SoftmaxAccumulator
-    from qkv.database.execute.aggregates import StreamedAggregator
+    from qkv.database.execute.running_aggregates import StreamedAggregator
 
     aggregator = mock.create_autospec(StreamedAggregator, instance=True)
     aggregator.sums = np.zeros((Q, 3))

@@ -5,10 +5,12 @@ import datetime as dt
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy import stats
 
 from qkv import scores
 from qkv.database import Database
 from qkv.database.execute.aggregates import aggregator_for
+from qkv.database.execute.uncertainty import student_quantile
 from qkv.database.keys.columns import Column
 
 X = np.linspace(0.0, 1.0, 50)
@@ -125,3 +127,81 @@ def test_a_bandwidth_is_fitted_to_the_elements_of_a_vector_that_vary_most():
     values = np.arange(3.0)[:, None] * np.where(np.arange(40) % 2, 1.0, 100.0)
     targets = targets_of([row.tolist() for row in values])
     assert targets.tolist() == values[:, :32:2].tolist()
+
+
+def memory_and_store(folder, table, key, value):
+    Database.create(folder, table, key, value)
+    return Database.open(table, key, value), Database.open(folder), Database.open(folder, memory=1)
+
+
+def test_the_spread_of_small_values_is_exact_beside_values_of_any_size(tmp_path):
+    draw = np.random.default_rng(3)
+    group = np.repeat(["small", "large", "huge"], 40)
+    values = draw.normal(size=120) * np.repeat([1e-6, 1.0, 1e9], 40) + np.repeat([1.0, 1e6, 1e12], 40)
+    order = draw.permutation(120)
+    table = pa.table({"group": pa.array(group[order].tolist()).dictionary_encode(), "v": values[order]})
+    for database in memory_and_store(tmp_path / "s", table, "group", "v"):
+        for name in ("small", "large", "huge"):
+            wanted = values[group == name]
+            answer = database.ask(name)
+            assert answer.value == pytest.approx(wanted.mean(), rel=1e-14)
+            assert answer.spread == pytest.approx(wanted.std(), rel=1e-6)
+            assert answer.standard_error == pytest.approx(wanted.std(ddof=1) / np.sqrt(40), rel=1e-6)
+            assert answer.effective_rows == pytest.approx(40)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_statistics_are_those_of_the_weights(seed, tmp_path):
+    draw = np.random.default_rng(seed)
+    # Fewer rows than a calibration needs.
+    x, v = draw.normal(size=39), draw.lognormal(size=39)
+    query, width = float(draw.normal()), float(draw.uniform(0.2, 1.0))
+    w = np.exp(-np.square(x - query) / (2 * width**2))
+    w /= w.sum()
+    n, spread = 1 / np.square(w).sum(), np.sqrt(w @ np.square(v - w @ v))
+    for database in memory_and_store(tmp_path / "s", {"x": x, "v": v}, "x", "v"):
+        answer = database.ask(query, score=f"gaussian:{width}", threshold=100.0)
+        got = (answer.value, answer.spread, answer.effective_rows, answer.standard_error)
+        assert got == pytest.approx((w @ v, spread, n, spread / np.sqrt(n - 1)), rel=1e-9)
+        low, high = answer.prediction_interval
+        reach = spread * np.sqrt((n + 1) / (n - 1)) * stats.t.ppf(0.95, n - 1)
+        assert (low, high) == pytest.approx((w @ v - reach, w @ v + reach), rel=2e-3)
+
+
+def test_one_row_has_no_standard_error_and_two_equal_values_have_one_of_0():
+    table = {"k": ["a", "b", "b"], "v": [1.0, 2.0, 2.0]}
+    one, two = Database.open(table, key="k", value="v").ask(["a", "b"], score="exact")
+    assert (one.effective_rows, one.standard_error, one.prediction_interval) == (1.0, None, None)
+    assert (two.effective_rows, two.standard_error, two.prediction_interval) == (2.0, 0.0, (2.0, 2.0))
+
+
+def test_the_error_of_a_vote_is_that_of_the_share_of_its_winner(tmp_path):
+    table = {"k": [1] * 10, "v": ["yes"] * 7 + ["no"] * 3}
+    for database in memory_and_store(tmp_path / "s", table, "k", "v"):
+        answer = database.ask(1, score="exact")
+        assert answer.standard_error == pytest.approx(np.sqrt(0.7 * 0.3 / 9))
+        assert answer.prediction_interval is None
+
+
+def test_weights_of_both_signs_have_no_statistics(tmp_path):
+    table = {"k": [[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0]], "v": [1.0, 2.0, 5.0]}
+    for database in memory_and_store(tmp_path / "s", table, "k", "v"):
+        answer = database.ask([1.0, 0.0], score=scores.Dot(), normalizer="identity")
+        assert answer.value == pytest.approx(1.0 + 4.0 - 5.0)
+        assert (answer.spread, answer.effective_rows, answer.standard_error) == (None, None, None)
+
+
+def test_quantiles_of_student_are_those_of_scipy():
+    degrees = np.concatenate([np.linspace(1, 30, 500), np.geomspace(30, 1e8, 100)])
+    np.testing.assert_allclose(student_quantile(degrees), stats.t.ppf(0.95, degrees), rtol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 10])
+def test_intervals_of_normal_values_contain_nine_of_ten_new_values(rows):
+    draw = np.random.default_rng(rows)
+    values = draw.normal(3.0, 2.0, size=(2000, rows))
+    database = Database.open({"k": np.repeat(np.arange(2000), rows), "v": values.ravel()}, key="k", value="v")
+    ends = database.ask(list(range(2000)), score="exact", top=1).prediction_interval
+    low, high = np.array(ends).T
+    new = draw.normal(3.0, 2.0, size=2000)
+    assert 0.88 < np.mean((low <= new) & (new <= high)) < 0.92

@@ -4,10 +4,12 @@ import datetime as dt
 import math
 import sys
 
+import numpy as np
 import pytest
 
 from qkv.database import Database, Evidence
-from qkv.database.io.formatting import format_spread, format_value, number
+from qkv.database.io.formatting import format_length, format_value, number
+from qkv.database.keys.columns import fold
 from qkv.errors import MissingPackageError, OptionError
 
 PEOPLE = {
@@ -66,8 +68,9 @@ def test_many_queries_answer_as_each_alone(people, monkeypatch):
 
 
 def test_the_plan_explains_what_ran(people):
-    text = str(people.ask("john smith").plan)
+    text = str(people.ask("jon smith").plan)
     assert "Names()" in text
+    assert "Exact()" in str(people.ask("john smith").plan)
     assert "4 keys" in text
 
 
@@ -75,7 +78,9 @@ def test_the_plan_explains_what_ran(people):
 def test_frames_hold_one_row_per_query(people, library):
     frame = people.ask(["john smith", "zzzzzz"]).to_frame(library)
     assert type(frame).__module__.startswith(library)
-    assert list(frame.columns) == ["query", "value", "spread", "support", "found", "reason"]
+    assert list(frame.columns) == [
+        "query", "value", "standard_error", "lower", "upper", "spread", "effective_rows", "found", "reason",
+    ]  # fmt: skip
     assert list(frame["found"]) == [True, False]
 
 
@@ -119,7 +124,12 @@ def test_every_part_of_an_answer_is_shown():
     sizes = Database.open({"at": [1.0, 2.0, 4.0], "size": [10.0, 30.0, 50.0]}, key="at", value="size")
     one = sizes.ask(2.0, score="gaussian:1", normalizer="softmax", top=2)
     line, first, second = repr(one).splitlines()
-    assert line == f"2 → {one.value:.2g} ± {one.spread:.2g}   effective rows: {one.support:.1f}"
+    low, high = one.prediction_interval
+    assert line == (
+        f"2 → {one.value:.0f} ± {one.standard_error:.0f} (standard error)   "
+        f"90% prediction interval: {low:.0f} to {high:.0f}   "
+        f"spread: {one.spread:.0f}   effective rows: {one.effective_rows:.1f}"
+    )
     assert [text.split() for text in (first, second)] == [
         [f"{row.weight:.3f}", "distance", f"{row.distance:.3g}", f"at={row.record['at']:g}", f"size={size}"]
         for row, size in zip(one.rows, (30, 10), strict=True)
@@ -142,11 +152,13 @@ def test_a_table_of_answers_holds_every_field(people):
     many = people.ask(["jane roe", "zzzzzz"])
     found, missing = many.to_arrow().to_pylist()
     assert found == {
-        "query": "jane roe", "value": many[0].value, "spread": many[0].spread, "support": many[0].support,
+        "query": "jane roe", "value": many[0].value, "standard_error": None, "lower": None, "upper": None,
+        "spread": many[0].spread, "effective_rows": many[0].effective_rows,
         "found": True, "reason": None,
     }  # fmt: skip
     assert missing == {
-        "query": "zzzzzz", "value": None, "spread": None, "support": 0.0, "found": False, "reason": many[1].reason,
+        "query": "zzzzzz", "value": None, "standard_error": None, "lower": None, "upper": None, "spread": None,
+        "effective_rows": 0.0, "found": False, "reason": many[1].reason,
     }  # fmt: skip
     assert many[1].reason
 
@@ -222,6 +234,46 @@ def test_a_cell_is_shown_in_one_line(value, text):
 
 
 def test_a_spread_of_moments_is_shown_in_days_or_less():
-    assert format_spread(dt.timedelta(days=40)) == " ± 40 days"
-    assert format_spread(dt.timedelta(seconds=90)) == " ± 0:01:30"
-    assert format_spread(None) == ""
+    assert format_length(dt.timedelta(days=40)) == "40 days"
+    assert format_length(dt.timedelta(seconds=90)) == "0:01:30"
+
+
+NAMES = ["anna", "Anna ", "anne", "ann", "hanna", "anna b", "bob", "Bobby", "ÅSA", "åsa"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("score", [None, "jaro-winkler", "levenshtein"])
+def test_a_text_that_equals_a_key_is_answered_from_its_own_rows(seed, score, tmp_path):
+    draw = np.random.default_rng(seed)
+    count = int(draw.integers(5, 80))
+    name = [NAMES[i] for i in draw.integers(0, len(NAMES), count)]
+    pay = 10.0 ** draw.integers(-3, 6, count) * (1 + draw.random(count))
+    table = {"name": name, "pay": pay, "odd": [i % 2 == 1 for i in range(count)]}
+    Database.create(tmp_path / "s", table, "name", "pay")
+    databases = Database.open(table, "name", "pay"), Database.open(tmp_path / "s", memory=1)
+    for where, selected in ((None, np.ones(count, bool)), ("odd", np.arange(count) % 2 == 1)):
+        for query in ("anna", "ASA", "åsa", "bobby", "anne", "bob"):
+            own = selected & [fold(each) == fold(query) for each in name]
+            for database in databases:
+                answer = database.ask(query, score=score, where=where, top=count)
+                if own.any():
+                    assert answer.value == pytest.approx(pay[own].mean(), rel=1e-12)
+                    assert sorted(row.index for row in answer.rows) == np.flatnonzero(own).tolist()
+                    assert answer.spread == pytest.approx(pay[own].std(), rel=1e-9, abs=1e-12)
+                elif answer.found:
+                    assert answer.rows[0].similarity < 1
+
+
+def test_queries_that_equal_a_key_and_others_are_answered_together_in_order():
+    people = Database.open(PEOPLE, key="name", value="income")
+    queries = ["jane roe", "jane ro", "zzzz", None, "JANE ROE"]
+    together, alone = people.ask(queries), [people.ask(query) for query in queries]
+    assert [one.value for one in together] == [one.value for one in alone]
+    assert [one.reason for one in together] == [one.reason for one in alone]
+    assert [one.effective_rows for one in together] == [one.effective_rows for one in alone]
+
+
+def test_a_normalizer_that_is_given_averages_similar_keys_too():
+    table = {"name": ["anna", "anne"], "pay": [1.0, 3.0]}
+    answer = Database.open(table, key="name", value="pay").ask("anna", normalizer="softmax")
+    assert len(answer.rows) == 2

@@ -43,8 +43,12 @@ def edited(draw, name, kinds):
 def test_a_single_edit_finds_its_person_first_in_90_and_shown_in_99_of_100(names, people, kinds, seed):
     assert len(names) >= 10_000
     draw = random.Random(seed)
-    truth = draw.sample([name for name in names if len(name) >= 6], 300)
-    answer = people.ask([edited(draw, name, kinds) for name in truth])
+    truth = draw.sample([name for name in names if len(name) >= 6], 310)
+    known = set(names)
+    # A misspelling that is the name of somebody else is answered from the rows of this name alone.
+    pairs = [(name, query) for name in truth if (query := edited(draw, name, kinds)) not in known][:300]
+    truth = [name for name, _ in pairs]
+    answer = people.ask([query for _, query in pairs])
     rows = [[row.record["name"] for row in one.rows] for one in answer]
     first = sum(shown[:1] == [name] for shown, name in zip(rows, truth, strict=True))
     among = sum(name in shown for shown, name in zip(rows, truth, strict=True))

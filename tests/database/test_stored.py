@@ -13,8 +13,8 @@ from qkv import masks, scores
 from qkv.database import Database
 from qkv.database.execute import row_reader, statistics, streamed
 from qkv.database.execute.accumulators import SoftmaxAccumulator
-from qkv.database.execute.aggregates import streamed_aggregator_for
 from qkv.database.execute.base import AskOptions
+from qkv.database.execute.running_aggregates import streamed_aggregator_for
 from qkv.database.keys import bandwidth, row_sample
 from qkv.database.keys.columns import Column
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
@@ -112,6 +112,11 @@ def same(path, key, value, queries, tolerance=1e-5, **how):
         assert close(other.value, one.value, tolerance), (one, other)
         assert close(other.spread, one.spread, tolerance)
         assert close(other.support, one.support, tolerance)
+        assert close(other.effective_rows, one.effective_rows, tolerance)
+        assert close(other.standard_error, one.standard_error, tolerance)
+        assert (other.prediction_interval is None) == (one.prediction_interval is None)
+        for end, wanted in zip(other.prediction_interval or (), one.prediction_interval or (), strict=True):
+            assert close(end, wanted, tolerance)
         assert close([row.weight for row in other.rows], [row.weight for row in one.rows], tolerance)
         assert close([row.distance for row in other.rows], [row.distance for row in one.rows], tolerance)
         weights = {row.index: row.weight for row in one.rows}
@@ -518,6 +523,7 @@ def test_tiles_of_the_default_size_answer_as_in_memory(tmp_path, monkeypatch):
             assert other.value == pytest.approx(one.value, rel=1e-7)
             assert other.spread == pytest.approx(one.spread, rel=1e-4)
             assert other.support == pytest.approx(one.support, rel=1e-4)
+            assert other.effective_rows == pytest.approx(one.effective_rows, rel=1e-4)
             assert [row.index for row in other.rows] == [row.index for row in one.rows]
 
 
@@ -575,7 +581,7 @@ def test_progress_is_reported_while_rows_are_appended(tmp_path):
 
 
 def test_rows_without_weight_add_exactly_nothing():
-    values = streamed_aggregator_for(Column.from_table(pa.table({"v": [1.0, 2.0]}), "v"), True, [0.0], 2)
+    values = streamed_aggregator_for(Column.from_table(pa.table({"v": [1.0, 2.0]}), "v"), True, 2)
     sums = SoftmaxAccumulator(Softmax(), 2, values, 1)
     sums.accumulate(np.array([[-np.inf, -np.inf], [0.0, -np.inf]]), 0, np.array([1.0, 2.0]))
     assert sums.total.tolist() == [[0.0], [1.0]]

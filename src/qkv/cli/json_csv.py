@@ -1,7 +1,8 @@
 """Writers that print the answers of `qkv ask` as JSON lines or CSV, each answer as soon as it is computed.
 
-Dates and times are written in ISO 8601, and their spread in days. NaN and infinity, which JSON does not support, are
-written as null. Decimals are numbers if a float64 represents all their digits, otherwise texts.
+Dates and times are written in ISO 8601, and their standard error and spread in days. NaN and infinity, which JSON
+does not support, are written as null. Decimals are numbers if a float64 represents all their digits, otherwise
+texts.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ if TYPE_CHECKING:
 
 __all__ = ["CsvWriter", "JsonWriter"]
 
+_STATISTICS = ("standard_error", "lower", "upper", "spread", "effective_rows")
+
 
 class JsonWriter(AnswerWriter):
     """Writer that prints one JSON object per query.
 
-    The object contains the query, the value, the spread, the effective number of rows (`support`), whether a match was
-    found, and the evidence rows with their weights.
+    The object contains the query, the value, its standard error, the 90 % prediction interval, the spread of the
+    values, the effective number of rows, whether a match was found, and the evidence rows with their weights.
     """
 
     def write_one(self, one: Answer) -> None:
         """Print the answer to one query as a JSON object on one line."""
-        line: dict[str, object] = {"query": one.query, "value": one.value, "spread": one.spread}
-        line |= {"support": one.support, "found": one.found}
+        line: dict[str, object] = {"query": one.query, "value": one.value, "standard_error": one.standard_error}
+        line |= {"prediction_interval": one.prediction_interval, "spread": one.spread}
+        line |= {"effective_rows": one.effective_rows, "found": one.found}
         if one.probabilities:
             line["probabilities"] = one.probabilities
         if not one.found:
@@ -58,12 +62,14 @@ class CsvWriter(AnswerWriter):
     def __post_init__(self) -> None:
         self._writer = csv.writer(sys.stdout, lineterminator="\n")
         probability = ["probability"] if self.database.votes else []
-        self._writer.writerow(["query", "value", *probability, "spread", "support", "found", "reason"])
+        self._writer.writerow(["query", "value", *probability, *_STATISTICS, "found", "reason"])
 
     def write_one(self, one: Answer) -> None:
         """Print the answer to one query as one row of CSV."""
         probability = [one.probabilities.get(one.value)] if self.database.votes else []
-        cells = [one.query, one.value, *probability, one.spread, one.support, one.found, one.reason]
+        lower, upper = one.prediction_interval or (None, None)
+        statistics = [one.standard_error, lower, upper, one.spread, one.effective_rows]
+        cells = [one.query, one.value, *probability, *statistics, one.found, one.reason]
         plain = [_to_csv(cell) for cell in cells]
         self._writer.writerow([quoted_formula(cell) for cell in plain] if self.quote_formulas else plain)
 

@@ -47,19 +47,28 @@ class TableWriter(AnswerWriter):
     def _print_headline(self, one: Answer) -> None:
         from rich.text import Text
 
-        from qkv.database.io.formatting import format_query, format_uncertainty, format_value
+        from qkv.database.io.formatting import format_estimate, format_query, format_statistics
 
         line = Text(format_query(one.query), style="bold")
         line.append(" → ", style="dim")
         if one.found:
-            line.append(format_value(one.value, one.spread), style="bold green")
-            line.append(format_uncertainty(one), style="green")
-            if one.support is not None:
-                line.append(f"   effective rows: {one.support:,.1f}", style="dim")
+            line.append(format_estimate(one), style="bold green")
         else:
             line.append("cannot be read" if one.invalid else "no match", style="bold yellow")
             line.append(f": {one.reason}", style="yellow")
         self._console.print(line, soft_wrap=True)
+        for text in self._fill(format_statistics(one)) if one.found else ():
+            self._console.print(f"  {text}", style="dim", markup=False, soft_wrap=True)
+
+    def _fill(self, parts: list[str]) -> list[str]:
+        """Return the parts as lines that fit the console, without breaking a part."""
+        lines: list[str] = []
+        for part in parts:
+            if lines and len(lines[-1]) + len(part) + 5 <= self._console.width:
+                lines[-1] += f"   {part}"
+            else:
+                lines.append(part)
+        return lines
 
     def _print_evidence(self, one: Answer) -> None:
         from rich.table import Table

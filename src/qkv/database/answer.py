@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from qkv.core.typing import Float, Int, Num
-from qkv.database.io.formatting import format_key, format_query, format_uncertainty, format_value
+from qkv.database.io.formatting import format_estimate, format_key, format_query, format_statistics, format_value
 from qkv.errors import MissingPackageError, OptionError
 
 if TYPE_CHECKING:
@@ -67,6 +67,9 @@ class Entry:
     nearness: Num[np.ndarray, " n"] | None = None
     invalid: bool = False
     candidates: tuple[str, ...] = ()
+    standard_error: float | dt.timedelta | None = None
+    prediction_interval: tuple[Cell, Cell] | None = None
+    effective_rows: float | None = 0.0
 
 
 def _entry_field(name: str, doc: str) -> property:
@@ -110,9 +113,21 @@ class Answer:
     spread = _entry_field(
         "spread", "The weighted standard deviation of the values (for texts and categories, of one-hot vectors)."
     )
-    support = _entry_field(
-        "support", "The effective number of rows, exp(entropy) of the weights; None if they do not sum to 1."
+    standard_error = _entry_field(
+        "standard_error",
+        "The standard error of the value, spread / √(effective_rows − 1); for votes, that of the probability; "
+        "None with fewer than two effective rows. See `qkv.database.execute.uncertainty`.",
     )
+    prediction_interval = _entry_field(
+        "prediction_interval",
+        "A pair of values between which the value of a new row with this key lies with a probability of 90 %; None "
+        "for votes and vectors, and with fewer than two effective rows.",
+    )
+    effective_rows = _entry_field(
+        "effective_rows",
+        "The effective number of rows, 1 / Σ w² of the weights w; None if they do not sum to 1 or one is negative.",
+    )
+    support = _entry_field("support", "exp(entropy) of the weights; None if they do not sum to 1.")
     found = _entry_field("found", "Whether some key matches the query.")
     reason = _entry_field("reason", 'The reason for "no match"; empty if there is a match.')
     invalid = _entry_field("invalid", "Whether the query does not fit the key; `reason` then says why.")
@@ -143,7 +158,8 @@ class Answer:
     def to_arrow(self) -> pa.Table:
         """Return the answers as a pyarrow table with one row per query.
 
-        Its columns are query, value, probability (for votes), spread, support, found and reason.
+        Its columns are query, value, probability (for votes), standard_error, lower and upper (the prediction
+        interval), spread, effective_rows, found and reason.
         """
         import pyarrow as pa
 
@@ -162,7 +178,10 @@ class Answer:
         ]
         if any(entry.probabilities for entry in self.entries):
             columns["probability"] = [entry.probabilities.get(entry.value) for entry in self.entries]
-        for name in ("spread", "support", "found"):
+        columns["standard_error"] = [entry.standard_error for entry in self.entries]
+        intervals = [entry.prediction_interval or (None, None) for entry in self.entries]
+        columns["lower"], columns["upper"] = [low for low, _ in intervals], [high for _, high in intervals]
+        for name in ("spread", "effective_rows", "found"):
             columns[name] = [getattr(entry, name) for entry in self.entries]
         columns["reason"] = [entry.reason or None for entry in self.entries]
         return pa.table(columns)
@@ -214,8 +233,8 @@ class Answer:
         query = format_query(entry.query)
         if not entry.found:
             return f"{query} → {'cannot be read' if entry.invalid else 'no match'}: {entry.reason}"
-        support = "" if entry.support is None else f"   effective rows: {entry.support:.1f}"
-        return f"{query} → {format_value(entry.value, entry.spread)}{format_uncertainty(entry)}{support}"
+        parts = [f"{query} → {format_estimate(entry)}", *format_statistics(entry)]
+        return "   ".join(parts)
 
     # -- private ----------------------------------------------------------------------------------------
 

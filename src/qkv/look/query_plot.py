@@ -102,13 +102,13 @@ def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike
 
 
 def answer_title(answer: Answer) -> str:
-    """Return a figure title with a query, its answer, and the spread or the vote probability if there is one."""
-    from qkv.database.io.formatting import format_query, format_uncertainty, format_value
+    """Return a figure title with a query, its answer, and the standard error or the share of the vote, if any."""
+    from qkv.database.io.formatting import format_estimate, format_query
 
     query = _truncated(format_query(answer.query), 40)
     if not answer.found:
         return f"{query}  →  no match"
-    return f"{query}  →  {_truncated(format_value(answer.value, answer.spread), 40)}{format_uncertainty(answer)}"
+    return f"{query}  →  {_truncated(format_estimate(answer), 60)}"
 
 
 def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:

@@ -2,10 +2,11 @@
 
 Softmax keeps, for each query, with m the largest logit so far and d = l − m,
 
-    total = Σ e^d        weighted = Σ e^d v        entropy_sum = Σ e^d d
+    total = Σ e^d        weighted = Σ e^d v        entropy_sum = Σ e^d d        square_sum = Σ e^2d
 
-all in float64; a new m rescales them. The entropy of the weights is log total − entropy_sum / total. The other
-normalizers keep the sums of their masses μ, whose entropy is log Σ μ − Σ μ log μ / Σ μ.
+all in float64; a new m rescales them. The entropy of the weights is log total − entropy_sum / total, and their
+sum of squares is square_sum / total². The other normalizers keep the sums of their masses μ, whose entropy is
+log Σ μ − Σ μ log μ / Σ μ.
 `tests/database/test_stored.py` compares both with the same rows in memory.
 """
 
@@ -19,7 +20,8 @@ import numpy as np
 from qkv.core.online_softmax import ExponentialSums, WeightedSums
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Num
-from qkv.database.execute.aggregates import Aggregate, StreamedAggregator
+from qkv.database.execute.aggregates import Aggregate
+from qkv.database.execute.running_aggregates import StreamedAggregator
 from qkv.database.execute.top_rows import TopRows
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.linear import LinearNormalizer
@@ -30,7 +32,7 @@ __all__ = ["Accumulator", "accumulator_for"]
 _SMALLEST_EXPONENT = {"float32": -87.0, "float64": -700.0}
 
 _Normalizer = TypeVar("_Normalizer", bound=Normalizer)
-_Finalized = tuple[Summary, list[Aggregate], Float[np.ndarray, " q"] | None]
+_Finalized = tuple[Summary, list[Aggregate], Float[np.ndarray, " q"] | None, Float[np.ndarray, " q"] | None]
 
 
 def accumulator_for(
@@ -63,6 +65,7 @@ class Accumulator(ABC, Generic[_Normalizer]):
         self.top_rows = TopRows(queries, evidence)
         self.total = np.zeros((queries, 1))
         self.entropy_sum = np.zeros((queries, 1))
+        self.square_sum = np.zeros((queries, 1))
 
     @abstractmethod
     def accumulate(self, logits: Float[np.ndarray, "q rows"], first: int, values: Num[np.ndarray, "rows ..."]) -> None:
@@ -84,17 +87,19 @@ class Accumulator(ABC, Generic[_Normalizer]):
         return np.asarray(self.normalizer.tile_weights(self.normalizer.prepare(logits), summary, tile))
 
     def finalize(self) -> _Finalized:
-        """Return the summary, the aggregate and the effective number of rows of each query.
+        """Return the summary and the aggregate of each query, exp(entropy) of the weights, and 1 / Σ w².
 
-        The effective number of rows is exp(entropy) of the weights, or None if the weights do not sum to 1.
+        The last two are None if the weights do not sum to 1. 1 / Σ w² is NaN if a weight is negative.
         """
         scale, summary = self.normalizer.finalize(self._partial(), Tile.whole(self.queries, 0), 0.0)
         scale = np.asarray(scale)
-        support = None
+        support = effective = None
         if self.normalizer.sums_to_one:
             total = np.where(self.total > 0, self.total, 1.0)
             support = np.asarray(np.exp(np.log(total) - self.entropy_sum / total)[:, 0])
-        return summary, self.values.aggregates(scale, self.total * scale), support
+            squares = np.where(self.square_sum > 0, self.square_sum, np.nan)
+            effective = np.asarray((np.square(total) / squares)[:, 0])
+        return summary, self.values.aggregates(scale, self.total * scale), support, effective
 
 
 class SoftmaxAccumulator(Accumulator[Normalizer]):
@@ -122,7 +127,9 @@ class SoftmaxAccumulator(Accumulator[Normalizer]):
             e[excluded] = 0.0
         if self.queries == 1:  # a dot product allocates no array
             self.entropy_sum += float(np.dot(e[0], d[0]))
+            self.square_sum += float(np.dot(e[0], e[0]))
         else:
+            self.square_sum += np.einsum("ij,ij->i", e, e)[:, None]
             self.entropy_sum += np.multiply(e, d, out=d).sum(axis=1, keepdims=True, dtype=np.float64)
         # NumPy sums pairwise, so float32 is accurate enough.
         total = e.sum(axis=1, keepdims=True)
@@ -141,6 +148,7 @@ class SoftmaxAccumulator(Accumulator[Normalizer]):
         factor = np.exp(shift)
         self.entropy_sum = factor * (self.entropy_sum + shift * self.total)
         self.total *= factor
+        self.square_sum *= np.square(factor)
         self.values.sums *= factor
         self.maximum = maximum
 
@@ -152,6 +160,8 @@ class _LinearAccumulator(Accumulator[LinearNormalizer]):
         mass = np.asarray(self.normalizer.mass(self.normalizer.prepare(logits)))
         self.top_rows.update(np.where(mass == 0, -np.inf, mass), first)
         self.total += mass.sum(axis=1, keepdims=True, dtype=np.float64)
+        squares = np.square(mass).sum(axis=1, keepdims=True, dtype=np.float64)
+        self.square_sum += np.where(mass.min(axis=1, keepdims=True, initial=0.0) < 0, np.nan, squares)
         if self.normalizer.sums_to_one:
             logarithm = np.log(np.where(mass == 0, 1.0, mass))
             self.entropy_sum += (mass * logarithm).sum(axis=1, keepdims=True, dtype=np.float64)

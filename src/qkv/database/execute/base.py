@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -13,7 +13,9 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.aggregates import Aggregate
+from qkv.database.execute.calibration import calibrate
 from qkv.database.execute.row_reader import StoredRows
+from qkv.database.execute.uncertainty import Calibration, prediction_interval, standard_error
 from qkv.database.io import duckdb_reader
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
@@ -80,6 +82,7 @@ class Executor(ABC):
         self.name = self.title = name
         self._comparison: tuple[object, Comparison] | None = None
         self._restricted: tuple[str, Self] | None = None
+        self._calibrations: dict[str, Calibration] = {}
 
     def _set_counts(self, missing: dict[str, int], complete_rows: int) -> None:
         """Set `missing_cells` and `complete_rows`, and raise a `DataError` if no row is complete."""
@@ -108,6 +111,22 @@ class Executor(ABC):
         """Return the entries that answer the queries, and the plan."""
 
     @abstractmethod
+    def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
+        """Return a comparison over a sample of the selected rows, and the value column of the sample."""
+
+    def calibration(self, comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> Calibration:
+        """Return the factors of prediction intervals, which are estimated from a sample of the rows and cached.
+
+        With a mask, they are those of normal values.
+        """
+        if options.mask is not None:
+            return Calibration()
+        name = f"{comparison.score} {normalizer}"
+        if name not in self._calibrations:
+            self._calibrations[name] = calibrate(*self.sample(comparison), normalizer)
+        return self._calibrations[name]
+
+    @abstractmethod
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
         """Return an executor over the selected rows, which alone determine comparisons, bandwidths and distances."""
 
@@ -131,6 +150,8 @@ class Executor(ABC):
         notes = (self._rows_note(), *comparison.notes, *_time_zone_notes(self.query_columns))
         if comparison.normalizer_note and normalizer is comparison.normalizer:
             notes += (comparison.normalizer_note,)
+        if comparison.lookup() is not None and normalizer is comparison.normalizer:
+            notes += ("a query that equals a key is answered from the rows of this key alone",)
         notes += (f"weights by {normalizer}",)
         return Answer(tuple(entries), parsed.single, self.table, self.key, self.value, comparison.measure, plan, notes)
 
@@ -184,6 +205,7 @@ class QueryResults:
         weights: `(q, n)` weights of these rows.
         nearest: `(q,)`, the nearest row; −1 where there is none.
         support: `(q,)`, exp(entropy) of the weights; None if they do not sum to 1.
+        effective_rows: `(q,)`, 1 / Σ w² of the weights, or NaN if one is negative; None if they do not sum to 1.
         aggregates: the aggregated value of each query.
     """
 
@@ -191,6 +213,7 @@ class QueryResults:
     weights: Float[np.ndarray, "q n"]
     nearest: Int[np.ndarray, " q"]
     support: Float[np.ndarray, " q"] | None
+    effective_rows: Float[np.ndarray, " q"] | None
     aggregates: list[Aggregate]
 
 
@@ -200,6 +223,8 @@ def build_entries(
     comparison: Comparison,
     results: QueryResults,
     normalizer: Normalizer,
+    value: Column,
+    calibration: Callable[[], Calibration],
     no_row_reason: str = "",
     table_rows: Int[np.ndarray, " n"] | None = None,
     top: int | None = None,
@@ -212,6 +237,8 @@ def build_entries(
         comparison: the comparison over the rows to which `results` refers.
         results: the results.
         normalizer: the normalizer.
+        value: the value column, or some rows of it.
+        calibration: returns the factors of prediction intervals.
         no_row_reason: the reason why all rows are excluded; "" if some are included.
         table_rows: the indices of these rows in the table; None if they are the whole table.
         top: number of rows in each entry; None for all.
@@ -228,24 +255,29 @@ def build_entries(
         weighted = np.flatnonzero((results.rows[i] >= 0) & (results.weights[i] != 0))
         candidates = () if normalizer.constant else comparison.candidates(query[i], safe[i][weighted])
         weighted = weighted[:top]
-        rows = safe[i][weighted]
+        rows, aggregate = safe[i][weighted], results.aggregates[i]
+        table_index = rows if table_rows is None else table_rows[rows]
+        evidence = table_index, results.weights[i][weighted], None if nearness is None else nearness[i][weighted]
+        if candidates:
+            # The rows are shown, but their average is no answer.
+            entries.append(
+                Entry(original, False, None, None, 0.0, _ambiguous(candidates), {}, *evidence, candidates=candidates)
+            )
+            continue
+        effective = np.nan if results.effective_rows is None else float(results.effective_rows[i])
         entry = Entry(
             original,
             True,
-            results.aggregates[i].value,
-            results.aggregates[i].spread,
+            aggregate.value,
+            aggregate.spread,
             None if results.support is None else float(results.support[i]),
             "",
-            results.aggregates[i].probabilities,
-            rows if table_rows is None else table_rows[rows],
-            results.weights[i][weighted],
-            None if nearness is None else nearness[i][weighted],
-            candidates=candidates,
+            aggregate.probabilities,
+            *evidence,
+            standard_error=standard_error(aggregate, effective, value),
+            prediction_interval=prediction_interval(aggregate, effective, value, calibration),
+            effective_rows=None if np.isnan(effective) else effective,
         )
-        if candidates:
-            # The rows are shown, but their average is no answer.
-            reason = _ambiguous(candidates)
-            entry = replace(entry, found=False, value=None, spread=None, support=0.0, probabilities={}, reason=reason)
         entries.append(entry)
     return entries
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -14,13 +15,15 @@ from qkv.core.typing import Bool, Float, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Aggregator, aggregator_for
 from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
+from qkv.database.execute.uncertainty import Calibration, effective_rows
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.comparisons import Comparison
 from qkv.database.keys.queries import Queries
+from qkv.database.keys.row_sample import sample_rows
 from qkv.engine import Observation, observe
-from qkv.errors import DataError, KindError, QueryError, ShapeError
+from qkv.errors import DataError, KindError, ShapeError
 from qkv.masks import Keys as KeysMask
 from qkv.masks.base import Mask, and_masks
 from qkv.normalizers import Hard
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["InMemoryExecutor", "attend_to_rows"]
 
 _QUERIES_AT_ONCE = 1024
-# Votes need the weights of all rows: at most this many are held at once, 32 MiB of float64.
+# Statistics need the weights of all rows: at most this many are held at once, 32 MiB of float64.
 _MOST_WEIGHTS = 4 * 2**20
 
 
@@ -96,15 +99,22 @@ class InMemoryExecutor(Executor):
         out = copy.copy(self)
         out.complete = self.complete & selected
         out.selected_rows = int(out.complete.sum())
-        out.aggregator = self.aggregator.restrict(out.complete)
         out._chooser = out._comparison = out._restricted = None
+        out._calibrations = {}
         return out
 
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
     ) -> tuple[list[Entry], Plan]:
         """Answer queries by attention over all selected rows in memory; see `Executor.run`."""
-        return attend_to_rows(queries, comparison, normalizer, self.aggregator, self.complete, options)
+        calibration = partial(self.calibration, comparison, normalizer, options)
+        return attend_to_rows(queries, comparison, normalizer, self.aggregator, self.complete, options, calibration)
+
+    def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
+        """Return a comparison over a sample of the selected rows, and the value column; see `Executor.sample`."""
+        columns = {column.name: column for column in self.columns}
+        rows = sample_rows(tuple(columns.values()), self.complete)
+        return comparison.with_rows([column.take(rows) for column in self.query_columns]), self.columns[-1].take(rows)
 
 
 def attend_to_rows(
@@ -114,6 +124,7 @@ def attend_to_rows(
     aggregator: Aggregator,
     present: Bool[np.ndarray, " rows"],
     options: AskOptions,
+    calibration: Callable[[], Calibration],
 ) -> tuple[list[Entry], Plan]:
     """Compute attention over all rows for chunks of queries, and return the entries and the first chunk's plan.
 
@@ -124,16 +135,23 @@ def attend_to_rows(
         aggregator: the aggregator of the value column.
         present: True for the rows that are included.
         options: the options, of which mask, top, seed and progress are used.
+        calibration: returns the factors of prediction intervals.
     """
     mask = and_masks(None if present.all() else KeysMask(present), options.mask)
-    call = _Call(comparison, normalizer, aggregator, present, mask, options)
-    chunk = _QUERIES_AT_ONCE
-    if aggregator.votes:
-        chunk = max(1, min(chunk, _MOST_WEIGHTS // len(present)))
+    call = _Call(comparison, normalizer, aggregator, present, mask, options, calibration)
+    equal = comparison.lookup() if normalizer is comparison.normalizer else None
+    lookup = None if equal is None else replace(call, comparison=equal, normalizer=equal.normalizer or normalizer)
+    chunk = max(1, min(_QUERIES_AT_ONCE, _MOST_WEIGHTS // len(present)))
     entries: list[Entry] = []
     plans = []
     for start in range(0, max(1, len(queries)), chunk):  # once also for no queries, so that there is a plan
-        answered, plan = call.answer(queries.slice(start, start + chunk))
+        part = queries.slice(start, start + chunk)
+        answered, plan = (lookup or call).answer(part)
+        others = np.array([index for index, entry in enumerate(answered) if not entry.found], np.int64)
+        if lookup is not None and (len(others) or not len(part)):
+            similar, plan = call.answer(part.take(others))
+            for index, entry in zip(others.tolist(), similar, strict=True):
+                answered[index] = entry
         entries += answered
         plans.append(plan)
         report(options.progress, "answering", len(entries), len(queries))
@@ -150,28 +168,31 @@ class _Call:
     present: Bool[np.ndarray, " rows"]
     mask: Mask | None
     options: AskOptions
+    calibration: Callable[[], Calibration]
 
     def answer(self, queries: Queries) -> tuple[list[Entry], Plan]:
         query = self.comparison.query_array(queries.columns)
         top = min(max(self.options.top, self.comparison.candidate_rows), len(self.present))
         sums_to_one = self.normalizer.sums_to_one
-        readouts: list[Readout] = [TopWeights(top)]
-        readouts += [Entropy()] * sums_to_one + [Dense()] * self.aggregator.votes
+        readouts: list[Readout] = [TopWeights(top), Dense()] + [Entropy()] * sums_to_one
         observed = self._observe(query, self.aggregator.matrix(), self.normalizer, readouts)
         top_weights = observed.readouts[0]
         weights, rows = np.asarray(top_weights.weights), np.asarray(top_weights.keys)
-        support = np.exp(np.asarray(observed.readouts[1])) if sums_to_one else None
-        all_weights = np.asarray(observed.readouts[-1]) if self.aggregator.votes else None
+        all_weights = np.asarray(observed.readouts[1])
+        support = np.exp(np.asarray(observed.readouts[2])) if sums_to_one else None
+        effective = effective_rows(all_weights) if sums_to_one else None
         aggregates = self.aggregator.aggregate(np.asarray(observed.output), all_weights)
         nearest = rows[:, 0]
         if self.normalizer.stochastic:
             # The sampled row need not be the nearest, so the nearest row is found separately.
             hard = self._observe(query, np.ones((len(self.present), 1)), Hard(), [TopWeights(1)])
             nearest = np.asarray(hard.readouts[0].keys)[:, 0]
-        results = QueryResults(rows, weights, nearest, support, aggregates)
+        results = QueryResults(rows, weights, nearest, support, effective, aggregates)
         no_row = "" if self.present.any() else NO_MATCHING_ROW
-        top = self.options.top
-        entries = build_entries(queries, query, self.comparison, results, self.normalizer, no_row, top=top)
+        value, top = self.aggregator.column, self.options.top
+        entries = build_entries(
+            queries, query, self.comparison, results, self.normalizer, value, self.calibration, no_row, top=top
+        )
         return entries, observed.plan
 
     def _observe(
@@ -194,7 +215,4 @@ class _Call:
             )
         except (KindError, ShapeError) as error:
             # The score is the user's choice, and does not fit the cells of the key.
-            raise QueryError(
-                f"score must support the key columns, got {self.comparison.score}, but the comparison failed: {error} "
-                "Choose another score, or omit score."
-            ) from None
+            raise self.comparison.unsupported(error) from None

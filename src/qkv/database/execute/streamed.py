@@ -13,29 +13,38 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from qkv.core.ordering import top_k_indices
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.accumulators import accumulator_for
-from qkv.database.execute.aggregates import StreamedAggregator, aggregator_for, streamed_aggregator_for
+from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
 from qkv.database.execute.in_memory import attend_to_rows
 from qkv.database.execute.row_reader import StoredRows
+from qkv.database.execute.running_aggregates import StreamedAggregator, streamed_aggregator_for
 from qkv.database.execute.sampled import SampledChooser
-from qkv.database.execute.scan import CellLogits, Logits, NumberLogits, VectorLogits, VectorNorms, fast_logits
+from qkv.database.execute.scan import (
+    CellLogits,
+    Logits,
+    NumberLogits,
+    VectorLogits,
+    VectorNorms,
+    excluded_rows,
+    fast_logits,
+)
 from qkv.database.execute.statistics import load_statistics, restricted_statistics
 from qkv.database.execute.stream_plan import StreamedPlan
-from qkv.database.execute.top_rows import TopRows
+from qkv.database.execute.top_rows import TopRows, largest_weights
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
 from qkv.database.keys.queries import Queries
 from qkv.engine import explain
-from qkv.errors import KindError, OptionError, QueryError, RefusedError, ShapeError
+from qkv.errors import KindError, OptionError, RefusedError, ShapeError
 from qkv.masks import Keys as KeysMask
 from qkv.normalizers.base import Normalizer
 from qkv.store import Store
@@ -122,6 +131,7 @@ class StreamedExecutor(Executor):
         out.selected = selected
         out.selected_rows = out.statistics.complete
         out._columns = out._chooser = out._comparison = out._restricted = None
+        out._calibrations = {}
         return out
 
     def run(
@@ -130,7 +140,7 @@ class StreamedExecutor(Executor):
         """Answer queries in one or two passes over the rows for each group of queries; see `Executor.run`."""
         self._check(comparison, normalizer, queries)
         present = self._present(options)
-        call = _Call(self, comparison, normalizer, present, options.top, queries)
+        call = _Call(self, comparison, normalizer, present, options, queries)
         entries: list[Entry] = []
         step = call.queries_at_once
         for start in range(0, len(queries), step):
@@ -141,6 +151,10 @@ class StreamedExecutor(Executor):
         """Return the key columns and the value column of a table as arrays."""
         like = [self._empty_column(name) for name in (*self.key, self.value)]
         return tuple(Column.from_table(table, column.name, self.fold, column) for column in like)
+
+    def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
+        """Return a comparison over a sample of the selected rows, and the value column; see `Executor.sample`."""
+        return comparison.with_rows(self.columns[:-1]), self.columns[-1]
 
     def _empty_column(self, name: str) -> Column:
         """Return the column `name` without rows, with the timestamp origin and vector width of the store."""
@@ -163,10 +177,7 @@ class StreamedExecutor(Executor):
         try:
             explain(query, comparison.key, values, score=comparison.score, normalizer=normalizer)
         except (KindError, ShapeError) as error:
-            raise QueryError(
-                f"score must support the key columns, got {comparison.score}, but the comparison failed: {error} "
-                "Choose another score, or omit score."
-            ) from None
+            raise comparison.unsupported(error) from None
 
     def _present(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
         """Return a boolean array that is True for the rows selected by predicate and mask, or None without both."""
@@ -193,11 +204,12 @@ class _Call:
         comparison: Comparison,
         normalizer: Normalizer,
         present: Bool[np.ndarray, " rows"] | None,
-        top: int,
+        options: AskOptions,
         queries: Queries,
     ) -> None:
         self.executor, self.comparison, self.normalizer = executor, comparison, normalizer
-        self.present, self.top = present, top
+        self.present, self.top = present, options.top
+        self.calibration = partial(executor.calibration, comparison, normalizer, options)
         self.statistics, self.rows = executor.statistics, executor.table
         self.names = tuple(dict.fromkeys((*executor.key, executor.value)))
         self.incomplete_tiles = set(self.statistics.incomplete_tiles.tolist())
@@ -231,14 +243,14 @@ class _Call:
             accumulate(logits, first, values)
 
         self._pass(query, consume, progress, accumulator.values)
-        summary, aggregates, support = accumulator.finalize()
+        summary, aggregates, support, effective = accumulator.finalize()
         top_rows = accumulator.top_rows.union()
         comparison, columns = self._over(top_rows)
         logits = self._exact_logits(comparison, columns, query)
         weights = accumulator.weights(logits, summary) if len(top_rows) else logits
-        rows, heaviest = _largest_weights(weights, top)
-        results, reason = QueryResults(rows, heaviest, rows[:, 0], support, aggregates), self._no_row_reason()
-        return build_entries(queries, query, comparison, results, self.normalizer, reason, top_rows, self.top)
+        rows, heaviest = largest_weights(weights, top)
+        results = QueryResults(rows, heaviest, rows[:, 0], support, effective, aggregates)
+        return self._entries(queries, query, comparison, results, top_rows)
 
     def plan(self, queries: int) -> StreamedPlan:
         """Return the `StreamedPlan` for a number of queries."""
@@ -280,13 +292,20 @@ class _Call:
         return cell_logits, fast_logits(self.comparison, columns, query, self.executor.norms)
 
     def _values(self, queries: int) -> StreamedAggregator:
-        executor = self.executor
-        mean = self.statistics.columns[executor.value].mean
-        return streamed_aggregator_for(executor.examples[-1], executor.fold, mean, queries)
+        return streamed_aggregator_for(self.executor.examples[-1], self.executor.fold, queries)
 
-    def _no_row_reason(self) -> str:
-        present = self.present is None or self.present.any()
-        return "" if self.statistics.complete and present else NO_MATCHING_ROW
+    def _entries(
+        self,
+        queries: Queries,
+        query: Shaped[np.ndarray, "q ..."],
+        comparison: Comparison,
+        results: QueryResults,
+        rows: Int[np.ndarray, " n"],
+    ) -> list[Entry]:
+        """Return the entries for results that refer to the given rows of the store."""
+        none = NO_MATCHING_ROW * (not self.statistics.complete or not (self.present is None or self.present.any()))
+        value, how = self.executor.examples[-1], self.normalizer
+        return build_entries(queries, query, comparison, results, how, value, self.calibration, none, rows, self.top)
 
     def _pass(
         self,
@@ -312,7 +331,7 @@ class _Call:
             count = tile.table.num_rows
             reads = aggregator is not None or not complete
             cells, missing_values = values.read(tile.table, complete) if reads else (None, None)
-            excluded = self._excluded(tile.number, count, logits_of.missing(rows), missing_values)
+            excluded = excluded_rows(self.present, tile.number, count, logits_of.missing(rows), missing_values)
             if excluded is not None and cells is not None and cells.dtype.kind == "f":
                 cells = np.where(excluded.reshape(-1, *(1,) * (cells.ndim - 1)), cells.dtype.type(0), cells)
             step = max(1, _TILE_NUMBERS // (len(query) * (self.elements if logits_of is cell_logits else 1)))
@@ -326,15 +345,6 @@ class _Call:
                     logits[:, excluded[start:stop]] = -np.inf
                 consume(logits, tile.number + start, None if cells is None else cells[start:stop])
             report(progress, "reading blocks", tile.number + count, self.rows.num_rows)
-
-    def _excluded(
-        self, first: int, count: int, *missing: Bool[np.ndarray, " rows"] | None
-    ) -> Bool[np.ndarray, " rows"] | None:
-        """Return a boolean array that is True for the excluded rows of a tile, or None if no row is excluded."""
-        masks = [mask for mask in missing if mask is not None]
-        if self.present is not None:
-            masks.append(~self.present[first : first + count])
-        return np.logical_or.reduce(masks) if masks else None
 
     def _over(self, rows: Int[np.ndarray, " n"]) -> tuple[Comparison, tuple[Column, ...]]:
         """Return a comparison restricted to the given rows, and the key and value columns of these rows."""
@@ -358,11 +368,12 @@ class _Call:
         comparison, columns = self._over(rows)
         if not len(rows):
             none = np.full((len(query), 1), -1)
-            results = QueryResults(none, np.zeros((len(query), 1)), none[:, 0], None, [])
-            return build_entries(queries, query, comparison, results, self.normalizer, self._no_row_reason(), rows)
+            results = QueryResults(none, np.zeros((len(query), 1)), none[:, 0], None, None, [])
+            return self._entries(queries, query, comparison, results, rows)
         options = AskOptions(top=self.top)
         every = np.ones(len(rows), bool)
-        entries, _ = attend_to_rows(queries, comparison, self.normalizer, aggregator_for(columns[-1]), every, options)
+        values, how = aggregator_for(columns[-1]), self.normalizer
+        entries, _ = attend_to_rows(queries, comparison, how, values, every, options, self.calibration)
         return [replace(entry, rows=rows[entry.rows]) for entry in entries]
 
     def _support(
@@ -387,14 +398,3 @@ class _Call:
             None,
         )
         return np.concatenate(rows)
-
-
-def _largest_weights(
-    weights: Float[np.ndarray, "q rows"], top: int
-) -> tuple[Int[np.ndarray, "q n"], Float[np.ndarray, "q n"]]:
-    """Return for each query the column indices of its largest weights, −1 for a weight of 0, and these weights."""
-    weights = weights if weights.shape[1] else np.zeros((len(weights), 1))
-    rank = np.where(weights == 0, -np.inf, weights)
-    order = np.asarray(top_k_indices(rank, min(top, weights.shape[1])))
-    heavy = np.take_along_axis(weights, order, axis=1)
-    return np.where(heavy == 0, -1, order), heavy

@@ -1,4 +1,4 @@
-"""Formatting of values for display: dates, vectors, and numbers rounded according to their spread."""
+"""Formatting of values for display: dates, vectors, and numbers rounded according to their uncertainty."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from qkv.core.printable import printable
 if TYPE_CHECKING:
     from qkv.database.answer import Answer, Entry
 
-__all__ = ["format_key", "format_query", "format_spread", "format_uncertainty", "format_value", "number"]
+__all__ = [
+    "format_estimate",
+    "format_key",
+    "format_length",
+    "format_query",
+    "format_statistics",
+    "format_value",
+    "number",
+]
 
 
 def number(value: float, spread: float | None = None) -> str:
-    """Return a number as text, rounded to six significant digits or to two significant digits of its spread.
+    """Return a number as text, rounded to six significant digits or to two significant digits of its error.
 
     Integers without a spread are not rounded.
 
@@ -99,22 +107,40 @@ def format_query(query: object) -> str:
     return ", ".join(map(format_key, query)) if isinstance(query, tuple) else format_key(query)
 
 
-def format_uncertainty(answer: Answer | Entry) -> str:
-    """Return the share of the vote for the answer to one query in parentheses, or otherwise its spread."""
-    share = answer.probabilities.get(answer.value) if answer.probabilities else None
-    return f" ({share:.0%})" if share is not None else format_spread(answer.spread)
+def format_estimate(answer: Answer | Entry) -> str:
+    """Return the value of an answer with its standard error, or the winner of a vote with its share.
+
+    Digits are those that the standard error leaves, or without one, those that the spread leaves.
+    """
+    error = answer.standard_error
+    text = format_value(answer.value, answer.spread if error is None else error)
+    if answer.probabilities and answer.value in answer.probabilities:
+        share = f"{answer.probabilities[answer.value]:.0%}"
+        return f"{text} ({share})" if not isinstance(error, float) else f"{text} ({share}, standard error {error:.1%})"
+    return text if error is None else f"{text} ± {format_length(error)} (standard error)"
 
 
-def format_spread(spread: float | dt.timedelta | None) -> str:
-    """Return a spread as text with a leading plus-minus sign, or an empty string if the spread is None.
+def format_statistics(answer: Answer | Entry) -> list[str]:
+    """Return the prediction interval, the spread and the effective rows of an answer, each with its name."""
+    parts = []
+    if answer.prediction_interval is not None:
+        ends = [format_value(end, answer.spread) for end in answer.prediction_interval]
+        parts.append(f"90% prediction interval: {' to '.join(ends)}")
+    if answer.spread is not None and not answer.probabilities:
+        parts.append(f"spread: {format_length(answer.spread)}")
+    if answer.effective_rows is not None:
+        parts.append(f"effective rows: {answer.effective_rows:,.1f}")
+    return parts
+
+
+def format_length(length: float | dt.timedelta) -> str:
+    """Return a standard error or a spread as text, with two significant digits or as a duration.
 
     Example:
-        >>> format_spread(1234.5), format_spread(0.0), format_spread(dt.timedelta(days=40, hours=3))
-        (' ± 1200', ' ± 0', ' ± 40 days')
+        >>> format_length(1234.5), format_length(0.0), format_length(dt.timedelta(days=40, hours=3))
+        ('1200', '0', '40 days')
     """
-    if spread is None:
-        return ""
-    if isinstance(spread, dt.timedelta):
-        days = spread / dt.timedelta(days=1)
-        return f" ± {number(days, days)} days" if days >= 1 or not days else f" ± {spread}"
-    return f" ± {number(spread, spread)}"
+    if isinstance(length, dt.timedelta):
+        days = length / dt.timedelta(days=1)
+        return f"{number(days, days)} days" if days >= 1 or not days else str(length)
+    return number(length, length)

@@ -54,7 +54,7 @@ from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
-from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Names, Spelling
+from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Names, Spelling, TokenSetRatio
 from qkv.scores.base import Score
 
 __all__ = ["ComparisonChooser"]
@@ -223,13 +223,15 @@ class ComparisonChooser:
         limit = f"no match under a similarity of {least:g}" + ", unless the query begins the key" * spelling
         notes += (limit,)
         normalizer = TopK(top, normalizer=Softmax(temperature=_TEXT_TEMPERATURE))
+        # Token sets can be equal where texts differ, so that their similarity does not tell which keys equal the query.
+        own = not isinstance(score, TokenSetRatio)
         best = _best_keys_note(top)
         if isinstance(score, Names):
             notes += ("no answer where several keys match equally",)
             parts = (index,), (column,), score, normalizer, column.cells, notes, least
-            return NameComparison(*parts, normalizer_note=best, candidate_rows=top)
+            return NameComparison(*parts, own_rows=True, normalizer_note=best, candidate_rows=top)
         return SimilarityComparison(
-            (index,), (column,), score, normalizer, column.cells, notes, least, spelling, normalizer_note=best
+            (index,), (column,), score, normalizer, column.cells, notes, least, spelling, own, normalizer_note=best
         )
 
     def _vectors(self, index: int, threshold: float | None) -> Comparison:

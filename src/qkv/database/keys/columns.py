@@ -137,6 +137,12 @@ class Column:
             return int(self.cells.shape[1]) * exact_cells.width_of(self.type.value_type)
         return exact_cells.width_of(self.type)
 
+    def take(self, rows: Int[np.ndarray, " n"]) -> Column:
+        """Return the column of the rows with the given indices."""
+        original = None if self.original is None else self.original[rows]
+        source = None if self.source is None else self.source.take(rows)
+        return replace(self, cells=self.cells[rows], missing=self.missing[rows], original=original, source=source)
+
     def slice(self, rows: slice) -> Column:
         """Return the column of some consecutive rows."""
         original = None if self.original is None else self.original[rows]

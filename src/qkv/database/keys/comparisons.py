@@ -15,6 +15,8 @@ from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.io.formatting import number
 from qkv.database.keys import exact_cells
 from qkv.database.keys.columns import Column
+from qkv.errors import QueryError
+from qkv.normalizers import Sum
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 from qkv.scores.exact import Exact
@@ -107,6 +109,20 @@ class Comparison:
         """
         return ()
 
+    def lookup(self) -> Self | None:
+        """Return a comparison by equality, which answers the queries that equal a key; None if there is none.
+
+        The other queries are answered by this comparison.
+        """
+        return None
+
+    def unsupported(self, error: Exception) -> QueryError:
+        """Return the error for a score of the user that does not fit the cells of the key columns."""
+        return QueryError(
+            f"score must support the key columns, got {self.score}, but the comparison failed: {error} "
+            "Choose another score, or omit score."
+        )
+
     @property
     def no_weight_reason(self) -> str:
         """The text that an answer gives as the reason for "no match" when all weights are zero."""
@@ -186,15 +202,21 @@ class SimilarityComparison(Comparison):
     Attributes:
         threshold: the least similarity of a match.
         accept_prefixes: whether a query that is a prefix of its nearest key always matches.
+        own_rows: whether a query that equals a key is answered from the rows of this key alone.
     """
 
     threshold: float
     accept_prefixes: bool = False
+    own_rows: bool = False
     measure: ClassVar[str] = "similarity"
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
         """Return the similarity `(q, n)` of each query to the n rows listed for it in `rows`."""
         return np.asarray(self.score(query[:, None], self.key[rows]))[:, 0, :]
+
+    def lookup(self) -> Self | None:
+        """Return a comparison by equality if `own_rows` is set, otherwise None."""
+        return replace(self, score=Exact(), normalizer=Sum(), own_rows=False) if self.own_rows else None
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
         """Return for each query the reason why its nearest row is not similar enough to match, or None if it matches.

@@ -47,6 +47,11 @@ class QueryCells:
         arrays = (self.cells, self.integers, self.unequal)
         return QueryCells(*(None if array is None else array[start:stop] for array in arrays))  # type: ignore[arg-type]
 
+    def take(self, indices: Int[np.ndarray, " n"]) -> QueryCells:
+        """Return the cells of the queries with the given indices."""
+        arrays = (self.cells, self.integers, self.unequal)
+        return QueryCells(*(None if array is None else array[indices] for array in arrays))  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, eq=False)
 class Queries:
@@ -78,6 +83,14 @@ class Queries:
         missing_cells = tuple(column[start:stop] for column in self.missing_cells)
         missing, errors = self.missing[start:stop], self.errors[start:stop]
         return Queries(self.originals[start:stop], columns, missing, False, missing_cells, errors)
+
+    def take(self, indices: Int[np.ndarray, " n"]) -> Queries:
+        """Return the queries with the given indices."""
+        columns = tuple(column.take(indices) for column in self.columns)
+        missing_cells = tuple(column[indices] for column in self.missing_cells)
+        originals = tuple(self.originals[index] for index in indices.tolist())
+        errors = tuple(self.errors[index] for index in indices.tolist()) if self.errors else ()
+        return Queries(originals, columns, self.missing[indices], False, missing_cells, errors)
 
     @staticmethod
     def parse(queries: object, columns: Sequence[Column], folded: bool = True, on_bad_query: str = "refuse") -> Queries:
