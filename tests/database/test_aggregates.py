@@ -205,3 +205,14 @@ def test_intervals_of_normal_values_contain_nine_of_ten_new_values(rows):
     low, high = np.array(ends).T
     new = draw.normal(3.0, 2.0, size=2000)
     assert 0.88 < np.mean((low <= new) & (new <= high)) < 0.92
+
+
+@pytest.mark.parametrize(("size", "known"), [(1e-200, False), (1e-100, True), (1e100, True), (1e200, False)])
+def test_the_spread_of_values_of_any_size_is_right_or_unknown(size, known, tmp_path):
+    values = size * np.array([1.0, 3.0, 5.0, 7.0])
+    for database in memory_and_store(tmp_path / "s", {"k": [1] * 4, "v": values}, "k", "v"):
+        answer = database.ask(1, score="exact")
+        assert answer.value == pytest.approx(4 * size, rel=1e-14)
+        assert answer.spread == (pytest.approx(np.sqrt(5) * size, rel=1e-12) if known else None)
+        assert (answer.standard_error is None) == (not known)
+        assert (answer.prediction_interval is None) == (not known)

@@ -43,6 +43,9 @@ _MOST_TARGETS = 16
 # Below this part of the mean, float64 cannot distinguish a spread from 0; the same for 1 − Σ p² of a vote.
 _ROUNDING = 1e-15
 _VOTE_ROUNDING = 1e-13
+# Sums of squares beyond these sizes lose digits or overflow.
+_LARGEST_SQUARE = 1e300
+_SMALLEST_VALUE = 1e-140
 _NO_ROW = np.iinfo(np.int64).max
 
 
@@ -209,10 +212,17 @@ def label_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, " 
     return np.array([labels.setdefault(cell, len(labels)) for cell in cells.tolist()], dtype=np.int64)
 
 
-def rounded_deviation(variance: float, mean: Float[np.ndarray, " width"]) -> float:
-    """Return the square root of a variance, or 0 if it is not larger than the rounding errors of the mean."""
+def rounded_deviation(variance: float, mean: Float[np.ndarray, " width"]) -> float | None:
+    """Return the square root of a variance, or 0 if it is not larger than the rounding errors of the mean.
+
+    Returns:
+        The deviation; None if squares of values of this size exceed the range of float64.
+    """
+    largest = float(np.abs(mean).max(initial=0.0))
+    if not variance < _LARGEST_SQUARE or (0 < largest < _SMALLEST_VALUE and variance < _SMALLEST_VALUE**2):
+        return None
     deviation = float(np.sqrt(max(variance, 0.0)))
-    return deviation if deviation > _ROUNDING * float(np.sqrt(np.square(mean).sum())) else 0.0
+    return deviation if deviation > _ROUNDING * largest else 0.0
 
 
 def _deviation(weights: Float[np.ndarray, " rows"], cells: Float[np.ndarray, "rows width"]) -> float | None:
@@ -223,7 +233,8 @@ def _deviation(weights: Float[np.ndarray, " rows"], cells: Float[np.ndarray, "ro
         return None
     weights = weights / weights.sum()
     mean = weights @ cells
-    return rounded_deviation(float(weights @ np.square(cells - mean).sum(axis=1)), mean)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return rounded_deviation(float(weights @ np.square(cells - mean).sum(axis=1)), mean)
 
 
 def _as_matrix(cells: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows width"]:

@@ -35,7 +35,7 @@ from qkv.database.keys.columns import Column
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["StreamedAggregator", "streamed_aggregator_for"]
+__all__ = ["StreamedAggregator", "VoteCounts", "streamed_aggregator_for"]
 
 # Rows that are summed in float32; longer sums lose digits.
 _FLOAT32_ROWS = 2**16
@@ -95,7 +95,7 @@ def streamed_aggregator_for(like: Column, folded: bool, queries: int) -> Streame
         folded: whether texts are folded.
         queries: number of queries.
     """
-    kind = _StreamedAverages if like.kind in ("number", "timestamp", "vector") else _VoteCounts
+    kind = _StreamedAverages if like.kind in ("number", "timestamp", "vector") else VoteCounts
     return kind(like, folded, queries)
 
 
@@ -140,11 +140,9 @@ class _StreamedAverages(StreamedAggregator):
             weights, values = weights.astype(np.float64, copy=False), values.astype(np.float64, copy=False)
         least = weights.min(axis=1, initial=0.0)
         self.any_negative |= least < 0
-        for query, row in enumerate(weights):
-            if values.ndim == 2:
-                self._add_vectors(query, row, values)
-            else:
-                self._add_numbers(query, row, values)
+        with np.errstate(over="ignore", invalid="ignore"):  # squares of values of 1e200
+            for query, row in enumerate(weights):
+                (self._add_vectors if values.ndim == 2 else self._add_numbers)(query, row, values)
 
     def _add_numbers(self, query: int, weights: Float[np.ndarray, " rows"], values: Num[np.ndarray, " rows"]) -> None:
         dtype = np.result_type(weights, values)
@@ -213,7 +211,7 @@ class _StreamedAverages(StreamedAggregator):
         return aggregates
 
 
-class _VoteCounts(StreamedAggregator):
+class VoteCounts(StreamedAggregator):
     """Aggregator that sums the weights of each label in a column of texts, categories or booleans of a store."""
 
     def __init__(self, like: Column, folded: bool, queries: int) -> None:

@@ -305,8 +305,9 @@ class _RunningVariance:
             return
         mean = cells.mean(axis=0)
         difference, count = mean - self.mean, self.count + len(cells)
-        self.squares = self.squares + np.square(cells - mean).sum(axis=0)
-        self.squares = self.squares + np.square(difference) * (self.count * len(cells) / count)
+        with np.errstate(over="ignore"):  # squares of values of 1e200 are infinite
+            self.squares = self.squares + np.square(cells - mean).sum(axis=0)
+            self.squares = self.squares + np.square(difference * np.sqrt(self.count * len(cells) / count))
         self.mean = self.mean + difference * (len(cells) / count)
         self.count = count
 
