@@ -10,6 +10,7 @@ import pytest
 from qkv.database import Database
 from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.formatting import number
+from qkv.database.keys import columns
 from qkv.database.keys.columns import Column, fold
 
 UTC = dt.UTC
@@ -100,3 +101,19 @@ def test_a_missing_value_never_reaches_an_answer():
 @pytest.mark.parametrize(("value", "text"), [(2.0000001, "2"), (0.125, "0.125"), (12345.5, "12,345.5")])
 def test_a_number_is_shown_without_zeros_at_its_end(value, text):
     assert number(value) == text
+
+
+@pytest.mark.parametrize("cells", [[3, 1, None, 4, 1, 5], ["b", "a", None, "c", "a", "d"], [[1.0], [2.0], None] * 2])
+@pytest.mark.parametrize("slices", [0, 1000])
+def test_some_rows_of_a_column_are_those_of_the_table(cells, slices, monkeypatch):
+    monkeypatch.setattr(columns, "_MOST_SLICES", slices)
+    table = pa.table({"x": pa.chunked_array([cells[:2], cells[2:]])})
+    column = Column.from_table(table, "x")
+    for rows in ([], [0], [0, 1, 2], [1, 2, 3, 5], [5, 0, 0, 3]):
+        part = column.take(np.array(rows, np.int64))
+        wanted = Column.from_table(table.take(pa.array(rows, pa.int64())), "x", like=column)
+        assert part.cells.tolist() == wanted.cells.tolist()
+        assert part.missing.tolist() == wanted.missing.tolist()
+        assert (part.integers is None) == (wanted.integers is None)
+        if part.integers is not None:
+            assert part.integers.tolist() == wanted.integers.tolist()

@@ -231,6 +231,7 @@ class VoteCounts(StreamedAggregator):
         values: Num[np.ndarray, "rows ..."],
         total: Float[np.ndarray, "q 1"],
     ) -> None:
+        """Add the weights of the rows to those of their labels."""
         queries, more = len(weights), len(self.labels) - self.sums.shape[1]
         if more > 0:
             # Grow to twice the size, so that many new labels do not copy the sums at every tile.
@@ -247,6 +248,7 @@ class VoteCounts(StreamedAggregator):
         self.rows += len(values)
 
     def aggregates(self, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]) -> list[Aggregate]:
+        """Return the vote of each query."""
         labels = list(self.labels)
         return [
             vote_aggregate(

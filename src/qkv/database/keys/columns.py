@@ -37,6 +37,8 @@ __all__ = ["Column", "Kind", "fold", "key_names"]
 
 Kind = Literal["text", "category", "number", "boolean", "timestamp", "vector"]
 
+_MOST_SLICES = 1000
+
 
 def fold(text: str) -> str:
     """Return a text normalized for comparison: in Unicode NFKC, case folded, and with white space collapsed.
@@ -140,7 +142,7 @@ class Column:
     def take(self, rows: Int[np.ndarray, " n"]) -> Column:
         """Return the column of the rows with the given indices."""
         original = None if self.original is None else self.original[rows]
-        source = None if self.source is None else self.source.take(rows)
+        source = None if self.source is None else _take(self.source, rows)
         return replace(self, cells=self.cells[rows], missing=self.missing[rows], original=original, source=source)
 
     def slice(self, rows: slice) -> Column:
@@ -245,6 +247,18 @@ def _read_vectors(chunked: pa.ChunkedArray, name: str, width: int | None) -> Col
     exact = types.is_floating(chunked.type.value_type)
     cells = np.where(missing[:, None], 0.0, cells)
     return Column(name, "vector", cells, missing, chunked.type, source=None if exact else chunked)
+
+
+def _take(source: pa.ChunkedArray, rows: Int[np.ndarray, " n"]) -> pa.ChunkedArray:
+    """Return the cells of some rows. A few runs of rows are sliced, as `take` imports pyarrow.compute and pandas."""
+    starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    if len(starts) > _MOST_SLICES:
+        return source.take(rows)
+    lengths = np.diff(starts, append=len(rows))
+    runs = [source.slice(row, length) for row, length in zip(rows[starts].tolist(), lengths.tolist(), strict=True)]
+    import pyarrow as pa
+
+    return pa.chunked_array([chunk for run in runs for chunk in run.chunks], type=source.type)
 
 
 def _vector_integers(
