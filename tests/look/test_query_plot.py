@@ -79,7 +79,7 @@ def test_bars_are_the_weights_of_the_rows():
 
 def test_the_average_of_vectors_is_shown_in_the_title():
     figure = picture({"x": [1.0, 2.0], "v": np.eye(2)}, 1.5)
-    assert figure.get_suptitle() == "1.5  →  [0.5, 0.5] ± 0.71"
+    assert figure.get_suptitle() == "1.5  →  [0.5, 0.5] ± 0.71 (standard error)"
 
 
 def test_no_match_shows_the_reason():
