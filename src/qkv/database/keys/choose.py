@@ -226,23 +226,19 @@ class ComparisonChooser:
         # Token sets can be equal where texts differ, so that their similarity does not tell which keys equal the query.
         own = not isinstance(score, TokenSetRatio)
         best = _best_keys_note(top)
+        notes += ("no answer where several keys match equally",) * isinstance(score, Names)
+        parts = (index,), (column,), score, normalizer, column.cells, notes, least
         if isinstance(score, Names):
-            notes += ("no answer where several keys match equally",)
-            parts = (index,), (column,), score, normalizer, column.cells, notes, least
             return NameComparison(*parts, own_rows=True, normalizer_note=best, candidate_rows=top)
-        return SimilarityComparison(
-            (index,), (column,), score, normalizer, column.cells, notes, least, spelling, own, normalizer_note=best
-        )
+        return SimilarityComparison(*parts, spelling, own, normalizer_note=best)
 
     def _vectors(self, index: int, threshold: float | None) -> Comparison:
         column = self.columns[index]
         least = _VECTOR_THRESHOLD if threshold is None else threshold
         notes = ("compared by cosine", f"no match under a cosine of {least:g}")
         normalizer = TopK(_TOP, normalizer=Softmax(temperature=_VECTOR_TEMPERATURE))
-        best = _best_keys_note(_TOP)
-        return SimilarityComparison(
-            (index,), (column,), Cosine(), normalizer, column.cells, notes, least, normalizer_note=best
-        )
+        parts = (index,), (column,), Cosine(), normalizer, column.cells, notes, least
+        return SimilarityComparison(*parts, normalizer_note=_best_keys_note(_TOP))
 
     def _numeric(
         self,
