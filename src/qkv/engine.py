@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Never
 
 from qkv.core.arrays import as_array, library
@@ -35,6 +36,7 @@ from qkv.plan.explain_errors import explain_failure, refuse_unknown
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.observation import Observation
+from qkv.plan.step_cache import step_plan
 from qkv.readouts import Readout
 from qkv.scores import Score
 
@@ -363,6 +365,9 @@ def _run(
     if traced != "export":
         found = call_signature(query, key, value, fields, readouts, traced, kernel, memory, type(memory).__name__)
     cached = None if found is None else PLANS.get(found[0])
+    if cached is None and found is not None and not (observed or readouts):
+        make = partial(_plan, fields=fields, readouts=readouts, kernel=kernel, memory=memory, traced=traced)
+        cached = step_plan(*found, query, key, value, fields, make)
     if cached is not None:
         bound = cached.bound and seed is None
         if bound and not (observed and cached.holds_arrays):
@@ -373,13 +378,28 @@ def _run(
         if bound:
             return plan.kernel.run(bind_unconverted(query, key, value, plan.problem), plan.problem), plan
     else:
-        problem = read_problem(query, key, value, Spec(*fields), readouts, memory, traced)
-        check_problem(problem)
-        plan = (export_plan if traced == "export" else plan_problem)(problem, KERNELS, kernel)
-        warn_of_slowdown(plan)
+        plan = _plan(query, key, value, fields, readouts, kernel, memory, traced)
         if found is not None:
             store_plan(*found, plan, query, key, value)
     return plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan
+
+
+def _plan(
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Num[Array, "*#batch k value_width"],
+    fields: SpecFields,
+    readouts: tuple[Readout, ...],
+    kernel: str | Kernel | None,
+    memory: int | str | None,
+    traced: str,
+) -> Plan:
+    """Check and plan a call, and warn if the memory budget makes it much slower."""
+    problem = read_problem(query, key, value, Spec(*fields), readouts, memory, traced)
+    check_problem(problem)
+    plan = (export_plan if traced == "export" else plan_problem)(problem, KERNELS, kernel)
+    warn_of_slowdown(plan)
+    return plan
 
 
 for _verb in (attend, observe, explain, prepare, Prepared.__call__):

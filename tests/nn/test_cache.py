@@ -339,16 +339,31 @@ PREPARED = {
     "uneven in a window": ({"mask": masks.Window(3, 0)}, {"lengths": torch.tensor(LENGTHS)}),
     "int8": ({}, {"int8": True}),
 }
+OF_ONE_CHUNK: dict[str, Any] = {
+    "additive per head": ({"score": nn.Additive}, {}),
+    "Gaussian": ({"score": scores.Gaussian(2.0)}, {}),
+    "Gaussian in a window": ({"score": scores.Gaussian(2.0)}, {"window": 5}),
+    "Gaussian of grouped heads": ({"score": scores.Gaussian(2.0), "key_heads": 2}, {}),
+    "positions": ({"score": scores.ALiBi(scores.ScaledDot(), torch.tensor([0.5, 0.2, 0.1, 0.0]))}, {}),
+    "entmax": ({"normalizer": normalizers.Entmax15()}, {}),
+    "learned entmax": ({"normalizer": normalizers.Entmax(torch.tensor([1.2, 1.4, 1.6, 1.8]))}, {}),
+    "top-k": ({"normalizer": normalizers.TopK(12)}, {}),
+    "uneven sigmoid": ({"normalizer": normalizers.Sigmoid()}, {"lengths": torch.tensor(LENGTHS)}),
+    "custom": ({"score": scores.Custom(lambda q, k: -abs(q[..., None, :] - k[..., None, :, :]).sum(-1))}, {}),
+}
+"""Modules and caches whose steps over one chunk share plans with steps over other numbers of keys."""
 
 
-@pytest.mark.parametrize("one_chunk", [True, False])
-@pytest.mark.parametrize("name", PREPARED)
+@pytest.mark.parametrize(
+    ("name", "one_chunk"),
+    [*((name, each) for name in PREPARED for each in (True, False)), *((n, True) for n in OF_ONE_CHUNK)],
+)
 def test_a_step_is_planned_for_no_length_and_equals_the_planned_one(
     name: str, one_chunk: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not one_chunk:
         monkeypatch.setattr(chunk_list, "_ONE_CHUNK_BYTES", 0)
-    options, of_cache = PREPARED[name]
+    options, of_cache = (PREPARED | OF_ONE_CHUNK)[name]
     torch.manual_seed(0)
     module = nn.MultiHeadAttention(16, 4, dtype=torch.float64, **{"mask": masks.Causal(), **options})
     x, more = (torch.randn(3, n, 16, dtype=torch.float64) for n in (9, 8))
@@ -357,7 +372,7 @@ def test_a_step_is_planned_for_no_length_and_equals_the_planned_one(
         module(x, cache=cache)
         other, want, got = cache.copy(), [], []
         with monkeypatch.context() as patch:
-            patch.setattr("qkv.nn.attention.attend_last", lambda *args: None)
+            patch.setattr("qkv.nn.multihead.attend_step", lambda *args: None)
             want = [module(more[:, t : t + 1], cache=other) for t in range(8)]
         monkeypatch.setattr("qkv.nn.attention.attend_chunked", None)
         got = [module(more[:, t : t + 1], cache=cache) for t in range(8)]

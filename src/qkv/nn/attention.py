@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -15,13 +15,13 @@ from qkv.core.typing import Float
 from qkv.engine import attend, observe
 from qkv.errors import KindError, RefusedError
 from qkv.kernels.chunked.kernel import ChunkedTensor, attend_chunked, concat_chunks
-from qkv.kernels.chunked.last_query import attend_last
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
-from qkv.nn.cache import KeyValueCache, PagedCache, StateCache
+from qkv.nn.cache import StateCache
 from qkv.nn.checks import require_cache
-from qkv.nn.part_module import PartModule, current_part
+from qkv.nn.decoding_step import attend_step
+from qkv.nn.part_module import PartModule
 from qkv.nn.protocols import AttentionOutput, Cache
 from qkv.nn.scores.base import ScoreLike, wrap_score
 from qkv.nn.torch_arguments import explain_torch_arguments
@@ -31,9 +31,9 @@ from qkv.plan import Spec
 from qkv.plan.checks import as_readouts
 from qkv.plan.spec import CallOptions
 from qkv.readouts import Readout
-from qkv.scores import ScaledDot, Score
+from qkv.scores import ScaledDot
 
-__all__ = ["Attention", "add_cache_mask", "attend_step", "run_attention"]
+__all__ = ["Attention", "add_cache_mask", "run_attention"]
 
 
 @explain_torch_arguments
@@ -126,7 +126,7 @@ class Attention(torch.nn.Module):
             keys, values = require_cache(cache).append(cast(Tensor, key), cast(Tensor, value))
         plain = mask is None and positions is None and self.positions is None and not readouts
         if plain and self.kernel is None and not (self.dropout and self.training):
-            output = attend_step(cache, query, keys, values, self.score, self.normalizer, self.mask)
+            output = attend_step(cache, query, keys, values, self.score, self.normalizer, self.mask, self.memory)
             if output is not None:
                 return output
         mask, positions = add_cache_mask(cache, mask, positions)
@@ -145,36 +145,6 @@ class Attention(torch.nn.Module):
     def extra_repr(self) -> str:
         """Return the dropout probability as text for `print`, or "" if it is 0."""
         return f"dropout={self.dropout}" if self.dropout else ""
-
-
-def attend_step(
-    cache: Cache | None,
-    query: Float[Tensor, "*batch q width"],
-    key: Float[Tensor, "*_ k key_width"] | ChunkedTensor,
-    value: Float[Tensor, "*_ k value_width"] | ChunkedTensor,
-    score: Callable[[], Score],
-    normalizer: Callable[[], Normalizer | None],
-    mask: Callable[[], Mask | None],
-) -> Float[Tensor, "*batch 1 value_width"] | None:
-    """Return the output of a decoding step without planning, or None if the call is not a plain decoding step.
-
-    Args:
-        cache: the cache, to which the keys of the queries were appended.
-        query: queries.
-        key: all keys of the cache.
-        value: all values of the cache.
-        score: module that returns the score.
-        normalizer: module that returns the normalizer.
-        mask: module that returns the mask.
-    """
-    if not isinstance(cache, (KeyValueCache, PagedCache)):
-        return None
-    if not (isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor)):
-        return None
-    if query.shape[-2] != 1 or torch.compiler.is_compiling():
-        return None
-    parts = current_part(score), current_part(normalizer), current_part(mask)
-    return attend_last(query, key, value, *parts, cache.window, cache.lengths)
 
 
 def add_cache_mask(

@@ -16,8 +16,9 @@ from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn import head_layout, torch_interop
 from qkv.nn.align_batch import Groups, align_array, align_batch
-from qkv.nn.attention import add_cache_mask, attend_step, run_attention
+from qkv.nn.attention import add_cache_mask, run_attention
 from qkv.nn.checks import check_width, require_cache, require_rotation
+from qkv.nn.decoding_step import attend_step
 from qkv.nn.extra_keys import append_extra_keys
 from qkv.nn.feed_forward import init_linear
 from qkv.nn.head_layout import Head, head_rows
@@ -238,7 +239,7 @@ class MultiHeadAttention(torch.nn.Module):
         keys, values = (key, value) if cache is None else cache.append(key, value)
         simple = mask is None and bias is None and positions is None and not readouts
         if simple and cache is not None and self._is_plain:
-            output = attend_step(cache, queries, keys, values, self.score, self.normalizer, self.mask)
+            output = attend_step(cache, queries, keys, values, self.score, self.normalizer, self.mask, self.memory)
             if output is not None:
                 return self._project_output(output, query, None)
         mask, positions = add_cache_mask(cache, mask, positions)

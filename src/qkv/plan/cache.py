@@ -20,11 +20,21 @@ from qkv.normalizers import Normalizer
 from qkv.plan.kernel_protocol import PreparedCall, Result
 from qkv.plan.plan import Plan
 from qkv.plan.planner import rewrite
+from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.scores import Score
 
-__all__ = ["PLANS", "CachedPlan", "SpecFields", "call_signature", "store_plan"]
+__all__ = [
+    "PLANS",
+    "CachedPlan",
+    "SpecFields",
+    "cached_plan",
+    "call_signature",
+    "hollow_problem",
+    "step_signature",
+    "store_plan",
+]
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 SpecFields: TypeAlias = tuple[Score | None, Normalizer | None, Mask | None, Positions | None, float]
@@ -167,6 +177,22 @@ def call_signature(
     return signature, bool(held)
 
 
+def step_signature(
+    signature: Hashable, keys: int, key_shape: tuple[int, ...], value_shape: tuple[int, ...]
+) -> Hashable:
+    """Return the signature of a call with its number of keys replaced.
+
+    Args:
+        signature: signature of the call, as `call_signature` returns it.
+        keys: number of keys to put in place of that of the call.
+        key_shape: shape of the keys.
+        value_shape: shape of the values.
+    """
+    *parts, _, _, query_dtype, key_dtype, value_dtype = cast("tuple[Hashable, ...]", signature)
+    shapes = [(*shape[:-2], keys, shape[-1]) for shape in (key_shape, value_shape)]
+    return (*parts, *shapes, query_dtype, key_dtype, value_dtype)
+
+
 def _know(part: Part) -> _KnownPart:
     """Compute the signature of a part, and remember it if the part is immutable."""
     signature, arrays = part.signature(), part.arrays()
@@ -207,19 +233,38 @@ def store_plan(
         key: keys of the call.
         value: values of the call.
     """
+    PLANS[signature] = cached_plan(plan, holds_arrays, query, key, value)
+    if len(PLANS) > _MAX_PLANS:
+        PLANS.popitem(last=False)
+
+
+def cached_plan(
+    plan: Plan,
+    holds_arrays: bool,
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Num[Array, "*#batch k value_width"],
+) -> CachedPlan:
+    """Return a plan without the arrays of the call for which it was made.
+
+    Args:
+        plan: the plan.
+        holds_arrays: whether parts of the call hold arrays.
+        query: queries of the call.
+        key: keys of the call.
+        value: values of the call.
+    """
     bound = _is_bound(plan, query, key, value)
     problem = plan.problem
     parts: tuple[Score | None, Normalizer | None, Mask | None] = problem.score, problem.normalizer, problem.spec.mask
     if holds_arrays:
         parts = (_without_arrays(parts[0]), _without_arrays(parts[1]), _without_arrays(parts[2]))
-        problem = dataclasses.replace(problem, spec=problem.spec.map_arrays(_hollow)) if bound else problem
+        problem = hollow_problem(problem) if bound else problem
         empty = dataclasses.replace(plan.requested, spec=Spec(), readouts=())
         kept = dataclasses.replace(empty, memory=plan.problem.memory)
         plan = dataclasses.replace(plan, requested=empty, problem=kept)
     prepared = plan.kernel.prepare(problem) if bound else None
-    PLANS[signature] = CachedPlan(plan, holds_arrays, bound, prepared, parts)
-    if len(PLANS) > _MAX_PLANS:
-        PLANS.popitem(last=False)
+    return CachedPlan(plan, holds_arrays, bound, prepared, parts)
 
 
 def _without_arrays(part: AnyPart | None) -> AnyPart | None:
@@ -256,6 +301,11 @@ def _is_bound(
         if any(x is not y for x, y in zip(held, converted, strict=True)):
             return False
     return True
+
+
+def hollow_problem(problem: Problem) -> Problem:
+    """Return a problem whose PyTorch tensors are zeros that take no memory."""
+    return dataclasses.replace(problem, spec=problem.spec.map_arrays(_hollow))
 
 
 def _hollow(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from qkv.core.files import atomic_path
 from qkv.plan.cache import PLANS
+from qkv.plan.step_cache import STEPS
 from qkv.plan.time_model import WORK, Table, load_table, processor_name, table_path
 
 __all__ = ["save_table"]
@@ -28,4 +29,5 @@ def save_table(table: Table, path: Path | None = None) -> Path:
         temporary.write_text(f'{head},\n "nanoseconds": {{\n{rows}\n }}\n}}\n', encoding="utf-8")
     load_table.cache_clear()
     PLANS.clear()
+    STEPS.clear()
     return path

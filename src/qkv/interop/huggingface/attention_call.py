@@ -176,7 +176,7 @@ class AttentionCall:
             per_head = block_indices.repeat_interleave(heads // block_indices.shape[1], dim=1)
             block_size = int(module.indexer.block_size)  # type: ignore[union-attr, arg-type]
             mask = and_masks(mask, IndexedMask(layout.split_pairs(per_head), block_size))
-        memory = registration.memory or 2**28 + 16 * (query.nbytes + key.nbytes + value.nbytes)
+        memory = registration.memory or _linear_memory(query.nbytes + key.nbytes + value.nbytes)
         options = _AttendOptions(
             score=score,
             normalizer=normalizer,
@@ -272,6 +272,14 @@ class _HeadLayout:
         if self.group_size == 1:
             return x
         return x.unsqueeze(2) if x.shape[1] == 1 else self.split_heads(x)
+
+
+def _linear_memory(size: int) -> int:
+    """Return a budget for scratch memory that is linear in the size of the inputs, both in bytes.
+
+    It is rounded up to a power of two, because steps of a decoding loop share plans only if their budgets are equal.
+    """
+    return 1 << (2**28 + 16 * size).bit_length()
 
 
 def _parse_mask(

@@ -17,7 +17,7 @@ from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Float, Shaped, Tensor
 from qkv.interop.huggingface.lazy_mask import LazyMask
 
-__all__ = ["attend_step"]
+__all__ = ["attend_step", "without_mask"]
 
 
 def attend_step(
@@ -61,6 +61,30 @@ def attend_step(
     if not (low.item() > 0 and math.isfinite(high.item())):
         return None
     return output.reshape(batch, heads, 1, width)
+
+
+def without_mask(
+    key: Float[Tensor, "batch key_heads k width"],
+    value: Float[Tensor, "batch key_heads k value_width"],
+    mask: Shaped[Tensor, "*_ keys"] | None,
+) -> tuple[
+    Float[Tensor, "batch key_heads n width"],
+    Float[Tensor, "batch key_heads n value_width"],
+    Shaped[Tensor, "*_ keys"] | None,
+]:
+    """Return the first keys and values, and no mask, if these are the keys that the mask of a step allows.
+
+    Steps without a mask share plans. The arguments are returned unchanged if the mask allows other keys.
+
+    Args:
+        key: keys.
+        value: values.
+        mask: mask that the model received for one query, or None.
+    """
+    limits = None if mask is None else _range(mask, key.shape[2])
+    if limits is None or limits[0] > 0:
+        return key, value, mask
+    return key.narrow(2, 0, limits[1]), value.narrow(2, 0, limits[1]), None
 
 
 def _range(mask: Shaped[Tensor, "*_ keys"], keys: int) -> tuple[int, int] | None:

@@ -16,11 +16,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, Float, Shaped, Tensor
 from qkv.engine import attend, observe
 from qkv.errors import DataError, OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, NormalizerFactory, Registration, ScoreFactory
-from qkv.interop.huggingface.decoding_step import attend_step
+from qkv.interop.huggingface.decoding_step import attend_step, without_mask
 from qkv.interop.huggingface.learned_scores import LearnedOption
 from qkv.interop.huggingface.mask_interface import build_mask
 from qkv.interop.huggingface.model_hooks import SAVED_PARTS, add_model_hooks
@@ -175,11 +176,14 @@ def _attention(
     `arguments` are the further arguments of the interface, as in `AttentionCall.from_interface`.
     """
     listeners = tuple(LISTENERS.get(module, {}).values())
-    plain = not (registration.replaces_parts or registration.kernel or listeners or dropout or output_attentions)
+    plain = not (listeners or dropout or output_attentions)
     if plain and query.shape[2] == 1 and all(arguments.get(name) is None for name in _EXTRA):
-        step = attend_step(query, key, value, attention_mask, arguments.get("scaling"))
-        if step is not None:
-            return step.transpose(1, 2).contiguous(), None
+        if not (registration.replaces_parts or registration.kernel):
+            step = attend_step(query, key, value, attention_mask, arguments.get("scaling"))
+            if step is not None:
+                return step.transpose(1, 2).contiguous(), None
+        elif not tracing_mode(query):
+            key, value, attention_mask = without_mask(key, value, attention_mask)
     call = AttentionCall.from_interface(registration, module, query, key, value, attention_mask, **arguments)
     output: Array | None = None
     weights: torch.Tensor | None = None

@@ -14,15 +14,15 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Int, Tensor
 from qkv.kernels.chunked.kernel import ChunkedTensor
+from qkv.kernels.chunked.reach import ALL_KEYS, last_keys
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.scores import Score
 
-__all__ = ["attend_last"]
+__all__ = ["attend_last", "share_keys"]
 
 
 class _Step(NamedTuple):
@@ -67,7 +67,7 @@ def attend_last(
         return None
     if torch.is_grad_enabled() and query.requires_grad:
         return None
-    step, grouped = _prepare(score, normalizer, mask, shape[-1]), _share_keys(query, first.shape)
+    step, grouped = _prepare(score, normalizer, mask, shape[-1]), share_keys(query, first.shape)
     if step is None or grouped is None or not math.isfinite(query.sum().item()):
         return None
     reach = step.reach if window is None else window if step.reach is None else min(window, step.reach)
@@ -143,36 +143,15 @@ def _prepare(score: Score, normalizer: Normalizer | None, mask: Mask | None, wid
         temperature = float(normalizer.temperature)
     else:
         return None
-    reach = None if mask is None else _reach(mask)
-    if mask is not None and reach is None:
+    reach = last_keys(mask)
+    if reach is None:
         return None
     one = torch.ones((1, width))
     scale = score.scaled_lift(one, one, Tile.whole(1, 1))[2] / temperature
-    return _Step(float(scale), reach if reach != _PROBED else None)
+    return _Step(float(scale), reach if reach != ALL_KEYS else None)
 
 
-_PROBED = 2**40
-"""Number of keys for which a mask is asked which of them it allows. No sequence is longer."""
-
-
-def _reach(mask: Mask) -> int | None:
-    """Return the number of last keys that a relative mask allows for the last query, or None if it is no such number.
-
-    The result for a mask that allows all keys is `_PROBED`. It holds for every number of keys, because a relative mask
-    depends only on the distance between query and key.
-
-    Example:
-        >>> from qkv.masks import Causal, Window
-        >>> _reach(Window(3, 0)), _reach(Causal()) == _PROBED, _reach(~Causal())
-        (4, True, None)
-    """
-    tile = Tile.whole(1, _PROBED, (), Positions(align="end"))
-    start, stop = mask.key_range(tile)
-    inside = stop == _PROBED and mask.coverage(tile.restrict(tile.rows, (start, stop))) == "all"
-    return stop - start if inside else None
-
-
-def _share_keys(
+def share_keys(
     query: Float[Tensor, "*batch heads 1 width"], key_shape: tuple[int, ...]
 ) -> Float[Tensor, "b key_heads group width"] | None:
     """Return the queries of the heads that share a key as rows of one array, or None if the batch axes do not match."""

@@ -1,0 +1,148 @@
+"""Tests that decoding steps with different numbers of keys share plans, and get the results of plans of their own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import qkv
+from qkv import engine, masks, normalizers, scores
+from qkv.core.arrays import is_array
+from qkv.core.equation import attend_dense
+from qkv.plan.cache import PLANS
+from qkv.plan.step_cache import STEPS
+
+torch = pytest.importorskip("torch")
+
+HEADS, WIDTH = 2, 3
+END = qkv.Positions(align="end")
+
+
+def _parts(name: str, batch: int, k: int, generator: Any) -> dict[str, Any]:
+    """Return score, normalizer, mask and positions of a step over `k` keys; arrays per key are new in every step."""
+
+    def draw(*shape: int) -> Any:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    weights = torch.Generator().manual_seed(1)
+    fixed = [torch.randn(1, HEADS, 4, WIDTH, generator=weights, dtype=torch.float64) for _ in range(2)]
+    vector = torch.randn(1, HEADS, 4, generator=weights, dtype=torch.float64)
+    return {
+        "plain": dict,
+        "additive": lambda: {"score": scores.Additive(*fixed, None, vector)},
+        "distance": lambda: {"score": scores.Laplace(2.0)},
+        "custom": lambda: {"score": scores.Custom(lambda q, k: -abs(q[..., None, :] - k[..., None, :, :]).sum(-1))},
+        "bias per key": lambda: {"score": scores.Biased(scores.ScaledDot(), draw(1, k))},
+        "positions": lambda: {"score": scores.ALiBi(scores.ScaledDot(), draw(1, HEADS).abs()), "positions": END},
+        "top-k": lambda: {"normalizer": normalizers.TopK(20)},
+        "entmax": lambda: {"normalizer": normalizers.Entmax(1 + draw(1, HEADS).sigmoid())},
+        "sigmoid": lambda: {"normalizer": normalizers.Sigmoid()},
+        "lengths": lambda: {"mask": masks.Lengths(torch.randint(0, k + 1, (batch, 1), generator=generator))},
+        "keys": lambda: {"mask": masks.Keys(draw(batch, 1, k) > 0), "score": scores.Gaussian(1.5)},
+        "window": lambda: {"mask": masks.Causal() & masks.Window(9, 0), "positions": END},
+    }[name]()
+
+
+NAMES = ("plain", "additive", "distance", "custom", "bias per key", "positions", "top-k", "entmax", "sigmoid",
+         "lengths", "keys", "window")  # fmt: skip
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(data=st.data())
+def test_steps_over_any_numbers_of_keys_equal_the_dense_reference(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(NAMES))
+    batch, q = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 1, 1, 4]))
+    dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+    gradient, bad = data.draw(st.booleans()), data.draw(st.sampled_from([None, None, math.nan, math.inf]))
+    k = data.draw(st.integers(q, 40))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
+    for growth in data.draw(st.lists(st.integers(0, 5), min_size=3, max_size=8)):
+        k += growth
+        sides = [
+            torch.randn(batch, HEADS, n, WIDTH, generator=generator, dtype=torch.float64).to(dtype) for n in (q, k, k)
+        ]
+        if bad is not None:
+            sides[data.draw(st.integers(1, 2))][0, 0, k // 2, 0] = bad
+        parts = _parts(name, batch, k, generator)
+        full = {"score": scores.ScaledDot(), "normalizer": normalizers.Softmax(), **parts}
+        exact = [x.double().requires_grad_(gradient) for x in sides]
+        want = torch.as_tensor(attend_dense(*exact, **full).output)
+        options = {key: x if dtype == torch.float64 else _cast(x, dtype) for key, x in parts.items()}
+        for x in sides:
+            x.requires_grad_(gradient)
+        got = qkv.attend(*sides, **options)
+        loose = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2}[dtype]
+        torch.testing.assert_close(got.double(), want, rtol=loose, atol=loose, equal_nan=True)
+        if gradient and bad is None and dtype == torch.float64:
+            towards = torch.randn(want.shape, generator=generator, dtype=torch.float64)
+            pairs = zip(
+                torch.autograd.grad(got, sides, towards, allow_unused=True),
+                torch.autograd.grad(want, exact, towards, allow_unused=True),
+                strict=True,
+            )
+            for ours, theirs in pairs:
+                torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+
+
+def _cast(part: Any, dtype: Any) -> Any:
+    return part.map_arrays(lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+
+def _count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the number of keys of every call that is planned is added."""
+    planned, plan = [], engine.plan_problem
+
+    def counted(problem: Any, *args: Any) -> Any:
+        planned.append(problem.axes.k)
+        return plan(problem, *args)
+
+    monkeypatch.setattr(engine, "plan_problem", counted)
+    return planned
+
+
+@pytest.mark.parametrize("name", ["additive", "distance", "entmax", "lengths", "positions"])
+def test_two_hundred_steps_need_few_plans(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    STEPS.clear()
+    PLANS.clear()
+    planned = _count(monkeypatch)
+    generator = torch.Generator().manual_seed(0)
+    for k in range(100, 300):
+        query, key = (torch.randn(1, HEADS, n, WIDTH, dtype=torch.float64) for n in (1, k))
+        qkv.attend(query, key, key, **_parts(name, 1, k, generator))
+    # Ranges 96–111, 112–127, 128–159, …, 256–319: one plan of the first call, and one of all others.
+    assert len(planned) == 14
+
+
+def test_a_single_call_is_planned_for_its_own_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    STEPS.clear()
+    PLANS.clear()
+    planned = _count(monkeypatch)
+    query, key = torch.randn(1, 4), torch.randn(1000, 4)
+    for _ in range(2):
+        qkv.attend(query, key, key)
+    assert planned == [1000]
+
+
+def test_plans_of_steps_hold_no_arrays_and_do_not_grow_without_end() -> None:
+    for width in range(1, 400):
+        for k in (16, 17):
+            x = torch.randn(k, width)
+            qkv.attend(x[:1], x, x, score=scores.Bilinear(torch.randn(width, width)))
+    assert len(STEPS) == 256
+    for step in STEPS.values():
+        if step is not None:
+            spec = (*step.cached.plan.requested.spec.arrays(), *step.cached.plan.problem.spec.arrays())
+            assert not any(is_array(x) for x in spec)
+            assert all(x.untyped_storage().nbytes() <= 8 for x in step.problem.spec.arrays())
+
+
+def test_a_step_that_needs_more_than_the_budget_at_a_larger_length_runs_within_it() -> None:
+    needed = qkv.explain((1, 8), (1024, 8), (1024, 8), library="torch", kernel="dense").cost.scratch
+    for k in (1024, 1025, 1026):
+        query, key = torch.randn(1, 8), torch.randn(k, 8)
+        found = qkv.attend(query, key, key, memory=int(needed * 1.1), kernel="dense")
+        torch.testing.assert_close(found, torch.as_tensor(qkv.attend(query.numpy(), key.numpy(), key.numpy())))
