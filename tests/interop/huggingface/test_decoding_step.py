@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from qkv import engine, normalizers, scores  # noqa: E402
 from qkv.interop import huggingface  # noqa: E402
 from qkv.interop.huggingface import registration  # noqa: E402
 
@@ -62,6 +63,45 @@ def test_steps_of_generate_give_the_logits_of_eager_attention(
     assert len(taken) == 2 * 7
     # Padding is out of reach of the window.
     assert all(taken) if cache != "padding" or window else not any(taken)
+
+
+PARTS: dict[str, Any] = {
+    "Gaussian": {"score": scores.Gaussian(2.0)},
+    "positions": {"score": scores.ALiBi(scores.ScaledDot(), torch.tensor(0.3))},
+    "entmax": {"normalizer": normalizers.Entmax15()},
+}
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static", "padding"])
+@pytest.mark.parametrize("name", PARTS)
+def test_steps_with_another_score_or_normalizer_share_plans_and_equal_steps_with_the_mask(
+    name: str, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(2)
+    model.set_attn_implementation(huggingface.register(f"qkv-{name}", **PARTS[name]))
+    tokens = torch.randint(1, 31, (2, 9))
+    mask = torch.ones_like(tokens)
+    if cache == "padding":
+        mask[1, :3] = 0
+    planned, plan = [], engine.plan_problem
+
+    def counted(*args: Any) -> Any:
+        planned.append(args)
+        return plan(*args)
+
+    def logits() -> Any:
+        return model.generate(
+            tokens, attention_mask=mask, max_new_tokens=12, do_sample=False, output_logits=True, num_beams=1,
+            return_dict_in_generate=True, cache_implementation="static" if cache == "static" else None,
+        ).logits  # fmt: skip
+
+    monkeypatch.setattr(engine, "plan_problem", counted)
+    got, steps = logits(), len(planned)
+    monkeypatch.setattr(registration, "without_mask", lambda *sides: sides)
+    for found, wanted in zip(got, logits(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    # The prompt, and two plans for each of the ranges 10–11, 12–13, 14–15, 16–19 and 20–23 of the number of keys.
+    assert steps <= 11 or cache == "padding"
 
 
 def test_beams_and_assisted_generation_give_the_tokens_of_eager_attention() -> None:

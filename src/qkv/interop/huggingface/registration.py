@@ -182,7 +182,7 @@ def _attention(
             step = attend_step(query, key, value, attention_mask, arguments.get("scaling"))
             if step is not None:
                 return step.transpose(1, 2).contiguous(), None
-        elif not tracing_mode(query):
+        elif registration.replaces_parts and not tracing_mode(query):
             key, value, attention_mask = without_mask(key, value, attention_mask)
     call = AttentionCall.from_interface(registration, module, query, key, value, attention_mask, **arguments)
     output: Array | None = None
