@@ -3,6 +3,7 @@
 register          register qkv under a name that `attn_implementation=` accepts
 register_saved    register the score and normalizer of a saved model
 attach            switch a model to qkv, and warn about layers that bypass qkv
+GrowingCache      append keys and values in place in step-by-step generation
 layer_coverage    run a model once and report which layers call qkv
 record            collect readouts of every layer and head while the model runs
 """
@@ -16,6 +17,7 @@ from qkv.core.extras import lazy_attributes
 __all__ = [
     "AttentionRecord",
     "BypassWarning",
+    "GrowingCache",
     "LayerCoverage",
     "Recorder",
     "attach",
@@ -28,12 +30,14 @@ __all__ = [
 if TYPE_CHECKING:
     from qkv.interop.huggingface.attention_record import AttentionRecord
     from qkv.interop.huggingface.coverage import BypassWarning, LayerCoverage, attach, layer_coverage
+    from qkv.interop.huggingface.growing_cache import GrowingCache
     from qkv.interop.huggingface.recorder import Recorder, record
     from qkv.interop.huggingface.registration import register, register_saved
 
 _MODULES = {
     "AttentionRecord": "attention_record",
     "BypassWarning": "coverage",
+    "GrowingCache": "growing_cache",
     "LayerCoverage": "coverage",
     "Recorder": "recorder",
     "attach": "coverage",
