@@ -21,8 +21,8 @@ from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, ArrayLike, Num, Shaped
 from qkv.errors import KindError, ShapeError
 from qkv.kernels import KERNELS
-from qkv.kernels.compiled.export import export_plan
 from qkv.kernels.compiled.operator import compiled_attend, refuse_observe
+from qkv.kernels.plan_call import plan_call
 from qkv.kernels.transforms.call import run_transformed
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
@@ -366,7 +366,7 @@ def _run(
         found = call_signature(query, key, value, fields, readouts, traced, kernel, memory, type(memory).__name__)
     cached = None if found is None else PLANS.get(found[0])
     if cached is None and found is not None and not (observed or readouts):
-        make = partial(_plan, fields=fields, readouts=readouts, kernel=kernel, memory=memory, traced=traced)
+        make = partial(plan_call, fields=fields, readouts=readouts, kernel=kernel, memory=memory, traced=traced)
         cached = step_plan(*found, query, key, value, fields, make)
     if cached is not None:
         bound = cached.bound and seed is None
@@ -378,28 +378,10 @@ def _run(
         if bound:
             return plan.kernel.run(bind_unconverted(query, key, value, plan.problem), plan.problem), plan
     else:
-        plan = _plan(query, key, value, fields, readouts, kernel, memory, traced)
+        plan = plan_call(query, key, value, fields, readouts, kernel, memory, traced)
         if found is not None:
             store_plan(*found, plan, query, key, value)
     return plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan
-
-
-def _plan(
-    query: Shaped[Array, "*_"],
-    key: Shaped[Array, "*_"],
-    value: Num[Array, "*#batch k value_width"],
-    fields: SpecFields,
-    readouts: tuple[Readout, ...],
-    kernel: str | Kernel | None,
-    memory: int | str | None,
-    traced: str,
-) -> Plan:
-    """Check and plan a call, and warn if the memory budget makes it much slower."""
-    problem = read_problem(query, key, value, Spec(*fields), readouts, memory, traced)
-    check_problem(problem)
-    plan = (export_plan if traced == "export" else plan_problem)(problem, KERNELS, kernel)
-    warn_of_slowdown(plan)
-    return plan
 
 
 for _verb in (attend, observe, explain, prepare, Prepared.__call__):
