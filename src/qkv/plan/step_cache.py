@@ -71,8 +71,10 @@ def step_plan(
     torch = sys.modules.get("torch")
     if torch is None or not all(isinstance(x, torch.Tensor) and x.ndim >= 2 for x in (query, key, value)):
         return None
-    k = key.shape[-2]
-    if query.shape[-2] > _MAX_QUERIES or k < _MIN_KEYS or value.shape[-2] != k:
+    q, k = query.shape[-2], key.shape[-2]
+    if not (isinstance(q, int) and isinstance(k, int)):  # lengths of jagged tensors are symbols
+        return None
+    if q > _MAX_QUERIES or k < _MIN_KEYS or value.shape[-2] != k:
         return None
     longest = _longest(k)
     step = step_signature(signature, longest, key.shape, value.shape)
