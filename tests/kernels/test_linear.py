@@ -114,17 +114,18 @@ def recurrent(query: Any, key: Any, value: Any, log_decay: Any) -> torch.Tensor:
     return torch.stack(outputs, dim=-2)
 
 
-@pytest.mark.parametrize("kind", ["RetNet", "GLA", "Mamba-2", "strong"])
+@pytest.mark.parametrize("kind", ["RetNet", "GLA", "Mamba-2", "strong", "one large decay in each chunk"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_chunked_scan_agrees_with_a_recurrence_in_float64_with_gradients(kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 3, 333, 8, dtype=torch.float64) for _ in range(3))
-    raw = torch.randn(2, 3, 333, 8 if kind in ("GLA", "strong") else 1, dtype=torch.float64)
+    raw = torch.randn(2, 3, 333, 1 if kind in ("RetNet", "Mamba-2") else 8, dtype=torch.float64)
     gates = {
         "RetNet": torch.log1p(-(2.0 ** (-5 - torch.arange(3, dtype=torch.float64)))),
         "GLA": torch.nn.functional.logsigmoid(raw) / 16,
         "Mamba-2": -torch.nn.functional.softplus(raw),
         "strong": -100 * raw.abs(),
+        "one large decay in each chunk": torch.where((torch.arange(333) % 32 == 5)[:, None], -7.9, -1e-3 * raw.abs()),
     }[kind]
     whole = gates[:, None, None].expand(2, 3, 333, 1) if kind == "RetNet" else gates
     towards = torch.randn(2, 3, 333, 8, dtype=torch.float64)
