@@ -1,6 +1,8 @@
 """Random sequences of cache operations give the outputs of plain attention over the tokens of each sequence."""
 
 import importlib.util
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import qkv
 from qkv import masks, nn, normalizers, scores
-from qkv.errors import RefusedError
+from qkv.errors import DataError, OptionError, RefusedError
 from qkv.kernels.chunked.kernel import concat_chunks
 from qkv.nn.cache import BlockPool, KeyValueCache, PagedCache, chunk_list
 
@@ -29,6 +31,14 @@ def _outputs(sequence: Rows, window: int | None, score: Any, normalizer: Any) ->
     sides = [x.unflatten(-1, (-1, WIDTH)).transpose(0, 1) for x in sequence]
     output: Any = qkv.attend(*sides, score=score, normalizer=normalizer, mask=mask, kernel="dense")
     return output.transpose(0, 1).flatten(-2)
+
+
+def _quantized(x: Any) -> Any:
+    """Return rows `(…, heads · width)` rounded to 255 steps of each head's row; a row that is not finite is NaN."""
+    rows = x.unflatten(-1, (-1, WIDTH))
+    scale = rows.abs().amax(-1, keepdim=True) / 127
+    rounded = torch.where(scale == 0, 0, (rows / scale).round() * scale)
+    return torch.where(scale.isfinite(), rounded, torch.nan).flatten(-2)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -169,13 +179,16 @@ class PagedMachine(RuleBasedStateMachine):
         key_heads=st.integers(1, HEADS),
         score=st.sampled_from([scores.ScaledDot(), scores.Gaussian(1.5)]),
         normalizer=st.sampled_from([None, normalizers.TopK(3)]),
+        int8=st.booleans(),
     )
-    def start(self, size: int, window: int | None, batch: int, key_heads: int, score: Any, normalizer: Any) -> None:
+    def start(
+        self, size: int, window: int | None, batch: int, key_heads: int, score: Any, normalizer: Any, int8: bool
+    ) -> None:
         self.window, self.options = window, (score, normalizer)
-        self.pool = BlockPool(self.blocks, key_heads, WIDTH, size=size, dtype=torch.float64)
+        self.pool = BlockPool(self.blocks, key_heads, WIDTH, size=size, int8=int8, dtype=torch.float64)
         # What a released block holds must not matter.
-        self.pool.key.fill_(torch.nan)
-        self.pool.value.fill_(torch.inf)
+        for name, x in self.pool.tensors.items():
+            x.fill_(torch.nan if name.startswith("key") and x.is_floating_point() else 77)
         self.attention = nn.MultiHeadAttention(
             HEADS * WIDTH, HEADS, key_heads=key_heads, key_width=key_heads * WIDTH, maps="none", value_map=False,
             output_map=False, score=score, normalizer=normalizer, mask=masks.Causal(), dtype=torch.float64,
@@ -210,8 +223,9 @@ class PagedMachine(RuleBasedStateMachine):
             assert self.pool.free == free
             cache._new_lengths = None
             return
+        stored = [sides[0], *(_quantized(x) if self.pool.int8 else x for x in sides[1:])]
         after = [
-            [torch.cat([old, x[b, : counts[b]]]) for old, x in zip(sequence, sides, strict=True)]
+            [torch.cat([old, x[b, : counts[b]]]) for old, x in zip(sequence, stored, strict=True)]
             for b, sequence in enumerate(sequences)
         ]
         for b, sequence in enumerate(after):
@@ -251,6 +265,22 @@ class PagedMachine(RuleBasedStateMachine):
         self.caches.append((cache.fork(), sequences))
         assert self.pool.free == free
 
+    @precondition(lambda self: len(self.caches) < 4)
+    @rule(data=st.data())
+    def save_and_load(self, data: Any) -> None:
+        cache, sequences = self.caches[self.draw(data)]
+        free = self.pool.free
+        with tempfile.TemporaryDirectory() as folder:
+            cache.save(f"{folder}/cache")
+            if cache.blocks > free:
+                with pytest.raises(RefusedError, match="must have"):
+                    PagedCache.load(f"{folder}/cache", self.pool)
+                assert self.pool.free == free
+                return
+            again = PagedCache.load(f"{folder}/cache", self.pool)
+        assert self.pool.free == free - cache.blocks
+        self.caches.append((again, sequences))
+
     @rule(data=st.data())
     def release(self, data: Any) -> None:
         cache, sequences = self.caches[at := self.draw(data)]
@@ -263,6 +293,12 @@ class PagedMachine(RuleBasedStateMachine):
         for cache, sequences in self.caches:
             lengths = [len(x[0]) for x in sequences]
             assert len(cache) == max(lengths)
+            if len(cache):
+                for side, kept in enumerate(cache.key_value(), 1):
+                    for b, sequence in enumerate(sequences):
+                        want = sequence[side][cache._first :]
+                        got = concat_chunks(kept)[b, :, : len(want)].transpose(0, 1).flatten(1)
+                        torch.testing.assert_close(got.nan_to_num(), want.nan_to_num(), rtol=0, atol=1e-12)
             owned += [block for table in cache._tables for block in table]
             if cache._tables:
                 assert torch.as_tensor(cache.start).expand(len(lengths)).tolist() == lengths
@@ -298,6 +334,38 @@ def test_a_full_pool_refuses_a_call_and_leaves_cache_and_pool_unchanged() -> Non
     assert (len(other), pool.free) == (8, 0)
     other.crop(2)
     assert pool.free == 3
+
+
+def test_a_saved_paged_cache_holds_no_token_of_other_caches_and_is_loaded_into_an_equal_pool_alone(
+    tmp_path: Path,
+) -> None:
+    pool = BlockPool(4, 1, WIDTH, size=4, int8=True)
+    other, cache = PagedCache(pool), PagedCache(pool)
+    secret = torch.full((1, 1, 4, WIDTH), 0.125)
+    other.append(secret, secret)
+    other.release()
+    cache.append(torch.ones(1, 1, 2, WIDTH), torch.ones(1, 1, 2, WIDTH))
+    path = tmp_path / "cache"
+    cache.save(path)
+    from safetensors.torch import load_file
+
+    saved = load_file(path)
+    assert saved["value_scale"][0, :, 0].tolist() == pytest.approx([1 / 127, 1 / 127, 0, 0])
+    assert saved["key"][0, 2:].count_nonzero() == 0
+    for wrong in ({"size": 2}, {"int8": False}, {"dtype": torch.float64}, {"heads": 2}, {"width": 3}):
+        options = {"heads": 1, "width": WIDTH, "size": 4, "int8": True} | wrong
+        with pytest.raises(OptionError, match=r"pool must have the size of blocks.*Build such a pool\."):
+            PagedCache.load(path, BlockPool(4, **options))
+    with pytest.raises(DataError, match=r"Pass a file written by KeyValueCache\.save\."):
+        KeyValueCache.load(path)
+    KeyValueCache().save(path)
+    with pytest.raises(DataError, match=r"Pass a file written by PagedCache\.save\."):
+        PagedCache.load(path, pool)
+
+
+def test_a_pool_of_int8_takes_a_quarter_of_the_memory_and_a_scale_for_each_row() -> None:
+    plain, int8 = (BlockPool(3, 2, 64, size=16, int8=int8).nbytes for int8 in (False, True))
+    assert int8 == plain // 4 + plain // 64
 
 
 def test_random_operations_on_caches_equal_attention_over_plain_lists_of_tokens() -> None:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from qkv.core.checks import check_integers
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float, Int, Num
 from qkv.errors import RefusedError
+from qkv.nn.cache.chunk import encode_rows
 from qkv.plan.cost import memory_text
 
 __all__ = ["BlockPool"]
@@ -25,8 +26,13 @@ class BlockPool:
         width: width of a key.
         value_width: width of a value; None means `width`.
         size: number of tokens of a block.
+        int8: whether rows are quantized to int8 with one scale each, as in `KeyValueCache`.
         device: device of the memory.
         dtype: dtype of keys and values; None means the default of PyTorch.
+
+    Attributes:
+        tensors: "key" and "value" `(heads, blocks · size, width)`; with int8 also the scales "key_scale" and
+            "value_scale" `(heads, blocks · size, 1)`. Row r of block b is row b · size + r.
 
     Raises:
         OptionError: if a number is not a positive integer.
@@ -48,18 +54,28 @@ class BlockPool:
         value_width: int | None = None,
         *,
         size: int = 16,
+        int8: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_integers(blocks=blocks, heads=heads, width=width, value_width=value_width, size=size)
-        self.blocks, self.heads, self.size = blocks, heads, size
+        self.blocks, self.heads, self.size, self.int8 = blocks, heads, size, int8
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
         self.width, self.value_width = width, width if value_width is None else value_width
         # Tensors that are created in inference mode could not be written outside of it.
         with torch.inference_mode(False):
-            self.key = torch.zeros(heads, blocks * size, self.width, device=device, dtype=dtype)
-            self.value = torch.zeros(heads, blocks * size, self.value_width, device=device, dtype=dtype)
+            rows = [torch.empty(heads, 0, w, device=device, dtype=self.dtype) for w in (self.width, self.value_width)]
+            self.tensors = {
+                name: x.new_zeros(heads, blocks * size, x.shape[-1])
+                for name, x in encode_rows(rows[0], rows[1], int8).items()
+            }
         self._free = list(range(blocks - 1, -1, -1))
         self._owners = [0] * blocks
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the memory."""
+        return self.tensors["key"].device
 
     @property
     def free(self) -> int:
@@ -69,7 +85,7 @@ class BlockPool:
     @property
     def nbytes(self) -> int:
         """Number of bytes that are allocated for all blocks."""
-        return self.key.nbytes + self.value.nbytes
+        return sum(x.nbytes for x in self.tensors.values())
 
     def shared(self, block: int) -> bool:
         """Return whether a block belongs to several tables, so that it must not be written."""
@@ -109,7 +125,7 @@ class BlockPool:
     def copy_block(self, block: int) -> int:
         """Return a new block with the tokens of a shared one, whose owner it replaces."""
         new = self.take()
-        for x in (self.key, self.value):
+        for x in self.tensors.values():
             x.narrow(1, new * self.size, self.size).copy_(x.narrow(1, block * self.size, self.size))
         self.give_back([block])
         return new
@@ -117,20 +133,17 @@ class BlockPool:
     def write(
         self, rows: Int[Tensor, " n"], key: Float[Tensor, "heads n width"], value: Float[Tensor, "heads n value_width"]
     ) -> None:
-        """Write keys and values to rows of the memory; row r of block b is row b · size + r."""
-        self.key.index_copy_(1, rows, key)
-        self.value.index_copy_(1, rows, value)
+        """Write keys and values to rows of the memory."""
+        for name, x in encode_rows(key, value, self.int8).items():
+            self.tensors[name].index_copy_(1, rows, x)
 
-    def read(
-        self, rows: Int[Tensor, "batch k"]
-    ) -> tuple[Float[Tensor, "batch heads k width"], Float[Tensor, "batch heads k value_width"]]:
-        """Return keys and values at rows of the memory, as copies."""
+    def read(self, rows: Int[Tensor, "batch k"]) -> dict[str, Num[Tensor, "batch heads k _"]]:
+        """Return each of `tensors` at rows of the memory, as copies."""
         flat = rows.flatten()
-        key, value = (
-            x.index_select(1, flat).view(self.heads, *rows.shape, x.shape[-1]).transpose(0, 1)
-            for x in (self.key, self.value)
-        )
-        return key, value
+        return {
+            name: x.index_select(1, flat).view(self.heads, *rows.shape, x.shape[-1]).transpose(0, 1)
+            for name, x in self.tensors.items()
+        }
 
     def __repr__(self) -> str:
         return (

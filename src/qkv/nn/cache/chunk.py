@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qkv.core.typing import Float, Int, Num
 
-__all__ = ["Chunk", "next_chunk_size"]
+__all__ = ["Chunk", "encode_rows", "next_chunk_size"]
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Chunk:
         # Filled with zeros, because in a batch of uneven lengths unwritten rows are multiplied by weights of 0.
         # Tensors that are created in inference mode could not be written outside of it.
         with torch.inference_mode(False):
-            rows = _encode(key[..., :0, :], value[..., :0, :], int8)
+            rows = encode_rows(key[..., :0, :], value[..., :0, :], int8)
             return cls(start, {name: x.new_zeros((*x.shape[:-2], size, x.shape[-1])) for name, x in rows.items()})
 
     @property
@@ -92,7 +92,7 @@ class Chunk:
             self._own()
         first, n = position - self.start, key.shape[-2]
         int8 = "key_scale" in self.tensors
-        for name, x in (_encode(key, value, True) if int8 else {"key": key, "value": value}).items():
+        for name, x in (encode_rows(key, value, True) if int8 else {"key": key, "value": value}).items():
             self.tensors[name].narrow(-2, first, n).copy_(x)
         self.filled = max(self.filled, first + n)
 
@@ -107,7 +107,7 @@ class Chunk:
         """Write row `row[i]` of batch element `element[i]` of key and value to position `position[i]`, for each i."""
         if self.shared:
             self._own()
-        for name, x in _encode(key, value, "key_scale" in self.tensors).items():
+        for name, x in encode_rows(key, value, "key_scale" in self.tensors).items():
             # (batch, *more, rows, width) as (batch, rows, *more, width), so that both indexed axes come first.
             self.tensors[name].movedim(-2, 1)[element, position - self.start] = x.movedim(-2, 1)[element, row]
         if len(position):
@@ -130,9 +130,10 @@ class Chunk:
         self.tensors, self.shared = self.copy().tensors, False
 
 
-def _encode(
+def encode_rows(
     key: Float[Tensor, "*batch rows width"], value: Float[Tensor, "*batch rows value_width"], int8: bool
 ) -> dict[str, Num[Tensor, "*batch rows _"]]:
+    """Return "key" and "value" as a cache stores them; if `int8` is True, quantized, and "key_scale", "value_scale"."""
     if not int8:
         return {"key": key, "value": value}
     keys, key_scale = _quantize_int8(key)

@@ -309,7 +309,7 @@ class KeyValueCache:
             tensors["total"] = self._total
         else:
             state["total"] = self._total
-        write_cache(Path(path), tensors, state)
+        write_cache(Path(path), tensors, state, "chunks")
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> KeyValueCache:
@@ -319,7 +319,7 @@ class KeyValueCache:
             DataError: if the file does not exist or is not a cache.
             MissingPackageError: if safetensors is not installed.
         """
-        tensors, state = read_cache(Path(path), device)
+        tensors, state = read_cache(Path(path), device, "chunks")
         try:
             cache = cls(
                 chunk=state["chunk"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor
 from qkv.core.checks import check_integers
 from qkv.core.positions import Positions
 from qkv.core.typing import Float, Int
-from qkv.errors import RefusedError, ShapeError
+from qkv.errors import DataError, OptionError, RefusedError, ShapeError
 from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Lengths, Mask, Window
 from qkv.masks.base import and_masks
 from qkv.nn.cache.block_pool import BlockPool
 from qkv.nn.cache.checks import check_index, check_lengths, check_new_length, check_rows
+from qkv.nn.cache.safetensors_file import CacheState, read_cache, write_cache
 
 __all__ = ["PagedCache"]
 
@@ -100,11 +102,8 @@ class PagedCache:
         """
         pool, n = self.pool, key.shape[-2]
         batch = len(self._lengths) or (key.shape[0] if key.ndim == 4 else 1)
-        like = {
-            "key": pool.key[None, :, :0].expand(batch, -1, -1, -1),
-            "value": pool.value[None, :, :0].expand(batch, -1, -1, -1),
-        }
-        check_rows(key, value, like, pool.key.dtype)
+        like = {name: pool.tensors[name][None, :, :0].expand(batch, -1, -1, -1) for name in ("key", "value")}
+        check_rows(key, value, like, pool.dtype)
         counts = [n] * batch if self._new_lengths is None else self._new_lengths
         if len(counts) != batch or not all(0 <= count <= n for count in counts):
             raise ShapeError(
@@ -130,7 +129,7 @@ class PagedCache:
             rows += self._rows(table, old, new, dropped)
         self._tables, self._lengths, self._before = tables, after, before
         self._dropped, self._new_lengths = dropped, None
-        index = torch.tensor(rows, dtype=torch.int64, device=pool.key.device)
+        index = torch.tensor(rows, dtype=torch.int64, device=pool.device)
         pool.write(index, self._flat(key, counts), self._flat(value, counts))
         for side, x in enumerate((key, value)):
             self._finite[side] = self._finite[side] and bool(x.isfinite().all())
@@ -150,11 +149,11 @@ class PagedCache:
             # Rows beyond the end of a sequence are masked and never read.
             own = self._rows(table, self._first, stop, self._dropped)
             rows.append(own + [0] * (length - len(own)))
-        index = torch.tensor(rows, dtype=torch.int64, device=self.pool.key.device)
-        sides = self.pool.read(index)
+        index = torch.tensor(rows, dtype=torch.int64, device=self.pool.device)
+        read = self.pool.read(index)
         key, value = (
-            ChunkedTensor((x,), (None,), x.dtype, finite and self.lengths is None)
-            for x, finite in zip(sides, self._finite, strict=True)
+            ChunkedTensor((read[side],), (read.get(f"{side}_scale"),), self.pool.dtype, finite and self.lengths is None)
+            for side, finite in zip(("key", "value"), self._finite, strict=True)
         )
         return key, value
 
@@ -233,6 +232,86 @@ class PagedCache:
         self._replace([])
         self._lengths, self._before, self._dropped, self._finite = [], [], 0, [True, True]
 
+    def save(self, path: str | Path) -> None:
+        """Write the tokens of the cache to a safetensors file atomically; a block of several sequences is written once.
+
+        Raises:
+            MissingPackageError: if safetensors is not installed.
+        """
+        pool, size = self.pool, self.pool.size
+        blocks = sorted({block for table in self._tables for block in table})
+        index = {block: n for n, block in enumerate(blocks)}
+        state: CacheState = {
+            "window": self.window,
+            "int8": pool.int8,
+            "dtype": str(pool.dtype).removeprefix("torch."),
+            "finite": self._finite,
+            "size": size,
+            "tables": [[index[block] for block in table] for table in self._tables],
+            "lengths": self._lengths,
+            "dropped": self._dropped,
+        }
+        rows = torch.tensor([block * size + row for block in blocks for row in range(size)], dtype=torch.int64)
+        # Rows of no token may hold tokens of other caches.
+        real = torch.zeros(len(rows), 1, dtype=torch.bool)
+        for table, length in zip(state["tables"], self._lengths, strict=True):
+            real[self._rows(table, self._first, length, self._dropped)] = True
+        tensors = {
+            name: x.index_select(1, rows.to(x.device)).masked_fill_(~real.to(x.device), 0)
+            for name, x in pool.tensors.items()
+        }
+        write_cache(Path(path), tensors, state, "paged")
+
+    @classmethod
+    def load(cls, path: str | Path, pool: BlockPool) -> PagedCache:
+        """Load a cache from a file that `save` wrote, into free blocks of a pool.
+
+        Args:
+            path: the file.
+            pool: a pool with the heads, widths, size of blocks, dtype and quantization of the one that was saved.
+
+        Raises:
+            DataError: if the file does not exist or is not a paged cache.
+            OptionError: if the pool differs from the one that was saved.
+            RefusedError: if the pool has too few free blocks.
+            MissingPackageError: if safetensors is not installed.
+        """
+        tensors, state = read_cache(Path(path), str(pool.device), "paged")
+        try:
+            cache, size = cls(pool, window=state["window"]), state["size"]
+            tables, lengths, dropped = state["tables"], state["lengths"], state["dropped"]
+            saved = (size, state["dtype"], *((name, x.shape[0], x.shape[2]) for name, x in sorted(tensors.items())))
+            cache._finite = list(state["finite"])
+            stored = tensors["key"].shape[1] // size
+            if not all(0 <= n < stored for table in tables for n in table) or any(
+                len(table) != max(0, -(-length // size) - dropped)
+                for table, length in zip(tables, lengths, strict=True)
+            ):
+                raise ValueError("the tables of blocks do not match the lengths")
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise DataError(
+                f"{path} must be a complete paged cache, but reading failed: {error!r}. Save the cache again."
+            ) from None
+        held = sorted(pool.tensors.items())
+        own = (pool.size, str(pool.dtype).removeprefix("torch."), *((n, x.shape[0], x.shape[2]) for n, x in held))
+        if saved != own:
+            raise OptionError(
+                f"pool must have the size of blocks, dtype, heads and widths of the saved one, {saved}, got {own}. "
+                "Build such a pool."
+            )
+        pool.check_free(stored)
+        blocks = [pool.take() for _ in range(stored)]
+        for name, x in tensors.items():
+            for n, block in enumerate(blocks):
+                pool.tensors[name].narrow(1, block * size, size).copy_(x.narrow(1, n * size, size))
+        cache._tables = [[blocks[n] for n in table] for table in tables]
+        for table in cache._tables:
+            pool.share(table)
+        pool.give_back(blocks)  # which belong to the tables from now on
+        cache._lengths = cache._before = lengths
+        cache._dropped = dropped
+        return cache
+
     def __repr__(self) -> str:
         window = f", window={self.window}" if self.window is not None else ""
         return f"PagedCache({len(self._lengths)} sequences, {len(self)} tokens in {self.blocks} blocks{window})"
@@ -246,7 +325,7 @@ class PagedCache:
 
     def _as_lengths(self, lengths: list[int], first: int) -> int | Int[Tensor, " batch"]:
         if len(set(lengths)) > 1:
-            return torch.tensor([n - first for n in lengths], device=self.pool.key.device)
+            return torch.tensor([n - first for n in lengths], device=self.pool.device)
         return lengths[0] - first if lengths else 0
 
     def _rows(self, table: list[int], start: int, stop: int, dropped: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from torch import Tensor
 
@@ -15,7 +15,10 @@ from qkv.errors import DataError
 
 __all__ = ["CacheState", "read_cache", "write_cache"]
 
-_KIND = "qkv key-value cache 1"
+Kind: TypeAlias = Literal["chunks", "paged"]
+
+_KINDS = {"chunks": "qkv key-value cache 1", "paged": "qkv paged cache 1"}
+_CLASSES = {"chunks": "KeyValueCache", "paged": "PagedCache"}
 
 
 class CacheState(TypedDict, total=False):
@@ -23,6 +26,9 @@ class CacheState(TypedDict, total=False):
 
     `finite` states for keys and for values whether all elements are finite. `starts` is the first position of each
     chunk. `total` is the number of tokens; it is absent if lengths are uneven, which are stored as a tensor instead.
+
+    A paged cache has the `size` of blocks, the `tables` of the sequences as indices of the stored blocks, the `lengths`
+    of the sequences, and the number of blocks `dropped` at their start.
     """
 
     chunk: int
@@ -34,22 +40,37 @@ class CacheState(TypedDict, total=False):
     finite: list[bool]
     starts: list[int]
     total: int
+    size: int
+    tables: list[list[int]]
+    lengths: list[int]
+    dropped: int
 
 
-def write_cache(path: Path, tensors: dict[str, Num[Tensor, "*_"]], state: CacheState) -> None:
+def write_cache(path: Path, tensors: dict[str, Num[Tensor, "*_"]], state: CacheState, kind: Kind) -> None:
     """Write the tensors, options and state of a key-value cache to a safetensors file atomically.
+
+    Args:
+        path: the file.
+        tensors: the tensors by name.
+        state: the options and the state.
+        kind: which of the caches it is.
 
     Raises:
         MissingPackageError: if safetensors is not installed.
     """
     package = _safetensors()
-    metadata = {"kind": _KIND, "facts": json.dumps(state)}
+    metadata = {"kind": _KINDS[kind], "facts": json.dumps(state)}
     with atomic_path(path) as partial:
         package.torch.save_file({k: x.contiguous() for k, x in tensors.items()}, partial, metadata=metadata)
 
 
-def read_cache(path: Path, device: str) -> tuple[dict[str, Num[Tensor, "*_"]], CacheState]:
+def read_cache(path: Path, device: str, kind: Kind) -> tuple[dict[str, Num[Tensor, "*_"]], CacheState]:
     """Return the tensors, and the options and state, of a key-value cache from a file that `write_cache` wrote.
+
+    Args:
+        path: the file.
+        device: device of the tensors.
+        kind: which of the caches it must be.
 
     Raises:
         DataError: if the file does not exist, is damaged, or is not a cache.
@@ -59,10 +80,10 @@ def read_cache(path: Path, device: str) -> tuple[dict[str, Num[Tensor, "*_"]], C
     try:
         with package.safe_open(path, "pt", device=device) as file:
             metadata = file.metadata() or {}
-            if metadata.get("kind") != _KIND:
+            if metadata.get("kind") != _KINDS[kind]:
                 raise DataError(
                     f"{path} must be a key-value cache in the current format, got another safetensors file. "
-                    "Pass a file written by KeyValueCache.save."
+                    f"Pass a file written by {_CLASSES[kind]}.save."
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- not a dictionary
             state = json.loads(metadata["facts"])
@@ -73,7 +94,7 @@ def read_cache(path: Path, device: str) -> tuple[dict[str, Num[Tensor, "*_"]], C
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{path} must be a key-value cache written by KeyValueCache.save, but reading failed: {error}. "
+            f"{path} must be a key-value cache written by {_CLASSES[kind]}.save, but reading failed: {error}. "
             "Check the path, or save the cache again."
         ) from None
 
