@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from qkv.core.checks import check_choice, check_integers
@@ -16,6 +17,7 @@ from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 
 if TYPE_CHECKING:
+    import duckdb
     import pyarrow as pa
 
     from qkv.database.execute.row_reader import StoredRows
@@ -92,6 +94,113 @@ class Queryable(ABC):
         check_choice("on_bad_query", on_bad_query, ("refuse", "report"))
         options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, on_bad_query)
         return self._ask(queries, options)
+
+    def ask_batches(
+        self,
+        queries: object,
+        *,
+        on: Mapping[str, str] | str | None = None,
+        id: str | None = None,
+        score: Score | str | None = None,
+        normalizer: Normalizer | str | None = None,
+        mask: Mask | None = None,
+        where: str | None = None,
+        top: int = 3,
+        threshold: float | None = None,
+        seed: int | None = None,
+        progress: Progress | None = None,
+    ) -> pa.RecordBatchReader:
+        """Answer a relation of queries by a relation of answers, which is computed as it is read.
+
+        Each row holds the columns of a query, then value, probability (for votes), standard_error, lower and upper
+        (the 90 % prediction interval), spread, effective_rows, found, reason (of a query without a match, or that
+        cannot be read) and evidence: a list of structs with the id, the weight, and the similarity or distance of
+        the rows with the largest weights. A column of the queries with one of these names gets the prefix `query_`.
+
+        The result is accepted by DuckDB (`duckdb.from_arrow`), by polars and by the writers of pyarrow, and
+        `read_all()` makes a table of it. Queries and answers are read in parts, so that they do not fill memory.
+
+        Args:
+            queries: a source of `Database.open` except a store, or an object with an Arrow stream, such as a DuckDB
+                relation or a record batch reader.
+            on: the columns of the queries by key column, as a mapping or a text such as `"name=guest,city=town"`;
+                None: the columns with the names of the key columns, or the only column.
+            id: the column of the database by which evidence names rows; None: the index of the row, from 0.
+            score: a score or its name, as in `ask`.
+            normalizer: a normalizer or its name, as in `ask`.
+            mask: a mask over the rows of the table.
+            where: a SQL predicate over the columns of the table.
+            top: number of rows of evidence. It does not affect the value.
+            threshold: the least similarity, or the largest distance, of a match, as in `ask`.
+            seed: random seed of normalizers that sample.
+            progress: called as `progress("answering", done, 0)`.
+
+        Raises:
+            QueryError: A column of the queries does not exist or cannot fit its key, or the predicate fails.
+            OptionError: A name is unknown, or `top` is not a positive integer.
+            DataError: The queries cannot be read, or `id` is no column.
+
+        Example:
+            >>> from qkv.database import Database
+            >>> table = {"years": [1, 2, 3, 4, 5, 6], "pay": [10, 12, 14, 16, 18, 20]}
+            >>> pay = Database.open(table, key="years", value="pay")
+            >>> answers = pay.ask_batches({"name": ["Li", "Hu"], "years": [3.5, 9.0]}, score="boxcar:1")
+            >>> answers.read_all().select(["name", "value", "found"]).to_pylist()
+            [{'name': 'Li', 'value': 15.0, 'found': True}, {'name': 'Hu', 'value': None, 'found': False}]
+        """
+        from qkv.database.relations.answer_relation import AnswerRelation
+        from qkv.database.relations.query_relation import open_relation
+
+        check_integers(top=top)
+        options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress)
+        return AnswerRelation(self, open_relation(queries, self.key, on), options, id).reader()
+
+    def create_function(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        name: str,
+        *,
+        id: str | None = None,
+        score: Score | str | None = None,
+        normalizer: Normalizer | str | None = None,
+        where: str | None = None,
+        top: int = 3,
+        threshold: float | None = None,
+    ) -> None:
+        """Register a function of a DuckDB connection that answers a query per row: `select pay(years).value from t`.
+
+        The function has one parameter per key column and returns a struct with the columns of answers of
+        `ask_batches`; `unnest(pay(years))` makes columns of it. DuckDB calls it for 2,048 rows at a time.
+
+        Args:
+            connection: the connection.
+            name: the name of the function.
+            id: the column of the database by which evidence names rows; None: the index of the row, from 0.
+            score: a score or its name, as in `ask`.
+            normalizer: a normalizer or its name, as in `ask`.
+            where: a SQL predicate over the columns of the table.
+            top: number of rows of evidence. It does not affect the value.
+            threshold: the least similarity, or the largest distance, of a match, as in `ask`.
+
+        Raises:
+            OptionError: An option is not allowed, the normalizer samples, or the name is taken.
+            QueryError: The predicate fails.
+            DataError: `id` is no column.
+
+        Example:
+            >>> import duckdb
+            >>> from qkv.database import Database
+            >>> table = {"years": [1, 2, 3, 4, 5, 6], "pay": [10, 12, 14, 16, 18, 20]}
+            >>> connection = duckdb.connect()
+            >>> Database.open(table, key="years", value="pay").create_function(connection, "pay", score="boxcar:1")
+            >>> connection.sql("select i, pay(i).value from range(3, 5) t(i)").fetchall()
+            [(3, 14.0), (4, 16.0)]
+        """
+        from qkv.database.relations.duckdb_function import create_function
+
+        check_integers(top=top)
+        options = AskOptions(score, normalizer, None, where, top, threshold)
+        create_function(self, connection, name, options, id)
 
     @abstractmethod
     def _executor(self) -> Executor: ...

@@ -74,32 +74,54 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: Rea
         DataError: The file cannot be read in the format of its suffix.
     """
     with _reading(path, kind, options) as relation:
-        table = relation().to_arrow_table()
-        absent = [name for name in required if name not in table.column_names]
-        if kind in DELIMITED and absent and required and table.num_rows:
-            first = {str(table.column(i)[0].as_py()) for i in range(table.num_columns)}
-            if set(required) <= first:
-                return relation(header=True).to_arrow_table()
-        return table
+        return _with_header(relation, kind, required).to_arrow_table()
 
 
-def read_parts(path: str, kind: str, options: ReadOptions = _DEFAULTS) -> Iterator[pa.Table]:
+def read_parts(
+    path: str,
+    kind: str,
+    required: tuple[str, ...] = (),
+    options: ReadOptions = _DEFAULTS,
+    *,
+    whole_file: bool = False,
+) -> Iterator[pa.Table]:
     """Yield the rows of a delimited, JSON or Parquet file as pyarrow tables of at most 131,072 rows.
+
+    Args:
+        path: an existing file.
+        kind: its suffix without that of the compression.
+        required: as in `read_file`.
+        options: the encoding and the separators.
+        whole_file: whether types are detected from all rows rather than from the first 20,480.
 
     Raises:
         DataError: As in `read_file`.
     """
     import pyarrow as pa
 
-    with _reading(path, kind, options) as relation:
-        reader = relation().to_arrow_reader(_ROWS_PER_PART)
+    with _reading(path, kind, options, whole_file) as relation:
+        reader = _with_header(relation, kind, required).to_arrow_reader(_ROWS_PER_PART)
         yield pa.Table.from_batches([], reader.schema)
         for batch in reader:
             yield pa.Table.from_batches([batch])
 
 
+def _with_header(
+    relation: Callable[..., duckdb.DuckDBPyRelation], kind: str, required: tuple[str, ...]
+) -> duckdb.DuckDBPyRelation:
+    """Return the relation of a file, whose first line is the header if it holds the required columns."""
+    opened = relation()
+    if kind in DELIMITED and required and not set(required) <= set(opened.columns):
+        first = opened.limit(1).fetchone()
+        if first is not None and set(required) <= set(map(str, first)):
+            return relation(header=True)
+    return opened
+
+
 @contextmanager
-def _reading(path: str, kind: str, given: ReadOptions) -> Iterator[Callable[..., duckdb.DuckDBPyRelation]]:
+def _reading(
+    path: str, kind: str, given: ReadOptions, whole_file: bool = False
+) -> Iterator[Callable[..., duckdb.DuckDBPyRelation]]:
     """Yield a function that opens a file as a DuckDB relation, and close the connection afterwards."""
     options = {"delimiter": "\t"} if kind == ".tsv" else {}
     options |= {"delimiter": given.delimiter} if given.delimiter else {}
@@ -114,13 +136,14 @@ def _reading(path: str, kind: str, given: ReadOptions) -> Iterator[Callable[...,
         literal = "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
 
         with _connection(_OFFLINE, DataError, failure, remedy) as connection:
+            sample = {"sample_size": -1} if whole_file else {}
 
             def relation(**more: bool) -> duckdb.DuckDBPyRelation:
                 if kind in PARQUET:
                     return connection.read_parquet(literal)
                 if kind in JSON:
-                    return connection.read_json(literal)
-                return connection.read_csv(literal, **options, **more)
+                    return connection.read_json(literal, **sample)
+                return connection.read_csv(literal, **options, **sample, **more)
 
             try:
                 yield relation

@@ -77,14 +77,23 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
     return table
 
 
-def read_parts(source: object) -> Iterator[pa.Table]:
-    """Yield the rows of a source as pyarrow tables. A CSV, JSON or Parquet file is read in parts of 131,072 rows."""
+def read_parts(source: object, required: tuple[str, ...] = (), whole_file: bool = False) -> Iterator[pa.Table]:
+    """Yield the rows of a source as pyarrow tables. A CSV, JSON or Parquet file is read in parts of 131,072 rows.
+
+    Args:
+        source: as in `read`.
+        required: columns that the caller needs, by which the header line of a file is recognized.
+        whole_file: whether the types of a CSV or JSON file are detected from all its rows rather than the first ones.
+    """
     if not is_paths(source):
-        yield read(source)
+        yield read(source, required)
         return
     for path in expand_paths(source, _SUFFIXES, COMPRESSIONS):
         kind = _suffix(path)
-        yield from [read(path)] if kind in _ARROW else duckdb_reader.read_parts(str(path), kind)
+        if kind in _ARROW:
+            yield read(path)
+        else:
+            yield from duckdb_reader.read_parts(str(path), kind, required, whole_file=whole_file)
 
 
 def iterate_tables(source: object) -> Iterator[pa.Table]:

@@ -1,0 +1,205 @@
+"""Answers to a relation of queries as a stream of Arrow batches: each row is a query with the columns of its answer.
+
+    read      a part of the relation
+    ask       the distinct queries of at most 8,192 rows
+    append    the columns of the answers to these rows
+
+Only one part is in memory, so that millions of queries do not fill it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qkv.core.progress import report
+from qkv.core.typing import Int
+from qkv.database.answer import Answer
+from qkv.database.execute.base import AskOptions
+from qkv.database.keys.part_registry import parse_normalizer
+from qkv.database.relations.answer_columns import AnswerColumns
+from qkv.database.relations.query_relation import QueryRelation
+from qkv.errors import QueryError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from qkv.database.protocol import Queryable
+
+__all__ = ["AnswerRelation", "samples"]
+
+_ROWS = 8192
+"""Number of queries that are answered together. Their entries take some 10 MB."""
+
+
+@dataclass
+class AnswerRelation:
+    """The answers of a database to the rows of a relation, computed as they are read.
+
+    Args:
+        database: the database.
+        queries: the relation.
+        options: the options of `ask`, which hold for all queries.
+        id: the column by which evidence rows are named; None: the index of the row.
+
+    Attributes:
+        schema: the columns of the queries, then those of `AnswerColumns`. A column of the queries with the name of a
+            column of answers gets the prefix `query_`.
+        answer_schema: the columns of answers alone.
+        notes: the notes of the answers.
+        answered, found, invalid: how many queries were answered, had a match, and could not be read.
+
+    Raises:
+        QueryError: A column does not fit its key column, or the predicate fails.
+        OptionError: An option of `ask` is not allowed.
+        DataError: `id` is no column.
+    """
+
+    database: Queryable
+    queries: QueryRelation
+    options: AskOptions
+    id: str | None = None
+    notes: tuple[str, ...] = field(default=(), init=False)
+    answered: int = field(default=0, init=False)
+    found: int = field(default=0, init=False)
+    invalid: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        import pyarrow as pa
+
+        schema = self.queries.schema
+        # Without queries, the options are checked and the comparison is chosen.
+        empty = self._ask([], self.options)
+        pairs = zip(self.database.key, self.queries.columns, strict=True)
+        for key, column in pairs if len(self.queries.columns) == len(self.database.key) else ():
+            _check_type(schema.field(column).type, self.database.column(key).kind, key, column)
+        value = self.database.column(self.database.value)
+        self._answers = AnswerColumns(value, self.database.votes, empty.table, self.id, empty.measure)
+        answers = self.answer_schema = self._answers.schema
+        names = [f"query_{name}" if name in answers.names else name for name in schema.names]
+        if len({*names, *answers.names}) < len(names) + len(answers.names):
+            raise QueryError(
+                f"the columns of the queries must have different names, got {', '.join(names)} in {self.queries.name}. "
+                "Rename a column."
+            )
+        fields = [each.with_name(name) for each, name in zip(schema, names, strict=True)]
+        self.schema = pa.schema([*fields, *answers])
+        self.notes = empty.notes
+        self._draws = samples(self.database, self.options.normalizer)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the queries with their answers, as batches of at most 8,192 rows. The relation can be read once."""
+        import pyarrow as pa
+
+        for table, answers in self._parts():
+            arrays = [_combined(column) for column in table.columns]
+            yield pa.RecordBatch.from_arrays([*arrays, *answers], schema=self.schema)
+
+    def answer(self, table: pa.Table, number: int = 0) -> list[pa.Array]:
+        """Return the columns of the answers to the rows of a table, in the order of `answer_schema`.
+
+        Args:
+            table: a part of the relation, of which `columns` are used.
+            number: the index of the part, by which normalizers that sample draw other numbers for each part.
+        """
+        import pyarrow as pa
+
+        columns = [table.column(name).to_pylist() for name in self.queries.columns]
+        queries = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        options = self.options
+        if self._draws:
+            # Each part draws other numbers, and the first part the numbers of `ask`.
+            seed = options.seed
+            if seed is not None and number:
+                seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+            distinct, places = queries, np.arange(len(queries))
+            options = replace(options, seed=seed)
+        else:
+            distinct, places = _distinct(queries)
+        answer = self._ask(distinct, options)
+        found = np.array([entry.found for entry in answer.entries], bool)[places]
+        invalid = np.array([entry.invalid for entry in answer.entries], bool)[places]
+        self.found, self.invalid = self.found + int(found.sum()), self.invalid + int(invalid.sum())
+        arrays = self._answers.arrays(answer)
+        if len(distinct) == len(queries):
+            return arrays
+        return [array.take(pa.array(places)) for array in arrays]
+
+    def reader(self) -> pa.RecordBatchReader:
+        """Return the batches as a pyarrow reader, which DuckDB, polars and the writers of pyarrow accept."""
+        import pyarrow as pa
+
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches())
+
+    def _parts(self) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
+        """Yield at most 8,192 queries at a time with the columns of their answers."""
+        number = 0
+        for table in self.queries.tables:
+            for start in range(0, table.num_rows, _ROWS):
+                part = table.slice(start, _ROWS)
+                answers = self.answer(part, number)
+                number += 1
+                self.answered += part.num_rows
+                report(self.options.progress, "answering", self.answered, 0)
+                yield part, answers
+
+    def _ask(self, queries: Sequence[object], options: AskOptions) -> Answer:
+        return self.database.ask(
+            list(queries),
+            score=options.score,
+            normalizer=options.normalizer,
+            mask=options.mask,
+            where=options.where,
+            top=options.top,
+            threshold=options.threshold,
+            seed=options.seed,
+            # The progress is that of the relation.
+            progress=None if queries else options.progress,
+            on_bad_query="report",
+        )
+
+
+def _check_type(type_: pa.DataType, kind: str, key: str, column: str) -> None:
+    """Raise a `QueryError` if no cell of a column of queries can fit a key column of texts."""
+    from pyarrow import types
+
+    inner = type_.value_type if types.is_dictionary(type_) else type_
+    text = types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner) or types.is_null(inner)
+    if kind in ("text", "category") and not text:
+        raise QueryError(
+            f"the column {column!r} of the queries must hold texts, like the key {key!r}, got {type_}. "
+            "Convert the column to texts."
+        )
+
+
+def _combined(column: pa.ChunkedArray) -> pa.Array:
+    import pyarrow as pa
+
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else combined.chunk(0)
+
+
+def samples(database: Queryable, normalizer: object) -> bool:
+    """Return whether the normalizer of a call of `ask` samples rows at random."""
+    given = getattr(database, "normalizer", None) if normalizer is None else normalizer
+    parsed = parse_normalizer(given) if isinstance(given, str) else given
+    return bool(getattr(parsed, "stochastic", False))
+
+
+def _distinct(queries: Sequence[object]) -> tuple[list[object], Int[np.ndarray, " q"]]:
+    """Return the distinct queries in the order of their first occurrence, and the place of each query among them.
+
+    Example:
+        >>> distinct, places = _distinct(["Li", "Hu", "Li"])
+        >>> distinct, places.tolist()
+        (['Li', 'Hu'], [0, 1, 0])
+    """
+    try:
+        numbers: dict[object, int] = {}
+        places = [numbers.setdefault(query, len(numbers)) for query in queries]
+    except TypeError:  # vectors are lists
+        return list(queries), np.arange(len(queries))
+    return list(numbers), np.array(places, np.int64)

@@ -1,0 +1,93 @@
+"""Functions of DuckDB connections that answer one query per row by a database."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from qkv.database.execute.base import AskOptions
+from qkv.database.keys.columns import Column
+from qkv.database.relations.answer_relation import AnswerRelation, samples
+from qkv.database.relations.query_relation import QueryRelation
+from qkv.errors import OptionError
+
+if TYPE_CHECKING:
+    import duckdb
+    from duckdb.sqltypes import DuckDBPyType
+
+    from qkv.database.protocol import Queryable
+
+__all__ = ["create_function"]
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
+_EXACT_FLOATS = 2**53
+"""Integers up to this size are float64 without rounding."""
+
+
+def create_function(
+    database: Queryable, connection: duckdb.DuckDBPyConnection, name: str, options: AskOptions, id: str | None
+) -> None:
+    """Register a function that answers queries; see `Queryable.create_function`.
+
+    Raises:
+        OptionError: The normalizer samples, or the name is taken.
+    """
+    import duckdb
+
+    if samples(database, options.normalizer):
+        raise OptionError(
+            f"normalizer must not sample in a function of DuckDB, got {options.normalizer}. Use ask_batches."
+        )
+    schema = pa.schema([(key, _parameter(database.column(key))) for key in database.key])
+    relation = AnswerRelation(database, QueryRelation(name, schema, iter(()), database.key), options, id)
+    fields = list(relation.answer_schema)
+    lock = threading.Lock()
+
+    def answer(*columns: pa.ChunkedArray) -> pa.Array:
+        table = pa.table(list(columns), schema.names)
+        # DuckDB calls the function from several threads.
+        with lock:
+            return pa.StructArray.from_arrays(relation.answer(table), fields=fields)
+
+    # DuckDB counts the parameters of the signature.
+    parameters = [inspect.Parameter(f"key_{index}", _POSITIONAL) for index in range(len(schema))]
+    answer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    types = _duckdb_types(schema)
+    (struct,) = _duckdb_types(pa.schema([("", pa.struct(fields))]))
+    try:
+        connection.create_function(name, answer, types, struct, type="arrow", null_handling="special")
+    except (duckdb.Error, ValueError) as error:
+        text = str(error).strip().splitlines()[0].rstrip(".")
+        raise OptionError(
+            f"name must be that of a new function, got {name!r}, but DuckDB refused it: {text}. Choose another name."
+        ) from None
+
+
+def _parameter(column: Column) -> pa.DataType:
+    """Return the type of the parameter for a key column.
+
+    Numbers are float64, to which DuckDB converts every number, unless that would round the keys.
+    """
+    type_ = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if column.kind in ("text", "category"):
+        return pa.string()
+    if column.kind == "vector":
+        return pa.list_(pa.float64())
+    if column.kind == "timestamp" and pa.types.is_date(type_):
+        return pa.timestamp("us")
+    if column.kind != "number" or pa.types.is_decimal(type_):
+        return type_
+    large = pa.types.is_integer(type_) and bool((abs(column.cells) >= _EXACT_FLOATS).any())
+    return type_ if large else pa.float64()
+
+
+def _duckdb_types(schema: pa.Schema) -> list[DuckDBPyType]:
+    """Return the DuckDB types of the columns of an Arrow schema."""
+    import duckdb
+
+    with duckdb.connect() as connection:
+        types: list[DuckDBPyType] = connection.from_arrow(schema.empty_table()).types
+        return types
