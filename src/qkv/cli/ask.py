@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from qkv.errors import DataError, OptionError, QueryError
 if TYPE_CHECKING:
     from qkv.cli.answer_writer import AnswerWriter
     from qkv.cli.query_input import QueryLine
+    from qkv.database.execute.base import AskOptions
     from qkv.database.protocol import Queryable
 
 __all__ = ["ask"]
@@ -39,6 +41,17 @@ def ask(
     queries: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Read queries from a file, one per line; - reads standard input."),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the answers to a .parquet, .arrow, .csv or .jsonl file."),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="KEY=COLUMN[,…]", help="Columns of a table of queries; default: the key columns."),
+    ] = None,
+    id_: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="Column that names the rows of evidence in --output.")
     ] = None,
     score: ScoreName = None,
     normalizer: NormalizerName = None,
@@ -82,7 +95,8 @@ def ask(
     created by `qkv store create`, which defines the key and value columns. A QUERY is a value of the key
     column; for several key columns, separate the values by commas. Without QUERY, queries are read from --queries or
     from standard input, one per line, and answered as they arrive. A line that cannot be read is answered by the
-    reason, with its number.
+    reason, with its number. With --output, --queries may be a table whose columns hold the key; its rows are written
+    with their answers, whole or not at all.
 
     \b
     Examples:
@@ -95,6 +109,7 @@ def ask(
       qkv ask authors.csv --key last_name --value first_name Li --score exact
       qkv ask gpa.csv --key gpa --value starting_salary 3.5 --score gaussian:0.1
       qkv ask --sql "select * from 'people.csv'" --key city --value income Oslo
+      qkv ask gpa.csv --key gpa --value starting_salary --queries students.parquet --output answers.parquet
       printf '3.1\\n3.9\\n' | qkv ask gpa.csv --key gpa --value starting_salary --format csv
 
     Text keys are compared by words and spelling, numbers by a Gaussian kernel whose bandwidth is chosen by
@@ -106,6 +121,14 @@ def ask(
     Normalizers: softmax[:temperature], topk:K, sum, mean, hard, sparsemax, entmax15, sigmoid, identity, sample.
     """
     arguments = _check_arguments([*([] if file is None else [file]), *(query or [])], format_)
+    if output is not None:
+        from qkv.cli.answer_file import check_output
+
+        check_output(output, format_, plot)
+    elif on is not None or id_ is not None:
+        raise OptionError(
+            f"--{'id' if on is None else 'on'} must be used with --output FILE. Add --output, or omit it."
+        )
     from qkv.store import is_store
 
     stored = sql is None and bool(arguments) and is_store(arguments[0])
@@ -141,6 +164,12 @@ def ask(
                 raise QueryError("QUERY must be given if standard input is the table. Write a query after -.")
             source = sys.stdin if files == ["-"] else files[0] if len(files) == 1 else files
             database = Database.open(source, key, value, encoding=encoding, delimiter=delimiter, decimal=decimal)
+    if output is not None:
+        from qkv.database.execute.base import AskOptions
+
+        options = AskOptions(score, normalizer, None, where, top or 3, threshold, seed)
+        _write_relation(database, arguments, queries, output, options, on, id_, explain)
+        return
     chunks = read_queries(arguments, queries, database.key)
     if plot is not None:
         chunks = _check_single(chunks)
@@ -174,6 +203,41 @@ def ask(
     if writer.invalid:
         count = f"{writer.invalid:,} quer{'y' if writer.invalid == 1 else 'ies'}"
         print(f"qkv: {count} could not be read; the reasons are in the answers.", file=sys.stderr)
+
+
+def _write_relation(
+    database: Queryable,
+    arguments: list[str],
+    queries: str | None,
+    output: str,
+    options: AskOptions,
+    on: str | None,
+    id_: str | None,
+    explain: bool,
+) -> None:
+    """Write the answers to all queries to a file, and print how many there are."""
+    from qkv.cli.answer_file import line_relation, write_answers
+    from qkv.cli.query_input import is_query_table, read_queries
+    from qkv.core.progress import ProgressBar
+    from qkv.database.relations.answer_relation import AnswerRelation
+    from qkv.database.relations.query_relation import open_relation
+
+    if queries is not None and not arguments and is_query_table(queries):
+        relation = open_relation(queries, database.key, on)
+    elif on is not None:
+        raise OptionError("--on must be used with a table of queries, got lines of text. Omit --on.")
+    else:
+        relation = line_relation(read_queries(arguments, queries, database.key), queries or "standard input")
+    with ProgressBar() as progress:
+        answers = AnswerRelation(database, relation, replace(options, progress=progress), id_)
+        write_answers(answers, Path(output))
+    unread = f", {answers.invalid:,} could not be read" if answers.invalid else ""
+    plural = "" if answers.answered == 1 else "s"
+    print(f"{output}: {answers.answered:,} answer{plural}, {answers.found:,} with a match{unread}")
+    for note in answers.notes:
+        print(f"· {note}")
+    if explain:
+        print(f"\n{answers.plan}")
 
 
 def _open_store(path: str, key: str, value: str, version: int | None, memory: str) -> Queryable:

@@ -24,7 +24,7 @@ from qkv.core.printable import escaped_json, quoted_formula
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
 
-__all__ = ["CsvWriter", "JsonWriter"]
+__all__ = ["CsvWriter", "JsonWriter", "to_csv", "to_json"]
 
 _STATISTICS = ("standard_error", "lower", "upper", "spread", "effective_rows")
 
@@ -52,7 +52,7 @@ class JsonWriter(AnswerWriter):
                 | {"record": row.record}
                 for row in one.rows
             ]
-        print(escaped_json(json.dumps(_to_json(line), ensure_ascii=False, allow_nan=False)))
+        print(escaped_json(json.dumps(to_json(line), ensure_ascii=False, allow_nan=False)))
 
 
 @dataclass
@@ -70,17 +70,17 @@ class CsvWriter(AnswerWriter):
         lower, upper = one.prediction_interval or (None, None)
         statistics = [one.standard_error, lower, upper, one.spread, one.effective_rows]
         cells = [one.query, one.value, *probability, *statistics, one.found, one.reason]
-        plain = [_to_csv(cell) for cell in cells]
+        plain = [to_csv(cell) for cell in cells]
         self._writer.writerow([quoted_formula(cell) for cell in plain] if self.quote_formulas else plain)
 
 
-def _to_json(value: object) -> object:
+def to_json(value: object) -> object:
     """Convert a value and the values nested in it to types that `json.dumps` can serialize."""
     if isinstance(value, dict):
         # `json` writes boolean keys as true and false.
-        return {name if isinstance(name, bool) else str(name): _to_json(item) for name, item in value.items()}
+        return {name if isinstance(name, bool) else str(name): to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
-        return [_to_json(item) for item in value]
+        return [to_json(item) for item in value]
     if isinstance(value, dt.timedelta):
         return value / dt.timedelta(days=1)
     if isinstance(value, dt.date | dt.time):
@@ -96,8 +96,9 @@ def _to_json(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-def _to_csv(cell: object) -> object:
-    value = _to_json(cell)
+def to_csv(cell: object) -> object:
+    """Convert a value to a cell of `csv.writer`; lists and dicts are written as JSON."""
+    value = to_json(cell)
     if isinstance(value, bool):
         return "true" if value else "false"
-    return json.dumps(value) if isinstance(value, list) else value
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from qkv.errors import DataError, QueryError
@@ -13,7 +14,7 @@ from qkv.errors import DataError, QueryError
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
 
-__all__ = ["QueryLine", "number_lines", "read_queries"]
+__all__ = ["QueryLine", "is_query_table", "number_lines", "read_queries"]
 
 _MAX_CHUNK = 256
 """Maximum number of queries per chunk."""
@@ -52,6 +53,11 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
     if given:
         yield [QueryLine(text) for text in given]
         return
+    if path is not None and is_query_table(path) and not path.lower().endswith((".csv", ".tsv")):
+        raise QueryError(
+            f"--queries must be lines of text unless --output is given, got {path!r}. Add, for example, "
+            "--output answers.parquet."
+        )
     if path is None and sys.stdin is None:
         raise QueryError("QUERY or --queries must be given. Write a query after FILE, or name a file of queries.")
     if path is None and sys.stdin.isatty():
@@ -64,6 +70,14 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
         queries = [line for line in chunk if line.text.strip()]
         for start in range(0, len(queries), _MAX_CHUNK):
             yield queries[start : start + _MAX_CHUNK]
+
+
+def is_query_table(path: str) -> bool:
+    """Return whether a path names a table of queries, or a pattern or folder of tables, rather than lines of text."""
+    from qkv.database.io.sources import is_table_name
+
+    table = is_table_name(path) and not path.lower().endswith(".txt")
+    return path != "-" and (table or Path(path).is_dir())
 
 
 def number_lines(answer: Answer, lines: Sequence[QueryLine]) -> Answer:

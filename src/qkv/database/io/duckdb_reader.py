@@ -112,8 +112,8 @@ def _with_header(
     """Return the relation of a file, whose first line is the header if it holds the required columns."""
     opened = relation()
     if kind in DELIMITED and required and not set(required) <= set(opened.columns):
-        first = opened.limit(1).fetchone()
-        if first is not None and set(required) <= set(map(str, first)):
+        first = opened.limit(1).fetchall()
+        if first and set(required) <= set(map(str, first[0])):
             return relation(header=True)
     return opened
 

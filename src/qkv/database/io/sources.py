@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "describe",
+    "is_delimited",
+    "is_paths",
     "is_table_name",
     "iterate_tables",
     "read",
@@ -123,6 +125,12 @@ def describe(source: object) -> str:
         name = getattr(source, "name", "")
         return "standard input" if name == "<stdin>" else str(name) or "the open file"
     return f"the {type(source).__name__}"
+
+
+def is_delimited(source: object) -> bool:
+    """Return whether a path, or one of several, names a delimited file."""
+    files = expand_paths(source, _SUFFIXES, COMPRESSIONS)
+    return any(_suffix(path) in duckdb_reader.DELIMITED for path in files)
 
 
 def is_table_name(name: str) -> bool:

@@ -49,7 +49,7 @@ class AnswerRelation:
         schema: the columns of the queries, then those of `AnswerColumns`. A column of the queries with the name of a
             column of answers gets the prefix `query_`.
         answer_schema: the columns of answers alone.
-        notes: the notes of the answers.
+        notes, plan: the notes and the execution plan of the answers.
         answered, found, invalid: how many queries were answered, had a match, and could not be read.
 
     Raises:
@@ -79,15 +79,16 @@ class AnswerRelation:
         value = self.database.column(self.database.value)
         self._answers = AnswerColumns(value, self.database.votes, empty.table, self.id, empty.measure)
         answers = self.answer_schema = self._answers.schema
-        names = [f"query_{name}" if name in answers.names else name for name in schema.names]
+        carried = [each for each in schema if each.name != self.queries.reasons]
+        names = [f"query_{each.name}" if each.name in answers.names else each.name for each in carried]
         if len({*names, *answers.names}) < len(names) + len(answers.names):
             raise QueryError(
                 f"the columns of the queries must have different names, got {', '.join(names)} in {self.queries.name}. "
                 "Rename a column."
             )
-        fields = [each.with_name(name) for each, name in zip(schema, names, strict=True)]
+        fields = [each.with_name(name) for each, name in zip(carried, names, strict=True)]
         self.schema = pa.schema([*fields, *answers])
-        self.notes = empty.notes
+        self.notes, self.plan = empty.notes, empty.plan
         self._draws = samples(self.database, self.options.normalizer)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -95,7 +96,8 @@ class AnswerRelation:
         import pyarrow as pa
 
         for table, answers in self._parts():
-            arrays = [_combined(column) for column in table.columns]
+            carried = [name for name in table.column_names if name != self.queries.reasons]
+            arrays = [_combined(table.column(name)) for name in carried]
             yield pa.RecordBatch.from_arrays([*arrays, *answers], schema=self.schema)
 
     def answer(self, table: pa.Table, number: int = 0) -> list[pa.Array]:
@@ -124,9 +126,14 @@ class AnswerRelation:
         invalid = np.array([entry.invalid for entry in answer.entries], bool)[places]
         self.found, self.invalid = self.found + int(found.sum()), self.invalid + int(invalid.sum())
         arrays = self._answers.arrays(answer)
-        if len(distinct) == len(queries):
-            return arrays
-        return [array.take(pa.array(places)) for array in arrays]
+        if len(distinct) < len(queries):
+            arrays = [array.take(pa.array(places)) for array in arrays]
+        if self.queries.reasons:
+            place = self.answer_schema.names.index("reason")
+            given = table.column(self.queries.reasons).to_pylist()
+            arrays[place] = pa.array([a or b for a, b in zip(given, arrays[place].to_pylist(), strict=True)])
+            self.invalid += sum(reason is not None for reason in given)
+        return arrays
 
     def reader(self) -> pa.RecordBatchReader:
         """Return the batches as a pyarrow reader, which DuckDB, polars and the writers of pyarrow accept."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qkv.database.io.arrow_columns import with_microseconds
-from qkv.database.io.sources import describe, is_paths, read, read_parts, suggest_name
+from qkv.database.io.sources import describe, is_delimited, is_paths, read, read_parts, suggest_name
 from qkv.errors import DataError, QkvError, QueryError
 
 if TYPE_CHECKING:
@@ -25,12 +25,14 @@ class QueryRelation:
         schema: the schema of its rows.
         tables: its rows, part by part; they can be read once.
         columns: the columns that hold the cells of a query, one per key column, or one column of texts with commas.
+        reasons: the column that says why a row cannot be read, and is null for other rows; "" if there is none.
     """
 
     name: str
     schema: pa.Schema
     tables: Iterator[pa.Table]
     columns: tuple[str, ...]
+    reasons: str = ""
 
 
 def open_relation(source: object, keys: Sequence[str], on: Mapping[str, str] | str | None = None) -> QueryRelation:
@@ -68,7 +70,8 @@ def open_relation(source: object, keys: Sequence[str], on: Mapping[str, str] | s
     else:
         table = with_microseconds(read(source))
         schema, tables = table.schema, iter([table])
-    if on is None and len(keys) == 1 and len(schema.names) == 1:
+    # The first line of a delimited file with one column may be a query or the name of the column.
+    if on is None and len(keys) == 1 and len(schema.names) == 1 and not (is_paths(source) and is_delimited(source)):
         names = {keys[0]: schema.names[0]}
     _check_names(schema, names, name)
     return QueryRelation(name, schema, tables, tuple(names.values()))

@@ -1,0 +1,161 @@
+"""Output files of `qkv ask`: a relation of queries is answered part by part into one file, which is complete or absent.
+
+Durations are written as numbers of days, except to Arrow files.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from qkv.core.files import check_writable, write_atomic
+from qkv.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from qkv.cli.query_input import QueryLine
+    from qkv.database.relations.answer_relation import AnswerRelation
+    from qkv.database.relations.query_relation import QueryRelation
+
+__all__ = ["check_output", "line_relation", "write_answers"]
+
+_SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
+_ROWS_PER_GROUP = 65_536
+_DAY = 86_400_000_000
+_UNREADABLE = "the query must be text in UTF-8, got other bytes. Convert the file, for example with iconv."
+
+_Write = Callable[["pa.Table"], object]
+
+
+def check_output(output: str, format_: str, plot: str | None) -> None:
+    """Raise an error if answers cannot be written to a file, or if an option contradicts it."""
+    if format_ != "table":
+        raise OptionError("--format must not be given with --output, whose suffix is the format. Omit --format.")
+    if plot is not None:
+        raise OptionError("--plot must not be given with --output. Run the command once for each of them.")
+    check_writable(Path(output), "the answers", _SUFFIXES)
+
+
+def line_relation(chunks: Iterator[list[QueryLine]], name: str) -> QueryRelation:
+    """Return lines of queries as a relation with the columns `line` (null on the command line) and `query`."""
+    import pyarrow as pa
+
+    from qkv.database.relations.query_relation import QueryRelation
+
+    schema = pa.schema([("line", pa.int64()), ("query", pa.string()), ("unreadable", pa.string())])
+
+    def tables() -> Iterator[pa.Table]:
+        for lines in chunks:
+            yield pa.table(
+                {
+                    "line": [line.number or None for line in lines],
+                    "query": [line.text if line.decoded else None for line in lines],
+                    "unreadable": [None if line.decoded else _UNREADABLE for line in lines],
+                },
+                schema=schema,
+            )
+
+    return QueryRelation(name, schema, tables(), ("query",), "unreadable")
+
+
+def write_answers(relation: AnswerRelation, output: Path) -> None:
+    """Answer all queries, and write the answers to a file in the format of its suffix.
+
+    Raises:
+        DataError: The queries cannot be read, the file cannot be written, or its format does not support a column.
+    """
+    import pyarrow as pa
+
+    def fill(stream: IO[bytes]) -> None:
+        kind = output.suffix.lower()
+        schema = relation.schema if kind == ".arrow" else _without_durations(relation.schema)
+        try:
+            with _writer(kind, schema, stream) as write:
+                for table in _groups(relation.batches(), relation.schema):
+                    write(table if schema is relation.schema else _in_days(table, schema))
+        except pa.ArrowException as error:
+            raise DataError(
+                f"--output must have a format that can store the answers, got {kind}, but writing it failed: "
+                f"{str(error).splitlines()[0].rstrip('.')}. Name a file that ends in .arrow."
+            ) from None
+
+    write_atomic(output, fill, "the answers")
+
+
+@contextmanager
+def _writer(kind: str, schema: pa.Schema, stream: IO[bytes]) -> Iterator[_Write]:
+    """Yield a function that writes a table to a stream in the format of a suffix."""
+    import pyarrow as pa
+
+    if kind == ".parquet":
+        from pyarrow import parquet
+
+        with parquet.ParquetWriter(stream, schema) as writer:
+            yield writer.write_table
+    elif kind == ".arrow":
+        with pa.ipc.new_file(stream, schema) as writer:
+            yield writer.write_table
+    else:
+        text = io.TextIOWrapper(stream, "utf-8", newline="", write_through=True)
+        yield _text_writer(kind, schema, text)
+        text.detach()
+
+
+def _text_writer(kind: str, schema: pa.Schema, text: io.TextIOWrapper) -> _Write:
+    from qkv.cli.json_csv import to_csv, to_json
+
+    if kind == ".csv":
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow(schema.names)
+        return lambda table: lines.writerows(map(to_csv, row) for row in _rows(table))
+
+    def write_json(table: pa.Table) -> None:
+        for row in _rows(table):
+            record = dict(zip(schema.names, map(to_json, row), strict=True))
+            text.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+
+    return write_json
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[object, ...]]:
+    return zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+
+def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield batches as tables of some 65,536 rows, because a small row group of Parquet compresses badly."""
+    import pyarrow as pa
+
+    group: list[pa.RecordBatch] = []
+    for batch in batches:
+        group.append(batch)
+        if sum(each.num_rows for each in group) >= _ROWS_PER_GROUP:
+            yield pa.Table.from_batches(group, schema)
+            group = []
+    yield pa.Table.from_batches(group, schema)
+
+
+def _without_durations(schema: pa.Schema) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([field.with_type(pa.float64()) if pa.types.is_duration(field.type) else field for field in schema])
+
+
+def _in_days(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table with durations as numbers of days."""
+    import pyarrow as pa
+
+    columns = []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if pa.types.is_duration(field.type):
+            units = column.cast(pa.duration("us"), safe=False).cast(pa.int64()).to_pylist()
+            column = pa.chunked_array(
+                [pa.array([None if unit is None else unit / _DAY for unit in units], pa.float64())]
+            )
+        columns.append(column)
+    return pa.table(columns, schema=schema)

@@ -1,0 +1,183 @@
+"""`qkv ask --output` writes a relation of answers in four formats, whole or not at all."""
+
+import csv
+import datetime as dt
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import feather, parquet
+
+from qkv.database import Database
+
+from .conftest import ROOT, command
+
+ASK = ("ask", "t.csv", "--key", "x", "--value")
+DAYS = [dt.date(2024, 1, 1) + dt.timedelta(days=3 * i) for i in range(12)]
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path):
+    lines = [f"{i},{i * 7 % 5},{DAYS[i]},n{i}" for i in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y,day,name", *lines]) + "\n")
+    parquet.write_table(pa.table({"who": ["a", "b", "c"], "x": [1.5, None, 40.0]}), tmp_path / "q.parquet")
+    return tmp_path
+
+
+def read(path):
+    """Return the rows of an output file, with the cells of CSV as JSON where they are."""
+    if path.suffix == ".parquet":
+        return parquet.read_table(path).to_pylist()
+    if path.suffix == ".arrow":
+        return feather.read_table(path).to_pylist()
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    with path.open(newline="") as file:
+        return [{n: cell(text) for n, text in row.items()} for row in csv.DictReader(file)]
+
+
+def cell(text):
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return text
+
+
+def plain(value):
+    """Return a value as it is in JSON: dates as texts, and durations as days."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dt.timedelta):
+        return pytest.approx(value / dt.timedelta(days=1), abs=1e-10)
+    return value.isoformat() if isinstance(value, dt.date) else value
+
+
+@pytest.mark.parametrize("value", ["y", "day", "name"])
+def test_every_format_holds_the_relation_of_python(folder, value):
+    expected = Database.open(folder / "t.csv", "x", value).ask_batches(folder / "q.parquet", id="name").read_all()
+    for suffix in (".parquet", ".arrow", ".jsonl", ".csv"):
+        output = folder / f"a{suffix}"
+        run = command(*ASK, value, "--queries", "q.parquet", "--output", output.name, "--id", "name", cwd=folder)
+        assert (run.returncode, run.stderr) == (0, "")
+        assert run.stdout.splitlines()[0] == f"a{suffix}: 3 answers, 1 with a match"
+        assert [plain(row) for row in read(output)] == [plain(row) for row in expected.to_pylist()]
+
+
+def test_lines_are_answered_with_their_numbers(folder):
+    (folder / "q.txt").write_bytes(b"x\n3\n\n\xff4\noops\n99\n")
+    run = command(*ASK, "y", "--queries", "q.txt", "--output", "a.jsonl", cwd=folder)
+    assert run.stdout.splitlines()[0] == "a.jsonl: 4 answers, 1 with a match, 2 could not be read"
+    rows = read(folder / "a.jsonl")
+    assert [(row["line"], row["query"], row["found"]) for row in rows] == [
+        (2, "3", True),
+        (4, None, False),
+        (5, "oops", False),
+        (6, "99", False),
+    ]
+    assert "must be text in UTF-8" in rows[1]["reason"]
+    assert "must be a finite number, got 'oops'" in rows[2]["reason"]
+    assert "no match beyond" in rows[3]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--output", "a.xlsx"), "must end in .csv or .parquet or .arrow or .jsonl, got 'a.xlsx'"),
+        (("--output", "no/a.csv"), "the folder of the answers must exist, got 'no'"),
+        (("--output", "a.csv", "--format", "json"), "--format must not be given with --output"),
+        (("--output", "a.csv", "--plot", "p.png"), "--plot must not be given with --output"),
+        (("--output", "a.csv", "--id", "nme"), "id must be one of x, y, day, name, got 'nme'. Did you mean 'name'?"),
+        (("--output", "a.csv", "--on", "x=z"), "the queries must have the column 'z'"),
+        (("--output", "a.csv", "--on", "z=x"), "on must name the key columns x, got 'z'"),
+        (("--output", "a.csv", "--where", "z = 1"), "the predicate 'z = 1' failed"),
+        (("--output", "a.csv", "--score", "nope"), "score must be one of"),
+        (("--on", "x=z"), "--on must be used with --output"),
+        (("--id", "name"), "--id must be used with --output"),
+        ((), "--queries must be lines of text unless --output is given, got 'q.parquet'"),
+    ],
+)
+def test_bad_options_write_nothing(folder, arguments, message):
+    (folder / "a.csv").write_text("old")
+    before = sorted(path.name for path in folder.iterdir())
+    run = command(*ASK, "y", "--queries", "q.parquet", *arguments, cwd=folder)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert message in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert (folder / "a.csv").read_text() == "old"
+
+
+def test_a_damaged_file_of_queries_leaves_the_old_answers(folder):
+    queries = pa.table({"x": np.random.default_rng(0).uniform(0, 11, 300_000)})
+    parquet.write_table(queries, folder / "q.parquet", row_group_size=100_000, compression="none", use_dictionary=False)
+    content = bytearray((folder / "q.parquet").read_bytes())
+    # The header of the page in the second row group.
+    start = parquet.ParquetFile(folder / "q.parquet").metadata.row_group(1).column(0).data_page_offset
+    content[start : start + 64] = b"\xff" * 64
+    (folder / "q.parquet").write_bytes(content)
+    (folder / "a.parquet").write_text("old")
+    before = sorted(path.name for path in folder.iterdir())
+    run = command(*ASK, "y", "--queries", "q.parquet", "--output", "a.parquet", "--score", "constant", cwd=folder)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert len(run.stderr.splitlines()) == 1
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert (folder / "a.parquet").read_text() == "old"
+
+
+def test_an_interrupted_command_leaves_the_old_answers(folder):
+    (folder / "a.csv").write_text("old")
+    before = sorted(path.name for path in folder.iterdir())
+    run = "import sys; from qkv.cli.main import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", run, *ASK, "y", "--output", "a.csv"],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"3\n4\n")
+    process.stdin.flush()
+    deadline = time.monotonic() + 60
+    while not any(path.name.endswith(".part") for path in folder.iterdir()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert (folder / "a.csv").read_text() == "old"
+
+
+@pytest.mark.long
+def test_a_million_queries_do_not_fill_memory(folder):
+    code = (
+        "import resource, sys; from qkv.cli.commands import run_command; "
+        "assert run_command(sys.argv[1:]) == 0; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    # A file, because DuckDB shows a progress bar where there is none, as in an interactive session.
+    (folder / "run.py").write_text(code)
+    memory = []
+    for count in (50_000, 1_000_000):
+        queries = np.random.default_rng(0).integers(0, 2000, count) / 150
+        parquet.write_table(pa.table({"x": queries, "id": np.arange(count)}), folder / "q.parquet")
+        arguments = (*ASK, "y", "--queries", "q.parquet", "--output", "a.parquet")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        run = subprocess.run(
+            [sys.executable, "run.py", *arguments], cwd=folder, capture_output=True, text=True, env=environment
+        )
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.startswith(f"a.parquet: {count:,} answers")
+        memory.append(int(run.stdout.splitlines()[-1]))
+    # The answers to a million queries take some 250 MB.
+    assert memory[1] - memory[0] < 100
