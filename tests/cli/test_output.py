@@ -87,12 +87,22 @@ def test_lines_are_answered_with_their_numbers(folder):
     assert "no match beyond" in rows[3]["reason"]
 
 
+def test_formulas_of_queries_are_quoted(folder):
+    (folder / "q.csv").write_text("x,note\n3,=1+2\n4,-5\n")
+    arguments = (*ASK, "name", "--queries", "q.csv", "--output", "a.csv")
+    for option, note in (((), "=1+2"), (("--quote-formulas",), "'=1+2")):
+        assert command(*arguments, *option, cwd=folder).returncode == 0
+        with (folder / "a.csv").open(newline="") as file:
+            assert [row["note"] for row in csv.DictReader(file)] == [note, "-5"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--output", "a.xlsx"), "must end in .csv or .parquet or .arrow or .jsonl, got 'a.xlsx'"),
         (("--output", "no/a.csv"), "the folder of the answers must exist, got 'no'"),
         (("--output", "a.csv", "--format", "json"), "--format must not be given with --output"),
+        (("--output", "a.parquet", "--quote-formulas"), "--quote-formulas must be used with --format csv"),
         (("--output", "a.csv", "--plot", "p.png"), "--plot must not be given with --output"),
         (("--output", "a.csv", "--id", "nme"), "id must be one of x, y, day, name, got 'nme'. Did you mean 'name'?"),
         (("--output", "a.csv", "--on", "x=z"), "the queries must have the column 'z'"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from qkv.core.files import check_writable, write_atomic
+from qkv.core.printable import quoted_formula
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -64,8 +65,13 @@ def line_relation(chunks: Iterator[list[QueryLine]], name: str) -> QueryRelation
     return QueryRelation(name, schema, tables(), ("query",), "unreadable")
 
 
-def write_answers(relation: AnswerRelation, output: Path) -> None:
+def write_answers(relation: AnswerRelation, output: Path, quote_formulas: bool = False) -> None:
     """Answer all queries, and write the answers to a file in the format of its suffix.
+
+    Args:
+        relation: the answers.
+        output: the file, which is replaced if it exists.
+        quote_formulas: write an apostrophe before texts that a spreadsheet would execute; only for CSV.
 
     Raises:
         DataError: The queries cannot be read, the file cannot be written, or its format does not support a column.
@@ -76,7 +82,7 @@ def write_answers(relation: AnswerRelation, output: Path) -> None:
         kind = output.suffix.lower()
         schema = relation.schema if kind == ".arrow" else _without_durations(relation.schema)
         try:
-            with _writer(kind, schema, stream) as write:
+            with _writer(kind, schema, stream, quote_formulas) as write:
                 for table in _groups(relation.batches(), relation.schema):
                     write(table if schema is relation.schema else _in_days(table, schema))
         except pa.ArrowException as error:
@@ -89,7 +95,7 @@ def write_answers(relation: AnswerRelation, output: Path) -> None:
 
 
 @contextmanager
-def _writer(kind: str, schema: pa.Schema, stream: IO[bytes]) -> Iterator[_Write]:
+def _writer(kind: str, schema: pa.Schema, stream: IO[bytes], quote_formulas: bool) -> Iterator[_Write]:
     """Yield a function that writes a table to a stream in the format of a suffix."""
     import pyarrow as pa
 
@@ -103,17 +109,18 @@ def _writer(kind: str, schema: pa.Schema, stream: IO[bytes]) -> Iterator[_Write]
             yield writer.write_table
     else:
         text = io.TextIOWrapper(stream, "utf-8", newline="", write_through=True)
-        yield _text_writer(kind, schema, text)
+        yield _text_writer(kind, schema, text, quote_formulas)
         text.detach()
 
 
-def _text_writer(kind: str, schema: pa.Schema, text: io.TextIOWrapper) -> _Write:
+def _text_writer(kind: str, schema: pa.Schema, text: io.TextIOWrapper, quote_formulas: bool) -> _Write:
     from qkv.cli.json_csv import to_csv, to_json
 
     if kind == ".csv":
         lines = csv.writer(text, lineterminator="\n")
         lines.writerow(schema.names)
-        return lambda table: lines.writerows(map(to_csv, row) for row in _rows(table))
+        convert = (lambda cell: quoted_formula(to_csv(cell))) if quote_formulas else to_csv
+        return lambda table: lines.writerows(map(convert, row) for row in _rows(table))
 
     def write_json(table: pa.Table) -> None:
         for row in _rows(table):

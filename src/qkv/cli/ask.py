@@ -139,8 +139,9 @@ def ask(
             f"--{'value' if key else 'key'} must be given unless FILE is a store. "
             "Name the column, for example --key name --value income."
         )
-    if quote_formulas and format_ != "csv":
-        raise OptionError(f"--quote-formulas must be used with --format csv, got --format {format_}. Omit one of them.")
+    if quote_formulas and format_ != "csv" and not (output or "").lower().endswith(".csv"):
+        given = f"--format {format_}" if output is None else f"--output {output}"
+        raise OptionError(f"--quote-formulas must be used with --format csv, got {given}. Omit one of them.")
     if version is not None and not stored:
         raise OptionError("--version must be used with a store, got a table. Omit --version, or name a store.")
 
@@ -168,7 +169,7 @@ def ask(
         from qkv.database.execute.base import AskOptions
 
         options = AskOptions(score, normalizer, None, where, top or 3, threshold, seed)
-        _write_relation(database, arguments, queries, output, options, on, id_, explain)
+        _write_relation(database, arguments, queries, output, options, on, id_, explain, quote_formulas)
         return
     chunks = read_queries(arguments, queries, database.key)
     if plot is not None:
@@ -214,10 +215,12 @@ def _write_relation(
     on: str | None,
     id_: str | None,
     explain: bool,
+    quote_formulas: bool,
 ) -> None:
     """Write the answers to all queries to a file, and print how many there are."""
     from qkv.cli.answer_file import line_relation, write_answers
     from qkv.cli.query_input import is_query_table, read_queries
+    from qkv.core.printable import printable
     from qkv.core.progress import ProgressBar
     from qkv.database.relations.answer_relation import AnswerRelation
     from qkv.database.relations.query_relation import open_relation
@@ -230,12 +233,12 @@ def _write_relation(
         relation = line_relation(read_queries(arguments, queries, database.key), queries or "standard input")
     with ProgressBar() as progress:
         answers = AnswerRelation(database, relation, replace(options, progress=progress), id_)
-        write_answers(answers, Path(output))
+        write_answers(answers, Path(output), quote_formulas)
     unread = f", {answers.invalid:,} could not be read" if answers.invalid else ""
     plural = "" if answers.answered == 1 else "s"
     print(f"{output}: {answers.answered:,} answer{plural}, {answers.found:,} with a match{unread}")
     for note in answers.notes:
-        print(f"· {note}")
+        print(f"· {printable(note)}")
     if explain:
         print(f"\n{answers.plan}")
 
