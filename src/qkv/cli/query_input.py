@@ -53,7 +53,8 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
     if given:
         yield [QueryLine(text) for text in given]
         return
-    if path is not None and is_query_table(path) and not path.lower().endswith((".csv", ".tsv")):
+    lines = path is None or path.lower().endswith((".csv", ".tsv")) or Path(path).is_dir()
+    if path is not None and is_query_table(path) and not lines:
         raise QueryError(
             f"--queries must be lines of text unless --output is given, got {path!r}. Add, for example, "
             "--output answers.parquet."
