@@ -109,7 +109,7 @@ def ask(
       qkv ask authors.csv --key last_name --value first_name Li --score exact
       qkv ask gpa.csv --key gpa --value starting_salary 3.5 --score gaussian:0.1
       qkv ask --sql "select * from 'people.csv'" --key city --value income Oslo
-      qkv ask gpa.csv --key gpa --value starting_salary --queries students.parquet --output answers.parquet
+      qkv ask people.csv --key name --value income --queries guests.csv --on name=guest --output /tmp/guests.parquet
       printf '3.1\\n3.9\\n' | qkv ask gpa.csv --key gpa --value starting_salary --format csv
 
     Text keys are compared by words and spelling, numbers by a Gaussian kernel whose bandwidth is chosen by
