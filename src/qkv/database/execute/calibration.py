@@ -40,8 +40,10 @@ _MOST_ROWS = 2000
 _MOST_PAIRS = 4 * 10**7
 _WEIGHTS_AT_ONCE = 2 * 2**20
 _FEWEST_ROWS = 40
-# A spread below this part of the largest deviation is a rounding error.
+# Squares of deviations below this part of those with one more row are rounding errors of the difference.
 _ROUNDING = 1e-9
+# The mean of equal values differs from them by less than this part.
+_MEAN_ROUNDING = 1e-14
 
 
 def calibrate(comparison: Comparison, value: Column, normalizer: Normalizer) -> Calibration:
@@ -87,7 +89,7 @@ def _group_residuals(comparison: Comparison, cells: Float[np.ndarray, " rows"]) 
     # Without its row, the mean moves by deviation / others, and the squares by deviation² count / others.
     left = np.maximum(squares - np.square(deviation) * count / others, 0.0)
     spread = np.where(left > _ROUNDING * squares, np.sqrt(left / others), 0.0)
-    return _studentized(deviation * count / others, spread, np.where(count >= 3, others, 1.0))
+    return _studentized(deviation * count / others, spread, np.where(count >= 3, others, 1.0), cells)
 
 
 def _residuals(comparison: Comparison, normalizer: Normalizer, value: Column) -> Float[np.ndarray, " n"]:
@@ -119,18 +121,22 @@ def _residuals_of(
     aggregates = aggregator.aggregate(np.asarray(observed.output), weights)
     mean = np.array([aggregate.center for aggregate in aggregates], np.float64)
     spread = np.array([aggregate.deviation or 0.0 for aggregate in aggregates])
-    return _studentized(value.cells[rows] - mean, spread, effective_rows(weights))
+    return _studentized(value.cells[rows] - mean, spread, effective_rows(weights), value.cells[rows])
 
 
 def _studentized(
-    residual: Float[np.ndarray, " q"], spread: Float[np.ndarray, " q"], rows: Float[np.ndarray, " q"]
+    residual: Float[np.ndarray, " q"],
+    spread: Float[np.ndarray, " q"],
+    rows: Float[np.ndarray, " q"],
+    cells: Float[np.ndarray, " q"],
 ) -> Float[np.ndarray, " n"]:
     """Return the residuals of rows with an interval, in units of the scale of their prediction.
 
-    Where the spread is 0, the result is 0 for a residual of 0, and infinite for others.
+    Where the spread is 0, the result is 0 for a residual that is a rounding error of the value, and infinite for
+    others.
     """
     valid = rows >= 2.0
-    residual = np.where(np.abs(residual) > _ROUNDING * np.abs(residual).max(initial=0.0), residual, 0.0)[valid]
+    residual = np.where(np.abs(residual) > _MEAN_ROUNDING * np.abs(cells), residual, 0.0)[valid]
     scale = prediction_scale(spread[valid], rows[valid])
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(residual == 0, 0.0, residual / scale))
