@@ -11,7 +11,8 @@
     ├── MissingPackageError (ImportError)   an optional package is not installed
     └── DataError (ValueError)        a table, file, column or query cannot be used
         ├── QueryError                SQL cannot be parsed, or a query does not match the columns
-        ├── DamagedStoreError         files of a store are missing, truncated or changed
+        ├── DamagedError              a file is missing, truncated, changed or crafted, and is not used
+        │   └── DamagedStoreError     … that belongs to a store
         ├── StoreBusyError            another process is writing to the store
         └── StoreFullError            the disk is full; the store is unchanged
 
@@ -33,6 +34,7 @@ __all__ = [
     "MissingPackageError",
     "DataError",
     "QueryError",
+    "DamagedError",
     "DamagedStoreError",
     "StoreBusyError",
     "StoreFullError",
@@ -87,7 +89,11 @@ class QueryError(DataError):
     """Raised when SQL cannot be parsed, or a query does not match the columns of the table."""
 
 
-class DamagedStoreError(DataError):
+class DamagedError(DataError):
+    """Raised when a file is missing, truncated, changed or crafted; the message names the file and the problem."""
+
+
+class DamagedStoreError(DamagedError):
     """Raised when files of a store are missing, truncated or changed; the message names the files."""
 
 

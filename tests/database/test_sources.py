@@ -115,7 +115,7 @@ BAD_FILES = {
     "gone.csv": (None, "must be an existing file"),
     "people.xlsx": (b"PK", "must end in one of .csv"),
     "noise.parquet": (b"\x00\x01\x02" * 400, "cannot be read as parquet"),
-    "noise.arrow": (b"\x00\x01\x02" * 400, "cannot be read as Arrow"),
+    "noise.arrow": (b"\x00\x01\x02" * 400, "must be an intact Arrow file"),
     "noise.json": (b"{]" * 50, "cannot be read as json"),
     "noise.csv.gz": (b"not gzip at all", "cannot be read as csv"),
     "empty.csv": (b"", "empty.csv., which is empty. Pass another file"),

@@ -21,6 +21,7 @@ import numpy as np
 from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
+from qkv.database.io.arrow_reader import read_arrow
 from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
 from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary
 from qkv.errors import DataError, QkvError
@@ -163,7 +164,7 @@ def suggest_name(name: str, choices: Iterable[str]) -> str:
 
 def _read_path(path: Path, required: tuple[str, ...], options: ReadOptions) -> pa.Table:
     kind = _suffix(path)
-    return _read_arrow(path) if kind in _ARROW else duckdb_reader.read_file(str(path), kind, required, options)
+    return read_arrow(path) if kind in _ARROW else duckdb_reader.read_file(str(path), kind, required, options)
 
 
 def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptions) -> pa.Table:
@@ -237,41 +238,6 @@ def _suffix(path: Path) -> str:
     if not path.stat().st_size:
         raise DataError(f"source must be a file with rows, got {str(path)!r}, which is empty. Pass another file.")
     return kind[0]
-
-
-def _read_arrow(path: Path) -> pa.Table:
-    """Read an Arrow IPC file, an IPC stream or a Feather file, any of which may be compressed, as a pyarrow table.
-
-    Uncompressed IPC files and streams are memory-mapped.
-    """
-    import pyarrow as pa
-    from pyarrow import feather
-
-    try:
-        if path.suffix.lower() in COMPRESSIONS:
-            with pa.input_stream(str(path)) as stream:
-                return _ipc_table(pa.py_buffer(stream.read()))
-        with pa.memory_map(str(path)) as mapped:
-            head = mapped.read(6)
-            mapped.seek(0)
-            if head[:4] == b"FEA1":
-                return feather.read_table(str(path))
-            return _ipc_table(mapped)
-    except (pa.ArrowException, OSError, EOFError) as error:
-        raise DataError(
-            f"{path.name!r} cannot be read as Arrow: {_first_line(error)}. Write the file again with pyarrow.feather."
-        ) from None
-
-
-def _ipc_table(source: pa.Buffer | pa.NativeFile) -> pa.Table:
-    import pyarrow as pa
-
-    try:
-        return pa.ipc.open_file(source).read_all()
-    except pa.ArrowInvalid:
-        if hasattr(source, "seek"):
-            source.seek(0)
-        return pa.ipc.open_stream(source).read_all()
 
 
 def _read_object(source: Any) -> pa.Table:

@@ -1,0 +1,49 @@
+"""Checksums of files and arrays: CRC-32 at the speed of reading memory, and SHA-256 for links between files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import mmap
+
+    import numpy as np
+    import pyarrow as pa
+
+    Bytes: TypeAlias = bytes | bytearray | memoryview | mmap.mmap | pa.Buffer | np.ndarray
+
+__all__ = ["checksum", "checksums_wanted", "digest"]
+
+
+@cache
+def _crc32() -> Callable[[memoryview], int]:
+    # On an AMD EPYC of 2026 zlib-ng computes CRC-32 at 34 GB/s, the speed of a sum in NumPy, and Python's zlib at 7.
+    try:
+        from zlib_ng.zlib_ng import crc32
+    except ImportError:
+        from zlib import crc32
+    return crc32
+
+
+def checksum(data: Bytes) -> int:
+    """Return the CRC-32 checksum of a buffer of bytes.
+
+    Example:
+        >>> checksum(b"123456789") == 0xCBF43926
+        True
+    """
+    return _crc32()(memoryview(data).cast("B"))
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 of bytes, in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def checksums_wanted() -> bool:
+    """Return whether checksums are verified on reading: True unless the environment has `QKV_CHECKSUMS=0`."""
+    return os.environ.get("QKV_CHECKSUMS", "1").lower() not in ("0", "false", "no", "off")
