@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from qkv.core.checksums import checksum
 from qkv.database import Database
 from qkv.errors import DataError
-from qkv.store.disk import checksum
 
 WRITTEN = Path(__file__).with_name("stores_format_1.tar.gz")
 

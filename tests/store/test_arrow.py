@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from qkv import store as stores
+from qkv.core.checksums import checksum
 from qkv.errors import DamagedStoreError, DataError, MissingPackageError, StoreBusyError, StoreFullError
 from qkv.store import arrow, disk, locking, opening, row_files
 from qkv.testing.stores import StoreContract, ids_of, numbered
@@ -112,7 +113,7 @@ def test_appending_and_compacting_keep_the_rows_of_a_damaged_file_for_its_restor
 
 def test_a_damaged_manifest_is_named_and_the_version_before_it_opens(path: Path) -> None:
     made(path)
-    newest = sorted((path / "versions").iterdir())[-1]
+    newest = sorted((path / "versions").glob("0*.json"))[-1]
     flip(newest, newest.stat().st_size // 2)
     with pytest.raises(DamagedStoreError, match=r"manifest of version 4 .* from a copy, or open version 3\.$"):
         stores.open(path)
@@ -121,7 +122,7 @@ def test_a_damaged_manifest_is_named_and_the_version_before_it_opens(path: Path)
 
 def test_no_older_version_is_suggested_for_the_damaged_first_one(path: Path) -> None:
     made(path)
-    first = sorted((path / "versions").iterdir())[0]
+    first = sorted((path / "versions").glob("0*.json"))[0]
     number = min(version.number for version in stores.open(path).versions())
     flip(first, first.stat().st_size // 2)
     with pytest.raises(DamagedStoreError, match=rf"manifest of version {number} .*Restore versions/.* from a copy\.$"):
@@ -130,9 +131,9 @@ def test_no_older_version_is_suggested_for_the_damaged_first_one(path: Path) -> 
 
 def test_a_store_of_a_newer_format_asks_for_an_update(path: Path) -> None:
     made(path)
-    newest = sorted((path / "versions").iterdir())[-1]
-    text = json.loads(newest.read_text())["manifest"].replace('"format": 1', '"format": 2')
-    newest.write_text(json.dumps({"check": disk.checksum(text.encode()), "manifest": text}))
+    newest = sorted((path / "versions").glob("0*.json"))[-1]
+    text = json.loads(newest.read_text())["manifest"].replace('"format": 2', '"format": 3')
+    newest.write_text(json.dumps({"check": checksum(text.encode()), "manifest": text}))
     with pytest.raises(DataError, match="newer version of qkv"):
         stores.open(path)
 

@@ -6,6 +6,7 @@ The fitted state of an encoder consists of settings, which are JSON values, and 
 from __future__ import annotations
 
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -15,6 +16,7 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Num, Shaped
+from qkv.errors import DamagedError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array, csr_matrix
@@ -125,10 +127,20 @@ def read_arrays(file: str | PathLike[str] | IO[bytes]) -> dict[str, Shaped[np.nd
     """Read the arrays of a file that `numpy.savez` wrote.
 
     Raises:
-        ValueError: the file contains pickled objects.
+        DamagedError: the file is damaged, or contains pickled objects.
+        OSError: the file cannot be read.
     """
-    with np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile, zlib, tokenize and numpy raise many kinds
+        name = repr(os.path.basename(file)) if isinstance(file, (str, PathLike)) else "the file of arrays"
+        raise DamagedError(
+            f"{name} must be an intact .npz file, but {str(error)[:200] or type(error).__name__}. "
+            "Restore the file from a copy."
+        ) from None
 
 
 def unpack_words(packed: Num[np.ndarray, " bytes"]) -> list[str]:

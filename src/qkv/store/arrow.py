@@ -1,6 +1,7 @@
 """The class `ArrowStore`, a store in a folder of Arrow IPC files that are memory-mapped.
 
-    STORE/versions/0000000003.json   the files of version 3; written atomically, and synced
+    STORE/versions/0000000003.json   the files of version 3 and its link to version 2; written atomically, and synced
+    STORE/versions/newest.json       the newest version, which is written after its manifest
     STORE/rows/….arrow               rows, and indices of deleted rows; never changed
     STORE/rows/verified.json         modification times of files that were verified
     STORE/attached/                  files of all versions, see `qkv.store.attachments`
@@ -9,11 +10,15 @@
 
 Renaming the manifest into place commits a version. A crash before that leaves files that belong to no version,
 which `compact` removes.
+
+Nothing that is read from the disk is used before it is checked: manifests when they are opened, and the checksum and
+the Arrow structure of each file of rows when a process first reads it.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +28,14 @@ import numpy as np
 
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Bool
-from qkv.errors import DamagedStoreError
+from qkv.errors import DamagedStoreError, StoreFullError
 from qkv.store import row_files
+from qkv.store.arrow_files import parse_schema
 from qkv.store.attachments import attached_damages
 from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store
 from qkv.store.disk import TEMPORARY, sync_folder
-from qkv.store.manifest import Manifest, RowFile, latest, manifest_path, numbers, read_manifest
+from qkv.store.history import find_history, find_newest, history_damages, read_version, write_newest
+from qkv.store.manifest import Manifest, RowFile, manifest_path, numbers, read_manifest
 from qkv.store.versions import Version
 
 if TYPE_CHECKING:
@@ -46,8 +53,9 @@ class ArrowStore(Store):
     Args:
         path: the folder, created by `create`.
         version: an older version; None: the newest.
-        damaged: `"refuse"` raises if a file is damaged; `"skip"` continues without its rows, and lists the
-            file in `damages`.
+        damaged: `"refuse"` raises if a file is damaged; `"skip"` reads all files at opening, continues without the
+            rows of the damaged ones, and lists them in `damages`.
+        checksums: whether the contents of a file are verified when a process first reads it.
 
     Raises:
         DamagedStoreError: Files are missing, cut off or changed.
@@ -56,14 +64,17 @@ class ArrowStore(Store):
 
     _row_folders = ("rows",)
 
-    def __init__(self, path: Path, version: int | None = None, damaged: str = "refuse") -> None:
-        super().__init__(path, version, damaged)
+    def __init__(
+        self, path: Path, version: int | None = None, damaged: str = "refuse", checksums: bool | None = None
+    ) -> None:
+        super().__init__(path, version, damaged, checksums)
         self._versions, self._rows = self.path / "versions", self.path / "rows"
-        self._blocks: dict[str, Block] = {}
+        self._mapped: dict[str, row_files.MappedRows] = {}
+        self._present: dict[str, Bool[np.ndarray, " rows"] | None] = {}
         if version is None:
             self._load_newest()
         else:
-            self._load(read_manifest(self._versions, version))
+            self._load(read_version(self._versions, version))
 
     @classmethod
     def create(cls, path: Path, schema: pa.Schema, metadata: Metadata) -> ArrowStore:
@@ -71,7 +82,8 @@ class ArrowStore(Store):
         for folder in (path / "versions", path / "rows"):
             folder.mkdir(parents=True)
         text = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        Manifest.first(text, metadata).write(path / "versions")
+        manifest = Manifest.first(text, metadata).write(path / "versions")
+        write_newest(path / "versions", manifest, 1)
         for folder in (path, path.absolute().parent):
             sync_folder(folder)
         return cls(path)
@@ -80,10 +92,14 @@ class ArrowStore(Store):
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
         """Yield the memory-mapped blocks of the open version; see `Store.blocks`."""
-        for row_file in self._manifest.row_files:
-            if block := self._blocks.get(row_file.name):
-                table = block.table if columns is None else block.table.select(list(columns))
-                yield Block(block.name, table, block.present)
+        for row_file in self._readable():
+            table = self._mapped[row_file.name].table()
+            table = table if columns is None else table.select(list(columns))
+            yield Block(row_file.name, table, self._present[row_file.name])
+
+    def block_lengths(self) -> list[int]:
+        """Return the number of rows of each block of the open version, without deleted rows."""
+        return [row_file.present_rows for row_file in self._readable()]
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
         """Verify the checksums of all files of the open version, and return a `Damage` for each damaged file."""
@@ -91,12 +107,20 @@ class ArrowStore(Store):
         damages = [
             damage
             for row_file in track(files, "verifying", progress)
-            for damage in row_files.find_damages(self._rows, row_file, read=lambda name: True)
+            for damage in row_files.find_damages(self._rows, row_file, lambda name: True, self.schema)
         ]
+        damages += history_damages(self._versions)
         damages += attached_damages(self.path, self.metadata, read=True)
         if not damages:
-            row_files.save_verified(self._rows, row_files.with_deleted(files))
+            # The times are only a record of what was read, so a store on a read-only disk is verified too.
+            with contextlib.suppress(OSError, StoreFullError):
+                row_files.save_verified(self._rows, row_files.with_deleted(files))
         return damages
+
+    def versions(self) -> list[Version]:
+        """Return a list of all versions of the store, oldest first; see `Store.versions`."""
+        self._report(list(history_damages(self._versions)))
+        return super().versions()
 
     # -- writing ----------------------------------------------------------------------------------------
 
@@ -109,8 +133,9 @@ class ArrowStore(Store):
             remaining, deleted = [], 0
             blocks = list(self.blocks())
             chosen = {block.name: rows for block, rows in zip(blocks, choose(blocks), strict=True)}
+            by_name = {block.name: block for block in blocks}
             for row_file in self._manifest.row_files:
-                block = self._blocks.get(row_file.name)
+                block = by_name.get(row_file.name)
                 present = None if block is None else _present_after(block, chosen[row_file.name])
                 if block is None or present is None:
                     remaining.append(row_file)
@@ -127,52 +152,69 @@ class ArrowStore(Store):
     def _numbers(self) -> list[int]:
         return numbers(self._versions)
 
+    def _latest(self) -> int:
+        return find_newest(self._versions)
+
     def _describe(self, number: int) -> Version:
-        return read_manifest(self._versions, number).version
+        return read_version(self._versions, number).version
+
+    def _readable(self) -> Iterator[RowFile]:
+        return (row_file for row_file in self._manifest.row_files if row_file.name in self._mapped)
 
     def _load_newest(self) -> None:
         while True:
-            number = latest(self._versions)
+            history = find_history(self._versions)
             try:
-                self._load(read_manifest(self._versions, number))
+                self._report(list(history.problems))
+                manifest = read_manifest(self._versions, history.number, history.expected)
+                self._load(manifest, list(history.problems))
                 return
             except (DamagedStoreError, FileNotFoundError):
                 # A compaction may remove files after the manifest is read and before the files are.
-                if latest(self._versions) == number:
+                if find_newest(self._versions) == history.number:
                     raise
 
-    def _load(self, manifest: Manifest) -> None:
+    def _load(self, manifest: Manifest, damages: Sequence[Damage] = ()) -> None:
         """Open the version of a manifest and memory-map its files, except those that are already mapped."""
-        import pyarrow as pa
-
-        modified = row_files.modified_files(self._rows, row_files.with_deleted(manifest.row_files))
-        damages = [
-            damage
-            for file in manifest.row_files
-            for damage in row_files.find_damages(self._rows, file, modified.__contains__)
-        ]
-        damages += attached_damages(self.path, manifest.metadata)
-        self._report(damages)
-        broken = {damage.file for damage in damages}
-        blocks = {}
+        name = f"version {manifest.number} of {self.path.name!r}"
+        schema = parse_schema(manifest.schema_bytes, name)
+        files = row_files.with_deleted(manifest.row_files)
+        modified = {file.name for file in files} if self._skip else row_files.modified_files(self._rows, files)
+        modified = modified if self._checksums else set()
+        found = list(damages)
+        for file in manifest.row_files:
+            found += row_files.find_damages(self._rows, file, modified.__contains__, schema)
+        found += attached_damages(self.path, manifest.metadata)
+        self._report(found)
+        broken = {damage.file for damage in found}
+        mapped, present = {}, {}
         for row_file in manifest.row_files:
             if any(file.name in broken for file in row_files.with_deleted([row_file])):
                 continue
-            old = self._blocks.get(row_file.name)
-            table = old.table if old else row_files.load(self._rows, row_file)
-            blocks[row_file.name] = Block(row_file.name, table, row_files.load_present(self._rows, row_file))
-        self._manifest, self._blocks, self.damages = manifest, blocks, damages
-        self.version, self.metadata = manifest.number, manifest.metadata
-        self.schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(manifest.schema)))
+            old = self._mapped.get(row_file.name)
+            rows = old or row_files.MappedRows(self._rows, row_file, schema, self._checksums)
+            mapped[row_file.name] = rows
+            present[row_file.name] = row_files.load_present(self._rows, row_file, self._checksums)
+        self._manifest, self._mapped, self._present, self.damages = manifest, mapped, present, found
+        self.version, self.metadata, self.schema = manifest.number, manifest.metadata, schema
 
     def _append(self, tables: Iterator[pa.Table]) -> None:
         parts = (part for rows in tables for part in row_files.split_table(rows))
         if files := row_files.write_rows(self._rows, parts):
             self._commit("append", self._manifest.row_files + files)
 
+    def _prepare_commit(self) -> None:
+        """Write `newest.json` if a crash, damage or an earlier version of qkv left it behind the open version."""
+        history = find_history(self._versions)
+        if history.expected is None or history.problems:
+            write_newest(self._versions, self._manifest, history.oldest)
+
     def _commit(self, operation: str, files: tuple[RowFile, ...]) -> None:
-        manifest = self._manifest.next(operation, files)
-        manifest.write(self._versions)
+        number = max([self.version, *numbers(self._versions)]) + 1
+        manifest = self._manifest.next(number, operation, files).write(self._versions)
+        # The version is committed. If this fails, the version is found by its link, and the next writer repeats this.
+        with contextlib.suppress(StoreFullError, OSError):
+            write_newest(self._versions, manifest, find_history(self._versions).oldest)
         self._load(manifest)
 
     def _with_deleted_rows(self, row_file: RowFile, present: Bool[np.ndarray, " rows"]) -> RowFile:
@@ -199,13 +241,13 @@ class ArrowStore(Store):
 
         files = self._manifest.row_files
         for row_file in track(files, "compacting", progress):
-            block = self._blocks.get(row_file.name)
-            if block is None or (row_file.size >= _SMALL and row_file.deleted is None):
+            if row_file.name not in self._mapped or (row_file.size >= _SMALL and row_file.deleted is None):
                 flush()
                 done.append(row_file)
             else:
+                table, present = self._mapped[row_file.name].table(), self._present[row_file.name]
                 small.append(row_file)
-                tables.append(block.present_rows())
+                tables.append(Block(row_file.name, table, present).present_rows())
                 if sum(table.nbytes for table in tables) >= row_files.BYTES:
                     flush()
         flush()
@@ -214,6 +256,8 @@ class ArrowStore(Store):
 
     def _remove_unneeded(self, keep: int | None) -> int:
         if keep is not None:
+            kept = numbers(self._versions)[-keep:]
+            write_newest(self._versions, self._manifest, kept[0])
             for number in numbers(self._versions)[:-keep]:
                 manifest_path(self._versions, number).unlink()
             sync_folder(self._versions)

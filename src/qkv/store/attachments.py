@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from qkv.errors import DamagedStoreError, DataError
+from qkv.core.checksums import checksum
+from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store import row_files
 from qkv.store.base import Damage, Metadata
-from qkv.store.disk import checksum, sync_folder
+from qkv.store.disk import sync_folder
 from qkv.store.manifest import RowFile
 
 __all__ = ["FOLDER", "attach", "attached_damages", "read_attached"]
@@ -48,7 +49,7 @@ def attached_damages(path: Path, metadata: Metadata, read: bool = False) -> list
         read: whether the checksums of all files are verified, rather than only of files that were modified after they
             were written.
     """
-    folder, files = path / FOLDER, _files(metadata)
+    folder, files = path / FOLDER, _files(path, metadata)
     modified = row_files.modified_files(folder, files)
     damages = [
         damage
@@ -70,7 +71,7 @@ def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
         DataError: No such file is attached.
         DamagedStoreError: The file is damaged.
     """
-    files = _files(metadata)
+    files = _files(path, metadata)
     file = next((file for file in files if file.name == name), None)
     if file is None:
         there = ", ".join(file.name for file in files) or "none"
@@ -78,12 +79,21 @@ def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
             f"name must be an attached file of the store {path.name!r}, got {name!r}. The attached files are: {there}."
         )
     target = path / FOLDER / name
-    data = target.read_bytes() if target.is_file() else b""
+    try:
+        data = target.read_bytes() if target.is_file() else b""
+    except OSError:
+        data = b""
     if len(data) != file.size or checksum(data) != file.check:
         problem = row_files.find_problem(path / FOLDER, file, read=True) or "the checksum does not match"
         raise DamagedStoreError(f"{path.name!r} is damaged: {FOLDER}/{name}: {problem}. Restore this file from a copy.")
     return data
 
 
-def _files(metadata: Metadata) -> list[RowFile]:
-    return [RowFile(**record) for record in metadata.get(FOLDER, ())]
+def _files(path: Path, metadata: Metadata) -> list[RowFile]:
+    records = metadata.get(FOLDER, [])
+    if not isinstance(records, list):
+        raise DamagedError(
+            f"{FOLDER} in the metadata of a store must be a list, got {type(records).__name__}. "
+            "Restore the manifest from a copy."
+        )
+    return [RowFile.parse(record, f"the attached files of {path.name!r}", holds_rows=False) for record in records]

@@ -6,7 +6,7 @@ import copy
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from qkv.core.checks import check_choice
+from qkv.core.checksums import checksums_wanted
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Int
 from qkv.errors import DamagedStoreError, DataError, OptionError
@@ -57,7 +58,7 @@ class Damage:
     rows: int
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.problem} ({self.rows:,} rows)"
+        return f"{self.file}: {self.problem}" + (f" ({self.rows:,} rows)" if self.rows else "")
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,14 @@ class Store(ABC):
     _row_folders: tuple[str, ...]
     """The folders to which an operation writes files before its commit."""
 
-    def __init__(self, path: Path, version: int | None, damaged: str) -> None:
+    def __init__(self, path: Path, version: int | None, damaged: str, checksums: bool | None) -> None:
         check_choice("damaged", damaged, ("refuse", "skip"))
         self.path = Path(path)
         # Results about the rows that can be computed again; the folder may be removed at any time.
         self.cache_folder = self.path / "notes"
         self._pinned = version is not None
         self._skip = damaged == "skip"
+        self._checksums = checksums_wanted() if checksums is None else checksums
         self.damages = []
         self._before: set[Path] = set()
 
@@ -197,16 +199,24 @@ class Store(ABC):
             return self._remove_unneeded(keep)
 
     def versions(self) -> list[Version]:
-        """Return a list of all versions of the store that can be read, oldest first."""
+        """Return a list of all versions of the store, oldest first.
+
+        Raises:
+            DamagedStoreError: A manifest is damaged, and the store was not opened with `damaged="skip"`, which leaves
+                out the versions that cannot be read.
+        """
         versions = []
         for number in self._numbers():
-            with suppress(DamagedStoreError):
+            try:
                 versions.append(self._describe(number))
+            except DamagedStoreError:
+                if not self._skip:
+                    raise
         return versions
 
     def at(self, version: int) -> Self:
         """Return the store opened at a given version, which can be read but not written."""
-        return type(self)(self.path, version, "skip" if self._skip else "refuse")
+        return type(self)(self.path, version, "skip" if self._skip else "refuse", self._checksums)
 
     @abstractmethod
     def verify(self, progress: Progress | None = None) -> list[Damage]:
@@ -341,6 +351,10 @@ class Store(ABC):
     def _remove_unneeded(self, keep: int | None) -> int:
         """Remove all but the `keep` newest versions, and the files of no version. Return the number of bytes freed."""
 
+    @abstractmethod
+    def _prepare_commit(self) -> None:
+        """Complete what an earlier commit left behind. Called with the writer lock."""
+
     def _latest(self) -> int:
         return max(self._numbers(), default=0)
 
@@ -358,6 +372,7 @@ class Store(ABC):
             )
         with writer_lock(self.path):
             self.refresh()
+            self._prepare_commit()
             self._before, version = self._row_paths(), self.version
             try:
                 yield

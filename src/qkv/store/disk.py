@@ -1,10 +1,9 @@
-"""Functions that compute checksums, and that write files atomically and sync them to disk."""
+"""Functions that write files atomically and sync them to disk."""
 
 from __future__ import annotations
 
 import errno
 import os
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,22 +19,12 @@ if TYPE_CHECKING:
 
     Bytes: TypeAlias = bytes | memoryview | mmap.mmap | pa.Buffer
 
-__all__ = ["TEMPORARY", "checksum", "sync_folder", "write_synced"]
+__all__ = ["TEMPORARY", "sync_folder", "write_synced"]
 
 TEMPORARY = ".writing-"
 """Prefix of the names of temporary files."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-def checksum(data: Bytes) -> int:
-    """Return the CRC-32 checksum of a buffer of bytes.
-
-    Example:
-        >>> checksum(b"123456789") == 0xCBF43926
-        True
-    """
-    return zlib.crc32(memoryview(data))
 
 
 @contextmanager

@@ -91,8 +91,10 @@ class LanceStore(Store):
 
     _row_folders = FOLDERS
 
-    def __init__(self, path: Path, version: int | None = None, damaged: str = "refuse") -> None:
-        super().__init__(path, version, damaged)
+    def __init__(
+        self, path: Path, version: int | None = None, damaged: str = "refuse", checksums: bool | None = None
+    ) -> None:
+        super().__init__(path, version, damaged, checksums)
         self._lance = import_lance()
         self._load(self._newest() if version is None else self._at(version))
 
@@ -169,6 +171,9 @@ class LanceStore(Store):
         return deleted
 
     # -- private ----------------------------------------------------------------------------------------
+
+    def _prepare_commit(self) -> None:
+        pass
 
     def _append(self, tables: Iterator[pa.Table]) -> None:
         fragments: list[FragmentMetadata] = []

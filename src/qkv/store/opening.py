@@ -101,13 +101,17 @@ def remove(path: str | PathLike[str]) -> None:
         folder.rmdir()
 
 
-def open(path: str | PathLike[str], *, version: int | None = None, damaged: str = "refuse") -> Store:
+def open(
+    path: str | PathLike[str], *, version: int | None = None, damaged: str = "refuse", checksums: bool | None = None
+) -> Store:
     """Open the store in a folder, at the newest version or at an older one.
 
     Args:
         path: the folder of the store.
         version: an older version; None: the newest.
         damaged: `"refuse"` raises if a file is damaged; `"skip"` continues without its rows.
+        checksums: whether the contents of each file are verified when the process first reads it; None: unless the
+            environment has `QKV_CHECKSUMS=0`.
 
     Raises:
         DataError: The path is not a store, or the version does not exist.
@@ -118,4 +122,4 @@ def open(path: str | PathLike[str], *, version: int | None = None, damaged: str 
             f"path must be a store, got {str(path)!r}. Create a store with Database.create or qkv store create."
         )
     kind = ArrowStore if _is_arrow(Path(path)) else LanceStore
-    return kind(Path(path), version, damaged)
+    return kind(Path(path), version, damaged, checksums)

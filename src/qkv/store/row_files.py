@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -11,9 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.checksums import checksum
 from qkv.core.typing import Bool
+from qkv.core.untrusted_json import Fields, parse_json, read_bounded
+from qkv.errors import DamagedError, DamagedStoreError
+from qkv.store.arrow_files import map_file, parse_table
 from qkv.store.base import Damage
-from qkv.store.disk import checksum, sync_folder, write_synced
+from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import RowFile
 
 if TYPE_CHECKING:
@@ -22,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = [
     "BYTES",
     "VERIFIED",
+    "MappedRows",
     "find_damages",
     "find_problem",
-    "load",
     "load_present",
     "modified_files",
     "save_verified",
@@ -73,19 +78,111 @@ def write_file(path: Path, rows: int, data: bytes | pa.Buffer) -> RowFile:
     return RowFile(path.name, rows, state.st_size, checksum(data), state.st_mtime_ns)
 
 
-def load(folder: Path, file: RowFile) -> pa.Table:
-    """Return the table in an Arrow IPC file as a memory-mapped pyarrow table."""
+class MappedRows:
+    """A memory-mapped file of rows, whose contents are verified when they are first read.
+
+    Args:
+        folder: the folder of the file.
+        file: the file as recorded.
+        schema: the schema that the rows must have.
+        verified: whether the contents are verified at all.
+
+    Raises:
+        OSError: The file cannot be mapped.
+    """
+
+    def __init__(self, folder: Path, file: RowFile, schema: pa.Schema, verified: bool = True) -> None:
+        self.file = file
+        self._schema = schema
+        self._path = folder / file.name
+        self._data: pa.Buffer = map_file(self._path)
+        self._verified = verified
+        self._table: pa.Table | None = None
+
+    def problem(self) -> str | None:
+        """Return a text that describes the damage of the contents, or None if they are intact."""
+        if self._table is None:
+            if self._data.size != self.file.size:
+                return _size_problem(self._data.size, self.file.size)
+            try:
+                self._table = self._read()
+            except DamagedError as error:
+                return str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
+        return None
+
+    def table(self) -> pa.Table:
+        """Return the rows as a table of views of the mapped file.
+
+        Raises:
+            DamagedStoreError: The checksum does not match, or the contents are no table with the recorded rows.
+        """
+        if (problem := self.problem()) is not None:
+            damage = Damage(self.file.name, problem, self.file.present_rows)
+            raise DamagedStoreError(
+                f"{self._path.parent.parent.name!r} is damaged: {damage}. Restore this file from a copy, or open the "
+                "store with damaged='skip' to read the other rows."
+            )
+        assert self._table is not None
+        return self._table
+
+    def _read(self) -> pa.Table:
+        key = _identity(self._path, self.file)
+        fresh = self._verified and key not in _VERIFIED
+        if fresh and checksum(self._data) != self.file.check:
+            raise DamagedError("the checksum does not match")
+        table = parse_table(self._data, self.file.name, validate=fresh)
+        if table.num_rows != self.file.rows:
+            raise DamagedError(f"{table.num_rows:,} rows instead of {self.file.rows:,}")
+        if not table.schema.equals(self._schema):
+            raise DamagedError("the columns are not those of the store")
+        if fresh and key is not None:
+            _VERIFIED.add(key)
+        return table
+
+
+_VERIFIED: set[tuple[int, ...]] = set()
+"""The files whose contents this process has verified, by device, inode, times, size and checksum."""
+
+_TICK = 10**8
+"""Time in nanoseconds within which two changes of a file can have the same time; the tick of Linux is at most 10 ms."""
+
+
+def _identity(path: Path, file: RowFile) -> tuple[int, ...] | None:
+    """Return what identifies the contents of a file, or None if it was changed too recently or does not exist.
+
+    The change time cannot be set by programs, unlike the modification time.
+    """
+    with suppress(OSError):
+        state = path.stat()
+        if time.time_ns() - state.st_ctime_ns > _TICK:
+            return state.st_dev, state.st_ino, state.st_ctime_ns, state.st_mtime_ns, state.st_size, file.check
+    return None
+
+
+def deleted_schema() -> pa.Schema:
+    """Return the schema of the files with the indices of deleted rows."""
     import pyarrow as pa
 
-    return pa.ipc.open_file(pa.memory_map(str(folder / file.name))).read_all()
+    return pa.schema({"row": pa.uint32()})
 
 
-def load_present(folder: Path, file: RowFile) -> Bool[np.ndarray, " rows"] | None:
-    """Return a boolean array that is False for the deleted rows of a file, or None if no row is deleted."""
+def load_present(folder: Path, file: RowFile, verified: bool = True) -> Bool[np.ndarray, " rows"] | None:
+    """Return a boolean array that is False for the deleted rows of a file, or None if no row is deleted.
+
+    Raises:
+        DamagedStoreError: The file with the indices of deleted rows is damaged.
+    """
     if file.deleted is None:
         return None
+    deleted = MappedRows(folder, file.deleted, deleted_schema(), verified)
+    rows = deleted.table().column(0).to_numpy()
     present = np.ones(file.rows, bool)
-    present[load(folder, file.deleted).column(0).to_numpy()] = False
+    if len(rows) and int(rows.max()) >= file.rows:
+        raise DamagedStoreError(
+            f"the file {file.deleted.name} of {folder.parent.name!r} must hold indices of {file.rows:,} rows, got "
+            f"{rows.max():,}. Restore this file from a copy."
+        )
+    present[rows] = False
     return present
 
 
@@ -97,35 +194,44 @@ def find_problem(folder: Path, file: RowFile, read: bool) -> str | None:
         file: the file as recorded.
         read: whether the checksum is verified, rather than only the length.
     """
-    import pyarrow as pa
-
     path = folder / file.name
     try:
+        if not path.is_file():
+            return "not a file" if path.exists() else "missing"
         size = path.stat().st_size
-    except FileNotFoundError:
-        return "missing"
-    if size != file.size:
-        return f"cut off at {size:,} of {file.size:,} bytes" if size < file.size else f"{size:,} bytes long"
-    if read and size:
-        with pa.memory_map(str(path)) as mapped:
-            if checksum(mapped.read_buffer()) != file.check:
-                return "the checksum does not match"
+        if size != file.size:
+            return _size_problem(size, file.size)
+        if read and checksum(map_file(path)) != file.check:
+            return "the checksum does not match"
+    except OSError as error:
+        return error.strerror or "it cannot be read"
     return None
 
 
-def find_damages(folder: Path, row_file: RowFile, read: Callable[[str], bool]) -> list[Damage]:
+def _size_problem(size: int, expected: int) -> str:
+    return f"cut off at {size:,} of {expected:,} bytes" if size < expected else f"{size:,} bytes long"
+
+
+def find_damages(
+    folder: Path, row_file: RowFile, read: Callable[[str], bool], schema: pa.Schema | None = None
+) -> list[Damage]:
     """Check a file of rows and the file of its deleted rows, and return a `Damage` for each damaged file.
 
     Args:
         folder: the folder of the files.
         row_file: the file of rows as recorded.
-        read: a function of a file name that returns whether the checksum of the file is verified.
+        read: a function of a file name that returns whether the contents of the file are verified.
+        schema: the schema of the rows, by which verified contents are validated; None: only checksums are verified.
     """
-    return [
-        Damage(file.name, problem, row_file.present_rows)
-        for file in with_deleted([row_file])
-        if (problem := find_problem(folder, file, read(file.name)))
-    ]
+    damages = []
+    for file in with_deleted([row_file]):
+        problem = find_problem(folder, file, read(file.name))
+        if problem is None and schema is not None and read(file.name):
+            with suppress(OSError):
+                problem = MappedRows(folder, file, schema if file is row_file else deleted_schema()).problem()
+        if problem is not None:
+            damages.append(Damage(file.name, problem, row_file.present_rows))
+    return damages
 
 
 def with_deleted(files: Iterable[RowFile]) -> list[RowFile]:
@@ -136,16 +242,15 @@ def with_deleted(files: Iterable[RowFile]) -> list[RowFile]:
 def modified_files(folder: Path, files: Iterable[RowFile]) -> set[str]:
     """Return the names of the files that were modified after they were written or last verified.
 
-    Their checksums are verified when the store is opened. Changes that leave the modification time unchanged are
-    detected by `verify` alone.
+    Their contents are verified when the store is opened, and those of the others when they are first read.
     """
     try:
-        verified = json.loads((folder / VERIFIED).read_bytes())
-    except (OSError, ValueError):
+        verified = Fields(parse_json(read_bounded(folder / VERIFIED), VERIFIED), VERIFIED).fields
+    except (OSError, DamagedError):
         verified = {}
     modified = set()
     for file in files:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             changed = (folder / file.name).stat().st_mtime_ns
             if changed not in (file.changed, verified.get(file.name)):
                 modified.add(file.name)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv import store as stores
 from qkv.core.progress import Progress
+from qkv.core.untrusted_json import Fields
 from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.io.sources import iterate_tables, require_columns
 from qkv.database.keys.bandwidth import choose_bandwidth
@@ -124,7 +125,7 @@ def open_database(
 ) -> StoredDatabase:
     """Open a database on disk; see `Database.open` for the arguments."""
     store = stores.open(path, damaged=damaged)
-    saved = store.metadata.get(_SETTINGS, {})
+    saved = _saved_settings(store)
     record = saved.get("encoder")
     encoding = None if record is None else Encoding.load(store, record, use=damaged != "skip")
     key = saved.get("key") if key is None else key
@@ -138,6 +139,30 @@ def open_database(
     defaults = {name: saved.get(name) if same_key else None for name in ("score", "normalizer", "threshold")}
     folded = bool(saved.get("fold", True)) if fold is None else fold
     return StoredDatabase(store, key, value, fold=folded, memory=memory, encoding=encoding, **defaults)
+
+
+def _saved_settings(store: stores.Store) -> dict[str, Any]:
+    """Return the settings of the database that are saved with a store, after checking their types.
+
+    Raises:
+        DamagedError: A setting has an impossible value.
+    """
+    if _SETTINGS not in store.metadata:
+        return {}
+    name = f"the settings of the store {store.path.name!r}"
+    fields = Fields(store.metadata[_SETTINGS], name)
+    settings: dict[str, Any] = {"key": fields.texts("key"), "value": fields.text("value")}
+    if "fold" in fields:
+        settings["fold"] = fields.boolean("fold")
+    for argument, parse in (("score", parse_score), ("normalizer", parse_normalizer)):
+        if fields.get(argument) is not None:
+            settings[argument] = fields.text(argument)
+            parse(settings[argument])
+    if fields.get("threshold") is not None:
+        settings["threshold"] = fields.number("threshold")
+    if fields.get("encoder") is not None:
+        settings["encoder"] = fields.record("encoder")
+    return settings
 
 
 def _check_name(name: object, parse: Callable[[str], object]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Shaped
+from qkv.core.untrusted_json import Fields
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.keys.columns import Column
@@ -104,7 +105,9 @@ class Encoding:
         """
         from qkv.encoders.serialization import ENCODER_KINDS, unpack
 
-        name, settings = record["name"], record["settings"]
+        fields = Fields(record, f"the encoder of the store {store.path.name!r}")
+        name, settings = fields.text("name"), fields.record("settings")
+        description = "description" if "description" in fields else "said"  # the name until version 0.1.0
         if name not in ENCODER_KINDS:
             raise DataError(f"{store.path.name!r} was written by a newer version of qkv. Update: pip install -U qkv.")
         missing = ENCODER_KINDS[name].missing_resources(settings)
@@ -114,14 +117,17 @@ class Encoding:
                 "store with damaged='skip' to read its rows."
             )
 
-        return cls(
-            tuple(record["columns"]),
+        encoding = cls(
+            tuple(fields.texts("columns")),
             name,
             settings,
-            record["width"],
-            record["description"] if "description" in record else record["said"],  # "said" until version 0.1.0
+            fields.integer("width", 1, 2**31),
+            fields.text(description),
             lambda: unpack(name, settings, read_attached(store.path, store.metadata, FILE)),
         )
+        if encoding.vector not in store.schema.names:
+            raise fields.damaged("columns", "the columns whose vectors are in the store")
+        return encoding
 
     def record(self) -> dict[str, object]:
         """Return the encoding as a dict of JSON values, which is saved in the metadata of a store."""
