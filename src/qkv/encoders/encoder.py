@@ -16,6 +16,7 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Num, Shaped
+from qkv.core.untrusted_json import parse_json
 from qkv.errors import DamagedError
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ class Encoder(ABC):
             DataError: the arrays were saved by a different encoder.
         """
 
+    def check_state(self) -> None:  # noqa: B027 -- most encoders have arrays of one shape only
+        """Raise a `ValueError` if the arrays of a restored encoder do not belong together."""
+
     @classmethod
     def missing_resources(cls, settings: dict[str, Any]) -> str:
         """Return a description of the missing files or packages that an encoder with these settings needs.
@@ -145,5 +149,7 @@ def read_arrays(file: str | PathLike[str] | IO[bytes]) -> dict[str, Shaped[np.nd
 
 def unpack_words(packed: Num[np.ndarray, " bytes"]) -> list[str]:
     """Return the list of words in an array that `pack_words` returned."""
-    words: list[str] = json.loads(packed.tobytes())
-    return words
+    words = parse_json(packed.tobytes(), "the list of words")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise DamagedError("the list of words must hold texts, got other values. Restore the file from a copy.")
+    return [str(word) for word in words]

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.core.typing import Shaped
 from qkv.encoders.encoder import Encoder, read_arrays
+from qkv.encoders.saved_encoder import restore_encoder
 from qkv.encoders.sentence_model import SentenceModel
 from qkv.encoders.table_vectors import TableVectors
 from qkv.encoders.text_encoders import LatentEncoder
 from qkv.encoders.word_vectors import WordVectors
-from qkv.errors import DamagedError, DataError, KindError, OptionError
+from qkv.errors import DataError, KindError, OptionError
 
-__all__ = ["ENCODER_KINDS", "as_encoder", "pack", "restore", "unpack"]
-
-_Kind = TypeVar("_Kind", bound=Encoder)
+__all__ = ["ENCODER_KINDS", "as_encoder", "pack", "unpack"]
 
 ENCODER_KINDS: dict[str, type[Encoder]] = {
     kind.name: kind for kind in (LatentEncoder, SentenceModel, WordVectors, TableVectors)
@@ -114,22 +111,4 @@ def unpack(name: str, settings: dict[str, object], data: bytes) -> Encoder:
             f"{missing} must be available, because the stored vectors were encoded with it, but it was not found. "
             "Restore the folder of the model, or install its package."
         )
-    return restore(ENCODER_KINDS[name], settings, read_arrays(io.BytesIO(data)))
-
-
-def restore(kind: type[_Kind], settings: Mapping[str, object], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> _Kind:
-    """Restore an encoder from settings and arrays of a file.
-
-    Raises:
-        DataError: a model that the encoder needs is missing.
-        DamagedError: the settings or the arrays are not those of an encoder of this kind.
-    """
-    try:
-        return kind.from_state(dict(settings), arrays)
-    except DataError:
-        raise
-    except Exception as error:  # whatever the constructor raises for crafted settings
-        raise DamagedError(
-            f"the saved encoder {kind.name!r} must have intact settings and arrays, but {type(error).__name__}: "
-            f"{str(error)[:200]}. Fit the encoder again, or restore the file from a copy."
-        ) from None
+    return restore_encoder(ENCODER_KINDS[name], settings, read_arrays(io.BytesIO(data)))

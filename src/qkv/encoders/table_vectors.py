@@ -15,23 +15,20 @@ cells in the fitted table gets an additional indicator element. `save` writes ar
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from qkv.core.checks import check_integers
 from qkv.core.extras import require_packages
-from qkv.core.files import write_atomic
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Shaped
-from qkv.encoders.encoder import Encoder, read_arrays
+from qkv.encoders.encoder import Encoder
+from qkv.encoders.saved_encoder import load_encoder, save_encoder
 from qkv.encoders.table_cells import Kind, Table, is_missing, read_cells, read_columns
 from qkv.encoders.weighting import get_weighting
 from qkv.errors import DataError, OptionError
@@ -300,8 +297,7 @@ class TableVectors(Encoder):
             OptionError: `fit` has not been called.
             DataError: the file cannot be written.
         """
-        arrays = self.arrays()
-        write_atomic(Path(path), lambda stream: np.savez_compressed(stream, **arrays), "the table vectors")  # type: ignore[arg-type]
+        save_encoder(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -310,18 +306,21 @@ class TableVectors(Encoder):
         Raises:
             DataError: the file does not exist, or was not written by `save`.
         """
-        name = str(path)
-        try:
-            return cls.from_state({}, read_arrays(io.BytesIO(Path(path).read_bytes())))
-        except OSError as error:
-            reason = error.strerror or error
-            raise DataError(
-                f"path must be a readable file, got {name!r}, but reading it failed: {reason}. Check the path."
-            ) from None
-        except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(f"path must be a file that TableVectors.save wrote, got {name!r}.") from None
+        return load_encoder(cls, path)
+
+    def check_state(self) -> None:
+        """Raise a `ValueError` if the arrays of a column are not those of its words."""
+        for column in self.fitted_columns:
+            words, weights, components = len(column.terms), column.weights, column.components
+            numbers = all(isinstance(number, float) and np.isfinite(number) for number in (column.mean, column.scale))
+            if weights is not None and weights.shape != (words,):
+                raise ValueError(f"column {column.name!r} must have {words} weights, got shape {weights.shape}")
+            if components is not None and (components.ndim != 2 or components.shape[1] != words):
+                raise ValueError(f"column {column.name!r} must have components of {words} words")
+            if not numbers or type(column.length) is not int or not 0 <= column.length < 2**31:
+                raise ValueError(f"column {column.name!r} must have a finite mean and scale, and a length")
+            if column.kind not in _ENCODE or not isinstance(column.name, str) or not isinstance(column.missing, bool):
+                raise ValueError(f"column {column.name!r} must have a kind of {', '.join(_ENCODE)}, and a name")
 
     def _fit(self, name: str, kind: Kind, cells: Shaped[np.ndarray, " rows"]) -> _FittedColumn:
         from sklearn.preprocessing import StandardScaler

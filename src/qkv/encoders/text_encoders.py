@@ -67,6 +67,12 @@ class BagOfWordsEncoder(TextEncoder):
         encoder._weighting = replace(encoder._weighting, words=arrays.get("weights"))
         return encoder
 
+    def check_state(self) -> None:
+        """Raise a `ValueError` if the arrays are not those of the words of the vocabulary."""
+        weights = self._weighting.words
+        if len(set(self._terms)) < len(self._terms) or (weights is not None and weights.shape != (len(self._terms),)):
+            raise ValueError(f"{len(self._terms):,} words must be distinct and have a weight each")
+
     def encode(self, inputs: Sequence[str], *, progress: Progress | None = None) -> Vectors:
         """Return the vectors of texts, `(texts, width)`. A text without words of the vocabulary is encoded as zeros."""
         return self._unit_vectors(self.vocabulary.transform(inputs))
@@ -152,6 +158,12 @@ class LatentEncoder(BagOfWordsEncoder):
         encoder = super().from_state(settings, arrays)
         encoder._components = arrays["components"]
         return encoder
+
+    def check_state(self) -> None:
+        """Raise a `ValueError` if the arrays are not those of the words of the vocabulary."""
+        super().check_state()
+        if self._components.ndim != 2 or self._components.shape[1] != len(self._terms):
+            raise ValueError(f"components must have shape (width, {len(self._terms)}), got {self._components.shape}")
 
     @property
     def width(self) -> int:

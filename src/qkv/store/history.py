@@ -116,7 +116,14 @@ def read_version(folder: Path, number: int) -> Manifest:
         return read_manifest(folder, number, newest.digest)
     child = next((other for other in numbers(folder) if other > number), None)
     link = None if child is None else _parent(folder, child)
-    return read_manifest(folder, number, link.digest if link is not None and link.number == number else None)
+    if child is None or link is None or link.number != number:
+        return read_manifest(folder, number)
+    try:
+        return read_manifest(folder, number, link.digest)
+    except DamagedStoreError:
+        if _is_intact(folder, child):
+            raise
+    return read_manifest(folder, number)  # the next manifest is not that of this store, so neither is its link
 
 
 def history_damages(folder: Path) -> Iterator[Damage]:
@@ -167,6 +174,14 @@ def _parent(folder: Path, number: int) -> Link | None:
         return read_manifest(folder, number).parent
     except DataError:
         return None
+
+
+def _is_intact(folder: Path, number: int) -> bool:
+    try:
+        read_version(folder, number)
+    except DataError:
+        return False
+    return True
 
 
 def _is_linked(folder: Path, number: int) -> bool:
