@@ -147,6 +147,14 @@ def rows(setting: Setting) -> Iterator[Row]:
             case = f"{STEPS} steps from {n:,} keys on, batch {batch}" + (", bfloat16" if dtype.itemsize < 4 else "")
             yield times.row(case, "static buffer", AtMost(1.2))
             yield times.row(case, "torch.cat", AtMost(1.2))
+    for n, batch in setting.some([(128, 1), (2048, 1), (2048, 4), (8192, 4)], 4):
+        torch.set_num_threads(2)
+        times = race(_contest(n, batch, torch.float32), setting.rounds)
+        torch.set_num_threads(1)
+        for peer in ("static buffer", "torch.cat"):
+            case = f"{STEPS} steps from {n:,} keys on, batch {batch}, 2 threads"
+            note = "rows on two threads have no goal, because the machine is shared"
+            yield times.row(case, peer, clock="wall time", note=note)
     for batch in (1, 4):
         times = race(_generation(longest, batch), setting.rounds)
         for peer in ("static buffer", "torch.cat"):
