@@ -370,7 +370,7 @@ def _run(
         cached = step_plan(*found, query, key, value, fields, make)
     if cached is not None:
         bound = cached.bound and seed is None
-        if bound and not (observed and cached.holds_arrays):
+        if seed is None and not (observed and cached.holds_arrays):
             result = cached.run(query, key, value, fields)
             if result is not None:
                 return result, cached.plan

@@ -161,3 +161,42 @@ def test_observation_shows_the_arrays_of_its_own_call() -> None:
         for _ in range(2):
             plan = qkv.observe(x, x, x, score=score).plan
             assert plan.problem.score is score or plan.problem.score.arrays()[0] is score.bandwidth
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize(
+    ("score", "mask"),
+    [
+        (ScaledDot(), None),
+        (ScaledDot(), masks.Lengths(torch.tensor([[2], [5]]))),
+        (scores.Laplace(2.0), masks.Causal()),
+        (scores.RelativePosition(ScaledDot(), torch.linspace(-1, 1, 32)), masks.Window(2, 1)),
+        (scores.RelativePosition(ScaledDot(), torch.linspace(-1, 1, 32).half()), masks.Causal()),
+        (scores.Custom(lambda q, k: -(q[..., :, None, :] - k[..., None, :, :]).abs().sum(-1)), masks.Causal()),
+    ],
+)
+def test_repeated_calls_in_half_precision_return_what_the_first_call_does(
+    dtype: torch.dtype, bad: float | None, score: Score, mask: Mask | None
+) -> None:
+    torch.manual_seed(0)
+    sides = [torch.randn(2, 3, 5, 16, dtype=dtype) for _ in range(3)]
+    if bad is not None:
+        sides[2][1, 0, 3, 0] = bad
+    wanted = attend_dense(
+        *(x.double() for x in sides), score=score.map_arrays(_double), normalizer=Softmax(), mask=mask
+    ).output
+    PLANS.clear()
+    found = []
+    for _ in range(3):
+        leaves = [x.clone().requires_grad_() for x in sides]
+        output = qkv.attend(*leaves, score=score, mask=mask)
+        assert output.dtype == dtype
+        torch.testing.assert_close(output.double(), wanted, atol=2e-2, rtol=2e-2, equal_nan=True)
+        with torch.no_grad():
+            torch.testing.assert_close(qkv.attend(*leaves, score=score, mask=mask), output, equal_nan=True)
+        gradients = torch.autograd.grad(output[:1].sum(), leaves)
+        assert all(x.dtype == dtype for x in gradients)
+        found.append((output.detach(), *gradients))
+    for again in found[1:]:
+        torch.testing.assert_close(again, found[0], equal_nan=True)

@@ -11,10 +11,10 @@ from itertools import count
 from typing import TypeAlias, TypeVar, cast
 from weakref import ref
 
-from qkv.core.arrays import dtype_name, requires_gradient
+from qkv.core.arrays import dtype_name, namespace, requires_gradient
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
-from qkv.core.typing import Array, Num, Shaped, Tensor
+from qkv.core.typing import Array, DType, Num, Shaped, Tensor
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.kernel_protocol import PreparedCall, Result
@@ -40,6 +40,7 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 SpecFields: TypeAlias = tuple[Score | None, Normalizer | None, Mask | None, Positions | None, float]
 """Score, normalizer, mask, positions and dropout, as passed by the caller."""
 
+_HALF = ("bfloat16", "float16")
 _MAX_PLANS = 256
 """Largest number of plans in the cache. The oldest plan is dropped first."""
 
@@ -52,7 +53,8 @@ class CachedPlan:
         plan: the plan. If parts of the call hold arrays, its problems have no parts.
         holds_arrays: whether parts of the call hold arrays.
         bound: whether query, key, value and all parts can be used as they are, without conversion.
-        prepared: function that runs such a call; None if the kernel offers none.
+        prepared: function that runs such a call, or one whose query, key and value it converts from half to single
+            precision; None if the kernel offers none.
         parts: score, normalizer and mask of the plan, None for each that must be taken from the call.
     """
 
@@ -254,17 +256,36 @@ def cached_plan(
         key: keys of the call.
         value: values of the call.
     """
-    bound = _is_bound(plan, query, key, value)
-    problem = plan.problem
+    problem, half = plan.problem, dtype_name(value) in _HALF and plan.problem.library == "torch"
+    ready = _is_bound(plan, query, key, value, namespace(value).float32 if half else value.dtype)
     parts: tuple[Score | None, Normalizer | None, Mask | None] = problem.score, problem.normalizer, problem.spec.mask
     if holds_arrays:
         parts = (_without_arrays(parts[0]), _without_arrays(parts[1]), _without_arrays(parts[2]))
-        problem = hollow_problem(problem) if bound else problem
+        problem = hollow_problem(problem) if ready else problem
         empty = dataclasses.replace(plan.requested, spec=Spec(), readouts=())
         kept = dataclasses.replace(empty, memory=plan.problem.memory)
         plan = dataclasses.replace(plan, requested=empty, problem=kept)
-    prepared = plan.kernel.prepare(problem) if bound else None
-    return CachedPlan(plan, holds_arrays, bound, prepared, parts)
+    prepared = (
+        plan.kernel.prepare(dataclasses.replace(problem, dtype="float32") if half else problem) if ready else None
+    )
+    if half and prepared is not None:
+        prepared = _in_single_precision(prepared, value.dtype)
+    return CachedPlan(plan, holds_arrays, ready and not half, prepared, parts)
+
+
+def _in_single_precision(prepared: PreparedCall, dtype: DType) -> PreparedCall:
+    """Return a function that converts query, key and value to float32, and the output of `prepared` to `dtype`."""
+
+    def run(
+        query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
+    ) -> Result | None:
+        sides = cast("tuple[Tensor, Tensor, Tensor]", (query, key, value))
+        result = prepared(sides[0].float(), sides[1].float(), sides[2].float(), score, normalizer, mask)
+        if result is None:
+            return None
+        return dataclasses.replace(result, output=cast("Tensor", result.output).to(dtype))
+
+    return run
 
 
 def _without_arrays(part: AnyPart | None) -> AnyPart | None:
@@ -272,19 +293,23 @@ def _without_arrays(part: AnyPart | None) -> AnyPart | None:
 
 
 def _is_bound(
-    plan: Plan, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], value: Num[Array, "*#batch k value_width"]
+    plan: Plan,
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Num[Array, "*#batch k value_width"],
+    dtype: DType,
 ) -> bool:
-    """Return whether calls of a plan need no conversion before they run.
+    """Return whether calls of a plan need no conversion before they run, except of query, key and value to `dtype`.
 
-    They do if they are of text, if arrays must be cast or come from another library, if they use random numbers, if
-    their mask must be bound to every call, or if rewrites replaced parts that hold arrays.
+    They do if they are of text, if arrays of parts must be cast or come from another library, if they use random
+    numbers, if their mask must be bound to every call, or if rewrites replaced parts that hold arrays.
     """
     problem, mask = plan.problem, plan.problem.spec.mask
     ready = (
         not problem.axes.text
         and (mask is None or not mask.bound_per_call)
         and query.dtype == key.dtype == value.dtype
-        and dtype_name(value) in ("float32", "float64")
+        and (dtype_name(value) in ("float32", "float64") or (dtype != value.dtype and not plan.kernel.casts_tiles))
         and not (problem.spec.dropout or problem.normalizer.stochastic)
     )
     spec, axes = problem.spec, problem.axes
@@ -293,11 +318,11 @@ def _is_bound(
     if plan.rewrites or problem.library != "torch" or (spec.positions is not None and spec.positions.arrays()):
         return False
     lengths = {"q": axes.q, "k": axes.k}
-    for part, dtype in ((spec.score, value.dtype), (spec.normalizer, value.dtype), (mask, None)):
+    for part, target in ((spec.score, dtype), (spec.normalizer, dtype), (mask, None)):
         held = () if part is None else part.arrays()
         if part is None or not held:
             continue
-        converted = part.bind(value, axes.batch, dtype, lengths).arrays()
+        converted = part.bind(value, axes.batch, target, lengths).arrays()
         if any(x is not y for x, y in zip(held, converted, strict=True)):
             return False
     return True
