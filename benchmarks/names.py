@@ -15,8 +15,9 @@ seed:
     ambiguous       a word that occurs in several names and begins or ends none of them alone: no single answer
 
 An answer counts if it is the name from which the query was made, and a refusal if nothing is answered. Each peer
-refuses below the threshold that is best for it on the lists for development, and if two names have the same largest
-score. `ask` uses its own threshold of 0.8. Lists marked "held out" were not looked at while the score was written.
+refuses below a threshold, and where several names have the largest score it either refuses or answers the first, as
+is best for it on the lists for development. `ask` uses its defaults. Nobody looked at the queries of the lists marked
+"held out" while the score was written.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ __all__ = ["KINDS", "derive", "lists"]
 QUERIES = 100
 KEYS = 3000
 REFUSED = ("absent", "letters", "ambiguous")
-KINDS = ("typo", "word", "beginning", "order", "initials", "abbreviation", "signs", *REFUSED)
+FOUND = ("typo", "word", "beginning", "order", "initials", "abbreviation", "signs")
+KINDS = (*FOUND, *REFUSED)
 SHORT = {"international": "intl", "saint": "st", "company": "co", "brewing": "brwg", "university": "univ"}
 PEERS = ("WRatio", "token_set_ratio", "Jaro–Winkler", "TF-IDF")
 
@@ -156,8 +158,8 @@ def _edited(text: str, count: int, draw: random.Random) -> str:
 # -- matchers ------------------------------------------------------------------------------------------------------
 
 
-Found = list[tuple[str | None, float]]
-"""For each query the best name, None if several are equally good, and its score."""
+Found = list[tuple[str | None, float, bool]]
+"""For each query the first best name, its score, and whether another name has the same score."""
 
 
 def _ask(names: list[str]) -> Callable[[list[str]], Found]:
@@ -165,7 +167,8 @@ def _ask(names: list[str]) -> Callable[[list[str]], Found]:
 
     def find(queries: list[str]) -> Found:
         return [
-            (str(each.rows[0].record["name"]), 1.0) if each.found else (None, 0.0) for each in table.ask(queries, top=1)
+            (str(each.rows[0].record["name"]), 1.0, False) if each.found else (None, 0.0, False)
+            for each in table.ask(queries, top=1)
         ]
 
     return find
@@ -193,8 +196,7 @@ def _best(scores: np.ndarray, names: list[str]) -> Found:
     best = scores.max(axis=1)
     tied = (scores >= best[:, None] - 1e-9).sum(axis=1) > 1
     return [
-        (None if tie else names[at], float(score))
-        for at, score, tie in zip(scores.argmax(axis=1), best, tied, strict=True)
+        (names[at], float(score), bool(tie)) for at, score, tie in zip(scores.argmax(axis=1), best, tied, strict=True)
     ]
 
 
@@ -210,8 +212,10 @@ MATCHERS: dict[str, Callable[[list[str]], Callable[[list[str]], Found]]] = {
 # -- evaluation ----------------------------------------------------------------------------------------------------
 
 
-Results = dict[tuple[str, str, str], list[tuple[str | None, str | None, float]]]
-"""By list, kind and matcher: for each query the name to find, the name found and its score."""
+Results = dict[tuple[str, str, str], list[tuple[str | None, str | None, float, bool]]]
+"""By list, kind and matcher: for each query the name to find, and what the matcher found."""
+Limit = tuple[float, bool]
+"""The threshold below which a matcher refuses, and whether it refuses where several names have the largest score."""
 
 
 def _run(chosen: list[tuple[str, bool, list[str]]]) -> Results:
@@ -223,9 +227,7 @@ def _run(chosen: list[tuple[str, bool, list[str]]]) -> Results:
             asked = derive(kind, keys, absent, 0)
             for matcher, find in finders.items():
                 found = find([query for query, _ in asked]) if asked else []
-                out[title, kind, matcher] = [
-                    (truth, name, score) for (_, truth), (name, score) in zip(asked, found, strict=True)
-                ]
+                out[title, kind, matcher] = [(truth, *best) for (_, truth), best in zip(asked, found, strict=True)]
         print(f"{title}: {len(keys):,} keys", file=sys.stderr)
     return out
 
@@ -239,22 +241,27 @@ def _split(names: list[str]) -> tuple[list[str], list[str]]:
     return drawn[left_out:], drawn[:left_out]
 
 
-def _threshold(results: Results, matcher: str, titles: list[str]) -> float:
-    """Return the threshold with the largest mean rate of right answers over the kinds, on some lists."""
+def _limit(results: Results, matcher: str, titles: list[str], ties: tuple[bool, ...]) -> Limit:
+    """Return the threshold and the treatment of ties with the largest mean rate over the kinds, on some lists."""
     scores = {score for (title, _, name), rows in results.items() if name == matcher and title in titles
-              for _, _, score in rows}  # fmt: skip
-    candidates = np.quantile(sorted(scores), np.linspace(0, 1, 200))
-    rates = [np.mean([_rate(results, matcher, kind, titles, float(each)) for kind in KINDS]) for each in candidates]
-    return float(candidates[int(np.argmax(rates))])
+              for _, _, score, _ in rows}  # fmt: skip
+    limits = [
+        (float(each), refuses) for each in np.quantile(sorted(scores), np.linspace(0, 1, 200)) for refuses in ties
+    ]
+    rates = [np.nanmean([_rate(results, matcher, kind, titles, limit) for kind in KINDS]) for limit in limits]
+    return limits[int(np.argmax(rates))]
 
 
-def _rate(results: Results, matcher: str, kind: str, titles: list[str], threshold: float) -> float:
+def _rate(results: Results, matcher: str, kind: str, titles: list[str], limit: Limit) -> float:
     rows = [row for title in titles for row in results[title, kind, matcher]]
-    right = [truth == (found if score >= threshold else None) for truth, found, score in rows]
+    least, refuses = limit
+    right = [
+        truth == (found if score >= least and not (tie and refuses) else None) for truth, found, score, tie in rows
+    ]
     return 100 * float(np.mean(right)) if right else float("nan")
 
 
-def _table(results: Results, rows: list[tuple[str, list[str], tuple[str, ...]]], limits: dict[str, float]) -> str:
+def _table(results: Results, rows: list[tuple[str, list[str], tuple[str, ...]]], limits: dict[str, Limit]) -> str:
     lines = ["| | " + " | ".join(MATCHERS) + " |", "|---" * (1 + len(MATCHERS)) + "|"]
     for label, titles, kinds in rows:
         rates = [np.nanmean([_rate(results, name, kind, titles, limits[name]) for kind in kinds]) for name in MATCHERS]
@@ -267,6 +274,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.names", description=__doc__.splitlines()[0])
     parser.add_argument("--development", action="store_true", help="use only the lists for development")
     parser.add_argument("--misses", metavar="KIND", help="also print the queries of a kind that ask answers wrongly")
+    parser.add_argument("--ties", choices=("best", "first", "refuse"), default="best", help="for the peers, see above")
     given = parser.parse_args()
     if "QKV_DATA" not in os.environ:
         parser.error("QKV_DATA must name the folder of public data. Set the variable.")
@@ -275,13 +283,15 @@ def main() -> int:
     results = _run(chosen)
     develop = [title for title, held_out, _ in chosen if not held_out]
     held = [title for title, held_out, _ in chosen if held_out]
-    limits = {name: _threshold(results, name, develop) if name in PEERS else 0.5 for name in MATCHERS}
-    print("Thresholds: " + ", ".join(f"{name} {limits[name]:.3g}" for name in PEERS))
+    ties = {"best": (True, False), "first": (False,), "refuse": (True,)}[given.ties]
+    limits = {name: _limit(results, name, develop, ties) if name in PEERS else (0.5, True) for name in MATCHERS}
+    texts = [f"{name} {limits[name][0]:.3g}" + ", refuses ties" * limits[name][1] for name in PEERS]
+    print("Thresholds: " + "; ".join(texts))
     for label, titles in (("held out", held), ("development", develop)):
         if titles:
             print(f"\nPer kind of query, lists {label}, percent:\n")
-            overall = ("all kinds", titles, KINDS)
-            print(_table(results, [(kind, titles, (kind,)) for kind in KINDS] + [overall], limits))
+            groups = [("to find", titles, FOUND), ("to refuse", titles, REFUSED), ("all kinds", titles, KINDS)]
+            print(_table(results, [(kind, titles, (kind,)) for kind in KINDS] + groups, limits))
             print(f"\nPer list {label}, mean of the kinds, percent:\n")
             print(_table(results, [(title, [title], KINDS) for title in titles], limits))
     if given.misses:
@@ -292,7 +302,7 @@ def main() -> int:
 def _print_misses(chosen: list[tuple[str, bool, list[str]]], results: Results, kind: str) -> None:
     for title, held_out, names in chosen:
         asked = derive(kind, *_split(names), 0)
-        for (query, truth), (_, found, _) in zip(asked, results[title, kind, "ask"], strict=True):
+        for (query, truth), (_, found, _, _) in zip(asked, results[title, kind, "ask"], strict=True):
             if truth != found and not held_out:
                 print(f"{title}: {query!r} should find {truth!r}, found {found!r}")
 

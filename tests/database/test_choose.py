@@ -35,7 +35,7 @@ def test_a_key_that_fills_more_than_ten_rows_answers_with_all_of_them():
 def test_the_threshold_of_a_match_can_be_moved():
     people = Database.open({"k": ["john smith"], "v": [1.0]}, key="k", value="v")
     assert not people.ask("jan smid").found
-    assert people.ask("jan smid", threshold=0.6).found
+    assert people.ask("jan smid", threshold=0.5).found
     assert not people.ask("john smyth", threshold=0.99).found
 
 

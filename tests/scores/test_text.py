@@ -106,7 +106,7 @@ def word_similarities(a, b):
         return 1.0, 1.0
     number, first = a.isdigit() or b.isdigit(), a[0] == b[0]
     least = spelling(a, b)
-    likes = [least if least >= 0.7 and not number else 0.0]
+    likes = [least if least >= 0.8 and not number else 0.0]
     if first and not number:
         likes += [0.9] * (len(a) == 1) + [0.75] * (len(b) == 1)
         short, long = sorted([a, b], key=len)
@@ -128,7 +128,8 @@ def name_similarity(q, k):
         found = sum(len(a) * max(w for w, _ in row) for a, row in zip(own, pairs, strict=True))
         named = sum(len(b) * max(row[i][1] for row in pairs) for i, b in enumerate(words))
         share = found / sum(map(len, own)) * (0.9 + 0.1 * named / sum(map(len, words)))
-    return 0.99 * max(spelling(q, k), share)
+    errors = 1.5 if " " in q and " " in k else 1.0
+    return 0.99 * max(1 - errors * (1 - spelling(q, k)), share)
 
 
 class TextContract(ScoreContract):
