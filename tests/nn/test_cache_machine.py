@@ -363,6 +363,16 @@ def test_a_saved_paged_cache_holds_no_token_of_other_caches_and_is_loaded_into_a
         PagedCache.load(path, pool)
 
 
+def test_a_call_of_padding_alone_after_a_window_gave_back_all_blocks_gives_zeros() -> None:
+    for int8 in (False, True):
+        cache = PagedCache(BlockPool(8, 1, WIDTH, size=1, int8=int8), window=1)
+        attention = nn.Attention(mask=masks.Causal())
+        x = torch.randn(1, 1, 2, WIDTH)
+        attention(x, cache=cache)
+        output = attention(x[:, :, :1], cache=cache.set_lengths(torch.tensor([0])))
+        assert torch.equal(output, torch.zeros(1, 1, 1, WIDTH))
+
+
 def test_a_pool_of_int8_takes_a_quarter_of_the_memory_and_a_scale_for_each_row() -> None:
     plain, int8 = (BlockPool(3, 2, 64, size=16, int8=int8).nbytes for int8 in (False, True))
     assert int8 == plain // 4 + plain // 64

@@ -63,7 +63,7 @@ def attend_last(
     shape, first = query.shape, key.chunks[0]
     if not (score.is_scaled_dot and key.finite and value.finite and (mask is None or mask.relative)):
         return None
-    if not query.dtype == key.dtype == value.dtype or value.chunks[0].shape != first.shape:
+    if not query.dtype == key.dtype == value.dtype or value.chunks[0].shape != first.shape or not first.shape[-2]:
         return None
     if torch.is_grad_enabled() and query.requires_grad:
         return None
