@@ -121,6 +121,48 @@ def _generation(n: int, batch: int) -> dict[str, Any]:
     return {"qkv": ours, "static buffer": partial(theirs, n), "torch.cat": partial(theirs, None)}
 
 
+def _hugging_face(n: int, batch: int) -> dict[str, Any]:
+    """Return calls that decode `STEPS` tokens from n keys on with a Llama of two layers, and check that they agree."""
+    import transformers
+
+    from qkv.interop import huggingface
+
+    huggingface.register()
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS,
+        num_key_value_heads=HEADS, bos_token_id=None, eos_token_id=None, max_position_embeddings=8192,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    tokens = torch.randint(1, 64, (batch, n - 1 + STEPS))
+    caches = {
+        "qkv": ("qkv", huggingface.GrowingCache(config)),
+        "qkv, DynamicCache": ("qkv", transformers.DynamicCache(config=config)),
+        "DynamicCache": ("sdpa", transformers.DynamicCache(config=config)),
+        "static cache": ("sdpa", transformers.StaticCache(config=config, max_cache_len=n + STEPS)),
+    }
+
+    def decode(attention: str, cache: Any) -> Any:
+        model.set_attn_implementation(attention)
+        with torch.no_grad():
+            if not cache.get_seq_length():
+                model(tokens[:, : n - 1], past_key_values=cache)
+            for layer in cache.layers:  # remove the tokens of the last call
+                if isinstance(layer, transformers.cache_utils.StaticLayer):
+                    layer.cumulative_length.fill_(n - 1)
+                elif (more := layer.get_seq_length() - (n - 1)) > 0:
+                    layer.crop(-more)
+            for t in range(n - 1, n - 1 + STEPS):
+                output = model(tokens[:, t : t + 1], past_key_values=cache).logits
+        return output
+
+    calls = {name: partial(decode, *of) for name, of in caches.items()}
+    for name, call in calls.items():
+        if not (distance := apart(call(), calls["static cache"]())) <= 1e-4:
+            raise WrongError(f"a step of generate over {n} keys with {name} is {distance:.2g} from the static cache.")
+    return calls
+
+
 def _steps(n: int) -> Any:
     """Return a call that attends to n tokens; the last token is removed before each call."""
     attention, cache, _, _ = _layer(n - 1, 1)
@@ -155,6 +197,14 @@ def rows(setting: Setting) -> Iterator[Row]:
             case = f"{STEPS} steps from {n:,} keys on, batch {batch}, 2 threads"
             note = "rows on two threads have no goal, because the machine is shared"
             yield times.row(case, peer, clock="wall time", note=note)
+    shapes = [(n, batch) for n in (32, 512, 2048) for batch in (1, 4, 16) if n * batch <= 2**14]
+    for n, batch in setting.some(shapes, 2):
+        setting.say(f"Hugging Face, {n:,} keys, batch {batch}")
+        times = race(_hugging_face(n, batch), setting.rounds)
+        case = f"Hugging Face, {STEPS} steps from {n:,} keys on, batch {batch}"
+        yield times.row(case, "static cache", AtMost(1.2), note="SDPA with transformers' static cache")
+        yield times.row(case, "DynamicCache", AtMost(1.2), note="SDPA with transformers' DynamicCache")
+        yield times.row(case, "DynamicCache", AtMost(1.2), ours="qkv, DynamicCache")
     for batch in (1, 4):
         times = race(_generation(longest, batch), setting.rounds)
         for peer in ("static buffer", "torch.cat"):
@@ -237,13 +287,15 @@ def _measure(n: int, int8: bool) -> dict[str, int]:
 
 CLAIM = Claim(
     "A decoding step with the cache takes at most 1.2 × the time of one on a preallocated buffer with PyTorch's fused "
-    "attention from 32 to 32,768 keys, time linear in the length, and at most 1.1 × the memory of keys and values.",
+    "attention from 32 to 32,768 keys, also under Hugging Face, time linear in the length, and at most 1.1 × the "
+    "memory of keys and values.",
     "at most 1.2 × the time on a static buffer and with torch.cat, projections included; at most 2.2 × the time for "
     "twice the length; at most 1.1 × the memory of keys and values; at most 0.1 × the time without a cache",
     (
         "the same layer by hand, on a preallocated buffer, narrowed to the keys, with scaled_dot_product_attention",
         "the same with torch.cat",
         "the same attention without a cache",
+        "a Llama of transformers with SDPA, with its static cache and its DynamicCache",
     ),
     rows,
 )
