@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
     class _Context(FunctionCtx):
-        by_products: bool
         saved_tensors: tuple[Tensor, ...]
 
 
-__all__ = ["distances"]
+__all__ = ["distance_gradients", "distances", "pair_distances"]
 
 _MIN_WIDTH = 12
 """Width from which matrix products are faster than differences."""
@@ -80,25 +79,63 @@ def _torch_distances(
     return result.view(*batch, *result.shape[-2:])
 
 
-def _forward(
-    ctx: _Context, query: Float[Tensor, "batch q width"], key: Float[Tensor, "batch k width"]
-) -> Float[Tensor, "batch q k"]:
+def pair_distances(
+    query: Float[Tensor, "batch q width"], key: Float[Tensor, "batch k width"]
+) -> tuple[Float[Tensor, "batch q k"], Int[Tensor, "near 3"] | None]:
+    """Return the distances of all pairs, without recording a graph, and what `distance_gradients` needs besides them.
+
+    That is None if `cdist` computed them, otherwise the indices of the pairs that were computed from differences.
+
+    Args:
+        query: queries, of which the dtype is float32 or float64.
+        key: keys of the same dtype.
+    """
     import torch
 
     found = _by_products(query, key)
-    ctx.by_products = found is not None
-    if found is None:
-        result = torch.cdist(query, key, compute_mode="donot_use_mm_for_euclid_dist")
-        ctx.save_for_backward(query, key, result)
-        return result
-    result, near = found
-    ctx.save_for_backward(query, key, result, *([] if near is None else [near]))
-    return result
+    if found is not None:
+        return found
+    # The operator behind `torch.cdist(compute_mode="donot_use_mm_for_euclid_dist")`.
+    return torch.ops.aten._cdist_forward.default(query, key, 2.0, 2), None
+
+
+def distance_gradients(
+    query: Float[Tensor, "batch q width"],
+    key: Float[Tensor, "batch k width"],
+    found: Float[Tensor, "batch q k"],
+    near: Int[Tensor, "near 3"] | None,
+    gradient: Float[Tensor, "batch q k"],
+) -> tuple[Float[Tensor, "batch q width"], Float[Tensor, "batch k width"]]:
+    """Return the gradients of query and key; the gradient of a distance of 0 is 0.
+
+    Args:
+        query: queries.
+        key: keys.
+        found: their distances.
+        near: as `pair_distances` returned it.
+        gradient: gradient of the distances.
+    """
+    import torch
+
+    if near is not None:
+        return _gradients_by_products(query, key, found, near, gradient)
+    backward = torch.ops.aten._cdist_backward.default  # it requires contiguous tensors
+    query, key, gradient = query.contiguous(), key.contiguous(), gradient.contiguous()
+    transposed = gradient.mT.contiguous(), key, query, 2.0, found.mT.contiguous()
+    return backward(gradient, query, key, 2.0, found), backward(*transposed)
+
+
+def _forward(
+    ctx: _Context, query: Float[Tensor, "batch q width"], key: Float[Tensor, "batch k width"]
+) -> Float[Tensor, "batch q k"]:
+    found, near = pair_distances(query, key)
+    ctx.save_for_backward(query, key, found, near)
+    return found
 
 
 def _by_products(
     query: Float[Tensor, "batch q width"], key: Float[Tensor, "batch k width"]
-) -> tuple[Float[Tensor, "batch q k"], Int[Tensor, "near 3"] | None] | None:
+) -> tuple[Float[Tensor, "batch q k"], Int[Tensor, "near 3"]] | None:
     """Return the distances and the indices of the pairs that are near, or None if the products are not suited."""
     import torch
 
@@ -117,7 +154,7 @@ def _by_products(
     low, high, suspect = torch.cat([bounds, any_near[None]]).tolist()
     if not (low > _RANGE[0] and high < _RANGE[1]):  # also if a number is NaN
         return None
-    near = None
+    near = query.new_empty((0, 3), dtype=torch.int64)
     if suspect:
         close = square <= sums.mul_(_NEAR)  # also 0 and 0
         if int(close.sum()) > _MAX_NEAR_SHARE * close.numel():
@@ -131,24 +168,20 @@ def _by_products(
 def _backward(ctx: _Context, gradient: Float[Tensor, "batch q k"]) -> tuple[Tensor | None, ...]:
     import torch
 
-    query, key, result, *rest = ctx.saved_tensors
+    query, key, found, near = ctx.saved_tensors
     with torch.autocast(query.device.type, enabled=False):
         if torch.is_grad_enabled():  # for second derivatives, which cdist lacks
             sides = [x.view_as(x) for x in (query, key)]
             again = cast("Tensor", _all_differences(*sides))
             return torch.autograd.grad(again, sides, gradient, create_graph=True)
-        if ctx.by_products:
-            return _gradients_by_products(query, key, result, rest[0] if rest else None, gradient)
-        gradient, backward = gradient.contiguous(), torch.ops.aten._cdist_backward
-        transposed = gradient.mT.contiguous(), key, query, 2.0, result.mT.contiguous()
-        return backward(gradient, query, key, 2.0, result), backward(*transposed)
+        return distance_gradients(query, key, found, near, gradient)
 
 
 def _gradients_by_products(
     query: Float[Tensor, "batch q width"],
     key: Float[Tensor, "batch k width"],
     result: Float[Tensor, "batch q k"],
-    near: Int[Tensor, "near 3"] | None,
+    near: Int[Tensor, "near 3"],
     gradient: Float[Tensor, "batch q k"],
 ) -> tuple[Float[Tensor, "batch q width"], Float[Tensor, "batch k width"]]:
     """Return Σ_j w_ij (q_i − k_j) and Σ_i w_ij (k_j − q_i) with w = gradient / distance."""
@@ -157,14 +190,14 @@ def _gradients_by_products(
     center = key.mean(dim=1, keepdim=True)
     left, right = query - center, key - center
     weights = gradient / result
-    if near is not None:
-        b, i, j = near.unbind(1)
+    b, i, j = near.unbind(1)
+    if len(near):
         distance = result[b, i, j]
         factor = torch.where(distance == 0, 0.0, gradient[b, i, j] / distance)
         weights[b, i, j] = 0
     d_query = torch.baddbmm(weights.sum(dim=2)[..., None] * left, weights, right, alpha=-1)
     d_key = torch.baddbmm(weights.sum(dim=1)[..., None] * right, weights.mT, left, alpha=-1)
-    if near is not None:
+    if len(near):
         part = factor[:, None] * (query[b, i] - key[b, j])
         d_query.index_put_((b, i), part, accumulate=True)
         d_key.index_put_((b, j), -part, accumulate=True)

@@ -53,6 +53,11 @@ class Additive(GeneralScore):
         """The vector v `(*batch, hidden)` of the weights of the hidden units."""
         return self.vector
 
+    @property
+    def linear_maps(self) -> tuple[Array, Array, Array | None]:  # type: ignore[override]
+        """The weights W₁ and W₂ and the bias b."""
+        return self.query_weight, self.key_weight, self.bias
+
     def check_widths(self, query_width: int, key_width: int) -> None:
         """Raise a `ShapeError` if the weights do not fit query and key, differ in hidden units, or lack `vector`."""
         expected = (self.query_weight.shape[-1], self.key_weight.shape[-1])

@@ -63,9 +63,11 @@ class Score(Part, ABC):
         lifts_keys: whether `lift` computes new vectors for the keys; an inner product may use keys unchanged.
         lift_copies: arrays of the size of a side that `lift` computes of it and autograd saves; an estimate.
         distance_factor: a if the logit is −a ‖q − k‖² with a single number a; otherwise None.
+        distance_slope: a if the logit is −a ‖q − k‖ with a single number a; otherwise None.
+        unit_factor: c if the logit is c <q, k> / (‖q‖ ‖k‖) with a single number c; otherwise None.
         tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) for projections left and right; otherwise None.
-        gated_product: whether the logit is σ(left_w + right_w) · <left_:w, right_:w> with projections `left` and
-            `right`, whose last column w belongs to the gate.
+        linear_maps: (W, U, b) if `project` returns W q + b and U k, where b may be None; otherwise None.
+        gated_product: whether the logit is <left_:w, right_:w> σ(left_w + right_w) with the last column w of both.
         inner: the inner score, if this score changes each logit of an inner score; otherwise None.
         adds_offset: whether the logit is the logit of `inner` plus `offset(tile)`, which is independent of logits.
         tanh_cap: c if the logit is c · tanh(logit of `inner` / c) with a single number c; otherwise None.
@@ -89,7 +91,10 @@ class Score(Part, ABC):
     lifts_keys: bool = True
     lift_copies: ClassVar[float] = 1.0
     distance_factor: float | None = None
+    distance_slope: float | None = None
+    unit_factor: float | None = None
     tanh_vector: Array | None = None
+    linear_maps: tuple[Array, Array, Array | None] | None = None
     gated_product: bool = False
     inner: Score | None = None
     adds_offset: bool = False
@@ -142,9 +147,9 @@ class Score(Part, ABC):
         Raises:
             KindError: the score is not an inner product.
         """
+        name = type(self).__name__
         raise KindError(
-            f"score must be an inner product to have a lift, got {type(self).__name__}. Choose a score such as Dot, "
-            "Cosine or Gaussian."
+            f"score must be an inner product to have a lift, got {name}. Choose Dot or Gaussian, for example."
         )
 
     def scaled_lift(
@@ -160,7 +165,7 @@ class Score(Part, ABC):
     def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
         """Return a point `(*batch, 1, width)` for `lift` to subtract from queries and keys, or None for no subtraction.
 
-        Subtracting the point reduces cancellation errors. Queries and keys must be lifted with the same point.
+        It reduces cancellation errors. Queries and keys must be lifted with the same point.
         """
         return None
 
@@ -177,8 +182,7 @@ class Score(Part, ABC):
     ) -> tuple[Shaped[Array, "*_"], Shaped[Array, "*_"]]:
         """Return the projections of query and key, which are computed once per call in O(q + k).
 
-        `projected_logits` computes the logits from the projections. The default returns the vectors of `lift`, with
-        `query_term` as an additional column, or query and key unchanged if the score has no lift.
+        The default returns the vectors of `lift`, with `query_term` as a column, or both unchanged without a lift.
         """
         if self.lift_kind is None:
             return query, key

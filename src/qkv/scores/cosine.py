@@ -48,6 +48,11 @@ class Cosine(InnerProductScore):
 
     lift_copies = 2.5
 
+    @property
+    def unit_factor(self) -> float | None:  # type: ignore[override]
+        """1/T, or None if the temperature is an array."""
+        return 1 / self.temperature if isinstance(self.temperature, (int, float)) else None
+
     def lift_description(self) -> str:
         """Return a description of the normalization that `lift` applies, for the printed plan."""
         return "query and key normalized to length 1"

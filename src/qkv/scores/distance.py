@@ -76,6 +76,11 @@ class Laplace(DistanceKernel):
 
     saved_arrays = 1.0
 
+    @property
+    def distance_slope(self) -> float | None:  # type: ignore[override]
+        """1/h, or None if the bandwidth is an array."""
+        return 1 / self.bandwidth if isinstance(self.bandwidth, (int, float)) else None
+
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
         """Return −u for each element u."""
         return -u

@@ -1,25 +1,23 @@
-"""Attention over all pairs of a batch, as one autograd node with a backward pass in few elementwise passes.
+"""Attention over all pairs of a batch, as one autograd node with a backward pass in few operations.
 
-    P = weights(z)        O = P V        dP = dO Vᵀ        dz = P ∘ (dP − rowsum(P ∘ dP)) for softmax
+    P = weights(z)        O = (P ∘ M) V        dP = (dO Vᵀ) ∘ M        dz = P ∘ (dP − rowsum(P ∘ dP)) for softmax
 
-`row_weights.py` defines the weights of the normalizers and dz. z are given logits, or are computed here from inner
-products S = L Rᵀ of projections of queries and keys:
-
-    z = S + offset        z = c · tanh((S + offset) / c)        z = S ∘ G,  G = σ(l_i + r_j)
-
-Each array of all pairs is changed in place where no gradient needs it, so that the passes over memory are fewer than
-those of the same attention written with PyTorch's operators.
+`pair_logits.py` defines the logits z and the gradients of what they are computed from, `row_weights.py` the weights
+and dz. M, with elements 0 and 1 / (1 − p), is the mask of a dropout of p, if there is any. Each array of all pairs is
+changed in place where no gradient needs it, so that the passes over memory are fewer than those of the same attention
+written with PyTorch's operators.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.autograd_function import autograd_function
 from qkv.core.typing import Bool, Float, Shaped, Tensor
+from qkv.kernels.batched.pair_logits import PairLogits, Tensors, has_finite_sum, product
 from qkv.kernels.batched.row_weights import RowWeights
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.gradients import gradients_of
@@ -28,7 +26,8 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
     class _Context(FunctionCtx):
-        form: Form
+        attention: BatchedAttention
+        given: int
         saved_tensors: tuple[Tensor, ...]
         needs_input_grad: tuple[bool, ...]
 
@@ -36,252 +35,174 @@ if TYPE_CHECKING:
             """Save tensors for backward."""
 
 
-__all__ = ["Form", "attention_of_logits", "attention_of_products"]
+__all__ = ["BatchedAttention"]
 
 
-@dataclass(frozen=True)
-class Form:
-    """How logits are computed from inner products, and which pairs are excluded.
+# Not frozen: a frozen class takes three times as long to construct.
+@dataclass(slots=True)
+class BatchedAttention:
+    """Function of the value, and of the tensors from which `pairs` computes the logits, that returns the output.
 
     Attributes:
+        pairs: function that computes the logits of all pairs.
         rows: function of the logits that returns the weights.
+        batch: batch axes of the call.
+        equal: whether query, key and value have all batch axes of the call.
         excluded: pairs to which the mask gives no weight, `(*#batch, q, k)`; None: no pair.
         empty: queries whose output is 0, `(*#batch, q, 1)`, because they have no key; None: no query.
-        cap: c of the soft cap; None: no cap.
-        gated: whether the last columns of both projections belong to a gate.
-        scale: factor of the inner products.
+        kept: M, the weights that dropout keeps divided by their probability `(*batch, q, k)`; None: all.
+        merged: whether all batch axes are merged into one, for which matrix products take less time.
+        flat: whether merging the axes of all tensors is a call of `flatten`.
     """
 
+    pairs: PairLogits
     rows: RowWeights
+    batch: tuple[int, ...]
+    equal: bool
     excluded: Bool[Tensor, "*_ #q #k"] | None = None
     empty: Bool[Tensor, "*_ #q 1"] | None = None
-    cap: float | None = None
-    gated: bool = False
-    scale: float = 1.0
+    kept: Float[Tensor, "*_ q k"] | None = None
+    merged: bool = False
+    flat: bool = False
 
+    def __post_init__(self) -> None:
+        merges, axes = self.pairs.merges, len(self.batch)
+        self.merged = axes != 1 or not self.equal if merges else merges is None and self.equal and axes > 1
+        self.flat = self.merged and self.equal and axes > 1 and self.pairs.direct
 
-def attention_of_logits(
-    logits: Float[Tensor, "*#batch q k"], value: Float[Tensor, "*#batch k value_width"], form: Form
-) -> Float[Tensor, "*batch q value_width"]:
-    """Return weights(logits) @ value, with weight 0 for excluded pairs.
+    def __call__(self, *tensors: Float[Tensor, "*_"] | None) -> Float[Tensor, "*batch q value_width"] | None:
+        """Return the output for the value and the tensors of `pairs`, or None if data is not finite or out of range.
 
-    Args:
-        logits: the logits, which are not changed.
-        value: the values.
-        form: the excluded pairs and empty queries; its other fields are ignored.
-    """
-    return _run(_logits_forward, _logits_backward, _logits_passes, form, logits, value)
+        It is the output of an autograd node if a tensor requires a gradient.
+        """
+        import torch
 
+        if torch.is_grad_enabled():
+            for x in tensors:  # `any` with a generator takes twice as long
+                if x is not None and x.requires_grad:
+                    return cast("Tensor | None", autograd_function(_forward, _backward)(self, *tensors))
+        found = self.forward(tensors, False)
+        return None if found is None else found[0]
 
-def attention_of_products(
-    left: Float[Tensor, "*#batch q columns"],
-    right: Float[Tensor, "*#batch k columns"],
-    value: Float[Tensor, "*#batch k value_width"],
-    offset: Float[Tensor, "*#batch #q #k"] | None,
-    form: Form,
-) -> Float[Tensor, "*batch q value_width"]:
-    """Return weights(z) @ value for the logits z that `form` defines.
+    def forward(self, given: Tensors, gradient: bool) -> tuple[Tensor, list[Tensor | None]] | None:
+        """Return the output and the tensors that `backward` needs, without recording a graph, or None."""
+        if self.flat:
+            tensors = [cast("Tensor", x).flatten(0, -3) for x in given]
+        elif self.merged:
+            tensors = [self._merge(x, n < 3) for n, x in enumerate(given)]
+        else:
+            tensors = list(given)
+        found = self.pairs.forward(tensors[1:], gradient)
+        if found is None:
+            return None
+        logits, *saved = cast("Sequence[Tensor]", found)
+        if self.excluded is not None:
+            excluded = self._merge(self.excluded)
+            logits = (logits.masked_fill_ if self.pairs.owned else logits.masked_fill)(excluded, -math.inf)
+            # The score itself may give −inf to all pairs of an empty query; its weights must be finite for gradients.
+            logits = logits if self.empty is None else logits.masked_fill_(self._merge(self.empty), 0)
+        weights = self.rows.weights(logits)
+        kept = weights if self.kept is None else weights * self._merge(self.kept)
+        output = product(kept, cast("Tensor", tensors[0]))
+        if self.empty is not None:
+            output.masked_fill_(self._merge(self.empty), 0)
+        # A value that is not finite, a logit of +inf, or a row of which all logits are −inf show in the output.
+        if not has_finite_sum(output):
+            return None
+        if output.shape[:-2] != self.batch:
+            shape = (*self.batch, *output.shape[-2:])
+            output = output.view(shape) if self.merged else output.expand(shape)
+        return output, [*tensors, weights, *saved]
 
-    Args:
-        left: projections of the queries.
-        right: projections of the keys.
-        value: the values.
-        offset: array to add to the inner products; None: 0.
-        form: the definition of z.
-    """
-    return _run(_products_forward, _products_backward, _products_passes, form, left, right, value, offset)
+    def backward(
+        self,
+        gradient: Float[Tensor, "*batch q value_width"],
+        given: Tensors,
+        found: Sequence[Tensor],
+        needs: Sequence[bool],
+    ) -> Sequence[Float[Tensor, "*_"] | None]:
+        """Return the gradients of the tensors `given` to `forward`, where `found` are the tensors it returned."""
+        count = len(given)
+        value, weights = found[0], found[count]
+        if self.merged:
+            gradient = cast("Tensor", self._merge(gradient, True))
+        if self.empty is not None:
+            gradient = gradient.masked_fill(self._merge(self.empty), 0)
+        kept = None if self.kept is None else self._merge(self.kept)
+        d_value = product((weights if kept is None else weights * kept).mT, gradient) if needs[0] else None
+        gradients: Sequence[Tensor | None] = [None] * (count - 1)
+        if any(needs[1:]):
+            d_weights = product(gradient, value.mT)
+            d_weights = _sum_to(d_weights if kept is None else d_weights.mul_(kept), weights)
+            d = self.rows.logit_gradient(weights, d_weights)
+            gradients = self.pairs.gradients(d, found[1:count], found[count + 1 :], needs[1:])
+        if self.flat:
+            pairs = zip((d_value, *gradients), given, strict=True)
+            return [None if g is None else g.view_as(cast("Tensor", x)) for g, x in pairs]
+        return [self._split(g, x) for g, x in zip((d_value, *gradients), given, strict=True)]
 
+    def differentiable(self, given: Tensors) -> Float[Tensor, "*batch q value_width"]:
+        """Return the output for tensors given to `forward`, such that autograd can differentiate it repeatedly."""
+        logits = self.pairs.differentiable(given[1:])
+        if self.excluded is not None:
+            logits = logits.masked_fill(self.excluded, -math.inf)
+        if self.empty is not None:
+            logits = logits.masked_fill(self.empty, 0)
+        weights = self.rows.differentiable(logits)
+        output = (weights if self.kept is None else weights * self.kept) @ cast("Tensor", given[0])
+        output = output if self.empty is None else output.masked_fill(self.empty, 0)
+        return output if output.shape[:-2] == self.batch else output.expand(*self.batch, *output.shape[-2:])
 
-def _run(
-    forward: Callable[..., Tensor],
-    backward: Callable[..., tuple[Tensor | None, ...]],
-    passes: Callable[..., Sequence[Tensor | None]],
-    form: Form,
-    *tensors: Shaped[Tensor, "*_"] | None,
-) -> Float[Tensor, "*batch q value_width"]:
-    """Return the output, as that of an autograd node if a tensor requires a gradient."""
-    import torch
+    def _merge(self, x: Shaped[Tensor, "*_ n m"] | None, side: bool = False) -> Shaped[Tensor, "*_ n m"] | None:
+        """Return a tensor with one batch axis if `merged`, or one without batch axes unchanged if it is no `side`.
 
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        return cast("Tensor", autograd_function(forward, backward)(form, *tensors))
-    return cast("Tensor", passes(form, *tensors)[0])
+        Sides are query, key, value and output, which always get a batch axis.
+        """
+        if x is None or not self.merged or (x.ndim == 2 and not side):
+            return x
+        if x.shape[:-2] != self.batch:
+            x = x.expand(*self.batch, *x.shape[-2:])
+        return x if x.ndim == 3 else x.flatten(0, -3) if x.ndim > 3 else x[None]
 
-
-def _weighted(
-    logits: Float[Tensor, "*#batch q k"], value: Float[Tensor, "*#batch k value_width"], form: Form, owned: bool
-) -> tuple[Float[Tensor, "*batch q value_width"], Float[Tensor, "*#batch q k"]]:
-    """Return the output and the weights; `logits` are changed in place if they are `owned`."""
-    if form.excluded is not None:
-        fill = logits.masked_fill_ if owned else logits.masked_fill
-        logits, owned = fill(form.excluded, -math.inf), True
-    if form.empty is not None:
-        # The score itself may give −inf to all pairs of such a query; its weights must be finite for the gradients.
-        logits = logits.masked_fill_(form.empty, 0) if owned else logits.masked_fill(form.empty, 0)
-    weights = form.rows.weights(logits)
-    output = weights @ value
-    return (output if form.empty is None else output.masked_fill_(form.empty, 0)), weights
-
-
-def _value_and_logit_gradients(
-    gradient: Float[Tensor, "*batch q value_width"],
-    weights: Float[Tensor, "*#batch q k"],
-    value: Float[Tensor, "*#batch k value_width"],
-    form: Form,
-    needs_value: bool,
-) -> tuple[Float[Tensor, "*#batch k value_width"] | None, Float[Tensor, "*#batch q k"]]:
-
-    if form.empty is not None:
-        gradient = gradient.masked_fill(form.empty, 0)
-    d_value = _sum_to(weights.mT @ gradient, value) if needs_value else None
-    d_weights = _sum_to(gradient @ value.mT, weights)
-    d_logits = form.rows.logit_gradient(weights, d_weights)
-    return d_value, d_logits
+    def _split(self, gradient: Float[Tensor, "*_"] | None, x: Float[Tensor, "*_"] | None) -> Float[Tensor, "*_"] | None:
+        """Return the gradient of a tensor, given that of the tensor after `_merge` and after broadcasting."""
+        if gradient is None or x is None or gradient.is_same_size(x):
+            return gradient
+        if self.merged and gradient.numel() == x.numel():
+            return gradient.view_as(x)
+        if self.merged and gradient.ndim == 3:
+            gradient = gradient.reshape(*self.batch, *gradient.shape[-2:])
+        return _sum_to(gradient, x)
 
 
 def _sum_to(x: Float[Tensor, "*_"], like: Float[Tensor, "*_"]) -> Float[Tensor, "*_"]:
     """Return the sum of `x` over the axes along which an array of the shape of `like` was broadcast."""
-    return x if x.shape == like.shape else x.sum_to_size(like.shape)
+    return x if x.is_same_size(like) else x.sum_to_size(like.shape)
 
 
-def _logits_passes(
-    form: Form, logits: Float[Tensor, "*#batch q k"], value: Float[Tensor, "*#batch k value_width"]
-) -> tuple[Float[Tensor, "*batch q value_width"], Float[Tensor, "*#batch q k"]]:
-    return _weighted(logits, value, form, owned=False)
-
-
-def _logits_forward(
-    ctx: _Context, form: Form, logits: Float[Tensor, "*#batch q k"], value: Float[Tensor, "*#batch k value_width"]
-) -> Float[Tensor, "*batch q value_width"]:
-    ctx.form = form
-    output, weights = _logits_passes(form, logits, value)
-    ctx.save_for_backward(logits, value, weights)
+def _forward(
+    ctx: _Context, attention: BatchedAttention, *tensors: Float[Tensor, "*_"] | None
+) -> Float[Tensor, "*batch q value_width"] | None:
+    result = attention.forward(tensors, True)
+    if result is None:
+        return None
+    output, found = result
+    ctx.attention, ctx.given = attention, len(tensors)
+    ctx.save_for_backward(*tensors, *found)
     return output
 
 
-def _logits_backward(
-    ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]
-) -> tuple[Float[Tensor, "*_"] | None, ...]:
+def _backward(ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]) -> tuple[Float[Tensor, "*_"] | None, ...]:
     import torch
 
-    logits, value, weights = ctx.saved_tensors
-    with no_autocast(gradient):
-        if torch.is_grad_enabled():
-            return (None, *_differentiable(_plain_logits, (logits, value), ctx.form, gradient))
-        d_value, d_logits = _value_and_logit_gradients(gradient, weights, value, ctx.form, ctx.needs_input_grad[2])
-        return None, d_logits, d_value
-
-
-def _plain_logits(
-    form: Form, logits: Float[Tensor, "*#batch q k"], value: Float[Tensor, "*#batch k value_width"]
-) -> Float[Tensor, "*batch q value_width"]:
-    if form.excluded is not None:
-        logits = logits.masked_fill(form.excluded, -math.inf)
-    if form.empty is None:
-        return form.rows.differentiable(logits) @ value
-    weights = form.rows.differentiable(logits.masked_fill(form.empty, 0))
-    return (weights @ value).masked_fill(form.empty, 0)
-
-
-def _products_passes(
-    form: Form,
-    left: Float[Tensor, "*#batch q columns"],
-    right: Float[Tensor, "*#batch k columns"],
-    value: Float[Tensor, "*#batch k value_width"],
-    offset: Float[Tensor, "*#batch #q #k"] | None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return the output, the weights, and the arrays that the gradient of the logits needs."""
-    if form.gated:
-        products = left[..., :-1] @ right[..., :-1].mT
-        gate = (left[..., -1:] + right[..., -1:].mT).sigmoid_()
-        output, weights = _weighted(products * gate, value, form, owned=True)
-        return output, weights, products, gate
-    logits = (left if form.scale == 1 else left * form.scale) @ right.mT
-    if offset is not None:
-        # A product may have fewer batch axes than the offset.
-        fits = offset.ndim <= 2 or offset.shape[:-2] == logits.shape[:-2]
-        logits = logits.add_(offset) if fits else logits + offset
-    if form.cap is None:
-        return *_weighted(logits, value, form, owned=True), None, None
-    tanh = logits.mul_(1 / form.cap).tanh_()
-    output, weights = _weighted(tanh * form.cap, value, form, owned=True)
-    return output, weights, tanh, None
-
-
-def _products_forward(
-    ctx: _Context,
-    form: Form,
-    left: Float[Tensor, "*#batch q columns"],
-    right: Float[Tensor, "*#batch k columns"],
-    value: Float[Tensor, "*#batch k value_width"],
-    offset: Float[Tensor, "*#batch #q #k"] | None,
-) -> Float[Tensor, "*batch q value_width"]:
-    ctx.form = form
-    output, weights, *more = _products_passes(form, left, right, value, offset)
-    ctx.save_for_backward(left, right, value, offset, weights, *more)
-    return output
-
-
-def _products_backward(
-    ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]
-) -> tuple[Float[Tensor, "*_"] | None, ...]:
-    import torch
-
-    with no_autocast(gradient):
-        if torch.is_grad_enabled():
-            tensors = ctx.saved_tensors[:4]
-            return (None, *_differentiable(_plain_products, tensors, ctx.form, gradient))
-        return (None, *_product_gradients(ctx, gradient))
-
-
-def _product_gradients(
-    ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]
-) -> tuple[Float[Tensor, "*_"] | None, ...]:
-    import torch
-
-    left, right, value, offset, weights, first, gate = ctx.saved_tensors
-    form = ctx.form
-    _, needs_left, needs_right, needs_value, needs_offset = ctx.needs_input_grad
-    d_value, d = _value_and_logit_gradients(gradient, weights, value, form, needs_value)
-    if gate is not None:
-        d = d.mul_(gate)
-        # The gradient of the gate's argument: dz ∘ S ∘ G (1 − G).
-        d_gate = torch.addcmul(first, first, gate, value=-1).mul_(d)
-        d_left = _sum_to(torch.cat([d @ right[..., :-1], d_gate.sum(-1, keepdim=True)], -1), left)
-        d_right = _sum_to(torch.cat([d.mT @ left[..., :-1], d_gate.sum(-2)[..., None]], -1), right)
-        return d_left, d_right, d_value, None
-    if first is not None:
-        d = torch.ops.aten.tanh_backward.grad_input(d, first, grad_input=d)
-    d_offset = _sum_to(d, offset) if needs_offset else None
-    d_left = _sum_to(d @ right, left) if needs_left else None
-    d_right = _sum_to(d.mT @ left, right) if needs_right else None
-    if form.scale != 1:
-        d_left, d_right = (None if x is None else x.mul_(form.scale) for x in (d_left, d_right))
-    return d_left, d_right, d_value, d_offset
-
-
-def _plain_products(
-    form: Form,
-    left: Float[Tensor, "*#batch q columns"],
-    right: Float[Tensor, "*#batch k columns"],
-    value: Float[Tensor, "*#batch k value_width"],
-    offset: Float[Tensor, "*#batch #q #k"] | None,
-) -> Float[Tensor, "*batch q value_width"]:
-    if form.gated:
-        gate = (left[..., -1:] + right[..., -1:].mT).sigmoid()
-        return _plain_logits(form, gate * (left[..., :-1] @ right[..., :-1].mT), value)
-    logits = left @ right.mT * form.scale
-    logits = logits if offset is None else logits + offset
-    return _plain_logits(form, logits if form.cap is None else (logits / form.cap).tanh() * form.cap, value)
-
-
-def _differentiable(
-    function: Callable[..., Tensor],
-    tensors: Sequence[Shaped[Tensor, "*_"] | None],
-    form: Form,
-    gradient: Float[Tensor, "*batch q value_width"],
-) -> list[Tensor | None]:
-    """Return gradients of `function`, computed such that autograd can differentiate them again."""
-    sides = [None if x is None else x.view_as(x) for x in tensors]
-    output = function(form, *sides)
-    found = iter(gradients_of([output], [gradient], [x for x in sides if x is not None], create_graph=True))
-    return [None if x is None else next(found) for x in sides]
+    attention, saved = ctx.attention, ctx.saved_tensors  # every access unpacks all tensors
+    given, found = saved[: ctx.given], saved[ctx.given :]
+    if torch.is_autocast_enabled(gradient.device.type):
+        with no_autocast(gradient):
+            return _backward(ctx, gradient)
+    if not torch.is_grad_enabled():
+        return (None, *attention.backward(gradient, given, found, ctx.needs_input_grad[1:]))
+    sides = [None if x is None else x.view_as(x) for x in given]
+    output = attention.differentiable(sides)
+    again = iter(gradients_of([output], [gradient], [x for x in sides if x is not None], create_graph=True))
+    return (None, *[None if x is None else next(again) for x in sides])

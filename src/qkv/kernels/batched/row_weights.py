@@ -1,13 +1,13 @@
-"""Weights of whole rows of logits in few operations, and their backward pass, for the normalizers of short sequences.
+"""Weights of whole rows of scaled logits z in few operations, and their backward pass, for short sequences.
 
-    softmax       w = e^(s z) / Σ e^(s z)                        dz = s w (dw − Σ w dw)
-    top-k         softmax of the k largest logits                the same
-    sparse        w = max(0, s z − τ)^p, p = 1 or 2              dz = p s v (dw − Σ v dw / Σ v),  v = w^((p − 1) / p)
-    sigmoid       w = σ(z + b)                                   dz = w (1 − w) dw
+    softmax       w = e^z / Σ e^z                              dz = w (dw − Σ w dw)
+    top-k         softmax of the k largest logits              the same
+    sparse        w = max(0, z − τ)^p, p = 1 or 2              dz = p v (dw − Σ v dw / Σ v),  v = w^((p − 1) / p)
+    sigmoid       w = σ(z + b)                                 dz = w (1 − w) dw
 
-The threshold τ of short rows follows from the sums S_j of the j largest y = s z. For p = 1 it is max_j (S_j − 1) / j.
-For p = 2 it is m_j − √((1 − Q_j) / j) at the largest j for which it does not exceed y_j, where m_j is the mean of the j
-largest and Q_j the sum of their squared differences from it.
+The threshold τ of short rows follows from the means m_j of the j largest logits. For p = 1 it is max_j (m_j − 1 / j).
+For p = 2 it is the largest m_j − √(1 / j − u_j + m_j²) that does not exceed the j-th largest logit, where u_j is the
+mean of the squares of the j largest.
 
 Source: Peters, Niculae, Martins (2019), https://arxiv.org/abs/1905.05702, section 3.
 """
@@ -16,11 +16,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, cast
 
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.thresholds import sparse_logit_gradient, write_sparse_weights
+from qkv.kernels.runtime.thresholds import write_sparse_weights
 from qkv.normalizers.base import Normalizer
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["RowWeights", "row_weights"]
 
@@ -32,64 +36,68 @@ _CLOSED_FORM_KEYS = 64
 class RowWeights(ABC):
     """Base class of functions that compute weights from whole rows of logits, and their gradient.
 
-    Logits of −inf get the weight 0. Rows without another logit, and rows with NaN or +inf, may get NaN.
+    The logits are multiplied by `scale` before. Logits of −inf get the weight 0. Rows without another logit, and rows
+    with NaN or +inf, may get NaN.
 
     Attributes:
         normalizer: normalizer that defines the weights.
+        scale: factor by which the normalizer multiplies the logits.
     """
 
     normalizer: Normalizer
+    scale: float = 1.0
 
     @abstractmethod
     def weights(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
-        """Return the weights, without recording a graph."""
+        """Return the weights of scaled logits, without recording a graph."""
 
     def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
-        """Return the weights, computed such that autograd can differentiate them repeatedly."""
+        """Return the weights of logits without scale, computed such that autograd can differentiate them repeatedly."""
         return cast("Tensor", self.normalizer.weights(logits))
 
     @abstractmethod
     def logit_gradient(
         self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
     ) -> Float[Tensor, "*batch q k"]:
-        """Return the gradient of the logits, given that of the weights, which may be overwritten."""
+        """Return the gradient of the scaled logits, given that of the weights, which may be overwritten."""
 
 
 @dataclass(frozen=True)
 class _SoftmaxRows(RowWeights):
-    scale: float
-
     def weights(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
         """Return the softmax of each row."""
-        return (logits if self.scale == 1 else logits * self.scale).softmax(-1)
+        return logits.softmax(-1)
 
     def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
         """Return the softmax of each row, which autograd can differentiate repeatedly."""
-        return self.weights(logits)
+        return (logits * self.scale).softmax(-1)
 
     def logit_gradient(
         self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
     ) -> Float[Tensor, "*batch q k"]:
-        """Return s w (dw − Σ w dw)."""
+        """Return w (dw − Σ w dw)."""
         import torch
 
         # In place: each row is read completely before it is written.
         found: Tensor = torch._softmax_backward_data(gradient, weights, -1, weights.dtype, grad_input=gradient)
-        return found if self.scale == 1 else found.mul_(self.scale)
+        return found
 
 
 @dataclass(frozen=True)
 class _TopRows(_SoftmaxRows):
-    count: int
+    count: int = 1
 
     def weights(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
         """Return the softmax of the largest logits of each row; ties go to the lowest index."""
         import torch
 
-        ordered, index = logits.sort(dim=-1, descending=True, stable=True)
-        largest = ordered.narrow(-1, 0, self.count)
-        kept = (largest if self.scale == 1 else largest * self.scale).softmax(-1)
-        return torch.zeros_like(logits).scatter_(-1, index.narrow(-1, 0, self.count), kept)
+        largest, index = logits.topk(self.count)
+        # The index is unique unless several logits equal the smallest of them; weights of −inf are 0 at any index.
+        if int(torch.count_nonzero(logits >= largest[..., -1:])) != index.numel():
+            candidates = logits >= largest[..., -1:].clamp_min(torch.finfo(logits.dtype).min)
+            if int(candidates.sum(-1).max()) > self.count:
+                largest, index = (x[..., : self.count] for x in logits.sort(dim=-1, descending=True, stable=True))
+        return torch.zeros_like(logits).scatter_(-1, index, largest.softmax(-1))
 
     def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
         """Return the weights of the normalizer itself, which autograd can differentiate repeatedly."""
@@ -98,8 +106,7 @@ class _TopRows(_SoftmaxRows):
 
 @dataclass(frozen=True)
 class _SparseRows(RowWeights):
-    power: int
-    scale: float
+    power: int = 1
 
     def weights(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
         """Return the sparsemax or entmax weights of each row."""
@@ -108,28 +115,39 @@ class _SparseRows(RowWeights):
         keys = logits.shape[-1]
         if keys > _CLOSED_FORM_KEYS:
             out = torch.empty_like(logits, memory_format=torch.contiguous_format)
-            return write_sparse_weights(logits, out, self.power, self.scale)
-        y = logits - logits.amax(-1, keepdim=True)
-        if self.scale != 1:
-            y.mul_(self.scale)
-        y.clamp_(min=-1.0)  # τ is at least −1
-        ordered = y.sort(dim=-1, descending=True).values
-        count = torch.arange(1, keys + 1, dtype=y.dtype, device=y.device)
+            return write_sparse_weights(logits, out, self.power, 1.0)
+        inverse, averages = _averages(keys, logits.dtype, logits.device)
+        ordered = logits.sort(dim=-1, descending=True).values
+        largest = ordered[..., :1]
+        ordered = (ordered - largest).clamp_min_(-1.0)  # τ is at least −1
+        tau = ordered @ averages
         if self.power == 1:
-            tau = ((ordered.cumsum(-1) - 1) / count).amax(-1, keepdim=True)
-            return y.sub_(tau).clamp_(min=0)
-        mean, squares = ordered.cumsum(-1).div_(count), ordered.square().cumsum(-1)
-        # (1 − Q) / j with Q = Σ y² − j m²
-        variance = squares.neg_().add_(1).div_(count).addcmul_(mean, mean)
-        tau = mean.sub_(variance.clamp_(min=0).sqrt_())
-        last = (tau[..., 1:] <= ordered[..., 1:]).sum(-1, keepdim=True)  # the first key is always in the support
-        return y.sub_(tau.gather(-1, last)).clamp_(min=0).square_()
+            tau = tau.sub_(inverse).amax(-1, keepdim=True)
+            return (logits - largest).sub_(tau).relu_()
+        variance = torch.addcmul(inverse, tau, tau).sub_(ordered.square() @ averages)
+        tau = tau.sub_(variance.relu_().sqrt_())
+        tau = tau.masked_fill_(tau > ordered, -1.0).amax(-1, keepdim=True)
+        return (logits - largest).sub_(tau).relu_().square_()
 
     def logit_gradient(
         self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
     ) -> Float[Tensor, "*batch q k"]:
-        """Return p s v (dw − Σ v dw / Σ v)."""
-        return sparse_logit_gradient(weights, gradient, self.power, self.scale)
+        """Return p v (dw − Σ v dw / Σ v)."""
+        slope = weights.sign() if self.power == 1 else weights.sqrt()
+        mean = (slope * gradient).sum(-1, keepdim=True).div_(slope.sum(-1, keepdim=True))
+        found = gradient.sub_(mean).mul_(slope)
+        return found if self.power == 1 else found.mul_(self.power)
+
+
+@lru_cache(maxsize=128)
+def _averages(
+    keys: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Float[Tensor, " keys"], Float[Tensor, "keys keys"]]:
+    """Return 1 / j for j from 1, and the matrix that maps a row to the means of its first j elements."""
+    import torch
+
+    inverse = 1 / torch.arange(1, keys + 1, dtype=dtype, device=device)
+    return inverse, inverse.repeat(keys, 1).triu_()
 
 
 @dataclass(frozen=True)
@@ -160,5 +178,5 @@ def row_weights(normalizer: Normalizer, keys: int) -> RowWeights | None:
         if isinstance(rows, _SoftmaxRows):
             return _TopRows(normalizer, rows.scale, min(normalizer.top_k, keys))
     if normalizer.power is not None and scale is not None:
-        return _SparseRows(normalizer, normalizer.power, scale)
+        return _SparseRows(normalizer, scale, normalizer.power)
     return _SigmoidRows(normalizer) if normalizer.is_sigmoid else None

@@ -31,7 +31,7 @@ def refuse_closure_gradients(call: BoundCall) -> None:
     tile = call.tile.restrict((0, 1), (0, 1))
     if not torch.is_grad_enabled() or call.tile.q_total == 0 or call.tile.k_total == 0:
         return
-    if not any(_may_close_over_arrays(part) for part in call.score.parts()):
+    if not may_close_over_tensors(call.score):
         return
     score = call.score.map_arrays(_detach).slice(slice(0, 1), slice(0, 1))
     logits = score.logits(_detach(take_range(call.query, (0, 1))), _detach(take_range(call.key, (0, 1))), tile)
@@ -52,7 +52,7 @@ def refuse_recorded_closures(logits: Num[Tensor, "*#batch #q #k"], call: BoundCa
     Raises:
         GradientError: the score closes over a tensor that requires a gradient.
     """
-    if not logits.requires_grad or not any(_may_close_over_arrays(part) for part in call.score.parts()):
+    if not logits.requires_grad or not may_close_over_tensors(call.score):
         return
     tensors = [x for x in cast("tuple[Tensor, ...]", (call.query, call.key, *call.score.arrays())) if x.requires_grad]
     own = {id(x) for x in tensors}
@@ -84,9 +84,9 @@ def _may_close_over_arrays(part: Part) -> bool:
 
     The classes of this package use their fields alone.
     """
-    if not type(part).__module__.startswith("qkv.scores."):
+    if not type(part).__module__.startswith(_OWN):
         return True
-    return any(callable(x) and not isinstance(x, Part) for x in vars(part).values())
+    return any(callable(x) and not isinstance(x, Part) and not is_array(x) for x in vars(part).values())
 
 
 def may_close_over_tensors(score: Score) -> bool:
@@ -94,10 +94,7 @@ def may_close_over_tensors(score: Score) -> bool:
 
     It cannot for scores of this package without functions of the caller.
     """
-    return any(
-        not type(part).__module__.startswith(_OWN) or any(callable(x) and not is_array(x) for x in vars(part).values())
-        for part in score.parts()
-    )
+    return any(_may_close_over_arrays(part) for part in score.parts())
 
 
 def _detach(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
