@@ -14,6 +14,9 @@ from qkv.nn.protocols import Cache, Rotation
 
 __all__ = ["check_width", "require_cache", "require_rotation"]
 
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""The dtypes of most calls, which need no further check."""
+
 
 def check_width(name: str, x: Float[Tensor, "*shape"], width: int) -> Float[Tensor, "*shape"]:
     """Check that `x` has shape `(*batch, length, width)`, and return it.
@@ -22,6 +25,9 @@ def check_width(name: str, x: Float[Tensor, "*shape"], width: int) -> Float[Tens
         KindError: if `x` is not a dense tensor of floating-point numbers.
         ShapeError: if `x` has another shape.
     """
+    plain = type(x) is Tensor and x.layout is torch.strided and not x.is_nested
+    if plain and x.dtype in _FLOATS and x.ndim >= 2 and x.shape[-1] == width:
+        return x
     dense = isinstance(x, Tensor) and x.layout == torch.strided and not x.is_nested
     if not dense or not x.is_floating_point() or x.dtype.itemsize == 1:
         raise KindError(

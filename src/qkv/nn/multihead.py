@@ -12,6 +12,7 @@ from torch.nn import Linear
 from qkv.core.checks import check_probability
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
+from qkv.engine import attend
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn import head_layout, torch_interop
@@ -31,7 +32,7 @@ from qkv.nn.multihead_options import (
     check_softmax,
     check_widths,
 )
-from qkv.nn.part_module import PartModule
+from qkv.nn.part_module import PartModule, aligned_part
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
 from qkv.nn.scores.base import ScoreLike, build_score
 from qkv.nn.talking_heads import MixedLogits, MixedWeights
@@ -242,8 +243,13 @@ class MultiHeadAttention(torch.nn.Module):
             output = attend_step(cache, queries, keys, values, self.score, self.normalizer, self.mask, self.memory)
             if output is not None:
                 return self._project_output(output, query, None)
-        mask, positions = add_cache_mask(cache, mask, positions)
         axes = max(queries.ndim, keys.ndim) - 3
+        if simple and cache is None and self.heads == self.key_heads and self._is_plain:
+            score, normalizer = self._parts(axes, None)
+            own = aligned_part(self.mask, axes, None, False)
+            output = attend(queries, keys, values, score=score, normalizer=normalizer, mask=own, memory=self.memory)
+            return self._project_output(output, query, None)
+        mask, positions = add_cache_mask(cache, mask, positions)
         expand = self.logit_mix is not None or head_layout.selects_heads(readouts)
         groups = head_layout.head_groups(self.heads, self.key_heads, expand)
         mask = align_batch(and_masks(self.mask(), mask), axes, groups, False)
@@ -347,11 +353,12 @@ class MultiHeadAttention(torch.nn.Module):
     @property
     def _is_plain(self) -> bool:
         """Whether the attention of a call is that of the score, normalizer and mask alone, by any kernel."""
-        changed = (self.extra_key, self.log_temperature, self.sink, self.logit_mix, self.kernel)
-        unchanged = all([x is None for x in changed])  # noqa: C419 -- torch.compile
-        return unchanged and not self.zero_key and not (self.dropout and self.training)
+        own = self.extra_key is self.log_temperature is self.sink is self.logit_mix is self.kernel is None
+        return own and not self.zero_key and not (self.dropout and self.training)
 
     def _parts(self, axes: int, groups: Groups) -> tuple[Score, Normalizer | None]:
+        if self.log_temperature is None and self.sink is None and self.logit_mix is None:
+            return aligned_part(self.score, axes, groups, True), aligned_part(self.normalizer, axes, groups, True)
         score, normalizer = self.score(), self.normalizer()
         if self.log_temperature is not None or self.sink is not None:
             normalizer = add_softmax_parameters(normalizer, self.log_temperature, self.sink)

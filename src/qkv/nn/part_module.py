@@ -9,8 +9,9 @@ import torch
 
 from qkv.core.parts import Part
 from qkv.core.typing import Array, Shaped
+from qkv.nn.align_batch import Groups, align_batch
 
-__all__ = ["PartModule", "current_part"]
+__all__ = ["PartModule", "aligned_part", "current_part"]
 
 P = TypeVar("P", bound=Part | None)
 
@@ -62,6 +63,13 @@ def current_part(module: Callable[[], P]) -> P:
     if type(module) is PartModule and not module.arrays:
         return cast(P, module.part)
     return module()
+
+
+def aligned_part(module: Callable[[], P], batch_axes: int, groups: Groups, per_head: bool) -> P:
+    """Return the part of a module with its arrays reshaped as by `align_batch`, and at once if it holds no arrays."""
+    if type(module) is PartModule and not module.arrays:
+        return cast(P, module.part)
+    return align_batch(module(), batch_axes, groups, per_head)
 
 
 class _Placeholder:

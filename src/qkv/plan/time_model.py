@@ -50,8 +50,10 @@ _DEFAULT = Path(__file__).with_name("measured_times.json")
 def _score_kind(problem: Problem) -> str | None:
     """Return the kind of a score, which determines the coefficients, or None for kinds that were not measured."""
     score = problem.score
+    if score.is_inner_product and not score.arrays() and score.distance_factor is not None:
+        return "squared distance"
     if score.is_inner_product:
-        return "product"
+        return "product" if score.unit_factor is None else "cosine"
     if score.tanh_vector is not None:
         return "tanh"
     if score.gated_product:

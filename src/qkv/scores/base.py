@@ -43,8 +43,6 @@ LiftKind: TypeAlias = Literal["exact", "up_to_query_constant"]
 class Score(Part, ABC):
     """Base class of scores, which compute a logit for each pair of a query and a key.
 
-    The planner and the kernels read the attributes.
-
     Attributes:
         default_normalizer: name of the normalizer used if the call gives none.
         positional: whether the logit depends on positions.

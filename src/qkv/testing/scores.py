@@ -168,7 +168,7 @@ class ScoreContract(DifferentiableContract):
                 rest = rest - rest[..., :1]
             assert np.abs(rest).max() <= 1e-12 * np.abs(score(query, key, END)).max()
 
-    def test_facts_about_distances_and_norms_hold(self) -> None:
+    def test_facts_about_distances_norms_and_linear_maps_hold(self) -> None:
         for batch in ((), (2,)):
             score = self.make(Draw(1, batch=batch))
             query, key = self._sides(batch)
@@ -179,6 +179,20 @@ class ScoreContract(DifferentiableContract):
                 tile = Tile.whole(query.shape[-2], key.shape[-2], batch, END)
                 norms = np.linalg.norm(key, axis=-1, keepdims=True)
                 assert_close(score.lift(query, key, tile)[1] * norms, key, 1e-12)
+            if score.distance_slope is not None:
+                distances = np.linalg.norm(query[..., :, None, :] - key[..., None, :, :], axis=-1)
+                assert_close(score(query, key, END), -score.distance_slope * distances, 1e-12)
+            if score.unit_factor is not None:
+                units = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
+                assert_close(
+                    score(query, key, END), score.unit_factor * units[0] @ np.swapaxes(units[1], -1, -2), 1e-12
+                )
+            if score.linear_maps is not None:
+                weight, key_weight, bias = score.linear_maps
+                left, right = score.project(query, key, Tile.whole(query.shape[-2], key.shape[-2], batch, END))
+                offset = 0 if bias is None else bias[..., None, :]
+                assert_close(left, query @ np.swapaxes(weight, -1, -2) + offset, 1e-12)
+                assert_close(right, key @ np.swapaxes(key_weight, -1, -2), 1e-12)
 
     def test_pair_of_the_sides_is_the_tile_for_each_batch_element_and_no_logit_exceeds_the_bound(
         self,

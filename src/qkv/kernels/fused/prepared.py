@@ -46,10 +46,12 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     one = torch.ones((1, axes.query_width), dtype=getattr(torch, problem.dtype))
     scale, width = score.scaled_lift(one, one, tile)[2] / temperature, axes.value_width
     gradient, zero, excluded = problem.gradient, one.new_zeros(()), one.new_full((), -math.inf)
-    fixed = FusedAttention(layout, scale, offset, None, DoubleBackward(problem, tile, problem.spec.mask, scale))
+    identity = layout.is_identity(axes.query, axes.key, axes.value)
+    double_backward = DoubleBackward(problem, tile, problem.spec.mask, scale)
+    fixed = FusedAttention(layout, scale, offset, None, double_backward, identity)
     operator, causal = found[0], offset is not None
     # Arrays that already have the operator's four axes, and whose results reveal that an array is not finite.
-    simple = not gradient and layout.is_identity(axes.query, axes.key, axes.value) and fixed.reveals_nonfinite(one)
+    simple = not gradient and identity and fixed.reveals_nonfinite(one)
 
     def run(
         query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
@@ -70,7 +72,8 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
                 return Result(output, (), FINITE)
         attention = fixed
         if bias is not None:
-            attention = FusedAttention(layout, scale, offset, bias, DoubleBackward(problem, tile, mask, scale))
+            differentiable = DoubleBackward(problem, tile, mask, scale)
+            attention = FusedAttention(layout, scale, offset, bias, differentiable, identity)
         output = attend_finite(attention, sides, gradient)
         return None if output is None else Result(layout.output(output, width), (), FINITE)
 

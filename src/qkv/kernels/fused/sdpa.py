@@ -87,6 +87,7 @@ class FusedAttention:
         offset: position of query 0 under a causal mask, or None without a causal mask.
         bias: 0 for allowed and −inf for masked keys, with four axes; None if all keys are allowed.
         double_backward: function that returns gradients of query, key and value that are differentiable themselves.
+        identity: whether query, key and value have the four axes already.
     """
 
     layout: Layout
@@ -94,6 +95,20 @@ class FusedAttention:
     offset: int | None
     bias: Float[Tensor, "#b #heads 1 k"] | None
     double_backward: _DoubleBackward
+    identity: bool = False
+
+    def sides(
+        self,
+        query: Float[Tensor, "*own_query q width"],
+        key: Float[Tensor, "*own_key k width"],
+        value: Float[Tensor, "*own_value k width"],
+    ) -> tuple[
+        Float[Tensor, "b heads q width"], Float[Tensor, "b key_heads k width"], Float[Tensor, "b key_heads k width"]
+    ]:
+        """Return query, key and value with four axes, of which the last is contiguous."""
+        if self.identity and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
+            return query, key, value
+        return self.layout.sides(query, key, value)
 
     def forward(
         self,
@@ -171,10 +186,9 @@ def all_finite(
     value: Float[Tensor, "*own_value k width"],
 ) -> bool:
     """Return whether all elements of query, key and value are finite."""
-    tensors = query.detach(), key.detach(), value.detach()
     # If the sum is finite, all terms are. If not, the sum may have overflowed, and all elements are checked.
-    total = tensors[0].sum().item() + tensors[1].sum().item() + tensors[2].sum().item()
-    return math.isfinite(total) or all(bool(x.isfinite().all()) for x in tensors)
+    total = query.sum().item() + key.sum().item() + value.sum().item()
+    return math.isfinite(total) or all(bool(x.isfinite().all()) for x in (query, key, value))
 
 
 def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Float[Tensor, "b heads q"]) -> bool:
@@ -244,7 +258,7 @@ def attend_without_gradient(
 
     The arguments are those of `attend`.
     """
-    return attention.forward(*attention.layout.sides(query, key, value))
+    return attention.forward(*attention.sides(query, key, value))
 
 
 def attend_public(
@@ -288,7 +302,7 @@ def _attend(
     value: Float[Tensor, "*own_value k width"],
 ) -> Float[Tensor, "b heads q width"]:
     layout, saved = attention.layout, SAVED.get()
-    sides = layout.sides(query, key, value)
+    sides = attention.sides(query, key, value)
     if saved is not None and (known := saved.take()) is not None:
         output, log_sum_exp = layout.restore(known[0], known[1][0], sides[2].shape[-1])
     else:
@@ -305,12 +319,15 @@ def _backward(ctx: _Context, gradient: Float[Tensor, "b heads q width"]) -> tupl
     import torch
 
     query, key, value, output, log_sum_exp = ctx.saved_tensors
-    attention, layout = ctx.attention, ctx.attention.layout
+    attention, needs = ctx.attention, ctx.needs_input_grad[2:]
     if torch.is_grad_enabled():
         return (None, None, *attention.double_backward(query, key, value, gradient))
     if gradient.stride(-1) != 1:
         gradient = gradient.contiguous()
-    found = attention.backward(gradient, *layout.sides(query, key, value), output, log_sum_exp)
+    found = attention.backward(gradient, *attention.sides(query, key, value), output, log_sum_exp)
+    if attention.identity and all(needs):
+        return (None, None, *found)
     given: tuple[tuple[Side, Tensor], ...] = ((0, query), (1, key), (2, value))
-    results = zip(ctx.needs_input_grad[2:], found, given, strict=True)
-    return (None, None, *(layout.from_four_axes(g, side, x) if w else None for w, g, (side, x) in results))
+    results = zip(needs, found, given, strict=True)
+    split = attention.layout.from_four_axes
+    return (None, None, *(split(g, side, x) if w else None for w, g, (side, x) in results))
