@@ -31,6 +31,7 @@ import random
 import re
 import string
 import sys
+import time
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -274,12 +275,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.names", description=__doc__.splitlines()[0])
     parser.add_argument("--development", action="store_true", help="use only the lists for development")
     parser.add_argument("--misses", metavar="KIND", help="also print the queries of a kind that ask answers wrongly")
+    parser.add_argument("--million", action="store_true", help="print the CPU time of queries for a million names")
     parser.add_argument("--ties", choices=("best", "first", "refuse"), default="best", help="for the peers, see above")
     given = parser.parse_args()
     if "QKV_DATA" not in os.environ:
         parser.error("QKV_DATA must name the folder of public data. Set the variable.")
     chosen = list(lists(Path(os.environ["QKV_DATA"])))
     chosen = [each for each in chosen if not (given.development and each[1])]
+    if given.million:
+        _time_million(chosen)
+        return 0
     results = _run(chosen)
     develop = [title for title, held_out, _ in chosen if not held_out]
     held = [title for title, held_out, _ in chosen if held_out]
@@ -297,6 +302,40 @@ def main() -> int:
     if given.misses:
         _print_misses(chosen, results, given.misses)
     return 0
+
+
+def _time_million(chosen: list[tuple[str, bool, list[str]]]) -> None:
+    """Print the CPU time of queries for a million names, combined from the lists of people and of cities."""
+    draw, lists_ = random.Random(0), {title: names for title, _, names in chosen}
+    first = sorted({name.split()[0] for name in lists_["people (authors)"] if name})
+    last = sorted({name.title() for name in lists_["surnames"] if name})
+    places = sorted(set(lists_.get("cities", last)))
+    kinds = ("Intl", "Regional", "County", "Municipal", "Airport", "University", "College", "Hospital")
+    made: dict[str, None] = {}
+    while len(made) < 10**6:
+        kind = draw.random()
+        if kind < 0.8:
+            initial = f" {draw.choice(string.ascii_uppercase)}." * (kind < 0.2)
+            made[f"{draw.choice(first)}{initial} {draw.choice(last)}"] = None
+        else:
+            made[f"{draw.choice(places)} {draw.choice(kinds)} {draw.choice(('', 'North', 'West', 'II'))}".strip()] = (
+                None
+            )
+    names = list(made)
+    start = time.process_time()
+    table = Database.open({"name": names, "row": list(range(len(names)))}, key="name", value="row")
+    table.ask(names[0])
+    print(f"Opening a million names and the first query: {time.process_time() - start:.1f} s of CPU time")
+    _, absent = _split([name for _, _, each in chosen for name in each])
+    print("\n| kind of query | median, ms | largest, ms |\n|---|---|---|")
+    for kind in KINDS:
+        queries = [query for query, _ in derive(kind, names[:3000], absent, 1)][:20]
+        times = []
+        for query in queries:
+            start = time.process_time()
+            table.ask(query)
+            times.append(1000 * (time.process_time() - start))
+        print(f"| {kind} | {np.median(times):.0f} | {max(times):.0f} |")
 
 
 def _print_misses(chosen: list[tuple[str, bool, list[str]]], results: Results, kind: str) -> None:

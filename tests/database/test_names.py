@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.database import Database
+from qkv.database.execute import in_memory
+from qkv.database.keys.name_index import NameIndex, PresentNames
 from qkv.scores import Names
 
 PLACES = ["Denver Intl", "Dover AFB", "San José", "San Diego Intl", "O'Hare", "John F. Kennedy", "St. Louis-Lambert"]
@@ -80,3 +82,52 @@ def test_a_key_is_compared_alike_alone_and_among_others(query, keys):
     np.testing.assert_array_equal(together, alone)
     assert ((together >= 0) & (together <= 1)).all()
     assert ((together == 1) == (asked == np.array(texts, object))).all()
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(
+    st.lists(
+        st.lists(st.sampled_from([*WORDS, "josé", "j", "sán", "東京", "x" * 300]), max_size=4), min_size=1, max_size=40
+    ),
+    st.lists(st.sampled_from([*WORDS, "snaa", "joes", "j", "東", "denvre", "x" * 290]), min_size=1, max_size=3),
+    st.integers(1, 12),
+    st.randoms(use_true_random=False),
+)
+def test_the_index_finds_the_rows_with_the_largest_similarities(names, query, count, draw):
+    keys = np.array([" ".join(name) for name in names], object)
+    keys[draw.randrange(len(keys))] = None
+    present = np.array([draw.random() < 0.8 for _ in keys])
+    text, score = " ".join(query), Names()
+    logits = np.where(present & np.not_equal(keys, None), score(np.array([text], object), keys)[0], -np.inf)
+    expected = np.sort(np.argsort(-logits, kind="stable")[: min(count, np.isfinite(logits).sum())])
+    rows = PresentNames(NameIndex(keys), present).best_rows(text, score, count)
+    assert np.isin(expected, rows).all()
+    # All rows are compared if there are few names, or with very long queries.
+    if len(set(keys[rows])) > count and len(text) < 256:
+        np.testing.assert_array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("where", [None, "row % 3 = 1"])
+@pytest.mark.parametrize("normalizer", [None, "hard", "topk:3"])
+def test_an_indexed_table_answers_as_without_index(monkeypatch, where, normalizer):
+    draw = np.random.default_rng(0)
+    names = [" ".join(draw.choice([*WORDS, *PLACES, "Jürgen", "Smith"], draw.integers(1, 4))) for _ in range(400)]
+    queries = ["san", "denvre", "John Kenedy", "smith jurgen", "zzzz", None, "j", names[3], names[5].upper()]
+    for values in (list(range(400)), [name[:2] for name in names]):
+        rows = {"name": names, "row": list(range(400)), "value": values}
+        answers = []
+        for least in (1, 10**9):
+            monkeypatch.setattr(in_memory, "_INDEXED_ROWS", least)
+            table = Database.open(rows, key="name", value="value")
+            answers.append(table.ask(queries, where=where, normalizer=normalizer))
+        for one, two in zip(*answers, strict=True):
+            assert (one.found, one.reason, one.candidates) == (two.found, two.reason, two.candidates)
+            assert one.value == pytest.approx(two.value) if isinstance(two.value, float) else one.value == two.value
+            assert [row.index for row in one.rows] == [row.index for row in two.rows]
+            np.testing.assert_allclose([row.weight for row in one.rows], [row.weight for row in two.rows], rtol=1e-12)
+
+
+def test_a_table_without_a_selected_row_has_no_match_and_needs_no_index(monkeypatch):
+    monkeypatch.setattr(in_memory, "_INDEXED_ROWS", 1)
+    assert opened(PLACES).ask("denver", where="row > 100").reason == "no row satisfies the predicate"
+    assert [each.found for each in opened([*PLACES, None]).ask([None, "denver"])] == [False, True]

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 __all__ = [
-    "ON_BAD_CELL",
     "Candidates",
     "Collection",
     "JoinedOn",
@@ -16,7 +15,6 @@ __all__ = [
     "LeftTable",
     "ModelFolder",
     "NormalizerName",
-    "OnBadCell",
     "Passage",
     "Queries",
     "QuoteFormulas",
@@ -43,15 +41,6 @@ NormalizerName = Annotated[
 Threshold = Annotated[
     float | None,
     typer.Option(metavar="NUMBER", help="Minimum similarity, or maximum distance, of a match."),
-]
-ON_BAD_CELL = ("exclude", "refuse", "text")
-OnBadCell = Annotated[
-    str,
-    typer.Option(
-        metavar="exclude|refuse|text",
-        help="Cells that are no finite numbers, or no dates, in a column of them: leave out and count, refuse, or "
-        "read the column as texts.",
-    ),
 ]
 
 QuoteFormulas = Annotated[

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.shared_options import ON_BAD_CELL, KeyColumns, NormalizerName, OnBadCell, ScoreName, Threshold, ValueColumn
-from qkv.core.checks import check_choice
+from qkv.cli.shared_options import KeyColumns, NormalizerName, ScoreName, Threshold, ValueColumn
 from qkv.core.printable import printable
 from qkv.core.progress import ProgressBar
 from qkv.errors import DamagedStoreError, OptionError
@@ -72,7 +71,6 @@ def create(
     backend: Annotated[
         str, typer.Option(metavar="arrow|lance", help="Storage format; lance needs the extra of this name.")
     ] = "arrow",
-    on_bad_cell: OnBadCell = "exclude",
 ) -> None:
     """Create a store from the rows of a file.
 
@@ -88,7 +86,6 @@ def create(
         raise OptionError(
             f"--{'value' if key else 'key'} must be given. Name the column, for example --key name --value income."
         )
-    check_choice("--on-bad-cell", on_bad_cell, ON_BAD_CELL)
     with ProgressBar() as progress:
         created = Database.create(
             path,
@@ -101,10 +98,8 @@ def create(
             encoder=encoder,
             backend=backend,
             progress=progress,
-            on_bad_cell=on_bad_cell,
         )
     print(printable(str(created)))
-    _print_notes(created)
 
 
 @store.command()
@@ -114,7 +109,6 @@ def append(
         list[str],
         typer.Argument(metavar="FILE", help="Files of rows with the columns of the store.", show_default=False),
     ],
-    on_bad_cell: OnBadCell = "exclude",
 ) -> None:
     """Append the rows of one or more files to a store as one new version.
 
@@ -124,13 +118,11 @@ def append(
     """
     from qkv.plan.cost import counted
 
-    check_choice("--on-bad-cell", on_bad_cell, ON_BAD_CELL)
     opened = _open(path)
     before = len(opened.store)
     with ProgressBar() as progress:
-        opened.append(iter(files), progress=progress, on_bad_cell=on_bad_cell)
+        opened.append(iter(files), progress=progress)
     print(printable(f"{counted(len(opened.store) - before, 'row', 'rows')} added; {opened}"))
-    _print_notes(opened)
 
 
 @store.command(short_help="Delete the rows that satisfy a predicate.")
@@ -214,8 +206,3 @@ def _open(path: str, damaged: str = "refuse") -> StoredDatabase:
     from qkv.database.storage.create import open_database
 
     return open_database(path, None, None, fold=None, memory="512 MiB", damaged=damaged)
-
-
-def _print_notes(opened: StoredDatabase) -> None:
-    for note in opened.cell_notes:
-        print(printable(f"· {note}"))

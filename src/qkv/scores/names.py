@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -66,6 +67,8 @@ class Names(TextScore):
                [0.  , 0.  , 0.98]])
     """
 
+    least_spelling: ClassVar[float] = _LEAST_SPELLING
+    """The least similarity by spelling of two words that counts."""
     scorers = ("distance.JaroWinkler.normalized_similarity", "distance.OSA.normalized_similarity")
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
@@ -92,10 +95,10 @@ class Names(TextScore):
 
     def combine(
         self,
-        whole: Float[np.ndarray, " k"],
-        share: Float[np.ndarray, " k"],
-        of_key: Float[np.ndarray, " k"],
-    ) -> Float[np.ndarray, " k"]:
+        whole: Float[np.ndarray, " #k"],
+        share: Float[np.ndarray, " #k"],
+        of_key: Float[np.ndarray, " #k"],
+    ) -> Float[np.ndarray, " #k"]:
         """Return the logits of keys that differ from the query, from Whole, Q and K."""
         by_words = share * (1 - _SHARE_OF_KEY + _SHARE_OF_KEY * of_key)
         return np.asarray(_DIFFERENT * np.maximum(whole, by_words))
@@ -104,8 +107,13 @@ class Names(TextScore):
         """Return Whole for each pair of texts without accents and signs."""
         spelling = self._spelling(query, key)
         several = [np.array([text is not None and " " in text for text in side], bool) for side in (query, key)]
-        both = several[0][:, None] & several[1]
-        return np.where(both, np.maximum(1 - (1 - spelling) * _ERRORS_OF_SEVERAL_WORDS, 0), spelling)
+        return self.whole(spelling, several[0][:, None] & several[1])
+
+    def whole(
+        self, spelling: Float[np.ndarray, "*pairs"], several: Bool[np.ndarray, "*pairs"]
+    ) -> Float[np.ndarray, "*pairs"]:
+        """Return Whole for similarities by spelling and whether query and key have several words."""
+        return np.where(several, np.maximum(1 - (1 - spelling) * _ERRORS_OF_SEVERAL_WORDS, 0), spelling)
 
     def compare_words(
         self, text: str, words: NameWords

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from qkv.core.progress import Progress, report
-from qkv.core.typing import Bool, Float, Shaped
+from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Aggregator, aggregator_for
 from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
 from qkv.database.execute.uncertainty import Calibration, effective_rows
-from qkv.database.io.bad_cells import cell_note_of
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names
-from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.comparisons import Comparison, NameComparison
+from qkv.database.keys.name_index import NameIndex, PresentNames
 from qkv.database.keys.queries import Queries
 from qkv.database.keys.row_sample import sample_rows
 from qkv.engine import Observation, observe
@@ -31,6 +31,7 @@ from qkv.normalizers import Hard
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Dense, Entropy, TopWeights
 from qkv.readouts.base import Readout
+from qkv.scores import Names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["InMemoryExecutor", "attend_to_rows"]
 
 _QUERIES_AT_ONCE = 1024
+# Text keys of so many rows are indexed at the first query, and found in groups of queries of this size.
+_INDEXED_ROWS = 20_000
+_QUERIES_FOUND_AT_ONCE = 32
 # Statistics need the weights of all rows: at most this many are held at once, 32 MiB of float64.
 _MOST_WEIGHTS = 4 * 2**20
 
@@ -79,9 +83,11 @@ class InMemoryExecutor(Executor):
         columns = {column.name: column for column in self.columns}
         self.complete = ~np.logical_or.reduce([column.missing for column in columns.values()])
         missing = {name: int(column.missing.sum()) for name, column in columns.items()}
-        self.cell_notes = tuple(note.text(name) for name in columns if (note := cell_note_of(table, name)))
         self._set_counts(missing, int(self.complete.sum()))
         self._chooser: ComparisonChooser | None = None
+        # Shared with the executors over selected rows.
+        self._name_indexes: dict[int, NameIndex] = {}
+        self._present_names: PresentNames | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -101,16 +107,56 @@ class InMemoryExecutor(Executor):
         out = copy.copy(self)
         out.complete = self.complete & selected
         out.selected_rows = int(out.complete.sum())
-        out._chooser = out._comparison = out._restricted = None
+        out._chooser = out._comparison = out._restricted = out._present_names = None
         out._calibrations = {}
         return out
 
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
     ) -> tuple[list[Entry], Plan]:
-        """Answer queries by attention over all selected rows in memory; see `Executor.run`."""
+        """Answer queries by attention over all selected rows in memory; see `Executor.run`.
+
+        If only the best rows by `Names` take part, they are found by an index, and attention is over these rows.
+        """
         calibration = partial(self.calibration, comparison, normalizer, options)
-        return attend_to_rows(queries, comparison, normalizer, self.aggregator, self.complete, options, calibration)
+        if not (self._is_indexed(comparison, normalizer, options) and len(queries)):
+            return attend_to_rows(queries, comparison, normalizer, self.aggregator, self.complete, options, calibration)
+        quiet = replace(options, progress=None)
+        entries: list[Entry] = []
+        plans = []
+        for start in range(0, len(queries), _QUERIES_FOUND_AT_ONCE):
+            group = queries.slice(start, start + _QUERIES_FOUND_AT_ONCE)
+            rows = self._find(comparison, group, normalizer.top_k or 1)
+            columns = [column.take(rows) for column in self.columns]
+            own, value, every = (
+                comparison.with_rows(columns[:-1]),
+                aggregator_for(columns[-1]),
+                np.ones(len(rows), bool),
+            )
+            found, plan = attend_to_rows(group, own, normalizer, value, every, quiet, calibration)
+            entries += [replace(entry, rows=rows[entry.rows]) for entry in found]
+            plans.append(plan)
+            report(options.progress, "answering", len(entries), len(queries))
+        return entries, plans[0]
+
+    def _is_indexed(self, comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> bool:
+        few = len(self.complete) < _INDEXED_ROWS or not self.complete.any() or options.mask is not None
+        names = isinstance(comparison, NameComparison) and isinstance(comparison.score, Names)
+        return names and not few and normalizer.top_k is not None and not normalizer.stochastic
+
+    def _find(self, comparison: Comparison, queries: Queries, count: int) -> Int[np.ndarray, " n"]:
+        """Return the rows that are among the `count` best of some query or equal it, in ascending order."""
+        key, score = comparison.columns[0], comparison.score
+        assert isinstance(score, Names)
+        if self._present_names is None:
+            if key not in self._name_indexes:
+                names = np.where(self.query_columns[key].missing, np.array(None, dtype=object), comparison.key)
+                self._name_indexes[key] = NameIndex(names)
+            self._present_names = PresentNames(self._name_indexes[key], self.complete)
+        texts = comparison.query_array(queries.columns).tolist()
+        found = [self._present_names.best_rows(text, score, count) for text in texts]
+        # Of a group of missing queries, the first row is compared.
+        return np.unique(np.concatenate([np.flatnonzero(self.complete)[:1], *found]))
 
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
         """Return a comparison over a sample of the selected rows, and the value column; see `Executor.sample`."""

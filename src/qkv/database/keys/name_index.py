@@ -1,0 +1,241 @@
+"""Index of names, which finds the rows with the largest similarity `Names` to a query without comparing all of them.
+
+The result is that of comparing all rows. The words of the vocabulary that resemble a word of the query are found
+first, then the names that hold one of them, whose similarity by words is exact. All other names, and the similarity
+of whole texts, are bounded by the number of letters that query and name share, m:
+
+    Jaro ≤ (m/|q| + m/|k| + 1) / 3      alignment ≤ m / max(|q|, |k|)      Winkler's bonus by the common prefix
+
+Whole texts are compared only where the bound exceeds the similarity of the last of the rows found so far. This is the
+idea of MaxScore: Turtle and Flood (1995), Query evaluation: strategies and optimizations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qkv.core.typing import Bool, Float, Int, Num, Shaped
+from qkv.scores.name_words import NameWords, clean_name
+from qkv.scores.names import Names
+
+__all__ = ["NameIndex", "PresentNames"]
+
+# Letters, digits, space, and eleven classes of other characters.
+_CLASSES = 48
+_FIRST_OTHER = 37
+_PREFIX = 4
+_LONGEST = 255
+_ROUNDING = 1e-9
+# Names are compared in descending order of their bounds, in groups of at least this many.
+_FIRST_NAMES = 500
+
+
+class _Letters:
+    """The numbers of letters of each of many texts by class of letters, which bound their similarity to a query."""
+
+    def __init__(self, texts: list[str]) -> None:
+        size = np.array([len(text) for text in texts], np.int64)
+        self.lengths = np.minimum(size, _LONGEST).astype(np.uint8)
+        flat = _classes("".join(texts))
+        owner = np.repeat(np.arange(len(texts)), size)
+        counts = np.zeros((_CLASSES, len(texts)), np.uint8)
+        step = max(1, 2**24 // _CLASSES)
+        ends = np.cumsum(size)
+        for start in range(0, len(texts), step):
+            stop = min(start + step, len(texts))
+            part = slice(int(ends[start] - size[start]), int(ends[stop - 1]))
+            places = flat[part].astype(np.int64) * (stop - start) + owner[part] - start
+            found = np.bincount(places, minlength=_CLASSES * (stop - start)).reshape(_CLASSES, -1)
+            counts[:, start:stop] = np.minimum(found, _LONGEST)
+        self.counts = counts
+        self.prefix = np.full((_PREFIX, len(texts)), _CLASSES, np.uint8)
+        starts = ends - size
+        for place in range(_PREFIX):
+            long = size > place
+            self.prefix[place, long] = flat[starts[long] + place]
+
+    def shared(self, text: str) -> Num[np.ndarray, " n"]:
+        """Return a bound of the number of letters that each text shares with a query of at most 255 letters."""
+        out = np.zeros(self.counts.shape[1], np.uint8)
+        for letter, count in zip(*np.unique(_classes(text), return_counts=True), strict=True):
+            out += np.minimum(self.counts[letter], np.uint8(count))
+        return out
+
+    def common_prefix(self, text: str) -> Num[np.ndarray, " n"]:
+        """Return a bound of the length of the prefix, at most 4, that each text shares with a query."""
+        out = np.zeros(self.prefix.shape[1], np.uint8)
+        equal: np.ndarray | None = None
+        for letter, row in zip(_classes(text[:_PREFIX]).tolist(), self.prefix, strict=False):
+            equal = row == letter if equal is None else equal & (row == letter)
+            out += equal
+        return out
+
+    def spelling(self, text: str, shared: Num[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """Return a bound of the similarity `Spelling` of each text to a query."""
+        m, length = np.ogrid[0 : len(text) + 1, 0 : _LONGEST + 1]
+        length, own = np.maximum(length, 1), max(len(text), 1)
+        jaro = np.where(m > 0, (m / own + m / length + 1) / 3, 0.0)
+        edits = m / np.maximum(length, own)
+        prefix = np.arange(_PREFIX + 1)[:, None, None]
+        winkler = np.where(jaro > 0.7, jaro + 0.1 * prefix * np.maximum(1 - jaro, 0), jaro)
+        table = np.minimum((winkler + edits) / 2 + _ROUNDING, 1.0).astype(np.float32).ravel()
+        places = self.common_prefix(text).astype(np.uint32)
+        places *= np.uint32(len(text) + 1)
+        places += shared
+        places *= np.uint32(_LONGEST + 1)
+        places += self.lengths
+        return table[places] + np.float32(1e-6)
+
+
+class NameIndex:
+    """Index of the different names of a column.
+
+    Args:
+        keys: the names of all rows; None for a missing name.
+    """
+
+    def __init__(self, keys: Shaped[np.ndarray, " rows"]) -> None:
+        numbers: dict[str, int] = {}
+        self.rows = np.array(
+            [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys.tolist()], np.int64
+        )
+        self.numbers, self.names = numbers, np.array(list(numbers), dtype=object)
+        self.words = NameWords(list(numbers))
+        self.texts = [text or "" for text in self.words.texts]
+        self.several = np.array([" " in text for text in self.texts], bool)
+        self.letters, self.word_letters = _Letters(self.texts), _Letters(self.words.vocabulary)
+        # The names that hold each word, and the rows that hold each name.
+        owner = np.repeat(np.arange(len(self.texts)), self.words.counts)
+        self._names = owner[np.argsort(self.words.codes, kind="stable")]
+        self._ends = np.cumsum(np.bincount(self.words.codes, minlength=len(self.words.vocabulary)))
+        self._row_order = np.argsort(self.rows, kind="stable")
+        self._row_ends = np.cumsum(np.bincount(self.rows + 1, minlength=len(numbers) + 1))
+
+    def rows_of(self, names: Int[np.ndarray, " n"]) -> Int[np.ndarray, " rows"]:
+        """Return the rows that hold some names, in ascending order."""
+        spans = [self._row_order[self._row_ends[name] : self._row_ends[name + 1]] for name in names.tolist()]
+        return np.sort(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
+
+    def compare_words(
+        self, score: Names, text: str
+    ) -> tuple[Float[np.ndarray, "q words"], Float[np.ndarray, " words"]]:
+        """Return the results of `Names.compare_words` for the whole vocabulary."""
+        own, words, letters = text.split(), self.words, self.word_letters
+        similar, covered = np.zeros((len(own), len(words.vocabulary))), np.zeros(len(words.vocabulary))
+        near = np.zeros(len(words.vocabulary), bool)
+        for word in set(own):
+            shared = letters.shared(word)
+            begins = letters.prefix[0] == _classes(word[0])[0]
+            near |= letters.spelling(word, shared) >= score.least_spelling
+            near |= begins & (shared == np.minimum(letters.lengths, min(len(word), _LONGEST)))
+        some = np.flatnonzero(near)
+        similar[:, some], covered[some] = score.compare_words(text, words.select_words(some))
+        return similar, covered
+
+    def holders(self, words: Int[np.ndarray, " words"]) -> Int[np.ndarray, " n"]:
+        """Return the names that hold one of some words, in ascending order."""
+        starts = np.concatenate([[0], self._ends])
+        mark = np.zeros(len(self.texts), bool)
+        for word in words.tolist():
+            mark[self._names[starts[word] : starts[word + 1]]] = True
+        return np.flatnonzero(mark)
+
+
+class PresentNames:
+    """The names of some rows of a table, in an index.
+
+    Args:
+        index: the index of the names of all rows.
+        present: `(rows,)`, True for the rows that take part.
+    """
+
+    def __init__(self, index: NameIndex, present: Bool[np.ndarray, " rows"]) -> None:
+        self.index, self.present = index, present & (index.rows >= 0)
+        self.repeats = np.bincount(index.rows[self.present], minlength=len(index.texts))
+        self.some = self.repeats > 0
+
+    def best_rows(self, query: str, score: Names, count: int) -> Int[np.ndarray, " n"]:
+        """Return the `count` rows with the largest logits and all rows that equal the query, in ascending order.
+
+        Ties go to the lowest row. If there are no more names than `count`, all rows are returned.
+
+        Example:
+            >>> names = np.array(["denver intl", "dover afb", "denver", None], object)
+            >>> present = PresentNames(NameIndex(names), np.array([True, True, False, True]))
+            >>> present.best_rows("denver", Names(), 1)
+            array([0])
+        """
+        index, text = self.index, clean_name(query)
+        if self.some.sum() <= count or not 0 < len(text) <= _LONGEST:
+            return np.flatnonzero(self.present)
+        similar, covered = index.compare_words(score, text)
+        least = np.zeros(len(index.texts))
+        touched = index.holders(np.flatnonzero(similar.any(axis=0)))
+        touched = touched[self.some[touched]]
+        share, of_key = score.shares(text, similar, covered, index.words, *index.words.codes_of(touched))
+        least[touched] = score.combine(np.zeros(len(touched)), share, of_key)
+        own = index.numbers.get(query)
+        if own is not None and self.some[own]:
+            least[own] = 1.0
+        limit = self._compare_whole(text, score, least, count)
+        rows = index.rows_of(np.flatnonzero((least >= limit) & self.some))
+        rows = rows[self.present[rows]]
+        order = np.argsort(-least[index.rows[rows]], kind="stable")
+        repeats = 0 if own is None else int(self.repeats[own])
+        return np.sort(rows[order[: max(count, repeats)]])
+
+    def _compare_whole(self, text: str, score: Names, least: Float[np.ndarray, " names"], count: int) -> float:
+        """Raise the logits `least` of the names that whole texts can raise into the best `count` rows.
+
+        Returns:
+            The largest number that at least `count` rows reach.
+        """
+        index = self.index
+        bound = index.letters.spelling(text, index.letters.shared(text))
+        if " " in text:
+            bound = score.whole(bound, index.several)
+        none = np.zeros(1, np.float32)
+        logit = score.combine(bound + np.float32(1e-6), none, none)
+        logit[~self.some] = -1
+        logit[logit <= least] = -1
+        limit = self._last(least, count, 0.0)
+        # At first the names with the largest bounds, which raise the limit for the others.
+        for edge in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.2, 0.0):
+            ahead = np.flatnonzero(logit >= max(limit, edge))
+            last = edge <= limit
+            if len(ahead) < _FIRST_NAMES and not last:
+                continue
+            if len(ahead):
+                whole = score.compare_whole([text], [index.texts[name] for name in ahead.tolist()])[0]
+                least[ahead] = np.maximum(least[ahead], score.combine(whole, none, none))
+                logit[ahead] = -1
+                limit = self._last(least, count, limit)
+            if last:
+                break
+        return limit
+
+    def _last(self, least: Float[np.ndarray, " names"], count: int, floor: float) -> float:
+        """Return the largest number that at least `count` rows reach, which is at least `floor`."""
+        some = np.flatnonzero(least > floor)
+        if len(some) > count:
+            some = some[np.argpartition(-least[some], count - 1)[:count]]
+        order = some[np.argsort(-least[some])]
+        reached = np.searchsorted(np.cumsum(self.repeats[order]), count)
+        return float(least[order[reached]]) if reached < len(order) else floor
+
+
+def _classes(text: str) -> Num[np.ndarray, " n"]:
+    """Return the class of each letter of a text."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    return np.where(points < 128, _ASCII[np.minimum(points, 127)], _FIRST_OTHER + points % 11).astype(np.uint8)
+
+
+def _ascii_classes() -> Int[np.ndarray, " letters"]:
+    out = _FIRST_OTHER + np.arange(128) % 11
+    out[ord("a") : ord("z") + 1] = np.arange(26)
+    out[ord("0") : ord("9") + 1] = 26 + np.arange(10)
+    out[ord(" ")] = 36
+    return out
+
+
+_ASCII = _ascii_classes()
