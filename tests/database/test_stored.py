@@ -356,7 +356,7 @@ def test_cached_statistics_of_old_versions_are_removed(tmp_path):
     for i in range(20):
         people.append({"name": [f"p{i}"], "income": [i], "city": [None]})
         assert people.ask(f"p{i}", normalizer="hard").value == i
-    assert len(list((tmp_path / "s" / "notes").glob("*.npz"))) == 16
+    assert len(list((tmp_path / "s" / "notes").glob("*.statistics"))) == 16
 
 
 def test_damaged_cached_statistics_are_computed_again(tmp_path):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 __all__ = ["FAULTS", "make_fault"]
 
+_CONTAINER, _LINE = b"qkv container", 64
+
 _NUMBERS = [-1, 0, 1, 2, 3, 10**6, 2**31, 2**53, 2**63, 2**64, 10**30, -(2**63), 0.5, 1e300, float("inf"), float("nan")]
 _TEXTS = ["", "x", "\0", "..", "../../etc/passwd", "/etc/passwd", "a/b", ".", "é" * 5000, "9" * 5000, "nan", "\ud800"]
 _ABSURD: list[object] = [None, True, [], {}, [[]], [None], {"a": {}}, *_NUMBERS, *_TEXTS]
@@ -90,6 +92,17 @@ def _dump(value: object) -> bytes:
 def _craft(path: Path, draw: random.Random) -> None:
     """Change a field of a file, with checksums that are right again."""
     data = path.read_bytes()
+    if data.startswith(_CONTAINER):
+        length = int(data[:_LINE].split()[3])
+        manifest = data[_LINE : _LINE + length]
+        if draw.random() < 0.1:
+            changed = draw.choice([b"[" * length, b'{"a":' * (length // 5), b" " * length])
+        else:
+            changed = _dump(_mutate(json.loads(manifest), draw))
+        body = changed.ljust(length)
+        line = b"qkv container 1 %d %08x" % (len(body), zlib.crc32(body))
+        path.write_bytes(line.ljust(_LINE - 1) + b"\n" + body + data[_LINE + length :])
+        return
     if draw.random() < 0.05:
         deep = draw.choice([b"[" * 100_000, b'{"a":' * 100_000, b"[" * 5000 + b"]" * 5000, b"1" * 10_000, b'"\xff"'])
         path.write_bytes(draw.choice([deep, b'{"check": 1, "manifest": ' + deep]))

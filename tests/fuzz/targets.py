@@ -27,6 +27,7 @@ class Target:
         read: reads everything that the files say, as a value that is compared as text.
         checked: whether the files have checksums, so that damage may not change what is read.
         subset: whether the reader is allowed to leave out rows of damaged files.
+        single: whether everything is in one file, so that another intact file in its place is what the user meant.
         slow: whether the reader takes tenths of a second, so that a tenth of the faults must do.
     """
 
@@ -35,6 +36,7 @@ class Target:
     checked: bool = True
     subset: bool = False
     slow: bool = False
+    single: bool = False
 
 
 def _people(seed: int, start: int, stop: int) -> pa.Table:
@@ -155,7 +157,7 @@ def _read_join(path: Path) -> object:
 
     left = pa.table({"name": _NAMES, "year": list(range(1900, 1907))})
     found = SoftJoin.load(path / "people.model").join(left, left)
-    return found.table().to_pylist()
+    return found.table.to_pylist()
 
 
 # -- tables ---------------------------------------------------------------------------------------------
@@ -201,10 +203,10 @@ TARGETS: dict[str, Target] = {
     "store": Target(_store, _read_store),
     "store that skips": Target(_store, lambda path: _read_store(path, "skip"), subset=True),
     "encoded store": Target(_encoded_store, _read_encoded_store),
-    "index": Target(_index, _read_index),
-    "sparse index": Target(lambda path, seed, writes: _index(path, seed, writes, "tfidf"), _read_index),
-    "table vectors": Target(_table_vectors, _read_table_vectors),
-    "join": Target(_join, _read_join),
+    "index": Target(_index, _read_index, single=True),
+    "sparse index": Target(lambda path, seed, writes: _index(path, seed, writes, "tfidf"), _read_index, single=True),
+    "table vectors": Target(_table_vectors, _read_table_vectors, single=True),
+    "join": Target(_join, _read_join, single=True),
     "arrow": Target(_arrow, _read_arrow, checked=False),
     "feather 1": Target(_feather, _read_arrow, checked=False, slow=True),
     "lance": Target(_lance, _read_store),

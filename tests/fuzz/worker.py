@@ -59,7 +59,8 @@ def check_fault(base: Path, scratch: Path, target: str, seed: int, number: int, 
         place = " < ".join(f"{Path(each.filename).name}:{each.lineno}" for each in trace[::-1][:6])
         fault |= {"outcome": "foreign", "detail": f"{type(error).__name__}: {str(error)[:200]} at {place}"}
     else:
-        same = found == truth or not kind.checked or name == "craft" or (kind.subset and _is_subset(found, truth))
+        allowed = ("craft", "older", "foreign") if kind.single else ("craft",)
+        same = found == truth or not kind.checked or name in allowed or (kind.subset and _is_subset(found, truth))
         detail = "" if same else f"{_difference(found, truth)}"
         fault |= {"outcome": "same" if same else "changed", "detail": detail}
     fault["seconds"] = time.process_time() - started

@@ -205,4 +205,6 @@ def verify(path: _StorePath) -> None:
 def _open(path: str, damaged: str = "refuse") -> StoredDatabase:
     from qkv.database.storage.create import open_database
 
-    return open_database(path, None, None, fold=None, memory="512 MiB", damaged=damaged)
+    # With "skip" every file would be read at opening, which `verify` does itself, and the list of versions need not.
+    checksums = False if damaged == "skip" else None
+    return open_database(path, None, None, fold=None, memory="512 MiB", damaged=damaged, checksums=checksums)

@@ -319,4 +319,4 @@ def _flat(array: Shaped[np.ndarray, "*_"]) -> memoryview:
 
 
 def _encode(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, indent=0, sort_keys=True).encode("utf-8", "surrogatepass")
+    return json.dumps(value, ensure_ascii=False, indent=0).encode("utf-8", "surrogatepass")

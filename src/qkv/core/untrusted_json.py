@@ -178,6 +178,10 @@ class Fields:
             raise self.damaged(field, "a list of texts")
         return [str(value) for value in values]
 
+    def numbers(self, field: str) -> list[float]:
+        """Return a list of finite numbers."""
+        return [Fields({field: value}, self.name).number(field) for value in self.items(field)]
+
     def items(self, field: str) -> list[object]:
         """Return a list."""
         value = self.fields.get(field)

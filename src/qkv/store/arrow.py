@@ -88,6 +88,11 @@ class ArrowStore(Store):
             sync_folder(folder)
         return cls(path)
 
+    @property
+    def identity(self) -> str:
+        """The SHA-256 of the manifest of the open version."""
+        return self._manifest.digest
+
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:

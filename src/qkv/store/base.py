@@ -236,6 +236,11 @@ class Store(ABC):
         """Return the number of rows of the open version, without deleted rows."""
         return sum(self.block_lengths())
 
+    @property
+    def identity(self) -> str:
+        """A text that identifies the rows of the open version, which is saved with results about the rows."""
+        return f"version {self.version}"
+
     def snapshot(self) -> Self:
         """Return a copy of this store that stays at the open version when this store changes."""
         return copy.copy(self)

@@ -10,9 +10,7 @@ The last two handle tiles without missing cells only; `CellLogits` handles the o
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,15 +23,14 @@ from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, Num, Shaped
+from qkv.database.execute.notes import read_note, save_note
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.io import arrow_columns
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, DistanceComparison
-from qkv.errors import StoreFullError
 from qkv.normalizers import Identity
 from qkv.scores.base import Score
 from qkv.store import Block
-from qkv.store.disk import write_synced
 
 __all__ = ["CellLogits", "Logits", "VectorNorms", "excluded_rows", "fast_logits"]
 
@@ -231,22 +228,18 @@ class VectorNorms:
     def _of_block(self, block: Block, column: str, kind: str, cache: Path) -> Float[np.ndarray, " rows"]:
         """Return the norms of the vectors of a block from the cache, or compute and save them."""
         name = hashlib.sha256(f"{block.name} {column}".encode()).hexdigest()[:24]
-        path = cache / f"{kind}-{name}.npy"
-        with contextlib.suppress(OSError, ValueError, EOFError):
-            mapped: np.ndarray = np.load(path, mmap_mode="r")
-            if len(mapped) == block.table.num_rows:
-                return mapped
+        path = cache / f"{kind}-{name}.norms"
+        made_from = {"block": block.name, "column": column, "kind": kind, "rows": block.table.num_rows}
+        if (note := read_note(path, made_from)) is not None and "norms" in note:
+            saved = note.array("norms")
+            if saved.shape == (block.table.num_rows,) and saved.dtype.kind == "f":
+                return saved
         parts = []
         for chunk in block.table.column(column).chunks:
             matrix = arrow_columns.vector_matrix(chunk)
             parts.append(np.full(len(chunk), np.nan) if matrix is None else _norms(matrix, kind))
         norms = np.concatenate([np.zeros(0, np.float32), *parts])
-        data = io.BytesIO()
-        np.save(data, norms)
-        # Norms that cannot be saved are computed again the next time.
-        with contextlib.suppress(OSError, StoreFullError):
-            path.parent.mkdir(exist_ok=True)
-            write_synced(path, data.getvalue())
+        save_note(path, made_from, {}, {"norms": norms})
         return norms
 
 

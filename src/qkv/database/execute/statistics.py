@@ -7,9 +7,7 @@ of the rows that satisfy a predicate are computed and saved in the same way.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,21 +18,23 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
+from qkv.core.untrusted_json import Fields
+from qkv.database.execute.notes import read_note, save_note
 from qkv.database.execute.row_reader import RowTile, StoredRows
 from qkv.database.io import arrow_columns
 from qkv.database.keys.bandwidth import Bandwidth
 from qkv.database.keys.columns import Column
 from qkv.database.keys.identifiers import same_form
 from qkv.database.keys.row_sample import MOST_ROWS, RowSampler
-from qkv.errors import StoreFullError
-from qkv.store.disk import write_synced
+from qkv.errors import DamagedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["TableStatistics", "load_statistics", "restricted_statistics"]
 
-_FORMAT = 4
+_FORMAT = 5
+_SUFFIX = ".statistics"
 _MOST_SAVED = 16
 _EXAMPLES = 256
 _MOST_HASHES = 2**22
@@ -79,6 +79,7 @@ class TableStatistics:
         nearest_quantiles: 99th percentiles of nearest-neighbor distances, by unit.
         tile: number of rows of a tile.
         path: the file in which the statistics are saved.
+        made_from: identifies the rows and the options.
     """
 
     rows: int
@@ -90,6 +91,7 @@ class TableStatistics:
     nearest_quantiles: dict[str, float] = field(default_factory=dict)
     tile: int = 0
     path: Path | None = None
+    made_from: dict[str, object] = field(default_factory=dict)
 
     @property
     def examples(self) -> Int[np.ndarray, " _"]:
@@ -101,20 +103,15 @@ class TableStatistics:
         if self.path is None:
             return
         record = {
-            "format": [_FORMAT, self.tile],
-            "rows": self.rows,
             "complete": self.complete,
             "columns": {name: asdict(column) for name, column in self.columns.items()},
             "bandwidth": None if self.bandwidth is None else asdict(self.bandwidth),
             "nearest_quantiles": self.nearest_quantiles,
         }
-        data = io.BytesIO()
-        np.savez(data, record=np.array(json.dumps(record)), sample=self.sample, incomplete_tiles=self.incomplete_tiles)
-        with contextlib.suppress(OSError, StoreFullError):
-            self.path.parent.mkdir(exist_ok=True)
-            write_synced(self.path, data.getvalue())
-            for older in sorted(self.path.parent.glob("*.npz"))[:-_MOST_SAVED]:
-                older.unlink(missing_ok=True)
+        arrays = {"sample": self.sample, "incomplete_tiles": self.incomplete_tiles}
+        save_note(self.path, self.made_from, record, arrays)
+        for older in sorted(self.path.parent.glob(f"*{_SUFFIX}"))[:-_MOST_SAVED]:
+            older.unlink(missing_ok=True)
 
 
 def load_statistics(
@@ -159,38 +156,93 @@ def restricted_statistics(
 def _load(scan: _StatisticsScan, options: list[object], progress: Progress | None) -> TableStatistics:
     rows = scan.rows
     digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()
-    path = rows.store.cache_folder / f"{rows.store.version:010d}-{digest[:16]}.npz"
-    statistics = _saved(path, scan.tile)
+    path = rows.store.cache_folder / f"{rows.store.version:010d}-{digest[:16]}{_SUFFIX}"
+    made_from: dict[str, object] = {
+        "format": _FORMAT,
+        "tile": scan.tile,
+        "rows": rows.num_rows,
+        "store": rows.store.identity,
+        "options": digest,
+    }
+    statistics = _saved(path, made_from, scan)
     if statistics is None:
-        statistics = replace(scan.run(progress), path=path)
+        statistics = replace(scan.run(progress), path=path, made_from=made_from)
         statistics.save()
     return statistics
 
 
-def _saved(path: Path, tile: int) -> TableStatistics | None:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            record = json.loads(str(file["record"]))
-            sample, incomplete_tiles = file["sample"], file["incomplete_tiles"]
-        if record["format"] != [_FORMAT, tile]:
-            return None
-        chosen = record["bandwidth"]
-        if chosen is not None:
-            pairs = {name: tuple(map(tuple, chosen[name])) for name in ("tried", "factors")}
-            chosen = Bandwidth(**{**chosen, **pairs})
-        return TableStatistics(
-            record["rows"],
-            record["complete"],
-            {name: _ColumnStatistics(**column) for name, column in record["columns"].items()},
-            sample,
-            incomplete_tiles,
-            chosen,
-            record["nearest_quantiles"],
-            tile,
-            path,
-        )
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+def _saved(path: Path, made_from: dict[str, object], scan: _StatisticsScan) -> TableStatistics | None:
+    """Return the statistics in a file, or None if they were made from other rows or have impossible values."""
+    note = read_note(path, made_from)
+    if note is None:
         return None
+    try:
+        fields, rows = note.fields(), scan.rows.num_rows
+        columns = {name: _parse_column(each, rows) for name, each in fields.record("columns").items()}
+        if set(columns) != set(scan.names):
+            return None
+        quantiles = Fields(fields.record("nearest_quantiles"), note.path.name)
+        bandwidth = None if fields.get("bandwidth") is None else _parse_bandwidth(fields.record("bandwidth"))
+        sample, incomplete_tiles = note.array("sample", 1), note.array("incomplete_tiles", 1)
+        if not all(_are_indices(each, rows) for each in (sample, incomplete_tiles)):
+            return None
+        return TableStatistics(
+            rows,
+            fields.integer("complete", most=rows),
+            columns,
+            sample.copy(),
+            incomplete_tiles.copy(),
+            bandwidth,
+            {name: quantiles.number(name) for name in quantiles.fields},
+            scan.tile,
+            path,
+            made_from,
+        )
+    except DamagedError:
+        return None
+
+
+def _parse_column(value: object, rows: int) -> _ColumnStatistics:
+    fields = Fields(value, "the statistics of a column")
+    most = 2**63
+    return _ColumnStatistics(
+        fields.integer("missing", most=rows),
+        fields.integer("origin", -most, most),
+        fields.integer("width", 1, 2**31),
+        fields.numbers("mean"),
+        fields.numbers("deviation"),
+        fields.integer("repeats", most=rows),
+        fields.number("largest"),
+        fields.text("form"),
+    )
+
+
+def _parse_bandwidth(value: object) -> Bandwidth:
+    fields = Fields(value, "the bandwidth")
+    optional = {name: None if fields.get(name) is None else fields.number(name) for name in ("error", "baseline")}
+    pairs = [Fields(dict(zip("ab", pair, strict=False)), "tried") for pair in map(_as_list, fields.items("tried"))]
+    groups = [Fields(dict(zip("ab", pair, strict=False)), "factors") for pair in map(_as_list, fields.items("factors"))]
+    if fields.number("value") <= 0:
+        raise fields.damaged("value", "a positive number")
+    return Bandwidth(
+        fields.number("value"),
+        fields.text("method"),
+        fields.integer("rows"),
+        optional["error"],
+        optional["baseline"],
+        tuple((pair.number("a"), pair.number("b")) for pair in pairs),
+        fields.integer("total"),
+        fields.boolean("grouped"),
+        tuple((group.integer("a"), group.number("b")) for group in groups),
+    )
+
+
+def _as_list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _are_indices(array: Shaped[np.ndarray, " _"], rows: int) -> bool:
+    return array.dtype.kind in "iu" and (not len(array) or (int(array.min()) >= 0 and int(array.max()) < max(rows, 1)))
 
 
 class _StatisticsScan:

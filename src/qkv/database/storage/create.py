@@ -122,9 +122,10 @@ def open_database(
     fold: bool | None,
     memory: int | str,
     damaged: str,
+    checksums: bool | None = None,
 ) -> StoredDatabase:
-    """Open a database on disk; see `Database.open` for the arguments."""
-    store = stores.open(path, damaged=damaged)
+    """Open a database on disk; see `Database.open` and `qkv.store.open` for the arguments."""
+    store = stores.open(path, damaged=damaged, checksums=checksums)
     saved = _saved_settings(store)
     record = saved.get("encoder")
     encoding = None if record is None else Encoding.load(store, record, use=damaged != "skip")
