@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from qkv.core import files
 from qkv.core.files import (
     atomic_path,
     check_creatable,
     check_writable,
-    replace_subfolder,
+    make_folders,
     write_atomic,
     write_atomic_with_siblings,
 )
@@ -115,33 +116,16 @@ def test_a_file_and_its_siblings_are_moved_with_the_file_last(tmp_path, monkeypa
     assert (tmp_path / "z.bin").read_text() == "z.bin"
 
 
-def test_a_subfolder_is_replaced_and_a_failure_leaves_the_previous_one(tmp_path, monkeypatch):
-    def save(text, error=None):
-        def write(folder):
-            (folder / "a.txt").write_text(text)
-            if error is not None:
-                raise error
-
-        replace_subfolder(tmp_path, "part-", write, "index", lambda folder: folder.name.encode())
-
-    def current():
-        return (tmp_path / (tmp_path / "index").read_text() / "a.txt").read_text()
-
-    (tmp_path / "other").mkdir()
-    save("old")
-    before = names(tmp_path)
-    for error in (OSError(28, "full"), KeyboardInterrupt):
-        with pytest.raises(type(error) if isinstance(error, OSError) else error):
-            save("half", error)
-        assert names(tmp_path) == before
-        assert current() == "old"
-    save("new")
-    assert current() == "new"
-    assert len(names(tmp_path)) == 3
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-    with pytest.raises(DataError, match=r"the file .*index' cannot be written"):
-        save("later")
-    assert current() == "new"
+def test_each_new_folder_is_synced_in_its_parent(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(files, "fsync", lambda folder: synced.append(folder))
+    (tmp_path / "a").mkdir()
+    make_folders(tmp_path / "a" / "b" / "c")
+    assert synced == [tmp_path / "a", tmp_path / "a" / "b"]
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    synced.clear()
+    make_folders(tmp_path / "a" / "b" / "c")
+    assert synced == []
 
 
 def test_a_folder_without_permission_to_write_is_refused_with_the_reason(tmp_path, monkeypatch):

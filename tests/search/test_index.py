@@ -1,19 +1,23 @@
 """An index: its scores are their formula, its weights their softmax, and its contributions add up."""
 
+import contextlib
+import os
+import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from qkv.core import extras
 from qkv.core.equation import attend_dense
-from qkv.errors import DamagedStoreError, DataError, MissingPackageError, OptionError, StoreBusyError
+from qkv.errors import DamagedError, DataError, MissingPackageError, OptionError, StoreBusyError
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
 from qkv.search import Document, Index
 from qkv.search.bm25 import BM25, Vocabulary
 from qkv.search.encoder_registry import build_encoder, default_rank
-from qkv.search.index_files import is_index
+from qkv.search.index_files import is_index, verify_index
 
 QUERY = "Which shepherd saw shadows, and a golden truth?"
 ENCODERS = ["latent", "latent-tfidf", "tfidf", "log-entropy", "counts"]
@@ -128,7 +132,7 @@ def test_saving_again_replaces_the_index_and_leaves_nothing_behind(library, tmp_
     Index.from_texts(library).save(tmp_path / "i")
     reader = Index.open(tmp_path / "i")
     Index.from_texts(library[:3], encoder="tfidf").save(tmp_path / "i")
-    assert len(list((tmp_path / "i").glob("*.json"))) == len(list((tmp_path / "i").glob("g-*"))) == 1
+    assert [path.name for path in (tmp_path / "i").iterdir() if path.name != "writer.lock"] == ["index.qkv"]
     assert Index.open(tmp_path / "i").documents == 3
     assert reader.search(QUERY)[0].text  # what was opened before stays as it was
 
@@ -136,7 +140,7 @@ def test_saving_again_replaces_the_index_and_leaves_nothing_behind(library, tmp_
 def test_a_save_that_fails_leaves_the_index_that_was_there(library, tmp_path, monkeypatch):
     Index.from_texts(library).save(tmp_path / "i")
     before = sorted(path.name for path in (tmp_path / "i").rglob("*"))
-    monkeypatch.setattr(np, "savez", _full)
+    monkeypatch.setattr(os, "fsync", _full)
     with pytest.raises(DataError, match="No space left"):
         Index.from_texts(library[:3]).save(tmp_path / "i")
     assert sorted(path.name for path in (tmp_path / "i").rglob("*")) == before
@@ -156,15 +160,61 @@ def _full(*arguments, **options):
     raise OSError(28, "No space left on device")
 
 
-def test_a_file_that_is_cut_off_or_gone_is_named_at_open(library, tmp_path):
+def test_an_index_that_is_cut_off_or_gone_is_refused(library, tmp_path):
     Index.from_texts(library).save(tmp_path / "i")
-    keys = next((tmp_path / "i").glob("g-*/keys.npy"))
-    keys.write_bytes(keys.read_bytes()[:-1])
-    with pytest.raises(DamagedStoreError, match=r"keys\.npy .* must have [\d,]+ bytes, got [\d,]+ bytes"):
+    file = tmp_path / "i" / "index.qkv"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DamagedError, match=r"index\.qkv' must have [\d,]+ bytes, got [\d,]+ bytes\. Build the index"):
         Index.open(tmp_path / "i")
-    keys.unlink()
-    with pytest.raises(DamagedStoreError, match=r"keys\.npy .* got no such file"):
+    file.unlink()
+    with pytest.raises(DataError, match="must be a folder with a search index"):
         Index.open(tmp_path / "i")
+
+
+@pytest.mark.parametrize("encoder", ["latent", "tfidf"])
+def test_no_changed_bit_of_an_index_changes_a_result(library, tmp_path, encoder):
+    index = Index.from_texts(library, encoder=encoder)
+    index.save(tmp_path / "i")
+    file = tmp_path / "i" / "index.qkv"
+    whole = file.read_bytes()
+    expected = [(hit.text, hit.score) for hit in Index.open(tmp_path / "i").search("golden ring")]
+    generator = np.random.default_rng(0)
+    refused = 0
+    for at in generator.integers(0, len(whole), 150):  # 23 of 38 bits of the keys changed the answer
+        data = bytearray(whole)
+        data[at] ^= 1 << int(generator.integers(8))
+        file.write_bytes(data)
+        try:
+            assert [(hit.text, hit.score) for hit in Index.open(tmp_path / "i").search("golden ring")] == expected
+        except DamagedError:
+            refused += 1
+    assert refused > 100
+    file.write_bytes(whole)
+    assert verify_index(tmp_path / "i") == []
+
+
+def test_an_index_of_the_earlier_format_is_replaced_by_a_container(library, tmp_path):
+    saved = Path(__file__).parents[1] / "saved" / "0.1.0" / "index_latent"
+    path = tmp_path / "i"
+    shutil.copytree(saved, path)
+    first = [(hit.text, hit.score) for hit in Index.open(path).search("golden")]
+    Index.open(path).save(path)
+    assert sorted(file.name for file in path.iterdir() if file.name != "writer.lock") == ["index.qkv"]
+    assert [(hit.text, hit.score) for hit in Index.open(path).search("golden")] == first
+
+
+@pytest.mark.parametrize("name", ["keys.npy", "passages.arrow", "words.npz", "encoder.npz", "moments.npz"])
+def test_a_damaged_file_of_the_earlier_format_raises_a_data_error(tmp_path, name):
+    saved = Path(__file__).parents[1] / "saved" / "0.1.0" / "index_latent"
+    shutil.copytree(saved, tmp_path / "i")
+    (file,) = (tmp_path / "i").glob(f"g-*/{name}")
+    whole = file.read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 40)):
+        data = bytearray(whole)
+        data[at : at + 3] = b"\xff\x00\x7f"[: len(data) - at]
+        file.write_bytes(data)
+        with contextlib.suppress(DataError):
+            Index.open(tmp_path / "i").search("golden")
 
 
 def test_a_folder_of_something_else_is_neither_opened_nor_overwritten(library, tmp_path):

@@ -100,15 +100,14 @@ class Container:
         digest: the SHA-256 of the manifest.
     """
 
-    def __init__(self, path: Path, data: memoryview, text: bytes, remedy: str, checked: bool) -> None:
-        fields = Fields(parse_json(text, path.name), path.name)
+    def __init__(self, path: Path, data: memoryview, text: bytes, fields: Fields, remedy: str) -> None:
         self.path = path
         self.digest = digest(text)
         self.kind = fields.text("kind")
         self.number = fields.integer("number", 1)
         self.written = fields.text("written")
         self.settings = fields.record("settings")
-        self._data, self._remedy, self._checked = data, remedy, checked
+        self._data, self._remedy, self._checked = data, remedy, checksums_wanted()
         parts = [_Part.parse(value, fields.name, len(data)) for value in fields.items("parts")]
         self._parts = {part.name: part for part in parts}
         self._verified: set[str] = set()
@@ -287,13 +286,13 @@ def read_container(path: Path, kind: str, remedy: str, description: str = "the f
         raise DamagedError(f"{str(path)!r} must have an intact manifest, got another checksum. {remedy}")
     try:
         fields = Fields(parse_json(text, path.name), path.name)
-        container = Container(path, data, text, remedy, checksums_wanted())
-        if container.kind != kind:
-            raise DamagedError(f"{str(path)!r} must hold {kind}, got {ascii(container.kind)[:80]}. {remedy}")
         if fields.integer("size") != size:
             raise DamagedError(
                 f"{str(path)!r} must have {fields.integer('size'):,} bytes, got {size:,} bytes. {remedy}"
             )
+        container = Container(path, data, text, fields, remedy)
+        if container.kind != kind:
+            raise DamagedError(f"{str(path)!r} must hold {kind}, got {ascii(container.kind)[:80]}. {remedy}")
     except DamagedError as error:
         raise DamagedError(str(error).replace("Restore the file from a copy.", remedy)) from None
     return container

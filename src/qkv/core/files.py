@@ -19,7 +19,7 @@ __all__ = [
     "check_creatable",
     "check_writable",
     "fsync",
-    "replace_subfolder",
+    "make_folders",
     "write_atomic",
     "write_atomic_with_siblings",
 ]
@@ -176,57 +176,24 @@ def write_atomic_with_siblings(target: Path, save: Callable[[Path], object], des
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def replace_subfolder(
-    parent: Path,
-    prefix: str,
-    write: Callable[[Path], object],
-    index: str,
-    describe: Callable[[Path], bytes],
-    description: str = "the file",
-) -> None:
-    """Write files to a new subfolder, then an index file that names it, and remove the previous subfolders.
-
-    The files are flushed to the disk before the index file is replaced atomically, so that a reader of the index file
-    finds either all old or all new files, also after a power loss. If writing fails, the new subfolder is removed.
-
-    Args:
-        parent: an existing folder, which only one process may write to at a time.
-        prefix: start of the names of the subfolders; all others with this prefix are removed at the end.
-        write: function that writes the files into the new subfolder.
-        index: name of the index file in `parent`.
-        describe: function that returns the content of the index file, given the new subfolder with its files.
-        description: name of the index file in error messages.
+def make_folders(path: Path) -> None:
+    """Create a folder and those of its parents that do not exist, and sync each to the disk.
 
     Raises:
-        DataError: the index file cannot be written.
-        OSError: another file cannot be written.
+        OSError: a folder cannot be created.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as parent:
-        ...     for text in ("old", "new"):
-        ...         replace_subfolder(
-        ...             Path(parent), "g-", lambda folder: (folder / "a.txt").write_text(text), "index",
-        ...             lambda folder: folder.name.encode(),
-        ...         )
-        ...     (Path(parent) / (Path(parent) / "index").read_text() / "a.txt").read_text(), len(os.listdir(parent))
-        ('new', 2)
+        ...     make_folders(Path(parent) / "a" / "b")
+        ...     (Path(parent) / "a" / "b").is_dir()
+        True
     """
-    folder = parent / f"{prefix}{secrets.token_hex(6)}"
-    try:
-        folder.mkdir()
-        write(folder)
-        content = describe(folder)
-        for part in (*folder.iterdir(), folder):
-            fsync(part)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    # Not removed if this fails, because the index file may already name it; the next call removes it.
-    write_atomic(parent / index, content, description, sync=True)
-    fsync(parent)
-    for other in parent.glob(f"{prefix}*"):
-        if other.name != folder.name:
-            shutil.rmtree(other, ignore_errors=True)
+    absolute = path.absolute()
+    new = [folder for folder in (absolute, *absolute.parents) if not folder.exists()]
+    absolute.mkdir(parents=True, exist_ok=True)
+    # The entry of a new folder is in its parent; after a power loss, a folder without it is lost with its files.
+    for folder in reversed(new):
+        fsync(folder.parent)
 
 
 def _unwritable(description: str, target: Path, reason: str | None) -> DataError:

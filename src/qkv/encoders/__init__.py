@@ -6,11 +6,21 @@ from typing import TYPE_CHECKING
 
 from qkv.core.extras import lazy_attributes, require_packages
 
-__all__ = ["Encoder", "LatentEncoder", "LatentSemantics", "SentenceModel", "TableVectors", "WordVectors"]
+__all__ = [
+    "Encoder",
+    "LatentEncoder",
+    "LatentSemantics",
+    "SentenceModel",
+    "TableVectors",
+    "WordVectors",
+    "load_encoder",
+    "save_encoder",
+]
 
 if TYPE_CHECKING:
     from qkv.encoders.encoder import Encoder
     from qkv.encoders.latent_semantics import LatentSemantics
+    from qkv.encoders.saved_encoder import load_encoder, save_encoder
     from qkv.encoders.sentence_model import SentenceModel
     from qkv.encoders.table_vectors import TableVectors
     from qkv.encoders.text_encoders import LatentEncoder
@@ -23,6 +33,8 @@ _MODULES = {
     "SentenceModel": "sentence_model",
     "TableVectors": "table_vectors",
     "WordVectors": "word_vectors",
+    "load_encoder": "saved_encoder",
+    "save_encoder": "saved_encoder",
 }
 
 _load = lazy_attributes(__name__, _MODULES)

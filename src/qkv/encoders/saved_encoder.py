@@ -27,6 +27,16 @@ def save_encoder(encoder: Encoder, path: str | PathLike[str]) -> None:
 
     Raises:
         DataError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from qkv.encoders import LatentEncoder
+        >>> encoder = LatentEncoder(2)
+        >>> _ = encoder.fit_encode(["a golden ring", "the ring of gold", "a dark den"])
+        >>> file = Path(tempfile.mkdtemp()) / "encoder"
+        >>> save_encoder(encoder, file)
+        >>> load_encoder(LatentEncoder, file).width
+        2
     """
     settings = {"name": encoder.name, "settings": encoder.settings()}
     write_container(Path(path), _CONTENT, settings, encoder.arrays(), "the encoder")

@@ -317,6 +317,8 @@ class TableVectors(Encoder):
                 raise ValueError(f"column {column.name!r} must have {words} weights, got shape {weights.shape}")
             if components is not None and (components.ndim != 2 or components.shape[1] != words):
                 raise ValueError(f"column {column.name!r} must have components of {words} words")
+            if column.kind == "text" and (weights is None or components is None):
+                raise ValueError(f"column {column.name!r} of texts must have weights and components")
             if not numbers or type(column.length) is not int or not 0 <= column.length < 2**31:
                 raise ValueError(f"column {column.name!r} must have a finite mean and scale, and a length")
             if column.kind not in _ENCODE or not isinstance(column.name, str) or not isinstance(column.missing, bool):

@@ -1,25 +1,29 @@
-"""Define the fitted model of a soft join, and save it as JSON."""
+"""Define the fitted model of a soft join, and save it with checksums."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qkv.core.files import write_atomic
+from qkv.core.container import Container, is_container, read_container, write_container
 from qkv.core.typing import Float
-from qkv.errors import DataError
+from qkv.core.untrusted_json import parse_json, read_bounded
+from qkv.errors import DamagedError, DataError
 from qkv.join.agreement_levels import LEVELS, append_log_odds, level_log_odds
 from qkv.join.compared_columns import KINDS, Kind
 from qkv.join.comparison_vectors import ComparisonVectors
 
 __all__ = ["JoinModel"]
 
+_CONTENT = "a join model"
+_VERSION = 3
+_REMEDY = "Fit the model again, or restore the file from a copy."
 _FORMAT = "qkv join"
-_VERSION = 2
+_JSON_VERSION = 2
+"""The version of models that qkv wrote as JSON, without checksums, before 2026-11-23."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,15 +58,16 @@ class JoinModel:
         return np.asarray(append_log_odds(found, log_odds) @ self.learned + self.bias)
 
     def save(self, path: str | Path) -> None:
-        """Write the model to a JSON file.
+        """Write the model to a file atomically, with checksums.
 
         Raises:
             DataError: the file cannot be written.
         """
-        content = {"format": _FORMAT, "version": _VERSION, **asdict(self), "log_odds": self.log_odds.tolist()}
-        content["learned"] = None if self.learned is None else self.learned.tolist()
-        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-        write_atomic(Path(path), text.encode() + b"\n", "the model")
+        settings = {"version": _VERSION, **asdict(self)}
+        parts = {"log_odds": settings.pop("log_odds")}
+        if settings.pop("learned") is not None:
+            parts["learned"] = self.learned
+        write_container(Path(path), _CONTENT, settings, parts, "the model")
 
     @staticmethod
     def load(path: str | Path) -> JoinModel:
@@ -70,31 +75,50 @@ class JoinModel:
 
         Raises:
             DataError: the file does not exist, or contains no join model.
+            DamagedError: the file is damaged.
         """
         name = str(path)
+        if is_container(Path(path)):
+            return _from_container(read_container(Path(path), _CONTENT, _REMEDY, "the join model"))
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = parse_json(read_bounded(Path(path)), name)
         except OSError as error:
             raise DataError(
                 f"the join model must be a readable file, got {name!r}: {error.strerror}. Check the path."
             ) from None
-        except ValueError:
-            raise DataError(
+        except DamagedError:
+            raise DamagedError(
                 f"{name!r} must be a join model, got a file that is not JSON. Pass a file that `qkv fit join` wrote."
             ) from None
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise DataError(f"{name!r} must be a join model, got other JSON. Pass a file that `qkv fit join` wrote.")
-        if content.get("version") != _VERSION:
+        if content.get("version") != _JSON_VERSION:
             raise DataError(
-                f"the model {name!r} must have version {_VERSION}, got {content.get('version')!r}. Fit the "
+                f"the model {name!r} must have version {_JSON_VERSION}, got {content.get('version')!r}. Fit the "
                 "model again, or load it with the version of qkv that saved it."
             )
         try:
             return _from_json(content)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise DataError(
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            raise DamagedError(
                 f"the join model {name!r} must be undamaged, but reading it failed: {error}. Fit the model again."
             ) from None
+
+
+def _from_container(container: Container) -> JoinModel:
+    fields = container.fields()
+    if fields.integer("version", 1) != _VERSION:
+        raise DataError(
+            f"the model {str(container.path)!r} must have version {_VERSION}, got {fields.integer('version')}. Fit the "
+            "model again, or load it with the version of qkv that saved it."
+        )
+    content = dict(fields.fields)
+    content["log_odds"] = container.array("log_odds", 2)
+    content["learned"] = container.array("learned", 1) if "learned" in container else None
+    try:
+        return _from_json(content)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise container.damaged("hold an intact model", f"{error}") from None
 
 
 def _from_json(content: dict[str, Any]) -> JoinModel:

@@ -155,7 +155,7 @@ class Index:
 
         Raises:
             DataError: the folder contains no index.
-            DamagedStoreError: a file is missing or truncated.
+            DamagedError: the index is damaged.
         """
         from qkv.search.index_files import read_index
 

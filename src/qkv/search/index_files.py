@@ -1,39 +1,47 @@
-"""Read and write a search index, which is stored as a subfolder of arrays and a file index.json that names it.
+"""Read and write a search index, which is stored as one container in a folder.
 
-    index.json                format version, current folder, and the size of each file
-    g-…/passages.arrow        texts          keys.npy, moments.npz | keys.npz   vectors
-    g-…/words.npz             BM25           encoder.npz             arrays of the encoder        metric.npy
+    index.qkv      texts, vectors, BM25 scores and the encoder, with checksums; see `qkv.core.container`
+    writer.lock    held by the process that saves
 
-All files are written to a new folder and synced; then index.json is replaced atomically, and the previous folder
-is removed. A crash at any point leaves the previous index intact.
+The container is replaced atomically: a crash at any point leaves the previous index intact. Folders with a file
+index.json, which qkv wrote before 2026-11-23, are read by `qkv.search.index_folder`, and replaced when they are saved.
 """
 
 from __future__ import annotations
 
-import json
-from functools import partial
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.files import check_creatable, replace_subfolder
-from qkv.encoders.encoder import read_arrays
-from qkv.errors import DamagedStoreError, DataError, StoreBusyError
+from qkv.core.container import Container, read_container, write_container
+from qkv.core.files import check_creatable, make_folders
+from qkv.core.typing import Shaped
+from qkv.encoders.encoder import pack_words, unpack_words
+from qkv.encoders.saved_encoder import restore_encoder
+from qkv.errors import DataError, StoreBusyError
+from qkv.search.index_folder import INDEX, PREFIX, check_passages, check_scores, read_folder, read_settings
+from qkv.store.arrow_files import parse_table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from scipy.sparse import csc_array, csr_array, csr_matrix
+
     from qkv.search.index import Index
 
-__all__ = ["is_index", "check_index_path", "read_index", "save_index"]
+__all__ = ["is_index", "check_index_path", "read_index", "save_index", "verify_index"]
 
-_FORMAT = 2
+_FILE = "index.qkv"
 _LOCK = "writer.lock"
-_PREFIX = "g-"
+_CONTENT = "a search index"
+_REMEDY = "Build the index again, or restore the file from a copy."
+_SPARSE = ("data", "indices", "indptr")
 
 
 def is_index(path: Path) -> bool:
     """Return whether `path` is a folder with a search index."""
-    return _read_settings(path) is not None
+    return (path / _FILE).is_file() or read_settings(path) is not None
 
 
 def check_index_path(path: Path) -> None:
@@ -56,11 +64,13 @@ def save_index(index: Index, path: Path) -> None:
     from filelock import FileLock, Timeout
 
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folders(path)
         with FileLock(path / _LOCK, timeout=0):
-            replace_subfolder(
-                path, _PREFIX, partial(_write_parts, index), "index.json", partial(_index_json, index), "the index"
-            )
+            _write(index, path / _FILE)
+            for old in [path / INDEX, *path.glob(f".{_FILE}.*")]:
+                old.unlink(missing_ok=True)
+            for folder in path.glob(f"{PREFIX}*"):
+                shutil.rmtree(folder, ignore_errors=True)
     except Timeout:
         raise StoreBusyError(
             f"the index {str(path)!r} must not be saved by two processes at once, and another process is saving it. "
@@ -72,116 +82,129 @@ def save_index(index: Index, path: Path) -> None:
         ) from None
 
 
-def _index_json(index: Index, folder: Path) -> bytes:
-    settings = {
-        "qkv": "index",
-        "format": _FORMAT,
-        "folder": folder.name,
-        "encoder": index.encoder.name,
-        "settings": index.encoder.settings(),
-        "stem": index.splitter.stem,
-        "mix": index.mix,
-        "passages": len(index),
-        "files": {part.name: part.stat().st_size for part in sorted(folder.iterdir())},
-    }
-    return json.dumps(settings, indent=1).encode()
-
-
 def read_index(path: Path) -> dict[str, Any]:
     """Read a saved index, and return a dict of the arguments with which `Index` creates it again.
 
     Raises:
         DataError: the folder contains no index, or one of another format.
-        DamagedStoreError: a file is missing or truncated.
+        DamagedError: a file is missing, damaged or crafted.
     """
+    if not is_index(path):
+        raise DataError(
+            f"path must be a folder with a search index, got {str(path)!r}. Create an index with Index.save in Python, "
+            "or with qkv search TEXTS --save FOLDER on the command line."
+        )
+    if not (path / _FILE).is_file():
+        return read_folder(path)
+    return _read(read_container(path / _FILE, _CONTENT, _REMEDY, "the index"))
+
+
+def verify_index(path: Path) -> list[str]:
+    """Return the names of the damaged parts of a saved index.
+
+    Raises:
+        DataError: the folder contains no index.
+        DamagedError: the manifest of the index is damaged.
+    """
+    if not (path / _FILE).is_file():
+        read_index(path)
+        return []
+    return read_container(path / _FILE, _CONTENT, _REMEDY, "the index").verify()
+
+
+def _write(index: Index, file: Path) -> None:
+    settings = {
+        "encoder": index.encoder.name,
+        "settings": index.encoder.settings(),
+        "stem": index.splitter.stem,
+        "mix": index.mix,
+        "passages": len(index),
+        "words": len(index.words.vocabulary),
+        "width": int(index.keys.rows.shape[1]),
+    }
+    parts: dict[str, Shaped[np.ndarray, "*_"] | bytes] = {"passages": _table_bytes(index.table)}
+    if index.keys.dense:
+        parts["keys"] = np.asarray(index.keys.rows)
+        parts["mean"], parts["covariance"] = index.keys.moments
+    else:
+        parts |= _sparse_parts("keys", index.keys.rows.tocsr())
+    parts |= _sparse_parts("scores", index.words.scores)
+    parts["words"] = pack_words(index.words.vocabulary)
+    parts |= {f"encoder {name}": array for name, array in index.encoder.arrays().items()}
+    if index.metric is not None:
+        parts["metric"] = index.metric
+    write_container(file, _CONTENT, settings, parts, "the index")
+
+
+def _read(container: Container) -> dict[str, Any]:
     import pyarrow as pa
-    from scipy.sparse import csc_array, load_npz
+    from scipy.sparse import csc_array, csr_array
 
     from qkv.search.bm25 import BM25, Vocabulary
     from qkv.search.encoder_registry import ENCODERS
     from qkv.search.passage_vectors import PassageVectors
 
-    settings = _read_settings(path)
-    if settings is None:
-        raise DataError(
-            f"path must be a folder with a search index, got {str(path)!r}. Create an index with Index.save in Python, "
-            "or with qkv search TEXTS --save FOLDER on the command line."
-        )
-    if settings["format"] != _FORMAT or settings["encoder"] not in ENCODERS:
-        raise DataError(
-            f"the index {str(path)!r} must have format {_FORMAT} and a known encoder, got format "
-            f"{settings['format']!r} and encoder {settings['encoder']!r}. Build the index again."
-        )
-    folder = path / settings["folder"]
-    for name, size in settings["files"].items():
-        actual = (folder / name).stat().st_size if (folder / name).is_file() else None
-        if actual != size:
-            problem = "no such file" if actual is None else f"{actual:,} bytes"
-            raise DamagedStoreError(
-                f"the file {folder.name}/{name} of the index {str(path)!r} must have {size:,} bytes, got {problem}. "
-                "The index is damaged; build it again."
-            )
-    encoder = ENCODERS[settings["encoder"]].from_state(settings["settings"], read_arrays(folder / "encoder.npz"))
-    with pa.memory_map(str(folder / "passages.arrow")) as mapped:
-        table = pa.ipc.open_file(mapped).read_all()
-    words = read_arrays(folder / "words.npz")
-    scores = csc_array((words["data"], words["indices"], words["indptr"]), shape=tuple(words["shape"]))
-    if (folder / "keys.npy").is_file():
-        moments = read_arrays(folder / "moments.npz")
-        rows = np.load(folder / "keys.npy", mmap_mode="r")
-        keys = PassageVectors(rows, (moments["mean"], moments["covariance"]))
+    fields = container.fields()
+    passages, width = fields.integer("passages", 1), fields.integer("width", 1)
+    kind = ENCODERS[fields.text("encoder", tuple(ENCODERS))]
+    arrays = {
+        name.removeprefix("encoder "): container.array(name).copy() for name in container if name.startswith("encoder ")
+    }
+    encoder = restore_encoder(kind, fields.record("settings"), arrays)
+    table = parse_table(pa.py_buffer(container.bytes("passages")), "the passages of the index", remedy=_REMEDY)
+    check_passages(table, passages, _REMEDY)
+    if "keys" in container:
+        rows = container.array("keys", 2)
+        moments = container.array("mean", 1), container.array("covariance", 2)
+        keys = PassageVectors(rows, moments)
+        fits = rows.dtype.kind == "f" and moments[0].shape == (width,) and moments[1].shape == (width, width)
     else:
-        keys = PassageVectors(load_npz(folder / "keys.npz"))
-    metric = np.load(folder / "metric.npy") if (folder / "metric.npy").is_file() else None
+        keys = PassageVectors(_sparse(container, "keys", csr_array, (passages, width)))
+        fits = True
+    if not fits or keys.rows.shape != (passages, width) or encoder.width != width:
+        raise container.damaged(f"have {passages:,} vectors of width {width:,}", f"shape {keys.rows.shape}")
+    words = unpack_words(container.array("words", 1))
+    scores = _sparse(container, "scores", csc_array, (passages, fields.integer("words")))
+    metric = container.array("metric", 2).copy() if "metric" in container else None
+    if len(words) != scores.shape[1] or (metric is not None and metric.shape != (width, width)):
+        raise container.damaged(f"have {scores.shape[1]:,} words and a square metric", f"{len(words):,} words")
     return {
         "table": table,
         "encoder": encoder,
         "keys": keys,
-        "words": BM25(scores, words["known"].tolist()),
-        "splitter": Vocabulary(settings["stem"]),
-        "mix": settings["mix"],
+        "words": BM25(scores, words),
+        "splitter": Vocabulary(None if fields.get("stem") is None else fields.text("stem")),
+        "mix": fields.number("mix"),
         "metric": metric,
     }
 
 
-def _write_parts(index: Index, folder: Path) -> None:
-    import pyarrow as pa
-    from scipy.sparse import save_npz
+def _sparse_parts(name: str, matrix: csc_array | csr_array | csr_matrix) -> dict[str, Shaped[np.ndarray, "*_"] | bytes]:
+    return {f"{name} {part}": np.asarray(getattr(matrix, part)) for part in _SPARSE}
 
-    table = index.table.combine_chunks()
-    with (
-        pa.OSFile(str(folder / "passages.arrow"), "wb") as sink,
-        pa.ipc.new_file(sink, table.schema) as writer,
-    ):
-        writer.write_table(table)
-    if index.keys.dense:
-        np.save(folder / "keys.npy", np.ascontiguousarray(index.keys.rows))
-        mean, covariance = index.keys.moments
-        np.savez(folder / "moments.npz", mean=mean, covariance=covariance)
-    else:
-        save_npz(folder / "keys.npz", index.keys.rows, compressed=False)
-    scores = index.words.scores
-    np.savez(
-        folder / "words.npz",
-        data=scores.data,
-        indices=scores.indices,
-        indptr=scores.indptr,
-        shape=np.array(scores.shape),
-        known=np.array(index.words.vocabulary, dtype=np.str_),
-    )
-    np.savez(folder / "encoder.npz", **index.encoder.arrays())  # type: ignore[arg-type]
-    if index.metric is not None:
-        np.save(folder / "metric.npy", index.metric)
+
+def _sparse(container: Container, name: str, kind: Any, shape: tuple[int, int]) -> Any:
+    """Return a sparse matrix of a container, after checking every index, because SciPy's products do not."""
+    try:
+        data, indices, indptr = (container.array(f"{name} {part}", 1) for part in _SPARSE)
+        matrix = kind((data, indices, indptr), shape=shape)
+        check_scores(matrix)
+    except DataError:
+        raise
+    except Exception as error:  # ValueError, TypeError, IndexError or OverflowError of SciPy
+        raise container.damaged(f"have a sparse matrix {name!r} of shape {shape}", str(error)[:200]) from None
+    return matrix
+
+
+def _table_bytes(table: pa.Table) -> bytes:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def _is_foreign(path: Path) -> bool:
-    """Return False if a file is the lock of an index or a folder that a save created, otherwise True."""
-    return path.name != _LOCK and not path.name.startswith(_PREFIX)
-
-
-def _read_settings(path: Path) -> dict[str, Any] | None:
-    try:
-        settings = json.loads((path / "index.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return settings if isinstance(settings, dict) and settings.get("qkv") == "index" else None
+    """Return False if a file is the lock of an index or what an interrupted save left behind, otherwise True."""
+    return path.name != _LOCK and not path.name.startswith((PREFIX, f".{_FILE}."))
