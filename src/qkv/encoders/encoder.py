@@ -5,11 +5,13 @@ The fitted state of an encoder consists of settings, which are JSON values, and 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
@@ -135,7 +137,9 @@ def read_arrays(file: str | PathLike[str] | IO[bytes]) -> dict[str, Shaped[np.nd
         OSError: the file cannot be read.
     """
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        # NumPy leaves a damaged file open.
+        stream = io.BytesIO(Path(file).read_bytes()) if isinstance(file, (str, PathLike)) else file
+        with np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise

@@ -9,6 +9,7 @@ qkv wrote this format before 2026-11-23. Its vectors have no checksums, so a cha
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ def _read_parts(folder: Path, settings: Fields) -> dict[str, Any]:
         fits = rows.ndim == 2 and rows.dtype.kind == "f" and moments["covariance"].shape == (rows.shape[1],) * 2
         fits = fits and moments["mean"].shape == rows.shape[1:]
     else:
-        keys = PassageVectors(load_npz(folder / "keys.npz").tocsr())
+        keys = PassageVectors(load_npz(io.BytesIO((folder / "keys.npz").read_bytes())).tocsr())
         check_scores(keys.rows)
         fits = True
     shape = (passages, encoder.width)
