@@ -44,7 +44,7 @@ from rapidfuzz import distance, fuzz, process
 from qkv.database import Database
 from qkv.database.keys.columns import fold
 
-__all__ = ["KINDS", "derive", "lists"]
+__all__ = ["KINDS", "derive", "lists", "split"]
 
 QUERIES = 100
 KEYS = 3000
@@ -222,7 +222,7 @@ Limit = tuple[float, bool]
 def _run(chosen: list[tuple[str, bool, list[str]]]) -> Results:
     out: Results = {}
     for title, _, names in chosen:
-        keys, absent = _split(names)
+        keys, absent = split(names)
         finders = {name: build(keys) for name, build in MATCHERS.items()}
         for kind in KINDS:
             asked = derive(kind, keys, absent, 0)
@@ -233,7 +233,7 @@ def _run(chosen: list[tuple[str, bool, list[str]]]) -> Results:
     return out
 
 
-def _split(names: list[str]) -> tuple[list[str], list[str]]:
+def split(names: list[str]) -> tuple[list[str], list[str]]:
     """Return the names that become keys, at most 3,000 that differ in letters, and those that are left out."""
     unique = sorted({_plain(name): name for name in sorted(set(names)) if len(_plain(name)) > 3}.values())
     draw = random.Random(1)
@@ -340,7 +340,7 @@ def _time_million(chosen: list[tuple[str, bool, list[str]]]) -> None:
 
 def _print_misses(chosen: list[tuple[str, bool, list[str]]], results: Results, kind: str) -> None:
     for title, held_out, names in chosen:
-        asked = derive(kind, *_split(names), 0)
+        asked = derive(kind, *split(names), 0)
         for (query, truth), (_, found, _, _) in zip(asked, results[title, kind, "ask"], strict=True):
             if truth != found and not held_out:
                 print(f"{title}: {query!r} should find {truth!r}, found {found!r}")
