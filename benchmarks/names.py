@@ -326,7 +326,7 @@ def _time_million(chosen: list[tuple[str, bool, list[str]]]) -> None:
     table = Database.open({"name": names, "row": list(range(len(names)))}, key="name", value="row")
     table.ask(names[0])
     print(f"Opening a million names and the first query: {time.process_time() - start:.1f} s of CPU time")
-    _, absent = _split([name for _, _, each in chosen for name in each])
+    _, absent = split([name for _, _, each in chosen for name in each])
     print("\n| kind of query | median, ms | largest, ms |\n|---|---|---|")
     for kind in KINDS:
         queries = [query for query, _ in derive(kind, names[:3000], absent, 1)][:20]
