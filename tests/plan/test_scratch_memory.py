@@ -60,9 +60,12 @@ def built(call, q, k):
         "triangular": lambda: scores.Triangular(30.0),
         "custom": lambda: scores.Custom(differences),
         "features": lambda: scores.Features(),
+        "alibi": lambda: scores.ALiBi(scores.ScaledDot(), 0.1),
+        "biased": lambda: scores.Biased(scores.ScaledDot(), made(1, k)),
     }[call["score"]]()
     mask = masks.Causal("end") if call["causal"] else None
-    options = {"score": score, "normalizer": getattr(normalizers, call["normalizer"])(), "mask": mask,
+    normalizer = normalizers.TopK(8) if call["normalizer"] == "TopK" else getattr(normalizers, call["normalizer"])()
+    options = {"score": score, "normalizer": normalizer, "mask": mask,
                "positions": qkv.Positions(align="end"), "kernel": call["kernel"], "memory": "16 GiB"}
     if call["library"] == "numpy":
         sides, leaves = [x.numpy() for x in sides], []
@@ -162,7 +165,7 @@ def test_planned_scratch_memory_is_within_a_quarter_of_the_measured(n: int, meas
 
 def random_call(draw: random.Random) -> dict[str, Any]:
     """Return a call whose arrays have tens of megabytes."""
-    library = draw.choice(["torch"] * 5 + ["numpy"])
+    library = draw.choice(["torch"] * 14 + ["numpy"])
     kernels = {"torch": ["fused", "linear", "dense", "batched", "tiled", "row_blocks"], "numpy": ["dense", "linear"]}
     kernel = draw.choice(kernels[library])
     gradient = library == "torch" and draw.random() < 0.6
@@ -176,6 +179,11 @@ def random_call(draw: random.Random) -> dict[str, Any]:
         score, normalizer = draw.choice([("features", "Sum"), ("scaled dot", "Identity"), ("bilinear", "Identity")])
     if kernel == "dense":
         normalizer = draw.choice(["Softmax", "Softmax", "Sparsemax", "Entmax15", "Sigmoid"])
+    if kernel in ("batched", "row_blocks") and draw.random() < 0.5:
+        normalizer = draw.choice(["Sparsemax", "Entmax15", "TopK", *(["Sigmoid"] if kernel == "batched" else [])])
+    lifts = score in ("scaled dot", "bilinear") and library == "torch"
+    if lifts and kernel in ("dense", "batched", "row_blocks", "tiled") and draw.random() < 0.4:
+        score = draw.choice(["cosine", "alibi", "biased"])
     batch = draw.choice([1, 2, 4, 8])
     if kernel in ("fused", "linear", "tiled"):
         n = draw.uniform(2e6, 6e6) / batch / width
@@ -193,12 +201,14 @@ def random_call(draw: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_planned_scratch_memory_of_random_calls_is_within_a_quarter_of_the_measured() -> None:
-    """Nine of ten random calls that measure over 16 MB are within a quarter, and all within a factor of 1.75."""
-    draw = random.Random(0)
-    calls = [random_call(draw) for _ in range(120)]
-    found = [(c, m) for c, m in zip(calls, measure(calls), strict=True) if m["measured"] > 16e6]
-    wrong = [(c, m) for c, m in found if not is_near(m, 4)]
-    assert len(found) > 60
+@pytest.mark.parametrize("seed", range(4))
+def test_planned_scratch_memory_of_random_calls_is_within_a_quarter_of_the_measured(seed: int) -> None:
+    """Nine of ten random calls are within a quarter, or 2 MB, and all that measure over 16 MB within a factor of 2."""
+    draw = random.Random(seed)
+    calls = [random_call(draw) for _ in range(85)]
+    found = list(zip(calls, measure(calls), strict=True))
+    wrong = [(c, m) for c, m in found if not is_near(m)]
+    assert sum(c["library"] == "torch" for c, _ in found) >= 75
     assert len(wrong) <= len(found) / 10, "\n".join(map(str, wrong))
-    assert all(1 / 1.75 < m["planned"] / m["measured"] < 1.75 for _, m in wrong), "\n".join(map(str, wrong))
+    large = [m for _, m in wrong if m["measured"] > 16e6]
+    assert all(0.5 < m["planned"] / m["measured"] < 2 for m in large), "\n".join(map(str, wrong))

@@ -99,7 +99,8 @@ class BatchedKernel(Kernel):
             arrays += 2.2 if gradient else 0.3
         elif problem.normalizer.selects_keys:  # the order of a row
             arrays = max(5.0, arrays + 1.9 * gradient)
-        arrays += 0.25 if problem.spec.mask is not None else 0.0
+        if problem.spec.mask is not None:  # the excluded pairs; given logits are copied while they are excluded
+            arrays = max(3.05 if not (gradient or _is_product(problem.score)) else 0.0, arrays + 0.25)
         scratch = pairs * problem.itemsize * arrays + problem.cast_bytes + (2 * STEP_BYTES if additive else 0)
         scratch += sum(lifted_elements(problem)) * problem.itemsize * (2 if gradient else 1)
         products = (problem.axes.query_width + problem.axes.value_width) * 2 * (3 if gradient else 1) / PRODUCT_RATE

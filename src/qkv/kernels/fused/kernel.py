@@ -103,8 +103,12 @@ class FusedKernel(Kernel):
         output = math.prod(axes.output[:-1]) * (width - axes.value_width + 2)
         numbers = output + sum(copied)
         if problem.gradient:
-            # A gradient is copied while its layout changes. Those of copied inputs are not what the caller receives.
-            numbers += max(rows) * width + (math.prod(axes.output[:-1]) * width if width != axes.value_width else 0)
+            # The gradient of a padded or lifted input is not what the caller receives; what the caller receives for a
+            # padded one is not there yet. Without such inputs, a gradient is copied while its layout changes.
+            results = [0 if lift else n * own for n, own, lift in zip(rows, widths, lifts, strict=True)]
+            changed = [size - own for size, own in zip(copied, results, strict=True) if size]
+            numbers += max(changed, default=max(rows) * width if axes.batch_size > 1 else 0)
+            numbers += math.prod(axes.output[:-1]) * width if width != axes.value_width else 0
             numbers += backward_copies(problem)
             if split_mask(problem.spec.mask, problem.tile)[1]:  # gradients of the two calls for keys and values
                 numbers += 3 * rows[1] * width // 2

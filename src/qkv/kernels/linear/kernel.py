@@ -155,12 +155,16 @@ class LinearKernel(Kernel):
             rows, keys = (axes.batch_size * n * columns for n in (axes.q, axes.k))
             recurring = 2.0 * _BLOCK
             if columns > axes.value_width:  # values with a column of 1, and the totals
-                recurring += rows + keys
+                recurring += 1.5 * (rows + keys) if problem.gradient else rows + keys
             elif axes.q > axes.k:  # the output of the queries that have keys, before zeros are joined to it
                 recurring += keys
             if problem.gradient:
                 recurring += state * -(-axes.q // CHUNK) / _chunks_per_block(axes.batch_size)
-        yield max(lifting, recurring, 0.0)
+        dividing = 0.0
+        if problem.gradient and columns > axes.value_width:
+            # Gradients of the totals, most of which take the place of the gradients of keys and values at the peak.
+            dividing = axes.batch_size * (4.0 * axes.q - 2 * axes.k) * columns
+        yield max(lifting, recurring, dividing, 0.0)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Compute the product form, or run another kernel if the data does not allow the product form."""

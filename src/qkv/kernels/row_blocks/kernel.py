@@ -16,7 +16,7 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.cost_model import amounts_of_work
-from qkv.kernels.runtime.memory_model import pair_arrays
+from qkv.kernels.runtime.memory_model import lifted_elements, pair_arrays, score_arrays
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -30,6 +30,8 @@ __all__ = ["RowBlocksKernel"]
 
 _SEARCH_FLOP = 150
 """Cost of the search for candidates in flop per logit: storing the logits and finding the maximum of each group."""
+_CANDIDATE_ELEMENTS = 600_000
+"""Elements of the arrays of a search for candidates in a block of 512 queries."""
 _SAVED_CANDIDATES = 48
 """Estimated number of candidates per query that are saved for backward, for normally distributed logits."""
 
@@ -90,6 +92,12 @@ class RowBlocksKernel(Kernel):
             flop += axes.pairs * logit_flop * 3 // (10 if problem.score.is_inner_product else 1)
             sides = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
             numbers += 3 * sides + axes.batch_size * axes.q * _SAVED_CANDIDATES * 2
+            if problem.score.is_distance or (problem.score.adds_offset and problem.score.positional):
+                numbers += int(tile * (score_arrays(problem)[0] + 1))
+        elif problem.score.is_inner_product:
+            numbers += 2 * sum(lifted_elements(problem, scales_query=False))
+        elif not features:  # the arrays of the score, its logits and their copy, and the candidates
+            numbers += int(tile * (score_arrays(problem)[0] + 2)) + _CANDIDATE_ELEMENTS
         return Cost(
             flop,
             problem.input_bytes,

@@ -10,7 +10,11 @@ import math
 
 from qkv.plan.problem import Problem
 
-__all__ = ["backward_copies", "lifted_elements", "pair_arrays", "score_arrays", "sides_of"]
+__all__ = ["backward_copies", "lifted_elements", "near_pairs", "pair_arrays", "score_arrays", "sides_of"]
+
+_NEAR_WIDTHS = range(12, 28)
+"""Widths of vectors at which some of normally distributed vectors are so near that `core/distances.py` computes their
+distances a second time, which depends on the data. For fewer it computes no products, for more none are that near."""
 
 
 def pair_arrays(problem: Problem) -> float:
@@ -45,7 +49,14 @@ def score_arrays(problem: Problem) -> tuple[float, float, int]:
         saved, inner = saved + inner.saved_arrays, inner.inner
     forward = 1.0 + saved + (score.gated_product or score.tanh_cap is not None)
     forward += 2 if score.adds_offset and score.positional else 0  # the positions of all pairs
+    if near_pairs(problem):
+        forward = max(forward, 4.5)
     return max(2.0, forward), saved, elements if elements > 2 and not score.gated_product else 0
+
+
+def near_pairs(problem: Problem) -> bool:
+    """Return whether the distances of some pairs are likely to be computed a second time."""
+    return problem.score.is_distance and problem.library == "torch" and problem.axes.query_width in _NEAR_WIDTHS
 
 
 def lifted_elements(problem: Problem, scales_query: bool = True) -> tuple[int, int]:

@@ -158,7 +158,7 @@ def projection_bytes(problem: Problem) -> int:
         return 0
     sides = axes.batch_size * (axes.q + axes.k) * problem.elements_per_logit * problem.itemsize
     patterns = 4 * axes.k * problem.elements_per_logit * problem.itemsize
-    return sides + min(patterns * (2 if problem.gradient else 1), 2 * MAX_PATTERN_BYTES)
+    return sides + min(patterns, MAX_PATTERN_BYTES)
 
 
 def _elements_per_logit(problem: Problem, nonfinite: bool) -> int:

@@ -21,7 +21,7 @@ from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import TorchCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.cost_model import amounts_of_work, tile_seconds, visible_pairs
-from qkv.kernels.runtime.memory_model import backward_copies, lifted_elements
+from qkv.kernels.runtime.memory_model import backward_copies, lifted_elements, near_pairs
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
 from qkv.kernels.runtime.tile_sizes import (
     ROW_BLOCK_BUDGET,
@@ -81,10 +81,14 @@ class TiledKernel(Kernel):
         sizes = tile_sizes(problem, self.budget)
         softmax = normalizer.log_sum_exp and normalizer.scale is not None
         peak = min(axes.batch_size, sizes.batch) * sizes.rows * sizes.cols * problem.itemsize
-        peak *= tile_arrays(problem)
+        peak *= _arrays_at_peak(problem)
         # The statistics of each query, and the projections.
         projections = sum(lifted_elements(problem))
         numbers = 4 * axes.batch_size * axes.q + projections
+        if problem.score.tanh_vector is not None:
+            # Exponentials of the projected queries, and forward a copy of the projected keys.
+            rows = axes.q if problem.gradient else axes.q // 3 + axes.k
+            numbers += axes.batch_size * rows * _hidden_units(problem)
         if problem.gradient:
             # The gradients of projections, or later a copy of the gradient of keys or values while its layout changes.
             projected = projections or axes.batch_size * (axes.q + axes.k) * _hidden_units(problem)
@@ -92,6 +96,8 @@ class TiledKernel(Kernel):
             numbers += backward_copies(problem)
             if problem.score.lift_kind == "up_to_query_constant":  # columns are joined to the lifted vectors
                 numbers += 3 * projections // 2
+        elif problem.score.lift_kind == "up_to_query_constant":  # a side without and with the joined column
+            numbers += max(lifted_elements(problem))
         peak += projection_bytes(problem)
         traffic = numbers + math.prod(axes.output) * (3 if problem.gradient else 1)
         pairs = visible_pairs(problem, sizes.rows)
@@ -184,3 +190,13 @@ def _table_widths(problem: Problem, sizes: TileSizes) -> int:
     maps: list[Any] = [readout.per_head for readout in problem.readouts if readout.pooling]
     # Each cell has a sum or maximum of exponentials, a running maximum, and a scale.
     return sum(3 * (readout.sides(q, k)[1] + -(-k // sizes.cols) + 1) for readout in maps)
+
+
+def _arrays_at_peak(problem: Problem) -> float:
+    """Return how many arrays of the size of a tile are measured at once, which are fewer than `tile_arrays` allows."""
+    score, arrays = problem.score, tile_arrays(problem)
+    if score.is_distance and not problem.gradient:
+        return arrays + 3 if near_pairs(problem) else arrays
+    if problem.gradient and not score.gated_product and (arrays <= 8 or score.tanh_vector is not None):
+        return 4
+    return arrays
