@@ -151,10 +151,11 @@ def _reading(
                 if kind in PARQUET or encoding is not None or not _names_encoding(str(error)):
                     raise
                 guess = guess_encoding(Path(path))
-                windows = ", or cp1252 for a file from Windows" if guess == "latin-1" else ""
+                windows = " (or cp1252, if it is from Windows)" if guess == "latin-1" else ""
                 raise DataError(
-                    f"{path!r} must be text in UTF-8, got other bytes, probably {guess}. "
-                    f"Pass --encoding {guess} (in Python: encoding={guess!r}){windows}."
+                    f"{path!r} must be text in UTF-8, got other bytes, probably {guess}{windows}. Pass "
+                    f"--encoding {guess} to qkv ask (in Python: encoding={guess!r} to Database.open), or convert the "
+                    "file with iconv."
                 ) from None
 
 
