@@ -3,6 +3,7 @@
 # make bench  measure every claim of speed (an hour or two), or one: make bench CLAIM=additive
 # make check  lint, types, layers, docs
 # make fuzz   damage saved files in 20,000 ways: no crash, no wrong answer, no error of another library (about ten minutes)
+# make test-versions  run the tests from the wheel with the lowest and the newest allowed versions of packages
 # make mutants  does a test fail when the code is wrong? (about an hour)
 PYTHON ?= python3
 VENV := .venv
@@ -40,6 +41,13 @@ test-long: $(VENV)/.dev
 # Any other SEED draws other faults; FAULTS=1000 takes half a minute.
 fuzz: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONPATH=src $(BIN)/python -m tests.fuzz --seed $(SEED) --faults $(FAULTS)
+
+# With every Python of 3.11 to 3.13 on this machine: about ten minutes for each pair of a Python and its packages.
+PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell command -v python$(version)))
+WHICH ?= lowest newest
+test-versions: $(VENV)/.dev
+	@test -n "$(PYTHONS)" || { echo "PYTHONS must name at least one Python, for example PYTHONS=python3.11"; exit 1; }
+	$(foreach python,$(PYTHONS),$(foreach which,$(WHICH),$(BIN)/python -m tests.versions $(which) --python $(python) &&)) true
 
 # Mutation testing on a seeded sample of 1,500 mutants: about an hour.
 mutants: $(VENV)/.dev

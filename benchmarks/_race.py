@@ -39,11 +39,12 @@ class Race:
         *,
         ours: str = "qkv",
         clock: str = "CPU time",
+        smallest: bool = False,
         faster: bool = False,
         scale: float = 1.0,
         **more: Any,
     ) -> Row:
-        """Return the ratio of the median times.
+        """Return the ratio of the median or smallest times.
 
         Args:
             case: shape and direction.
@@ -51,6 +52,7 @@ class Race:
             goal: limit of the ratio.
             ours: name of the implementation of qkv.
             clock: "CPU time", or "wall time".
+            smallest: compare the smallest times, which other load affects least, instead of the medians.
             faster: report the speed-up over the peer instead of the fraction of its time.
             scale: fraction of the work that the peer did; its times are divided by it.
             **more: further fields of the row.
@@ -58,16 +60,17 @@ class Race:
         times = dict(self.cpu if clock == "CPU time" else self.wall)
         times[peer] = [t / scale for t in times[peer]]
         above, below = (peer, ours) if faster else (ours, peer)
-        number = statistics.median(times[above]) / statistics.median(times[below])
+        typical: Callable[[list[float]], float] = min if smallest else statistics.median
+        number = typical(times[above]) / typical(times[below])
         paired = [a / b for a, b in zip(times[above], times[below], strict=True)]
         shown = (ours, peer)
-        cpu = {name: statistics.median(self.cpu[name]) for name in shown}
-        wall = {name: statistics.median(self.wall[name]) for name in shown}
+        cpu = {name: typical(self.cpu[name]) for name in shown}
+        wall = {name: typical(self.wall[name]) for name in shown}
         cpu[peer] /= scale
         wall[peer] /= scale
         return Row(
             case,
-            f"{above} / {below}, {clock}",
+            f"{above} / {below}, {clock}{', minima' if smallest else ''}",
             number,
             "×",
             goal,

@@ -121,6 +121,7 @@ def _race(contest: _Contest, setting: Setting, threads: int = 1) -> Iterator[Row
             name,
             AtMost(1.1) if threads == 1 else None,
             clock="CPU time" if threads == 1 else "wall time",
+            smallest=threads > 1,
             errors=errors,
             kernel=call.plan.kernel.name,
             plan=str(call.plan),

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.shared_options import KeyColumns, NormalizerName, QuoteFormulas, ScoreName, Threshold, ValueColumn
+from qkv.cli.shared_options import (
+    ON_BAD_CELL,
+    KeyColumns,
+    NormalizerName,
+    OnBadCell,
+    QuoteFormulas,
+    ScoreName,
+    Threshold,
+    ValueColumn,
+)
 from qkv.core.checks import check_choice
 from qkv.errors import DataError, OptionError, QueryError
 
@@ -87,6 +96,7 @@ def ask(
         str | None, typer.Option(metavar="CHARACTER", help="Delimiter of FILE; default: detected.")
     ] = None,
     decimal: Annotated[str | None, typer.Option(metavar=".|,", help="Decimal separator of FILE; default: .")] = None,
+    on_bad_cell: OnBadCell = "exclude",
 ) -> None:
     """Query a table. An answer is the mean of the values, or a vote, weighted by the similarity of keys and query.
 
@@ -120,6 +130,7 @@ def ask(
 
     Normalizers: softmax[:temperature], topk:K, sum, mean, hard, sparsemax, entmax15, sigmoid, identity, sample.
     """
+    check_choice("--on-bad-cell", on_bad_cell, ON_BAD_CELL)
     arguments = _check_arguments([*([] if file is None else [file]), *(query or [])], format_)
     if output is not None:
         from qkv.cli.answer_file import check_output
@@ -144,6 +155,11 @@ def ask(
         raise OptionError(f"--quote-formulas must be used with --format csv, got {given}. Omit one of them.")
     if version is not None and not stored:
         raise OptionError("--version must be used with a store, got a table. Omit --version, or name a store.")
+    if on_bad_cell != "exclude" and (stored or sql is not None):
+        raise OptionError(
+            f"--on-bad-cell must be used with a file of rows, got {'a store' if stored else '--sql'}. "
+            f"{'Pass it to qkv store create and append.' if stored else 'Convert the cells with try_cast in the SQL.'}"
+        )
 
     from qkv.cli.json_csv import CsvWriter, JsonWriter
     from qkv.cli.query_input import number_lines, read_queries
@@ -164,7 +180,15 @@ def ask(
             if files == ["-"] and not arguments and queries in (None, "-"):
                 raise QueryError("QUERY must be given if standard input is the table. Write a query after -.")
             source = sys.stdin if files == ["-"] else files[0] if len(files) == 1 else files
-            database = Database.open(source, key, value, encoding=encoding, delimiter=delimiter, decimal=decimal)
+            database = Database.open(
+                source,
+                key,
+                value,
+                encoding=encoding,
+                delimiter=delimiter,
+                decimal=decimal,
+                on_bad_cell=on_bad_cell,
+            )
     if output is not None:
         from qkv.database.execute.base import AskOptions
 

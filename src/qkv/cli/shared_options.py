@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "ON_BAD_CELL",
     "Candidates",
     "Collection",
     "JoinedOn",
@@ -15,6 +16,7 @@ __all__ = [
     "LeftTable",
     "ModelFolder",
     "NormalizerName",
+    "OnBadCell",
     "Passage",
     "Queries",
     "QuoteFormulas",
@@ -41,6 +43,15 @@ NormalizerName = Annotated[
 Threshold = Annotated[
     float | None,
     typer.Option(metavar="NUMBER", help="Minimum similarity, or maximum distance, of a match."),
+]
+ON_BAD_CELL = ("exclude", "refuse", "text")
+OnBadCell = Annotated[
+    str,
+    typer.Option(
+        metavar="exclude|refuse|text",
+        help="Cells that are no finite numbers, or no dates, in a column of them: leave out and count, refuse, or "
+        "read the column as texts.",
+    ),
 ]
 
 QuoteFormulas = Annotated[

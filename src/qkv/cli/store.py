@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.shared_options import KeyColumns, NormalizerName, ScoreName, Threshold, ValueColumn
+from qkv.cli.shared_options import ON_BAD_CELL, KeyColumns, NormalizerName, OnBadCell, ScoreName, Threshold, ValueColumn
+from qkv.core.checks import check_choice
 from qkv.core.printable import printable
 from qkv.core.progress import ProgressBar
 from qkv.errors import DamagedStoreError, OptionError
@@ -71,6 +72,7 @@ def create(
     backend: Annotated[
         str, typer.Option(metavar="arrow|lance", help="Storage format; lance needs the extra of this name.")
     ] = "arrow",
+    on_bad_cell: OnBadCell = "exclude",
 ) -> None:
     """Create a store from the rows of a file.
 
@@ -86,6 +88,7 @@ def create(
         raise OptionError(
             f"--{'value' if key else 'key'} must be given. Name the column, for example --key name --value income."
         )
+    check_choice("--on-bad-cell", on_bad_cell, ON_BAD_CELL)
     with ProgressBar() as progress:
         created = Database.create(
             path,
@@ -98,8 +101,10 @@ def create(
             encoder=encoder,
             backend=backend,
             progress=progress,
+            on_bad_cell=on_bad_cell,
         )
     print(printable(str(created)))
+    _print_notes(created)
 
 
 @store.command()
@@ -109,6 +114,7 @@ def append(
         list[str],
         typer.Argument(metavar="FILE", help="Files of rows with the columns of the store.", show_default=False),
     ],
+    on_bad_cell: OnBadCell = "exclude",
 ) -> None:
     """Append the rows of one or more files to a store as one new version.
 
@@ -118,11 +124,13 @@ def append(
     """
     from qkv.plan.cost import counted
 
+    check_choice("--on-bad-cell", on_bad_cell, ON_BAD_CELL)
     opened = _open(path)
     before = len(opened.store)
     with ProgressBar() as progress:
-        opened.append(iter(files), progress=progress)
+        opened.append(iter(files), progress=progress, on_bad_cell=on_bad_cell)
     print(printable(f"{counted(len(opened.store) - before, 'row', 'rows')} added; {opened}"))
+    _print_notes(opened)
 
 
 @store.command(short_help="Delete the rows that satisfy a predicate.")
@@ -208,3 +216,8 @@ def _open(path: str, damaged: str = "refuse") -> StoredDatabase:
     # With "skip" every file would be read at opening, which `verify` does itself, and the list of versions need not.
     checksums = False if damaged == "skip" else None
     return open_database(path, None, None, fold=None, memory="512 MiB", damaged=damaged, checksums=checksums)
+
+
+def _print_notes(opened: StoredDatabase) -> None:
+    for note in opened.cell_notes:
+        print(printable(f"· {note}"))

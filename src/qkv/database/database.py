@@ -20,8 +20,9 @@ from qkv.core.progress import Progress
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
+from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.read_options import ReadOptions
-from qkv.database.io.sources import describe, read
+from qkv.database.io.sources import describe, read, requested_columns
 from qkv.database.protocol import Queryable
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import counted
@@ -71,6 +72,7 @@ class Database(Queryable):
         backend: str = "arrow",
         memory: int | str = "512 MiB",
         progress: Progress | None = None,
+        on_bad_cell: str = "exclude",
     ) -> StoredDatabase:
         """Create a database on disk and save its settings, which `Database.open` restores.
 
@@ -90,9 +92,10 @@ class Database(Queryable):
             backend: "arrow", or "lance" (pip install "qkv[lance]").
             memory: as in `open`.
             progress: as in `append`.
+            on_bad_cell: as in `append`.
 
         Raises:
-            DataError: The path is not empty, or a column is not in the source.
+            DataError: The path is not empty, a column is not in the source, or a bad cell is refused.
             StoreFullError: The disk is full. No files remain.
 
         Example:
@@ -118,6 +121,7 @@ class Database(Queryable):
             backend=backend,
             memory=memory,
             progress=progress,
+            on_bad_cell=on_bad_cell,
         )
 
     @overload
@@ -138,6 +142,7 @@ class Database(Queryable):
         encoding: str | None = ...,
         delimiter: str | None = ...,
         decimal: str | None = ...,
+        on_bad_cell: str = ...,
     ) -> Queryable: ...
 
     @classmethod
@@ -153,6 +158,7 @@ class Database(Queryable):
         encoding: str | None = None,
         delimiter: str | None = None,
         decimal: str | None = None,
+        on_bad_cell: str = "exclude",
     ) -> Queryable:
         """Open a file, data frame, table, dict of columns, list of records, or store as a database.
 
@@ -172,6 +178,9 @@ class Database(Queryable):
             encoding: for text files: "utf-16", "latin-1", "cp1252" or another encoding of Python; None: UTF-8.
             delimiter: for delimited files: the character between cells; None: detected.
             decimal: for delimited files: the decimal separator, "." or ","; None: ".".
+            on_bad_cell: "exclude" leaves out the rows of a table whose key or value is no finite number in a column
+                of numbers, or no date in a column of dates, and counts these cells in the notes of answers;
+                "refuse" raises; "text" reads all cells of such a column of a CSV or JSON file as texts.
 
         Raises:
             OptionError: An option of text files is not allowed.
@@ -186,15 +195,18 @@ class Database(Queryable):
 
             if (encoding, delimiter, decimal) != (None, None, None):
                 raise OptionError("encoding, delimiter and decimal must be None for a store. Omit them.")
+            if on_bad_cell != "exclude":
+                raise OptionError(
+                    f"on_bad_cell must be 'exclude' for a store, got {on_bad_cell!r}. Pass it to create and append."
+                )
             return open_database(source, key, value, fold=fold, memory=memory, damaged=damaged)
         if key is None or value is None:
             raise DataError(
                 f"{'key' if key is None else 'value'} must be the name of a column of {describe(source)}, got None. "
                 "Name the key and value columns; only stores save these names."
             )
-        names = tuple(key.split(",")) if isinstance(key, str) else tuple(key)
-        required = tuple(str(name).strip() for name in (*names, value))
-        table = with_microseconds(read(source, required, ReadOptions(encoding, delimiter, decimal)))
+        options = ReadOptions(encoding, delimiter, decimal, on_bad_cell)
+        table = with_microseconds(read(source, requested_columns(key, value), options))
         return cls(table, key, value, describe(source), fold is not False)
 
     @classmethod
@@ -226,7 +238,9 @@ class Database(Queryable):
             2400.0
         """
         given = {name: read(source) for name, source in (tables or {}).items()}
-        return cls(with_microseconds(duckdb_reader.run_sql(query, given)), key, value, "the SQL result", fold)
+        result = duckdb_reader.run_sql(query, given)
+        result = add_cell_notes(result, requested_columns(key, value), "exclude", "the SQL result")
+        return cls(with_microseconds(result), key, value, "the SQL result", fold)
 
     # -- Queryable --------------------------------------------------------------------------------------
 

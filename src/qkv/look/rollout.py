@@ -94,6 +94,8 @@ def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None
     size = (layers + 1) * tokens
     edges = ((level + 1) * tokens + above, level * tokens + below)
     graph = coo_array((capacity, edges), shape=(size, size)).tocsr()
+    # Older versions of scipy compute flows only with indices of 32 bits.
+    graph.indices, graph.indptr = graph.indices.astype(np.int32), graph.indptr.astype(np.int32)
     rows = range(tokens) if queries is None else queries
     sources = (layers * tokens + query for query in rows)
     flows = [[maximum_flow(graph, source, key).flow_value for key in range(tokens)] for source in sources]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -14,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 import qkv  # noqa: E402
 from qkv import nn, normalizers, scores  # noqa: E402
-from qkv.errors import DataError, OptionError  # noqa: E402
+from qkv.errors import DataError, KindError, OptionError  # noqa: E402
 from qkv.interop import huggingface, record  # noqa: E402
 from qkv.interop.huggingface.registration import REGISTERED  # noqa: E402
 
@@ -50,12 +51,23 @@ PARTS: dict[str, dict[str, Any]] = {
     "learned wrapper": {"score": functools.partial(nn.Softcap, score=nn.Gaussian)},
     "learned sum": {"score": functools.partial(nn.SumOf, score=(nn.Bilinear, scores.ScaledDot()))},
     "constants": {"score": nn.RelativePosition},
+    "learned entmax": {"normalizer": normalizers.Entmax(torch.nn.Parameter(torch.tensor([1.3, 1.5, 1.6, 1.8])))},
+    "learned top-k": {
+        "score": nn.Bilinear,
+        "normalizer": normalizers.TopK(4, normalizers.Softmax(torch.nn.Parameter(torch.tensor(0.5)))),
+    },
 }
 
 
 @pytest.mark.parametrize(
     ("parts", "build"),
-    [*[(parts, bert) for parts in PARTS], ("entmax", llama), ("learned", llama), ("constants", llama)],
+    [
+        *[(parts, bert) for parts in PARTS],
+        ("entmax", llama),
+        ("learned", llama),
+        ("constants", llama),
+        ("learned entmax", llama),
+    ],
 )
 def test_a_saved_model_is_restored_with_its_score_and_normalizer(parts: str, build: Any, tmp_path: Path) -> None:
     name = huggingface.register(f"qkv-{parts}", **PARTS[parts])
@@ -189,3 +201,55 @@ def test_scores_built_for_other_heads_or_widths_are_refused() -> None:
     arrays = [torch.randn(1, 4, 3, 4) for _ in range(3)]
     with pytest.raises(OptionError, match="must have the parameters of its learned score"):
         transformers.AttentionInterface()["qkv-late"](layer, *arrays, None)
+
+
+def test_a_learned_normalizer_is_a_parameter_of_each_layer_that_is_trained_and_stays_in_copies() -> None:
+    alpha = torch.nn.Parameter(torch.full((4,), 1.5))
+    name = huggingface.register("qkv-alpha", normalizer=normalizers.Entmax(alpha))
+    model = bert(attn_implementation=name)
+    own = [x for key, x in model.named_parameters() if "qkv_normalizer" in key]
+    assert len({x.data_ptr() for x in own}) == model.config.num_hidden_layers
+    assert all(torch.equal(x, alpha) for x in own)
+    optimizer = torch.optim.SGD(own, lr=0.1 / 1e-4)
+    (model(TOKENS)[0] * torch.randn(2, 6, 16)).sum().backward()
+    assert alpha.grad is None
+    assert all(x.grad is not None and x.grad.abs().min() > 0 for x in own)
+    for x in own:
+        x.grad.clamp_(-1e-4, 1e-4)
+    optimizer.step()
+    copied = copy.deepcopy(model)
+    copied.set_attn_implementation("sdpa")
+    copied.set_attn_implementation(name)
+    assert torch.equal(states(copied), states(model))
+    assert all((x - alpha).abs().max() > 0.01 for x in own)
+    plain = bert()
+    huggingface.attach(plain, name)
+    assert states(plain).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"score": scores.Gaussian},
+            r"score must be a score or .*, got .*Gaussian.* Pass an instance, such as Gaussian",
+        ),
+        ({"normalizer": normalizers.Sparsemax}, r"normalizer must be .* such as Sparsemax\(…\)\."),
+        ({"score": "gaussian"}, "score must be a score .* got .*Pass an instance of a class in qkv.scores"),
+        ({"score": normalizers.Softmax()}, "score must be a score"),
+        ({"normalizer": nn.Additive}, "normalizer must be a normalizer"),
+        ({"normalizer": scores.Gaussian}, "normalizer must be a normalizer"),
+    ],
+)
+def test_what_is_neither_a_part_nor_a_function_of_the_layer_is_refused_in_one_sentence(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(KindError, match=message):
+        huggingface.register("qkv-wrong", **options)
+    assert "qkv-wrong" not in REGISTERED
+
+
+def test_a_function_of_the_layer_that_returns_no_part_is_named() -> None:
+    name = huggingface.register("qkv-no-part", score=lambda layer: scores.Gaussian)
+    with pytest.raises(KindError, match=r"score of Bert.* must be a score of qkv\.scores, got .*passed to register"):
+        states(bert(attn_implementation=name))

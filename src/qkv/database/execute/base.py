@@ -66,6 +66,7 @@ class Executor(ABC):
         title: the name of the table in notes.
         fold: whether texts are folded.
         missing_cells: number of missing cells by column; rows with a missing cell are excluded.
+        cell_notes: sentences about cells that are not what the column holds, such as "n/a" among prices.
         complete_rows: number of rows with key and value.
         selected_rows: number of these rows that satisfy the predicate; None without a predicate.
         query_columns: the key columns by which queries are parsed.
@@ -73,6 +74,7 @@ class Executor(ABC):
 
     table: pa.Table | StoredRows
     missing_cells: dict[str, int]
+    cell_notes: tuple[str, ...] = ()
     complete_rows: int
     selected_rows: int | None = None
     query_columns: tuple[Column, ...]
@@ -148,6 +150,7 @@ class Executor(ABC):
         normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
         entries, plan = self.run(parsed, comparison, normalizer, options)
         notes = (self._rows_note(), *comparison.notes, *_time_zone_notes(self.query_columns))
+        notes += self.cell_notes
         if comparison.normalizer_note and normalizer is comparison.normalizer:
             notes += (comparison.normalizer_note,)
         if comparison.lookup() is not None and normalizer is comparison.normalizer:

@@ -16,6 +16,7 @@ from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Aggregator, aggregator_for
 from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
 from qkv.database.execute.uncertainty import Calibration, effective_rows
+from qkv.database.io.bad_cells import cell_note_of
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names
@@ -83,6 +84,7 @@ class InMemoryExecutor(Executor):
         columns = {column.name: column for column in self.columns}
         self.complete = ~np.logical_or.reduce([column.missing for column in columns.values()])
         missing = {name: int(column.missing.sum()) for name, column in columns.items()}
+        self.cell_notes = tuple(note.text(name) for name in columns if (note := cell_note_of(table, name)))
         self._set_counts(missing, int(self.complete.sum()))
         self._chooser: ComparisonChooser | None = None
         # Shared with the executors over selected rows.

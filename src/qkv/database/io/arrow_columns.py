@@ -32,6 +32,7 @@ __all__ = [
     "to_units",
     "units_per_day",
     "vector_matrix",
+    "with_metadata",
     "with_microseconds",
 ]
 
@@ -114,8 +115,15 @@ def with_microseconds(table: pa.Table) -> pa.Table:
     for index, field in enumerate(table.schema):
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
             cut = table.column(index).cast(pa.timestamp("us", field.type.tz), safe=False)
-            table = table.set_column(index, field.name, cut)
+            table = table.set_column(index, field.with_type(cut.type), cut)
     return table
+
+
+def with_metadata(table: pa.Table, name: str, key: bytes, text: str) -> pa.Table:
+    """Return a table with a text in the metadata of the column `name`."""
+    field = table.schema.field(name)
+    marked = field.with_metadata({**(field.metadata or {}), key: text.encode()})
+    return table.set_column(table.column_names.index(name), marked, table.column(name))
 
 
 def units_per_day(type_: pa.DataType) -> float:

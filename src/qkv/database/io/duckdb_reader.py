@@ -6,15 +6,18 @@ and whose settings are locked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from qkv.core.typing import Bool
 from qkv.database.io import arrow_columns
+from qkv.database.io.arrow_columns import with_metadata
+from qkv.database.io.bad_cells import add_cell_notes, detect_conversions, quoted_name
 from qkv.database.io.read_options import ReadOptions, check_complete, guess_encoding, in_utf_8
 from qkv.errors import DataError, QkvError, QueryError
 
@@ -35,6 +38,8 @@ _ROWS_PER_PART = 131_072
 _ROW = "__qkv_row"
 _PRESENT = "__qkv_present"
 _DEFAULTS = ReadOptions()
+_T = TypeVar("_T")
+_Open = Callable[..., "duckdb.DuckDBPyRelation"]
 
 
 @contextmanager
@@ -68,22 +73,28 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: Rea
         kind: its suffix without that of the compression, one of `DELIMITED`, `JSON`, `PARQUET`.
         required: the columns that will be used. If the first line of a delimited file holds them, it is the
             header, whatever types are detected.
-        options: the encoding and the separators.
+        options: the encoding, the separators, and what to do with bad cells of the required columns.
 
     Raises:
-        DataError: The file cannot be read in the format of its suffix.
+        DataError: The file cannot be read in the format of its suffix, or has a bad cell that is refused.
     """
-    with _reading(path, kind, options) as relation:
-        return _with_header(relation, kind, required).to_arrow_table()
+    with _reading(path, kind, options) as (open_relation, literal, connection):
+        table, rows = _run_typed(open_relation, path, kind, required, lambda rows: rows.to_arrow_table())
+        if kind in PARQUET:
+            return add_cell_notes(table, required, options.on_bad_cell, repr(path))
+        mixed = _mixed_columns(rows)
+        rows = _without_quotes(connection.from_arrow(table), mixed)
+        stated = () if kind in DELIMITED else [name for name in required if name not in mixed]
+        conversions = detect_conversions(
+            rows, required, options.on_bad_cell, repr(path), stated, options.decimal or "."
+        )
+        if mixed or conversions.expressions:
+            table = conversions.relation(rows).to_arrow_table()
+        return conversions.mark(_with_date_formats(table, literal, kind, connection))
 
 
 def read_parts(
-    path: str,
-    kind: str,
-    required: tuple[str, ...] = (),
-    options: ReadOptions = _DEFAULTS,
-    *,
-    whole_file: bool = False,
+    path: str, kind: str, required: tuple[str, ...] = (), options: ReadOptions = _DEFAULTS
 ) -> Iterator[pa.Table]:
     """Yield the rows of a delimited, JSON or Parquet file as pyarrow tables of at most 131,072 rows.
 
@@ -91,38 +102,38 @@ def read_parts(
         path: an existing file.
         kind: its suffix without that of the compression.
         required: as in `read_file`.
-        options: the encoding and the separators.
-        whole_file: whether types are detected from all rows rather than from the first 20,480.
+        options: as in `read_file`.
 
     Raises:
-        DataError: As in `read_file`.
+        DataError: As in `read_file`, before the first table.
     """
     import pyarrow as pa
 
-    with _reading(path, kind, options, whole_file) as relation:
-        reader = _with_header(relation, kind, required).to_arrow_reader(_ROWS_PER_PART)
-        yield pa.Table.from_batches([], reader.schema)
-        for batch in reader:
-            yield pa.Table.from_batches([batch])
-
-
-def _with_header(
-    relation: Callable[..., duckdb.DuckDBPyRelation], kind: str, required: tuple[str, ...]
-) -> duckdb.DuckDBPyRelation:
-    """Return the relation of a file, whose first line is the header if it holds the required columns."""
-    opened = relation()
-    if kind in DELIMITED and required and not set(required) <= set(opened.columns):
-        first = opened.limit(1).fetchall()
-        if first and set(required) <= set(map(str, first[0])):
-            return relation(header=True)
-    return opened
+    with _reading(path, kind, options) as (open_relation, literal, connection):
+        if kind in PARQUET:
+            rows = open_relation()
+            texts = {name for name, type_ in zip(rows.columns, rows.types, strict=True) if str(type_) == "VARCHAR"}
+            required = tuple(name for name in required if name not in texts)
+            conversions = detect_conversions(rows, required, options.on_bad_cell, repr(path))
+        else:
+            # Counting the cells of all columns finds cells that contradict the detected types.
+            _, rows = _run_typed(open_relation, path, kind, required, _count_cells)
+            mixed = _mixed_columns(rows)
+            rows = _without_quotes(rows, mixed)
+            stated = () if kind in DELIMITED else [name for name in required if name not in mixed]
+            conversions = detect_conversions(
+                rows, required, options.on_bad_cell, repr(path), stated, options.decimal or "."
+            )
+        rows = conversions.relation(rows)
+        first = conversions.mark(_with_date_formats(rows.limit(0).to_arrow_table(), literal, kind, connection))
+        yield first
+        for batch in rows.to_arrow_reader(_ROWS_PER_PART):
+            yield pa.Table.from_arrays(batch.columns, schema=first.schema)
 
 
 @contextmanager
-def _reading(
-    path: str, kind: str, given: ReadOptions, whole_file: bool = False
-) -> Iterator[Callable[..., duckdb.DuckDBPyRelation]]:
-    """Yield a function that opens a file as a DuckDB relation, and close the connection afterwards."""
+def _reading(path: str, kind: str, given: ReadOptions) -> Iterator[tuple[_Open, str, duckdb.DuckDBPyConnection]]:
+    """Yield a function that opens a file as a DuckDB relation, the path for DuckDB, and the connection."""
     options = {"delimiter": "\t"} if kind == ".tsv" else {}
     options |= {"delimiter": given.delimiter} if given.delimiter else {}
     options |= {"decimal": given.decimal} if given.decimal else {}
@@ -136,17 +147,16 @@ def _reading(
         literal = "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
 
         with _connection(_OFFLINE, DataError, failure, remedy) as connection:
-            sample = {"sample_size": -1} if whole_file else {}
 
-            def relation(**more: bool) -> duckdb.DuckDBPyRelation:
+            def open_relation(**more: int) -> duckdb.DuckDBPyRelation:
                 if kind in PARQUET:
                     return connection.read_parquet(literal)
                 if kind in JSON:
-                    return connection.read_json(literal, **sample)
-                return connection.read_csv(literal, **options, **sample, **more)
+                    return connection.read_json(literal, **more)
+                return connection.read_csv(literal, **options, **more)
 
             try:
-                yield relation
+                yield open_relation, literal, connection
             except _duckdb_error() as error:
                 if kind in PARQUET or encoding is not None or not _names_encoding(str(error)):
                     raise
@@ -168,6 +178,76 @@ def _duckdb_error() -> type[Exception]:
 
 def _names_encoding(message: str) -> bool:
     return any(part in message.lower() for part in ("utf-8", "utf8", "unicode"))
+
+
+def _run_typed(
+    open_relation: _Open, path: str, kind: str, required: tuple[str, ...], run: Callable[[duckdb.DuckDBPyRelation], _T]
+) -> tuple[_T, duckdb.DuckDBPyRelation]:
+    """Open a file with types that all its cells have, and return the result of `run` with the relation.
+
+    DuckDB detects types from the first 20,480 rows. If a later cell contradicts them, they are detected from all rows.
+    """
+    import duckdb
+
+    rows = open_relation()
+    header: dict[str, int] = {}
+    if kind in DELIMITED and required and not set(required) <= set(rows.columns):
+        first = rows.limit(1).fetchall()
+        if first and set(required) <= set(map(str, first[0])):
+            header = {"header": True}
+            rows = open_relation(**header)
+        else:
+            _check_dialect(open_relation, path, kind, required)
+    try:
+        return run(rows), rows
+    except (duckdb.ConversionException, duckdb.InvalidInputException):
+        if kind in PARQUET:
+            raise
+        rows = open_relation(**header, sample_size=-1)
+        return run(rows), rows
+
+
+def _check_dialect(open_relation: _Open, path: str, kind: str, required: tuple[str, ...]) -> None:
+    """Raise an error if the first line holds the required columns, but DuckDB skipped it to read uneven rows."""
+    names = open_relation(header=True, skiprows=0).columns
+    cells = {cell.strip(" \"'") for cell in re.split(r"[,;\t|]", names[0])}
+    if len(names) == 1 and len(cells) > 1 and set(required) <= cells:
+        raise DataError(
+            f"{path!r} cannot be read as {kind[1:]}: its rows do not have the {len(cells)} cells of the first line. "
+            "Check quotation marks and separators."
+        )
+
+
+def _count_cells(rows: duckdb.DuckDBPyRelation) -> int:
+    ((*counts,),) = rows.aggregate(", ".join(f"count({quoted_name(name)})" for name in rows.columns)).fetchall()
+    return max(map(int, counts))
+
+
+def _mixed_columns(rows: duckdb.DuckDBPyRelation) -> list[str]:
+    """Return the columns of a JSON file with values of several types, such as numbers and texts."""
+    return [name for name, type_ in zip(rows.columns, rows.types, strict=True) if str(type_) == "JSON"]
+
+
+def _without_quotes(rows: duckdb.DuckDBPyRelation, names: Sequence[str]) -> duckdb.DuckDBPyRelation:
+    """Return a relation in which columns of JSON values are texts without quotation marks."""
+    texts = ", ".join(f"json_extract_string({quoted_name(n)}, '$') as {quoted_name(n)}" for n in names)
+    return rows.project(f"* replace ({texts})") if texts else rows
+
+
+def _with_date_formats(table: pa.Table, literal: str, kind: str, connection: duckdb.DuckDBPyConnection) -> pa.Table:
+    """Return a table with the formats of dates that are not in ISO 8601, see `arrow_columns.DATE_FORMAT`."""
+    import pyarrow as pa
+
+    columns = [each for each in table.schema if pa.types.is_date(each.type) or pa.types.is_timestamp(each.type)]
+    if kind not in DELIMITED or not columns:
+        return table
+    sniffed = "select DateFormat, TimestampFormat from sniff_csv(?)"
+    ((date, timestamp),) = connection.execute(sniffed, [literal]).fetchall()
+    for each in columns:
+        form = date if pa.types.is_date(each.type) else timestamp
+        if form and not form.startswith("%Y-%m-%d"):
+            table = with_metadata(table, each.name, arrow_columns.DATE_FORMAT, form)
+    return table
 
 
 def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:

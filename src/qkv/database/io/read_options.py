@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
+from qkv.core.checks import check_choice
 from qkv.errors import DataError, OptionError
 
 __all__ = ["COMPRESSIONS", "ReadOptions", "check_complete", "guess_encoding", "in_utf_8", "open_binary"]
@@ -27,16 +28,21 @@ class ReadOptions:
         encoding: an encoding that Python knows, such as "utf-16", "latin-1" or "cp1252"; None: UTF-8.
         delimiter: the character between the cells of delimited files; None: detected.
         decimal: the decimal separator of delimited files, "." or ","; None: ".".
+        on_bad_cell: what to do with cells that are no finite numbers in a column of numbers, or no dates in a column
+            of dates: "exclude" makes them missing and counts them, "refuse" raises an error, "text" reads the column
+            as texts.
 
     Raises:
-        OptionError: The encoding is unknown, or a separator is not one character.
+        OptionError: The encoding is unknown, a separator is not one character, or a choice does not exist.
     """
 
     encoding: str | None = None
     delimiter: str | None = None
     decimal: str | None = None
+    on_bad_cell: str = "exclude"
 
     def __post_init__(self) -> None:
+        check_choice("on_bad_cell", self.on_bad_cell, ("exclude", "refuse", "text"))
         if self.encoding is not None:
             try:
                 codecs.lookup(self.encoding)

@@ -22,6 +22,7 @@ from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.arrow_reader import read_arrow
+from qkv.database.io.bad_cells import add_cell_notes, join_cell_notes
 from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
 from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary
 from qkv.errors import DataError, QkvError
@@ -38,6 +39,7 @@ __all__ = [
     "read",
     "read_parts",
     "report_rows",
+    "requested_columns",
     "require_columns",
     "suggest_name",
 ]
@@ -76,34 +78,32 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
                 f"the {type(source).__name__} cannot be read as a table: {_first_line(error)}. "
                 "Pass columns of equal length, each with cells of one type."
             ) from None
+        _refuse_repeated_names(table)
+        table = add_cell_notes(table, required, options.on_bad_cell, describe(source))
     _refuse_repeated_names(table)
     return table
 
 
-def read_parts(source: object, required: tuple[str, ...] = (), whole_file: bool = False) -> Iterator[pa.Table]:
-    """Yield the rows of a source as pyarrow tables. A CSV, JSON or Parquet file is read in parts of 131,072 rows.
-
-    Args:
-        source: as in `read`.
-        required: columns that the caller needs, by which the header line of a file is recognized.
-        whole_file: whether the types of a CSV or JSON file are detected from all its rows rather than the first ones.
-    """
+def read_parts(source: object, required: tuple[str, ...] = (), options: ReadOptions = _DEFAULTS) -> Iterator[pa.Table]:
+    """Yield the rows of a source as pyarrow tables. A CSV, JSON or Parquet file is read in parts of 131,072 rows."""
     if not is_paths(source):
-        yield read(source, required)
+        yield read(source, required, options)
         return
     for path in expand_paths(source, _SUFFIXES, COMPRESSIONS):
         kind = _suffix(path)
         if kind in _ARROW:
-            yield read(path)
+            yield read(path, required, options)
         else:
-            yield from duckdb_reader.read_parts(str(path), kind, required, whole_file=whole_file)
+            yield from duckdb_reader.read_parts(str(path), kind, required, options)
 
 
-def iterate_tables(source: object) -> Iterator[pa.Table]:
+def iterate_tables(
+    source: object, required: tuple[str, ...] = (), options: ReadOptions = _DEFAULTS
+) -> Iterator[pa.Table]:
     """Yield the tables of a source or of an iterator of sources, with timestamps truncated to microseconds."""
     each: Iterable[object] = source if isinstance(source, Iterator) else (source,)
     for one in each:
-        for table in read_parts(one):
+        for table in read_parts(one, required, options):
             yield with_microseconds(table)
 
 
@@ -145,6 +145,17 @@ def is_table_name(name: str) -> bool:
     return (os.path.splitext(stem)[1] if suffix in COMPRESSIONS else suffix) in _SUFFIXES
 
 
+def requested_columns(key: str | Sequence[str], value: str) -> tuple[str, ...]:
+    """Return the names of the key and value columns, before the columns of the source are known.
+
+    Example:
+        >>> requested_columns("city, year", "price")
+        ('city', 'year', 'price')
+    """
+    names = key.split(",") if isinstance(key, str) else key
+    return tuple(str(name).strip() for name in (*names, value))
+
+
 def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
     """Raise a `DataError` if one of `names` is not a column of a table. The error suggests the most similar column."""
     for name in names:
@@ -164,7 +175,11 @@ def suggest_name(name: str, choices: Iterable[str]) -> str:
 
 def _read_path(path: Path, required: tuple[str, ...], options: ReadOptions) -> pa.Table:
     kind = _suffix(path)
-    return read_arrow(path) if kind in _ARROW else duckdb_reader.read_file(str(path), kind, required, options)
+    if kind in _ARROW:
+        table = read_arrow(path)
+        _refuse_repeated_names(table)
+        return add_cell_notes(table, required, options.on_bad_cell, repr(str(path)))
+    return duckdb_reader.read_file(str(path), kind, required, options)
 
 
 def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptions) -> pa.Table:
@@ -185,12 +200,13 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
     # A CSV file without rows has columns of texts, whatever the types in the other files are.
     tables = [table for table in tables if table.num_rows] or tables[:1]
     try:
-        return pa.concat_tables(tables, promote_options="permissive")
+        table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(
             f"files must have columns of the same types, got others in {len(paths):,} files from {str(paths[0])!r} "
             f"on: {_first_line(error)}. Convert the columns, or name fewer files."
         ) from None
+    return join_cell_notes(table, tables, required)
 
 
 def _read_stream(stream: io.IOBase, required: tuple[str, ...], options: ReadOptions) -> pa.Table:

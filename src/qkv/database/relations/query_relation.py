@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qkv.database.io.arrow_columns import with_microseconds
+from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, is_delimited, is_paths, read, read_parts, suggest_name
 from qkv.errors import DataError, QkvError, QueryError
 
@@ -58,7 +59,8 @@ def open_relation(source: object, keys: Sequence[str], on: Mapping[str, str] | s
 
     name, names = describe(source), _names(keys, on)
     if is_paths(source):
-        parts = read_parts(source, tuple(names.values()), whole_file=True)
+        # A cell that is no number is answered by the reason.
+        parts = read_parts(source, tuple(names.values()), ReadOptions(on_bad_cell="text"))
         first = with_microseconds(next(parts))
         schema, tables = first.schema, _parts_of(first, parts, name)
     elif not isinstance(source, pa.Table) and hasattr(source, "__arrow_c_stream__"):

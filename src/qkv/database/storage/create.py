@@ -14,7 +14,9 @@ from qkv import store as stores
 from qkv.core.progress import Progress
 from qkv.core.untrusted_json import Fields
 from qkv.database.execute.aggregates import aggregator_for
-from qkv.database.io.sources import iterate_tables, require_columns
+from qkv.database.io.bad_cells import collect_notes, without_notes
+from qkv.database.io.read_options import ReadOptions
+from qkv.database.io.sources import iterate_tables, requested_columns, require_columns
 from qkv.database.keys.bandwidth import choose_bandwidth
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
@@ -52,6 +54,7 @@ def create_database(
     backend: str,
     memory: int | str,
     progress: Progress | None,
+    on_bad_cell: str = "exclude",
 ) -> StoredDatabase:
     """Create a database on disk; see `Database.create` for the arguments."""
     import pyarrow as pa
@@ -60,13 +63,16 @@ def create_database(
     _check_name(normalizer, parse_normalizer)
     memory_bytes(memory)
     stores.require_free(path, backend)
-    tables = iter([source.empty_table()]) if isinstance(source, pa.Schema) else iterate_tables(source)
+    names, notes, options = requested_columns(key, value), list[str](), ReadOptions(on_bad_cell=on_bad_cell)
+    empty = isinstance(source, pa.Schema)
+    tables = iter([source.empty_table()]) if empty else iterate_tables(source, names, options)
+    tables = collect_notes(tables, names, notes)
     pending = [table for table in (next(tables, None),) if table is not None]
     if not pending:
         raise DataError(
             "source must yield at least one table, got an empty iterator. For an empty database, pass a pyarrow schema."
         )
-    schema = pending[0].schema.remove_metadata()
+    schema = without_notes(pending[0].schema.remove_metadata())
     keys = key_names(key, schema.names)
     require_columns(pending[0], (*keys, value), "the source")
     for name in (*keys, value):
@@ -111,6 +117,7 @@ def create_database(
     except BaseException:
         stores.remove(path)
         raise
+    database.cell_notes = tuple(notes)
     return database
 
 

@@ -19,6 +19,8 @@ from qkv.database.execute.base import AskOptions, Executor
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.execute.row_reader import match_blocks
 from qkv.database.execute.streamed import StreamedExecutor
+from qkv.database.io.bad_cells import collect_notes
+from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, report_rows, require_columns
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.part_registry import parse_score
@@ -51,6 +53,10 @@ class StoredDatabase(Queryable):
         score, normalizer, threshold: the defaults of `ask`.
         memory: the memory limit, in bytes or as text.
         encoding: encodes keys and queries as vectors; None: keys are compared unchanged.
+
+    Attributes:
+        cell_notes: sentences about cells of the rows written last that are not what the column holds, such as "n/a"
+            among prices.
 
     Example:
         >>> import tempfile
@@ -86,6 +92,7 @@ class StoredDatabase(Queryable):
         self.fold = fold
         self.score, self.normalizer, self.threshold = score, normalizer, threshold
         self.memory = memory_bytes(memory)
+        self.cell_notes: tuple[str, ...] = ()
         require_columns(store.empty(self._visible), (*self.key, value), self.name)
         for column in (*self.key, value):
             self._empty_column(column)  # raises if its cells can be neither compared nor averaged
@@ -151,13 +158,14 @@ class StoredDatabase(Queryable):
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def append(self, source: object, progress: Progress | None = None) -> int:
+    def append(self, source: object, progress: Progress | None = None, on_bad_cell: str = "exclude") -> int:
         """Append rows, save them on disk as a new version, and return the number of the version.
 
         Args:
             source: anything that `Database.open` takes, with the columns of the store; or an iterator of such
                 sources, which become one version.
             progress: called as `progress("writing rows", done, 0)` or `progress("encoding rows", done, 0)`.
+            on_bad_cell: as in `Database.open`; excluded cells are stored as missing, and counted in `cell_notes`.
 
         Returns:
             The number of the new version.
@@ -167,7 +175,11 @@ class StoredDatabase(Queryable):
             StoreBusyError: Another process is writing.
             StoreFullError: The disk is full. The store is unchanged.
         """
-        return self.store.append(self.prepare(iterate_tables(source), progress))
+        names, notes = (*self.key, self.value), list[str]()
+        tables = collect_notes(iterate_tables(source, names, ReadOptions(on_bad_cell=on_bad_cell)), names, notes)
+        version = self.store.append(self.prepare(tables, progress))
+        self.cell_notes = tuple(notes)
+        return version
 
     def prepare(
         self, tables: Iterator[pa.Table], progress: Progress | None = None, done: int = 0

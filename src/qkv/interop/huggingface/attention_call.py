@@ -13,18 +13,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypedDict, TypeVar, cast
+from typing import Literal, TypedDict, TypeVar, cast
 
 import torch
 
 from qkv.core.batch import take_batch
+from qkv.core.checks import describe
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Bool, Float, Int, Shaped, Tensor
-from qkv.errors import OptionError, RefusedError, ShapeError
+from qkv.errors import KindError, OptionError, RefusedError, ShapeError
 from qkv.interop.huggingface.indexed_mask import IndexedMask
 from qkv.interop.huggingface.lazy_mask import LazyMask
+from qkv.interop.huggingface.learned_normalizers import layer_normalizer
 from qkv.interop.huggingface.learned_scores import LearnedOption, layer_score
 from qkv.interop.huggingface.saved_parts import Json, describe_part
 from qkv.masks import Causal, Keys, Pairs, Window
@@ -66,9 +68,23 @@ class Registration:
         return {"score": describe_part(self.score), "normalizer": describe_part(self.normalizer)}
 
 
-def _of_layer(option: P | Callable[[torch.nn.Module], P] | None, module: torch.nn.Module) -> P | None:
-    """Return the score or normalizer of an attention layer, which a function of the layer may return; None if unset."""
-    return option if option is None or isinstance(option, Part) else option(module)
+def _of_layer(
+    name: Literal["score", "normalizer"], option: P | Callable[[torch.nn.Module], P] | None, module: torch.nn.Module
+) -> P | None:
+    """Return the score or normalizer of an attention layer, which a function of the layer may return; None if unset.
+
+    Raises:
+        KindError: if the function returned neither.
+    """
+    if option is None or isinstance(option, Part):
+        return option
+    found = option(module)
+    if found is not None and not isinstance(found, Score if name == "score" else Normalizer):
+        raise KindError(
+            f"{name} of {type(module).__name__} must be a {name} of qkv.{name}s, got {describe(found)}. Change the "
+            f"function that was passed to register as {name}."
+        )
+    return found
 
 
 class _AttendOptions(TypedDict):
@@ -138,7 +154,7 @@ class AttentionCall:
         layout = _HeadLayout(heads, key_heads)
         score = layer_score(module, registration.score, query.shape[-1], layout.groups)
         if score is None:
-            score = _of_layer(cast("Score | ScoreFactory | None", registration.score), module)
+            score = _of_layer("score", cast("Score | ScoreFactory | None", registration.score), module)
         if score is None:
             if isinstance(scaling, torch.Tensor):
                 query, scaling = query * scaling, 1.0
@@ -152,7 +168,9 @@ class AttentionCall:
                 score = Biased(score, bias=layout.split_pairs(bias[..., : key.shape[2]].to(query.dtype)))
         if score.positional and positions is None:
             positions = Positions(align="end")
-        normalizer = _of_layer(registration.normalizer, module)
+        normalizer = layer_normalizer(module, registration.normalizer, layout.groups)
+        if normalizer is None:
+            normalizer = _of_layer("normalizer", registration.normalizer, module)
         sink = sinks if s_aux is None else s_aux
         if sink is not None:
             if normalizer is not None and not isinstance(normalizer, Softmax):

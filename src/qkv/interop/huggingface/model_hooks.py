@@ -4,7 +4,7 @@ Transformers leaves the name of the attention implementation out of a saved conf
 trained with another score or normalizer would be loaded with softmax of the scaled dot product without an error. It
 reads the name, though, if it is there. `post_init`, which ends the construction of every model, and
 `set_attn_implementation` therefore note it in the configuration, together with a description of the parts, and add
-the parameters of learned scores before weights are loaded.
+the parameters of learned scores and normalizers before weights are loaded.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from qkv.errors import OptionError
+from qkv.interop.huggingface.learned_normalizers import LayerNormalizer, add_learned_normalizers
 from qkv.interop.huggingface.learned_scores import add_learned_scores, initialize_score
 from qkv.interop.huggingface.model_layers import attention_configs
 from qkv.nn import LearnedScore
@@ -59,6 +60,9 @@ def add_model_hooks(registered: Mapping[str, Registration]) -> None:
     def initialize_with_scores(self: torch.nn.Module, module: torch.nn.Module, *args: object) -> None:
         if isinstance(module, LearnedScore) and not getattr(module, "_is_hf_initialized", False):
             initialize_score(module)
+        if isinstance(module, LayerNormalizer) and not getattr(module, "_is_hf_initialized", False):
+            module.reset_parameters()
+            module._is_hf_initialized = True  # type: ignore[assignment]
         initialize(self, module, *args)  # type: ignore[arg-type]
 
     post_init_with_parts.__qkv__ = True  # type: ignore[attr-defined]
@@ -68,7 +72,7 @@ def add_model_hooks(registered: Mapping[str, Registration]) -> None:
 
 
 def apply_registration(model: torch.nn.Module, registered: Mapping[str, Registration], *, built: bool = False) -> None:
-    """Note the parts of a model's attention in its configurations, and add the learned scores of its layers.
+    """Note the parts of a model's attention in its configurations, and add the learned parts of its layers.
 
     Args:
         model: the model.
@@ -81,13 +85,14 @@ def apply_registration(model: torch.nn.Module, registered: Mapping[str, Registra
     for config in attention_configs(model):
         note_parts(config, registered, built=built)
 
-    def option(layer: torch.nn.Module) -> object:
+    def registration(layer: torch.nn.Module) -> Registration | None:
         config: PretrainedConfig | None = getattr(layer, "config", None)
-        registration = registered.get(getattr(config, "_attn_implementation", None) or "")
-        return None if registration is None else registration.score
+        return registered.get(getattr(config, "_attn_implementation", None) or "")
 
-    if any(registration.score is not None for registration in registered.values()):
-        add_learned_scores(model, option)
+    if any(each.score is not None for each in registered.values()):
+        add_learned_scores(model, lambda layer: getattr(registration(layer), "score", None))
+    if any(each.normalizer is not None for each in registered.values()):
+        add_learned_normalizers(model, lambda layer: getattr(registration(layer), "normalizer", None))
 
 
 def note_parts(config: PretrainedConfig, registered: Mapping[str, Registration], *, built: bool = False) -> None:

@@ -16,16 +16,18 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from qkv.core.checks import describe
+from qkv.core.parts import Part
 from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, Float, Shaped, Tensor
 from qkv.engine import attend, observe
-from qkv.errors import DataError, OptionError
+from qkv.errors import DataError, KindError, OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, NormalizerFactory, Registration, ScoreFactory
 from qkv.interop.huggingface.decoding_step import attend_step, without_mask
 from qkv.interop.huggingface.learned_scores import LearnedOption
 from qkv.interop.huggingface.mask_interface import build_mask
 from qkv.interop.huggingface.model_hooks import SAVED_PARTS, add_model_hooks
-from qkv.interop.huggingface.saved_parts import Json, build_part
+from qkv.interop.huggingface.saved_parts import Json, build_part, is_learned
 from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Score
@@ -67,7 +69,9 @@ def register(
             `nn.Additive`, with options `functools.partial(nn.Additive, hidden=16)`, or an instance
             `nn.Additive(64, heads=12)`, whose parameters are not shared with the layers; or a function from an
             attention layer to its score of `qkv.scores`: `lambda layer: Additive(layer.w, …)`.
-        normalizer: a normalizer, or a function from an attention layer to its normalizer.
+        normalizer: a normalizer, or a function from an attention layer to its normalizer. A normalizer that holds a
+            `torch.nn.Parameter`, such as `Entmax(torch.nn.Parameter(torch.full((12,), 1.5)))` with one α per head,
+            becomes part of each attention layer, with parameters of its own that start at these values.
         kernel: name of the kernel to run; None lets the planner choose.
         memory: memory limit of a call, as in `qkv.attend`; None allows 256 MiB plus sixteen times the size of
             the inputs, which excludes arrays of q · k elements for long sequences.
@@ -77,6 +81,7 @@ def register(
 
     Raises:
         OptionError: the name is empty, or transformers reserves it.
+        KindError: score or normalizer is neither, such as the class `scores.Gaussian` instead of `scores.Gaussian()`.
 
     Example:
         >>> from qkv.interop import huggingface
@@ -91,6 +96,8 @@ def register(
             f'name must be a non-empty string that does not contain "flash" or "|" and is not one of '
             f'{", ".join(_RESERVED)}, which transformers reserves, got {name!r}. Use a name such as "qkv".'
         )
+    _check_option("score", score, Score)
+    _check_option("normalizer", normalizer, Normalizer)
     from transformers import AttentionInterface, AttentionMaskInterface
 
     add_model_hooks(REGISTERED)
@@ -99,6 +106,23 @@ def register(
     AttentionMaskInterface.register(name, build_mask)
     REGISTERED[name] = registration
     return name
+
+
+def _check_option(name: str, option: object, kind: type[Part]) -> None:
+    """Check that an option of `register` is None, a part, a learned score, or a function of the layer.
+
+    Raises:
+        KindError: if it is not.
+    """
+    if option is None or isinstance(option, kind) or (kind is Score and is_learned(option)):
+        return
+    if isinstance(option, type) and issubclass(option, kind):
+        advice = f"Pass an instance, such as {option.__name__}(…)."
+    elif callable(option) and not isinstance(option, (type, Part)):
+        return
+    else:
+        advice = f"Pass an instance of a class in qkv.{name}s, or a function of the attention layer that returns one."
+    raise KindError(f"{name} must be a {name} or a function of an attention layer, got {describe(option)}. {advice}")
 
 
 def register_saved(path: str | Path) -> str:

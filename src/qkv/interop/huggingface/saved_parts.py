@@ -2,10 +2,12 @@
 
     part            {"part": "Gaussian", "fields": {"bandwidth": 1.5}}
     learned score   {"learned": "Additive", "options": {"hidden": 16}}
+    parameter       {"parameter": [1.5, 1.5]}
     other           {"code": "layer_score"}
 
-Only names of qkv's own classes are looked up, so reading a file never runs code from it. Functions and arrays cannot be
-written; their description only states that they exist, and they must be registered again by code.
+Only names of qkv's own classes are looked up, so reading a file never runs code from it. Of parameters, the initial
+values are written; the weights of the model contain the trained ones. Functions and other arrays cannot be written;
+their description only states that they exist, and they must be registered again by code.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ Json = Union[None, bool, int, float, str, list["Json"], dict[str, "Json"]]  # no
 """A value that JSON can express."""
 
 T = TypeVar("T")
+
+_MAX_ELEMENTS = 1024
+"""Largest number of elements of a parameter that is written to a configuration."""
 
 
 class _CodeError(Exception):
@@ -67,6 +72,8 @@ def build_part(description: Json) -> object:
         return tuple([build_part(item) for item in description])
     if not isinstance(description, dict):
         return description
+    if "parameter" in description:
+        return _build_parameter(description["parameter"])
     if "code" in description:
         raise DataError(
             f"the saved score or normalizer must be made of classes of qkv, numbers and strings, got code: "
@@ -87,7 +94,19 @@ def build_part(description: Json) -> object:
     return functools.partial(kind, **built) if built else kind
 
 
+def _build_parameter(values: Json) -> torch.nn.Parameter:
+    try:
+        return torch.nn.Parameter(torch.tensor(values, dtype=torch.float32))
+    except (TypeError, ValueError):
+        raise DataError(
+            f"a saved parameter must be a number or nested lists of numbers, got {values!r}. Load the model with the "
+            "version of qkv that saved it."
+        ) from None
+
+
 def _describe(value: object) -> Json:
+    if isinstance(value, torch.nn.Parameter) and value.is_floating_point() and value.numel() <= _MAX_ELEMENTS:
+        return {"parameter": value.detach().float().tolist()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (tuple, list)):
