@@ -220,7 +220,8 @@ def ask(
                 from qkv.look.query_plot import save_query_plot
 
                 # The plot is saved before anything is printed, so that a closed pipe cannot prevent it.
-                save_query_plot(database, answer[0], plot, score=score, normalizer=normalizer, where=where)
+                chosen = {"score": score, "normalizer": normalizer, "where": where}
+                save_query_plot(database, answer[0], plot, **chosen, threshold=threshold, seed=seed)
             progress.clear()
             writer.write(answer)
             sys.stdout.flush()

@@ -239,6 +239,25 @@ class Queryable(ABC):
         """
         return self._executor().column(name)
 
+    def complete_columns(self, where: str | None = None) -> tuple[Column, ...]:
+        """Return the key columns and the value column of the rows that have all of them and satisfy a predicate.
+
+        If the table exceeds the memory limit, they are a sample of these rows.
+
+        Args:
+            where: as in `ask`.
+
+        Raises:
+            QueryError: The predicate fails.
+
+        Example:
+            >>> from qkv.database import Database
+            >>> pay = Database.open({"years": [1, None, 3], "pay": [10, 12, 14]}, key="years", value="pay")
+            >>> [column.cells.tolist() for column in pay.complete_columns("pay > 10")]
+            [[3.0], [14.0]]
+        """
+        return self._executor().complete_columns(where)
+
     def __len__(self) -> int:
         """Return the number of rows that have a value in every key column and in the value column."""
         return self._executor().complete_rows

@@ -14,7 +14,7 @@ import numpy as np
 
 from qkv.errors import DataError
 from qkv.look.figure import ANSWER_COLOR, CURVE_COLOR, DARK, INK, PAPER, label_axes, new_figure, set_title, style_axes
-from qkv.look.query_plot import answer_title, draw_weight_bars
+from qkv.look.query_plot import answer_title, draw_weight_bars, set_footer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,6 +70,7 @@ def plot_answer(answer: Answer, *, dark: bool = False) -> Figure:
         axes.set_facecolor(paper)
         style_axes(axes, ink)
     set_title(figure, answer_title(answer), ink)
+    set_footer(figure, answer, ink)
     return figure
 
 

@@ -87,6 +87,7 @@ def draw_weighted_points(
     label: str = "weight",
     ink: str = INK,
     cmap: str = "Reds",
+    size: float = 1.0,
 ) -> None:
     """Draw a scatter plot in which points of larger weight are darker and larger, and add a color bar.
 
@@ -101,6 +102,7 @@ def draw_weighted_points(
         label: label of the color bar.
         ink: color of the labels of the color bar.
         cmap: a matplotlib color map.
+        size: factor of the area of the points.
     """
     maximum = weights.max()
     share = weights / maximum
@@ -108,7 +110,7 @@ def draw_weighted_points(
     order = [i for i in np.argsort(share, kind="stable") if share[i] > 0.01]
     style = {"cmap": cmap, "vmin": -0.1 * maximum, "vmax": maximum, "lw": 0, "zorder": 5}
     points = [x[i] for i in order], [y[i] for i in order]
-    dots = axes.scatter(*points, c=weights[order], s=8 + 42 * share[order], **style)
+    dots = axes.scatter(*points, c=weights[order], s=size * (8 + 42 * share[order]), **style)
     bar = figure.colorbar(dots, ax=axes, shrink=0.8, aspect=30)
     bar.set_label(label, color=ink)
     bar.ax.set_ylim(0, maximum)

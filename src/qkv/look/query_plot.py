@@ -2,51 +2,43 @@
 
 The plot depends on the key columns:
 
-one column of numbers or dates     the data points, the estimate along the key, the query and its answer
-two columns of numbers or dates    the data points colored by value, with rings near the query sized by weight
+one column of numbers or dates     the rows, the estimate along the key, the query and its answer
+two columns of numbers or dates    a map of the values, and a map of the answers and weights around the query
 any other columns                  one bar per evidence row; its length is the weight of the row
+
+Below each plot are the number of rows, the effective rows of the answer, and the bandwidth.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.errors import DataError
-from qkv.look.figure import (
-    ANSWER_COLOR,
-    CURVE_COLOR,
-    DATA_COLOR,
-    INK,
-    check_figure_path,
-    draw_weighted_points,
-    label_axes,
-    new_figure,
-    save_figure,
-    set_title,
-    style_axes,
-)
+from qkv.look.figure import INK, check_figure_path, new_figure, save_figure, set_title, style_axes
+from qkv.look.key_plots import draw_map, draw_one_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from qkv.core.typing import Float
     from qkv.database.answer import Answer
-    from qkv.database.keys.columns import Column
     from qkv.database.protocol import Queryable
 
-__all__ = ["answer_title", "draw_weight_bars", "plot_query", "save_query_plot"]
+__all__ = ["answer_title", "draw_weight_bars", "set_footer", "plot_query", "save_query_plot"]
 
 _RING = (0.78, 0.20, 0.12)
 _MAX_ROWS = 1000
 _MAX_BARS = 12
 
 
-def plot_query(database: Queryable, answer: Answer, **options: Any) -> Figure:
+def plot_query(
+    database: Queryable, answer: Answer, *, size: tuple[float, float] = (7.2, 4.6), **options: Any
+) -> Figure:
     """Plot the answer to one query with the data of its table, or with one bar per evidence row.
 
     The data are drawn if the keys are one or two columns of numbers or dates, and the values are numbers or dates.
@@ -54,8 +46,9 @@ def plot_query(database: Queryable, answer: Answer, **options: Any) -> Figure:
     Args:
         database: the database that gave the answer.
         answer: result of `Database.ask` for one query.
-        options: the arguments `score`, `normalizer` and `where` of the original query. The database is queried
-            again with them for the weights of more rows and for the estimate along the key.
+        size: width and height in inches.
+        options: the arguments `score`, `normalizer`, `where`, `threshold` and `seed` of the original query. The
+            database is queried again with them for the weights of more rows and for the estimate along the key.
 
     Raises:
         DataError: the answer is for several queries.
@@ -66,20 +59,21 @@ def plot_query(database: Queryable, answer: Answer, **options: Any) -> Figure:
             f"answer must be the answer to one query, got {len(answer)} answers. "
             "Select one by index, for example answer[0]."
         )
-    figure = new_figure((7.2, 4.4))
+    figure = new_figure(size)
     columns = [database.column(name) for name in database.key]
     continuous = all(column.kind in ("number", "timestamp") for column in columns)
     averaged = database.column(database.value).kind in ("number", "timestamp")
     if answer.found and continuous and averaged and len(columns) <= 2:
         detailed = database.ask([answer.query], **options, top=min(database.table.num_rows, _MAX_ROWS))[0]
         if len(columns) == 1:
-            axes = _plot_one_key(figure, database, detailed, options)
+            axes = draw_one_key(figure, database, detailed, options)
         else:
-            axes = _plot_two_keys(figure, database, detailed)
+            axes = draw_map(figure, database, detailed, options)
     else:
         axes = [figure.add_subplot()]
         draw_weight_bars(axes[0], answer)
-    set_title(figure, answer_title(answer))
+    set_title(figure, textwrap.fill(answer_title(answer), int(10 * size[0])))
+    set_footer(figure, answer)
     for each in axes:
         style_axes(each)
     return figure
@@ -111,6 +105,26 @@ def answer_title(answer: Answer) -> str:
     return f"{query}  →  {_truncated(format_estimate(answer), 60)}"
 
 
+def set_footer(figure: Figure, answer: Answer, ink: str = INK) -> None:
+    """Write the number of rows, the effective rows and the bandwidth of an answer below a figure."""
+    parts = [answer.notes[0]]
+    if answer.effective_rows:
+        parts.append(f"effective rows: {answer.effective_rows:,.1f}")
+    for note in answer.notes[1:]:
+        bandwidth = re.search(r"compared by .*(bandwidth .*)", note)
+        if bandwidth:
+            parts.append(bandwidth[1])
+    width = int(17 * figure.get_figwidth())
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 5 <= width:
+            lines[-1] += f"  ·  {part}"
+        else:
+            lines.append(part)
+    text = "\n".join(textwrap.fill(line, width) for line in lines)
+    figure.supxlabel(text, x=0.02, ha="left", fontsize=8, color=ink, linespacing=1.4)
+
+
 def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
     """Draw the weights of the first evidence rows, at most 12, as horizontal bars with the value of each row.
 
@@ -140,83 +154,6 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
         end = (max(weight, 0), place)
         axes.annotate(text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=ink)
     axes.set_xlabel(f"weight of the row, labelled with its {answer.value_name}", color=ink)
-
-
-def _plot_one_key(figure: Figure, database: Queryable, answer: Answer, options: dict[str, Any]) -> list[Axes]:
-    axes = figure.add_subplot()
-    key, value = database.column(database.key[0]), database.column(database.value)
-    present = ~(key.missing | value.missing)
-    x, y = _coordinates(key, key.cells[present]), _coordinates(value, value.cells[present])
-    opacity = float(np.clip(30 / np.sqrt(max(present.sum(), 1)), 0.15, 0.9))
-    axes.plot(x, y, "o", ms=3.5, color=DATA_COLOR, alpha=opacity, mew=0, zorder=1)
-    grid = np.linspace(key.cells[present].min(), key.cells[present].max(), 160)
-    queries = [key.timestamp(cell) if key.kind == "timestamp" else cell for cell in grid]
-    curve = [one for one in database.ask(queries, **options, top=1) if one.found]
-    if len(curve) > 1:
-        along = [one.query for one in curve]
-        axes.plot(along, [one.value for one in curve], color=CURVE_COLOR, lw=1.8, zorder=3, label="weighted answer")
-        if all(one.spread is not None for one in curve):
-            lower, upper = [one.value - one.spread for one in curve], [one.value + one.spread for one in curve]
-            axes.fill_between(along, lower, upper, color=CURVE_COLOR, alpha=0.13, lw=0, zorder=2, label="± spread")
-    keys, values = ([row.record[name] for row in answer.rows] for name in (key.name, value.name))
-    draw_weighted_points(figure, axes, keys, values, np.array([row.weight for row in answer.rows]))
-    (place,) = _query_coordinates(answer.query, key)
-    axes.axvline(place, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
-    bar = None if answer.spread is None else [answer.spread]
-    axes.errorbar(
-        [place], [answer.value], yerr=bar, fmt="o", ms=8, color=ANSWER_COLOR, mec="white", capsize=4, zorder=6
-    )
-    label_axes(axes, key.name, value.name)
-    return [axes]
-
-
-def _plot_two_keys(figure: Figure, database: Queryable, answer: Answer) -> list[Axes]:
-    from matplotlib.ticker import MaxNLocator
-
-    whole, near = figure.subplots(1, 2, width_ratios=(1.15, 1))
-    across, up = (database.column(name) for name in database.key)
-    value = database.column(database.value)
-    present = ~(across.missing | up.missing | value.missing)
-    x, y = _coordinates(across, across.cells[present]), _coordinates(up, up.cells[present])
-    size = float(np.clip(4000 / max(1, present.sum()), 1.5, 20))
-    center = _query_coordinates(answer.query, across, up)
-    records = [row.record for row in answer.rows]
-    share = np.array([row.weight for row in answer.rows]) / answer.rows[0].weight
-    points = [record[across.name] for record in records], [record[up.name] for record in records]
-    for axes, scale in ((whole, 1.0), (near, 12.0)):
-        dots = axes.scatter(x, y, c=value.cells[present], s=size * scale, cmap="cividis", lw=0, rasterized=True)
-        axes.plot([center[0]], [center[1]], "*", ms=13, color=ANSWER_COLOR, mec="white", zorder=5)
-        axes.set_xlabel(across.name, color=INK)
-    colors = [(*_RING, max(0.03, each)) for each in share]
-    near.scatter(*points, s=20 + 160 * share, facecolors="none", edgecolors=colors, linewidths=1.3)
-    # The right axes cover the rows with more than 2 % of the largest weight, and a margin of 30 %.
-    heavy = share > 0.02
-    for set_limits, along, middle in ((near.set_xlim, points[0], center[0]), (near.set_ylim, points[1], center[1])):
-        distances = [abs(cell - middle) for cell, counts in zip(along, heavy, strict=True) if counts]
-        if max(distances):
-            set_limits(middle - 1.3 * max(distances), middle + 1.3 * max(distances))
-    for axis, column in ((near.xaxis, across), (near.yaxis, up)):
-        # Write full numbers at the ticks, because an offset in the corner is easily overlooked.
-        if column.kind == "number":
-            axis.get_major_formatter().set_useOffset(False)
-            axis.set_major_locator(MaxNLocator(3))
-    near.set_title("around the query, rings by weight", loc="left", fontsize=9, color=INK)
-    whole.set_ylabel(up.name, color=INK)
-    bar = figure.colorbar(dots, ax=near, label=value.name, shrink=0.9)
-    bar.outline.set_visible(False)
-    return [whole, near]
-
-
-def _coordinates(column: Column, cells: Float[np.ndarray, " n"]) -> Any:
-    return [column.timestamp(cell) for cell in cells] if column.kind == "timestamp" else cells
-
-
-def _query_coordinates(query: object, *columns: Column) -> list[Any]:
-    """Return the plot coordinates of a query, one coordinate for each key column."""
-    from qkv.database.keys.queries import Queries
-
-    cells = [column.cells for column in Queries.parse([query], columns).columns]
-    return [_coordinates(column, parsed)[0] for column, parsed in zip(columns, cells, strict=True)]
 
 
 def _truncated(text: str, length: int) -> str:

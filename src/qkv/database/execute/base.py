@@ -172,6 +172,17 @@ class Executor(ABC):
             f"got {name!r}."
         )
 
+    def complete_columns(self, where: str | None = None) -> tuple[Column, ...]:
+        """Return the key columns and the value column of the selected rows that have all of them, or of a sample."""
+        executor = self if where is None else self._where(where, None)
+        rows = executor.complete_positions()
+        named = {column.name: column for column in executor.columns}
+        return tuple(named[name].take(rows) for name in (*executor.key, executor.value))
+
+    def complete_positions(self) -> Int[np.ndarray, " n"]:
+        """Return the positions in `columns` of the selected rows with key and value. Samples hold only such rows."""
+        return np.arange(len(self.columns[0].missing))
+
     def _where(self, predicate: str, progress: Progress | None) -> Self:
         """Return an executor over the rows that satisfy a SQL predicate. The last one is cached."""
         if self._restricted is None or self._restricted[0] != predicate:

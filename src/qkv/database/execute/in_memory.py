@@ -113,6 +113,10 @@ class InMemoryExecutor(Executor):
         out._calibrations = {}
         return out
 
+    def complete_positions(self) -> Int[np.ndarray, " n"]:
+        """Return the positions of the selected rows with key and value."""
+        return np.flatnonzero(self.complete)
+
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
     ) -> tuple[list[Entry], Plan]:

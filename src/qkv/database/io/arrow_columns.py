@@ -29,6 +29,7 @@ __all__ = [
     "null_mask",
     "row_numbers",
     "stored_numbers",
+    "time_zone",
     "to_units",
     "units_per_day",
     "vector_matrix",
@@ -215,6 +216,12 @@ def _parse_timestamp(text: str, date_format: str) -> dt.datetime:
             with contextlib.suppress(ValueError):
                 return dt.datetime.strptime(text, form)
     return dt.datetime.fromisoformat(text)
+
+
+def time_zone(type_: pa.DataType) -> dt.tzinfo | None:
+    """Return the time zone of an Arrow type, or None if it has none."""
+    name = getattr(type_, "tz", None)
+    return _time_zone(name) if name else None
 
 
 @cache

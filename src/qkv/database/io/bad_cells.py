@@ -37,7 +37,25 @@ __all__ = [
 ]
 
 _NOTE = b"qkv cell note"
-_MISSING = ("", "-", "--", "—", "–", ".", "..", "...", "?", "*", "na", "n/a", "#n/a", "#na", "n.a.", "nan", "null")
+_MISSING: tuple[str, ...] = (
+    "",
+    "-",
+    "--",
+    "—",
+    "–",
+    ".",
+    "..",
+    "...",
+    "?",
+    "*",
+    "na",
+    "n/a",
+    "#n/a",
+    "#na",
+    "n.a.",
+    "nan",
+    "null",
+)
 _MISSING += ("none", "nil", "missing", "unknown", "not available", "#ref!", "#value!", "#div/0!", "inf", "-inf")
 _DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y.%m.%d")
 _CLOCKS = ("", " %H:%M", " %H:%M:%S")
@@ -291,8 +309,9 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
 
 
 def _infinite_cells(chunk: pa.Array) -> Num[np.ndarray, " infinite"]:
-    cells = stored_numbers(chunk)
-    return cells[np.isinf(cells) & ~null_mask(chunk)]
+    cells: Num[np.ndarray, " rows"] = stored_numbers(chunk)
+    infinite: Num[np.ndarray, " infinite"] = cells[np.isinf(cells) & ~null_mask(chunk)]
+    return infinite
 
 
 def cell_note_of(table: pa.Table, name: str) -> CellNote | None:

@@ -64,9 +64,8 @@ def create_database(
     memory_bytes(memory)
     stores.require_free(path, backend)
     names, notes, options = requested_columns(key, value), list[str](), ReadOptions(on_bad_cell=on_bad_cell)
-    empty = isinstance(source, pa.Schema)
-    tables = iter([source.empty_table()]) if empty else iterate_tables(source, names, options)
-    tables = collect_notes(tables, names, notes)
+    given = iter([source.empty_table()]) if isinstance(source, pa.Schema) else iterate_tables(source, names, options)
+    tables = collect_notes(given, names, notes)
     pending = [table for table in (next(tables, None),) if table is not None]
     if not pending:
         raise DataError(

@@ -146,6 +146,10 @@ class StoredDatabase(Queryable):
         # An encoded key is not itself a column of vectors.
         return self._executor(False if name in self.key else None).column(name)
 
+    def complete_columns(self, where: str | None = None) -> tuple[Column, ...]:
+        """Return the key columns, not encoded, and the value column; see `Queryable.complete_columns`."""
+        return self._executor(False).complete_columns(where)
+
     def __len__(self) -> int:
         return super().__len__() if len(self.store) else 0
 
