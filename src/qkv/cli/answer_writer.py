@@ -25,6 +25,7 @@ class AnswerWriter(ABC):
         rows: rows of evidence to show per query.
         explain: print the execution plan at the end.
         quote_formulas: write an apostrophe before texts that a spreadsheet would execute; only for CSV.
+        gradient: print the gradient of each answer.
         plan: the execution plan of the first answers.
         notes: the notes of the last answers.
         invalid: the number of queries so far that could not be read.
@@ -34,6 +35,7 @@ class AnswerWriter(ABC):
     rows: int
     explain: bool
     quote_formulas: bool = False
+    gradient: bool = False
     plan: object = None
     notes: tuple[str, ...] = ()
     invalid: int = 0

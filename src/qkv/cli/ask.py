@@ -64,6 +64,13 @@ def ask(
     ] = None,
     score: ScoreName = None,
     normalizer: NormalizerName = None,
+    fit: Annotated[
+        str,
+        typer.Option(metavar="mean|local-linear", help="Weighted mean, or a line through the rows near the query."),
+    ] = "mean",
+    gradient: Annotated[
+        bool, typer.Option("--gradient", help="Show the slope of the line along each key; needs --fit local-linear.")
+    ] = False,
     where: Annotated[
         str | None, typer.Option(metavar="SQL", help="Use only rows that satisfy this SQL predicate.")
     ] = None,
@@ -118,12 +125,14 @@ def ask(
       qkv ask people.csv --key name --value income "Mario" --where "city = 'Lisbon'"
       qkv ask authors.csv --key last_name --value first_name Li --score exact
       qkv ask gpa.csv --key gpa --value starting_salary 3.5 --score gaussian:0.1
+      qkv ask gpa.csv --key gpa --value starting_salary 3.9 --fit local-linear --gradient
       qkv ask --sql "select * from 'people.csv'" --key city --value income Oslo
       qkv ask people.csv --key name --value income --queries guests.csv --on name=guest --output /tmp/guests.parquet
       printf '3.1\\n3.9\\n' | qkv ask gpa.csv --key gpa --value starting_salary --format csv
 
     Text keys are compared by words and spelling, numbers by a Gaussian kernel whose bandwidth is chosen by
-    leave-one-out cross-validation. A query unlike every key is answered by "no match".
+    leave-one-out cross-validation. A query unlike every key is answered by "no match". For keys of numbers or dates,
+    --fit local-linear fits a line to the rows near the query: without bias at the edges of the keys and on slopes.
 
     Scores: names, spelling, jaro-winkler, levenshtein, token-set-ratio, exact, gaussian[:bandwidth], laplace, boxcar,
     epanechnikov, triangular, constant, cosine, dot.
@@ -149,6 +158,11 @@ def ask(
         raise OptionError(
             f"--{'value' if key else 'key'} must be given unless FILE is a store. "
             "Name the column, for example --key name --value income."
+        )
+    check_choice("--fit", fit, ("mean", "local-linear"))
+    if gradient and (fit == "mean" or output is not None or format_ == "csv"):
+        raise OptionError(
+            "--gradient must be used with --fit local-linear and --format table or json. Add or omit one of them."
         )
     if quote_formulas and format_ != "csv" and not (output or "").lower().endswith(".csv"):
         given = f"--format {format_}" if output is None else f"--output {output}"
@@ -192,7 +206,7 @@ def ask(
     if output is not None:
         from qkv.database.execute.base import AskOptions
 
-        options = AskOptions(score, normalizer, None, where, top or 3, threshold, seed)
+        options = AskOptions(score, normalizer, None, where, top or 3, threshold, seed, fit=fit)
         _write_relation(database, arguments, queries, output, options, on, id_, explain, quote_formulas)
         return
     chunks = read_queries(arguments, queries, database.key)
@@ -201,7 +215,7 @@ def ask(
     default_rows = 10 if len(arguments) == 1 or plot is not None else 3 if arguments else 0
     rows = default_rows if top is None else top
     writers: dict[str, type[AnswerWriter]] = {"table": TableWriter, "json": JsonWriter, "csv": CsvWriter}
-    writer = writers[format_](database, rows, explain, quote_formulas)
+    writer = writers[format_](database, rows, explain, quote_formulas, gradient)
     with ProgressBar() as progress:
         for lines in chunks:
             answer = database.ask(
@@ -214,13 +228,14 @@ def ask(
                 seed=seed,
                 progress=progress,
                 on_bad_query="refuse" if arguments or plot is not None else "report",
+                fit=fit,
             )
             answer = number_lines(answer, lines)
             if plot is not None:
                 from qkv.look.query_plot import save_query_plot
 
                 # The plot is saved before anything is printed, so that a closed pipe cannot prevent it.
-                chosen = {"score": score, "normalizer": normalizer, "where": where}
+                chosen = {"score": score, "normalizer": normalizer, "where": where, "fit": fit}
                 save_query_plot(database, answer[0], plot, **chosen, threshold=threshold, seed=seed)
             progress.clear()
             writer.write(answer)

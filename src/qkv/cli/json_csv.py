@@ -41,6 +41,10 @@ class JsonWriter(AnswerWriter):
         line: dict[str, object] = {"query": one.query, "value": one.value, "standard_error": one.standard_error}
         line |= {"prediction_interval": one.prediction_interval, "spread": one.spread}
         line |= {"effective_rows": one.effective_rows, "found": one.found}
+        if one.fit_note:
+            line["fit_note"] = one.fit_note
+        if self.gradient:
+            line |= {"gradient": one.gradient, "gradient_standard_error": one.gradient_error}
         if one.probabilities:
             line["probabilities"] = one.probabilities
         if not one.found:

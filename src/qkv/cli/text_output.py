@@ -47,7 +47,7 @@ class TableWriter(AnswerWriter):
     def _print_headline(self, one: Answer) -> None:
         from rich.text import Text
 
-        from qkv.database.io.formatting import format_estimate, format_query, format_statistics
+        from qkv.database.io.formatting import format_estimate, format_gradient, format_query, format_statistics
 
         line = Text(format_query(one.query), style="bold")
         line.append(" → ", style="dim")
@@ -59,6 +59,10 @@ class TableWriter(AnswerWriter):
         self._console.print(line, soft_wrap=True)
         for text in self._fill(format_statistics(one)) if one.found else ():
             self._console.print(f"  {text}", style="dim", markup=False, soft_wrap=True)
+        for text in self._fill(format_gradient(one)) if self.gradient and one.found else ():
+            self._console.print(f"  {text}", markup=False, soft_wrap=True)
+        if one.fit_note:
+            self._console.print(f"  {one.fit_note}", style="yellow", markup=False, soft_wrap=True)
 
     def _fill(self, parts: list[str]) -> list[str]:
         """Return the parts as lines that fit the console, without breaking a part."""
@@ -97,17 +101,20 @@ class TableWriter(AnswerWriter):
             numeric = isinstance(one.rows[0].record[name], int | float)
             justify: Literal["left", "right"] = "right" if numeric else "left"
             grid.add_column(name, style=style, justify=justify, no_wrap=True, overflow="ellipsis", max_width=width)
-        maximum = max((row.weight for row in one.rows), default=1.0)
+        maximum = max((abs(row.weight) for row in one.rows), default=1.0)
+        signed = any(row.weight < 0 for row in one.rows)
         for row in one.rows:
             near = row.similarity if row.similarity is not None else row.distance
             measured = [f"{near:.2f}" if one.measure == "similarity" else format_value(near)] if measure else []
             cells = [_cell_text(one, name, row.record[name]) for name in names]
-            bar = f"{_bar(row.weight / maximum)} " if bars else ""
-            grid.add_row(f"  {bar}{row.weight:.3f}", *measured, *cells)
+            bar = f"{_bar(abs(row.weight) / maximum)} " if bars else ""
+            style = "red" if row.weight < 0 else ""
+            grid.add_row(f"  {bar}{_weight_text(row.weight, signed)}", *measured, *cells, style=style)
         self._console.print(grid, markup=False)
-        shown = sum(row.weight for row in one.rows)
+        shown = 1.0 if signed else sum(row.weight for row in one.rows)
         hidden = len(one.table.column_names) - len(names)
         remarks = [f"these rows have {shown:.0%} of the weight"] if 0 < shown < 0.995 else []
+        remarks += ["rows with a negative weight (red, −) lower the answer where their values are high"] * signed
         remarks += [f"{hidden} more column{'s' * (hidden > 1)}"] if hidden > 0 else []
         if remarks:
             self._console.print(f"  {'; '.join(remarks)}", style="dim")
@@ -140,6 +147,11 @@ def _cell_text(one: Answer, name: str, cell: object) -> str:
     from qkv.database.io.formatting import format_key, format_value
 
     return format_key(cell) if name in one.keys else format_value(cell)
+
+
+def _weight_text(weight: float, signed: bool) -> str:
+    """Return a weight as text, with a place for the sign if a weight of the answer is negative."""
+    return f"{weight: .3f}".replace("-", "−") if signed else f"{weight:.3f}"
 
 
 def _bar(share: float) -> str:

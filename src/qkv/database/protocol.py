@@ -10,6 +10,7 @@ from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer
 from qkv.database.execute.base import AskOptions, Executor
+from qkv.database.execute.line_fit import FITS
 from qkv.database.keys.columns import Column
 from qkv.errors import DataError
 from qkv.masks.base import Mask
@@ -56,6 +57,7 @@ class Queryable(ABC):
         seed: int | None = None,
         progress: Progress | None = None,
         on_bad_query: str = "refuse",
+        fit: str = "mean",
     ) -> Answer:
         """Answer one or more queries by attention over the rows of the table.
 
@@ -75,9 +77,14 @@ class Queryable(ABC):
             on_bad_query: "refuse" raises if a query does not fit the key; "report" answers it by "no match" with
                 the reason, sets `Answer.invalid`, and takes each element of a list as one query.
 
+            fit: "mean", the weighted mean; or "local-linear", the value at the query of the line through the rows near
+                it, for keys and values of numbers or dates: without bias at the edges of the keys and on slopes. See
+                `qkv.database.keys.local_linear`, `Answer.gradient` and `Answer.fit_note`.
+
         Raises:
             QueryError: A query does not fit the key, or the predicate fails.
-            OptionError: A name is unknown, or `top` is not a positive integer.
+            OptionError: A name is unknown, `top` is not a positive integer, or the key, the value or the normalizer
+                does not allow for the fit.
             DataError: A store has no rows.
             RefusedError: The rows of a store exceed its memory limit, and the normalizer samples or needs all
                 weights at once.
@@ -92,7 +99,8 @@ class Queryable(ABC):
         """
         check_integers(top=top)
         check_choice("on_bad_query", on_bad_query, ("refuse", "report"))
-        options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, on_bad_query)
+        check_choice("fit", fit, FITS)
+        options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, on_bad_query, fit)
         return self._ask(queries, options)
 
     def ask_batches(
@@ -109,6 +117,7 @@ class Queryable(ABC):
         threshold: float | None = None,
         seed: int | None = None,
         progress: Progress | None = None,
+        fit: str = "mean",
     ) -> pa.RecordBatchReader:
         """Answer a relation of queries by a relation of answers, which is computed as it is read.
 
@@ -134,6 +143,7 @@ class Queryable(ABC):
             threshold: the least similarity, or the largest distance, of a match, as in `ask`.
             seed: random seed of normalizers that sample.
             progress: called as `progress("answering", done, 0)`.
+            fit: "mean" or "local-linear", as in `ask`.
 
         Raises:
             QueryError: A column of the queries does not exist or cannot fit its key, or the predicate fails.
@@ -152,7 +162,8 @@ class Queryable(ABC):
         from qkv.database.relations.query_relation import open_relation
 
         check_integers(top=top)
-        options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress)
+        check_choice("fit", fit, FITS)
+        options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, fit=fit)
         return AnswerRelation(self, open_relation(queries, self.key, on), options, id).reader()
 
     def create_function(
@@ -166,6 +177,7 @@ class Queryable(ABC):
         where: str | None = None,
         top: int = 3,
         threshold: float | None = None,
+        fit: str = "mean",
     ) -> None:
         """Register a function of a DuckDB connection that answers a query per row: `select pay(years).value from t`.
 
@@ -181,6 +193,7 @@ class Queryable(ABC):
             where: a SQL predicate over the columns of the table.
             top: number of rows of evidence. It does not affect the value.
             threshold: the least similarity, or the largest distance, of a match, as in `ask`.
+            fit: "mean" or "local-linear", as in `ask`.
 
         Raises:
             OptionError: An option is not allowed, the normalizer samples, or the name is taken.
@@ -199,7 +212,8 @@ class Queryable(ABC):
         from qkv.database.relations.duckdb_function import create_function
 
         check_integers(top=top)
-        options = AskOptions(score, normalizer, None, where, top, threshold)
+        check_choice("fit", fit, FITS)
+        options = AskOptions(score, normalizer, None, where, top, threshold, fit=fit)
         create_function(self, connection, name, options, id)
 
     @abstractmethod

@@ -47,7 +47,7 @@ def plot_query(
         database: the database that gave the answer.
         answer: result of `Database.ask` for one query.
         size: width and height in inches.
-        options: the arguments `score`, `normalizer`, `where`, `threshold` and `seed` of the original query. The
+        options: the arguments `score`, `normalizer`, `where`, `threshold`, `seed` and `fit` of the original query. The
             database is queried again with them for the weights of more rows and for the estimate along the key.
 
     Raises:

@@ -149,7 +149,7 @@ class SoftmaxAccumulator(Accumulator[Normalizer]):
         self.entropy_sum = factor * (self.entropy_sum + shift * self.total)
         self.total *= factor
         self.square_sum *= np.square(factor)
-        self.values.sums *= factor
+        self.values.rescale(factor)
         self.maximum = maximum
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.typing import Float, Int
+from qkv.database.execute.uncertainty import Precision
 from qkv.database.keys.columns import Column
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Aggregate",
     "Aggregator",
+    "LineFit",
     "aggregator_for",
     "average_aggregate",
     "first_rows",
@@ -50,6 +52,23 @@ _NO_ROW = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
+class LineFit:
+    """The precision and the gradient of an answer on a line through the rows near the query.
+
+    Attributes:
+        precision: the precision of the answer; None if it is not known.
+        gradient, gradient_error: the slope along each key column of numbers and its standard error, in the unit of
+            the value column (days for timestamps) per unit of the key; None where it is not known.
+        note: why the answer is the weighted mean, or which slopes are not known; empty otherwise.
+    """
+
+    precision: Precision | None
+    gradient: dict[str, float | None]
+    gradient_error: dict[str, float | None]
+    note: str
+
+
+@dataclass(frozen=True)
 class Aggregate:
     """The weighted average or the vote over the values of a table for one query, with its spread.
 
@@ -59,6 +78,7 @@ class Aggregate:
         probabilities: the shares of a vote, the largest first; empty for averages.
         center: the average in the unit of the column; None for vectors and votes.
         deviation: the spread in the unit of the column; for votes, that of the indicator of the winning label.
+        fit: what a line through the rows adds; None for the weighted mean.
     """
 
     value: object
@@ -66,6 +86,7 @@ class Aggregate:
     probabilities: dict[object, float] = field(default_factory=dict)
     center: float | None = None
     deviation: float | None = None
+    fit: LineFit | None = None
 
 
 class Aggregator(ABC):

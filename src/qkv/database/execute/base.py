@@ -14,8 +14,9 @@ from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.aggregates import Aggregate
 from qkv.database.execute.calibration import calibrate
+from qkv.database.execute.line_fit import check_line, comparison_note
 from qkv.database.execute.row_reader import StoredRows
-from qkv.database.execute.uncertainty import Calibration, prediction_interval, standard_error
+from qkv.database.execute.uncertainty import Calibration, mean_precision, prediction_interval, standard_error
 from qkv.database.io import duckdb_reader
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
@@ -54,6 +55,12 @@ class AskOptions:
     seed: int | None = None
     progress: Progress | None = None
     on_bad_query: str = "refuse"
+    fit: str = "mean"
+
+    @property
+    def linear(self) -> bool:
+        """Whether answers are on a line through the rows near the query."""
+        return self.fit == "local-linear"
 
 
 class Executor(ABC):
@@ -85,6 +92,7 @@ class Executor(ABC):
         self._comparison: tuple[object, Comparison] | None = None
         self._restricted: tuple[str, Self] | None = None
         self._calibrations: dict[str, Calibration] = {}
+        self._fit_note: tuple[Comparison, tuple[str, ...]] | None = None
 
     def _set_counts(self, missing: dict[str, int], complete_rows: int) -> None:
         """Set `missing_cells` and `complete_rows`, and raise a `DataError` if no row is complete."""
@@ -123,9 +131,9 @@ class Executor(ABC):
         """
         if options.mask is not None:
             return Calibration()
-        name = f"{comparison.score} {normalizer}"
+        name = f"{options.fit} {comparison.score} {normalizer}"
         if name not in self._calibrations:
-            self._calibrations[name] = calibrate(*self.sample(comparison), normalizer)
+            self._calibrations[name] = calibrate(*self.sample(comparison), normalizer, options.linear)
         return self._calibrations[name]
 
     @abstractmethod
@@ -141,13 +149,16 @@ class Executor(ABC):
         if not isinstance(parsed, Queries):
             parsed = Queries.parse(queries, self.query_columns, self.fold, options.on_bad_query)
         # The last comparison is cached, as streams of queries repeat the same options.
-        choice = (options.score, options.threshold)
+        choice = (options.score, options.threshold, options.linear)
         if self._comparison is None or self._comparison[0] != choice:
-            self._comparison = (choice, self.chooser.choose(*choice, options.progress))
+            score, threshold, linear = choice
+            self._comparison = (choice, self.chooser.choose(score, threshold, options.progress, linear))
         comparison = self._comparison[1]
         given = options.normalizer
         normalizer = parse_normalizer(given) if isinstance(given, str) else given
         normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
+        if options.linear:
+            check_line(comparison, normalizer, self.columns[-1])
         entries, plan = self.run(parsed, comparison, normalizer, options)
         notes = (self._rows_note(), *comparison.notes, *_time_zone_notes(self.query_columns))
         notes += self.cell_notes
@@ -156,7 +167,19 @@ class Executor(ABC):
         if comparison.lookup() is not None and normalizer is comparison.normalizer:
             notes += ("a query that equals a key is answered from the rows of this key alone",)
         notes += (f"weights by {normalizer}",)
+        if options.linear:
+            notes += (
+                "answers by local linear regression; the weights of rows are effective weights, which can be negative",
+            )
+        elif (options.score, options.mask, options.normalizer) == (None, None, None):
+            notes += self._compare_fits(comparison)
         return Answer(tuple(entries), parsed.single, self.table, self.key, self.value, comparison.measure, plan, notes)
+
+    def _compare_fits(self, comparison: Comparison) -> tuple[str, ...]:
+        """Return a sentence if a line is clearly better than the mean. The last result is cached."""
+        if self._fit_note is None or self._fit_note[0] is not comparison:
+            self._fit_note = comparison, comparison_note(*self.sample(comparison))
+        return self._fit_note[1]
 
     def column(self, name: str) -> Column:
         """Return the key or value column `name` as NumPy arrays, of all rows or of a sample of the rows.
@@ -279,6 +302,9 @@ def build_entries(
             )
             continue
         effective = np.nan if results.effective_rows is None else float(results.effective_rows[i])
+        fit, precision = aggregate.fit, mean_precision(aggregate.deviation, effective)
+        if fit is not None:
+            precision = fit.precision
         entry = Entry(
             original,
             True,
@@ -288,9 +314,12 @@ def build_entries(
             "",
             aggregate.probabilities,
             *evidence,
-            standard_error=standard_error(aggregate, effective, value),
-            prediction_interval=prediction_interval(aggregate, effective, value, calibration),
+            standard_error=standard_error(precision, value),
+            prediction_interval=prediction_interval(aggregate.center, precision, value, calibration),
             effective_rows=None if np.isnan(effective) else effective,
+            gradient={} if fit is None else fit.gradient,
+            gradient_error={} if fit is None else fit.gradient_error,
+            fit_note="" if fit is None else fit.note,
         )
         entries.append(entry)
     return entries

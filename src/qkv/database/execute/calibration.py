@@ -27,6 +27,8 @@ from qkv.database.keys.comparisons import (
     MixedComparison,
     SimilarityComparison,
 )
+from qkv.database.keys.coordinates import Coordinates, find_coordinates
+from qkv.database.keys.local_linear import fit_rows
 from qkv.engine import observe
 from qkv.masks import Pairs
 from qkv.normalizers.base import Normalizer
@@ -46,7 +48,7 @@ _ROUNDING = 1e-9
 _MEAN_ROUNDING = 1e-14
 
 
-def calibrate(comparison: Comparison, value: Column, normalizer: Normalizer) -> Calibration:
+def calibrate(comparison: Comparison, value: Column, normalizer: Normalizer, linear: bool = False) -> Calibration:
     """Return the factors of prediction intervals, or those of normal values if they cannot be estimated.
 
     They cannot be estimated from fewer than 40 rows with other rows near them, and are not for vectors, for texts that
@@ -56,6 +58,7 @@ def calibrate(comparison: Comparison, value: Column, normalizer: Normalizer) -> 
         comparison: the comparison over some rows.
         value: the value column of the same rows.
         normalizer: the normalizer.
+        linear: whether answers are on lines through the rows, see `qkv.database.keys.local_linear`.
     """
     if value.kind not in ("number", "timestamp") or len(value.cells) < _FEWEST_ROWS:
         return Calibration()
@@ -63,7 +66,7 @@ def calibrate(comparison: Comparison, value: Column, normalizer: Normalizer) -> 
         return _factors(_group_residuals(comparison, value.cells))
     if normalizer.stochastic or not normalizer.sums_to_one or not _is_cheap(comparison):
         return Calibration()
-    return _factors(_residuals(comparison, normalizer, value))
+    return _factors(_residuals(comparison, normalizer, value, find_coordinates(comparison) if linear else None))
 
 
 def _compares_groups(comparison: Comparison) -> bool:
@@ -89,21 +92,28 @@ def _group_residuals(comparison: Comparison, cells: Float[np.ndarray, " rows"]) 
     # Without its row, the mean moves by deviation / others, and the squares by deviation² count / others.
     left = np.maximum(squares - np.square(deviation) * count / others, 0.0)
     spread = np.where(left > _ROUNDING * squares, np.sqrt(left / others), 0.0)
-    return _studentized(deviation * count / others, spread, np.where(count >= 3, others, 1.0), cells)
+    return _studentized(deviation * count / others, *_noise(spread, np.where(count >= 3, others, 1.0)), cells)
 
 
-def _residuals(comparison: Comparison, normalizer: Normalizer, value: Column) -> Float[np.ndarray, " n"]:
+def _residuals(
+    comparison: Comparison, normalizer: Normalizer, value: Column, line: Coordinates | None
+) -> Float[np.ndarray, " n"]:
     """Return z of a sample of the rows."""
     count = len(value.cells)
     size = min(_MOST_ROWS, max(_FEWEST_ROWS, _MOST_PAIRS // count))
     sample = np.random.default_rng(0).permutation(count)[:size]
     step = max(1, _WEIGHTS_AT_ONCE // count)
-    parts = [_residuals_of(sample[i : i + step], comparison, normalizer, value) for i in range(0, len(sample), step)]
+    starts = range(0, len(sample), step)
+    parts = [_residuals_of(sample[i : i + step], comparison, normalizer, value, line) for i in starts]
     return np.concatenate(parts)
 
 
 def _residuals_of(
-    rows: Int[np.ndarray, " q"], comparison: Comparison, normalizer: Normalizer, value: Column
+    rows: Int[np.ndarray, " q"],
+    comparison: Comparison,
+    normalizer: Normalizer,
+    value: Column,
+    line: Coordinates | None,
 ) -> Float[np.ndarray, " n"]:
     aggregator = aggregator_for(value)
     allowed: Bool[np.ndarray, "q rows"] = np.ones((len(rows), len(value.cells)), bool)
@@ -117,17 +127,29 @@ def _residuals_of(
         mask=Pairs(allowed),
         readouts=(Dense(),),
     )
-    weights = np.asarray(observed.readouts[0])
+    weights, cells = np.asarray(observed.readouts[0]), value.cells[rows]
+    if line is not None:
+        fits = fit_rows(weights, line.of(comparison.key), line.of(comparison.key[rows]), value.cells)
+        return _studentized(cells - fits.value, fits.noise, fits.rows, fits.degrees, cells)
     aggregates = aggregator.aggregate(np.asarray(observed.output), weights)
     mean = np.array([aggregate.center for aggregate in aggregates], np.float64)
     spread = np.array([aggregate.deviation or 0.0 for aggregate in aggregates])
-    return _studentized(value.cells[rows] - mean, spread, effective_rows(weights), value.cells[rows])
+    return _studentized(cells - mean, *_noise(spread, effective_rows(weights)), cells)
+
+
+def _noise(
+    spread: Float[np.ndarray, " q"], rows: Float[np.ndarray, " q"]
+) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, " q"], Float[np.ndarray, " q"]]:
+    """Return σ, n and ν of weighted means from the spread and the effective number of rows."""
+    degrees = rows - 1.0
+    return np.asarray(spread * np.sqrt(rows / np.maximum(degrees, 1.0))), rows, degrees
 
 
 def _studentized(
     residual: Float[np.ndarray, " q"],
-    spread: Float[np.ndarray, " q"],
+    noise: Float[np.ndarray, " q"],
     rows: Float[np.ndarray, " q"],
+    degrees: Float[np.ndarray, " q"],
     cells: Float[np.ndarray, " q"],
 ) -> Float[np.ndarray, " n"]:
     """Return the residuals of rows with an interval, in units of the scale of their prediction.
@@ -135,9 +157,9 @@ def _studentized(
     Where the spread is 0, the result is 0 for a residual that is a rounding error of the value, and infinite for
     others.
     """
-    valid = rows >= 2.0
+    valid = (degrees >= 1.0) & ~np.isnan(noise)
     residual = np.where(np.abs(residual) > _MEAN_ROUNDING * np.abs(cells), residual, 0.0)[valid]
-    scale = prediction_scale(spread[valid], rows[valid])
+    scale = prediction_scale(noise[valid], rows[valid], degrees[valid])
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(residual == 0, 0.0, residual / scale))
 

@@ -15,12 +15,15 @@ from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Aggregator, aggregator_for
 from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
+from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
 from qkv.database.execute.uncertainty import Calibration, effective_rows
 from qkv.database.io.bad_cells import cell_note_of
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.comparisons import Comparison, NameComparison
+from qkv.database.keys.coordinates import Coordinates, find_coordinates
+from qkv.database.keys.local_linear import fit_rows
 from qkv.database.keys.name_index import NameIndex, PresentNames
 from qkv.database.keys.queries import Queries
 from qkv.database.keys.row_sample import sample_rows
@@ -110,7 +113,7 @@ class InMemoryExecutor(Executor):
         out.complete = self.complete & selected
         out.selected_rows = int(out.complete.sum())
         out._chooser = out._comparison = out._restricted = out._present_names = None
-        out._calibrations = {}
+        out._calibrations, out._fit_note = {}, None
         return out
 
     def complete_positions(self) -> Int[np.ndarray, " n"]:
@@ -192,7 +195,8 @@ def attend_to_rows(
         calibration: returns the factors of prediction intervals.
     """
     mask = and_masks(None if present.all() else KeysMask(present), options.mask)
-    call = _Call(comparison, normalizer, aggregator, present, mask, options, calibration)
+    line = find_coordinates(comparison) if options.linear else None
+    call = _Call(comparison, normalizer, aggregator, present, mask, options, calibration, line)
     equal = comparison.lookup() if normalizer is comparison.normalizer else None
     lookup = None if equal is None else replace(call, comparison=equal, normalizer=equal.normalizer or normalizer)
     chunk = max(1, min(_QUERIES_AT_ONCE, _MOST_WEIGHTS // len(present)))
@@ -223,6 +227,7 @@ class _Call:
     mask: Mask | None
     options: AskOptions
     calibration: Callable[[], Calibration]
+    line: Coordinates | None
 
     def answer(self, queries: Queries) -> tuple[list[Entry], Plan]:
         query = self.comparison.query_array(queries.columns)
@@ -235,8 +240,14 @@ class _Call:
         all_weights = np.asarray(observed.readouts[1])
         support = np.exp(np.asarray(observed.readouts[2])) if sums_to_one else None
         effective = effective_rows(all_weights) if sums_to_one else None
-        aggregates = self.aggregator.aggregate(np.asarray(observed.output), all_weights)
         nearest = rows[:, 0]
+        if self.line is None:
+            aggregates = self.aggregator.aggregate(np.asarray(observed.output), all_weights)
+        else:
+            column, key, at = self.aggregator.column, self.line.of(self.comparison.key), self.line.of(query)
+            fits = fit_rows(all_weights, key, at, column.cells)
+            aggregates, support, effective = line_aggregates(fits, self.line, column), None, fits.rows
+            rows, weights = largest_effective(effective_evidence(fits, all_weights, key, at), top)
         if self.normalizer.stochastic:
             # The sampled row need not be the nearest, so the nearest row is found separately.
             hard = self._observe(query, np.ones((len(self.present), 1)), Hard(), [TopWeights(1)])

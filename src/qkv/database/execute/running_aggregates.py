@@ -50,7 +50,7 @@ class StreamedAggregator(ABC):
         folded: whether texts are folded.
 
     Attributes:
-        sums: `(q, n)` sums, which the accumulator rescales when the running maximum changes.
+        sums: `(q, n)` sums, which `rescale` multiplies when the running maximum changes.
     """
 
     sums: Float[np.ndarray, "q n"]
@@ -72,6 +72,10 @@ class StreamedAggregator(ABC):
 
     @abstractmethod
     def _values(self, column: Column) -> Num[np.ndarray, "rows ..."]: ...
+
+    def rescale(self, factor: Float[np.ndarray, "q 1"]) -> None:
+        """Multiply the weights of all rows by a factor, when the running maximum changes."""
+        self.sums *= factor
 
     @abstractmethod
     def add(

@@ -40,13 +40,14 @@ class SampledChooser(ComparisonChooser):
 
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
         """Return the bandwidth saved with the statistics. If there is none, choose one from the sample and save it."""
-        if self.statistics.bandwidth is None:
+        saved = self.statistics.bandwidths
+        name = "mean" if self.search is choose_bandwidth else "linear"
+        if name not in saved:
             targets = self.targets(np.arange(len(points)))
-            chosen = choose_bandwidth(points, targets, progress, self.statistics.complete, self._groups)
-            self.statistics.bandwidth = chosen
+            saved[name] = self.search(points, targets, progress, self.statistics.complete, self._groups)
             self.statistics.save()
-        self._bandwidth = self.statistics.bandwidth
-        return self._bandwidth
+        self._bandwidths[self.search] = saved[name]
+        return saved[name]
 
     def rule_of_thumb(self, points: Float[np.ndarray, "rows width"], reason: str) -> Bandwidth:
         """Return the bandwidth by Scott's rule for the number of complete rows of the store."""

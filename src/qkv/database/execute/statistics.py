@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TableStatistics", "load_statistics", "restricted_statistics"]
 
-_FORMAT = 5
+_FORMAT = 6
 _SUFFIX = ".statistics"
 _MOST_SAVED = 16
 _EXAMPLES = 256
@@ -75,7 +75,7 @@ class TableStatistics:
         columns: statistics by column name.
         sample: indices of a sample of the complete rows.
         incomplete_tiles: indices of the tiles with an incomplete row.
-        bandwidth: the bandwidth of standardized points, or None until it is chosen.
+        bandwidths: the bandwidths of standardized points that were chosen, for the fits "mean" and "linear".
         nearest_quantiles: 99th percentiles of nearest-neighbor distances, by unit.
         tile: number of rows of a tile.
         path: the file in which the statistics are saved.
@@ -87,7 +87,7 @@ class TableStatistics:
     columns: dict[str, _ColumnStatistics]
     sample: Int[np.ndarray, " _"]
     incomplete_tiles: Int[np.ndarray, " _"]
-    bandwidth: Bandwidth | None = None
+    bandwidths: dict[str, Bandwidth] = field(default_factory=dict)
     nearest_quantiles: dict[str, float] = field(default_factory=dict)
     tile: int = 0
     path: Path | None = None
@@ -105,7 +105,7 @@ class TableStatistics:
         record = {
             "complete": self.complete,
             "columns": {name: asdict(column) for name, column in self.columns.items()},
-            "bandwidth": None if self.bandwidth is None else asdict(self.bandwidth),
+            "bandwidths": {name: asdict(bandwidth) for name, bandwidth in self.bandwidths.items()},
             "nearest_quantiles": self.nearest_quantiles,
         }
         arrays = {"sample": self.sample, "incomplete_tiles": self.incomplete_tiles}
@@ -182,7 +182,8 @@ def _saved(path: Path, made_from: dict[str, object], scan: _StatisticsScan) -> T
         if set(columns) != set(scan.names):
             return None
         quantiles = Fields(fields.record("nearest_quantiles"), note.path.name)
-        bandwidth = None if fields.get("bandwidth") is None else _parse_bandwidth(fields.record("bandwidth"))
+        chosen = Fields(fields.record("bandwidths"), note.path.name)
+        bandwidths = {name: _parse_bandwidth(chosen.record(name)) for name in chosen.fields}
         sample, incomplete_tiles = note.array("sample", 1), note.array("incomplete_tiles", 1)
         if not all(_are_indices(each, rows) for each in (sample, incomplete_tiles)):
             return None
@@ -192,7 +193,7 @@ def _saved(path: Path, made_from: dict[str, object], scan: _StatisticsScan) -> T
             columns,
             sample.copy(),
             incomplete_tiles.copy(),
-            bandwidth,
+            bandwidths,
             {name: quantiles.number(name) for name in quantiles.fields},
             scan.tile,
             path,

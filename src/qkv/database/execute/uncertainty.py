@@ -3,14 +3,16 @@
 For weights w that sum to 1 and are not negative, with the spread s of the values,
 
     n  = 1 / Σ w²                                effective number of rows (Kish)
-    SE = s / √(n − 1)                            standard error of the weighted mean
-    σ  = s √((n + 1) / (n − 1))                  standard deviation of a new value minus the mean
-    interval = mean + σ t(n − 1) / z · [a, b]
+    ν  = n − 1                                   degrees of freedom
+    σ  = s √(n / ν)                              standard deviation of the values
+    SE = σ / √n = s / √(n − 1)                   standard error of the weighted mean
+    interval = mean + σ √(1 + 1/n) t(ν) / z · [a, b]
 
 where t and z are the 95 % quantiles of Student's and the normal distribution. For equal weights SE is the textbook's
 sample standard deviation over √n. The factors a and b are −z and z for normal values; a `Calibration` estimates them
 from the rows of the table. With fewer than two effective rows there is neither a standard error nor an interval. For
-votes, the standard error is that of the share of the winning label, and there is no interval.
+votes, the standard error is that of the share of the winning label, and there is no interval. For a line through the
+rows, `qkv.database.keys.local_linear` defines n, ν and σ.
 
 Source: Kish (1965), Survey sampling; Geisser (1993), Predictive inference, section 2.2.
 """
@@ -26,7 +28,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from qkv.core.typing import Float
-from qkv.database.execute.aggregates import Aggregate
 from qkv.database.keys.columns import Column
 
 if TYPE_CHECKING:
@@ -34,13 +35,22 @@ if TYPE_CHECKING:
 
     from qkv.database.io.arrow_columns import Temporal
 
-__all__ = ["Calibration", "effective_rows", "prediction_interval", "standard_error", "student_quantile"]
+__all__ = [
+    "Calibration",
+    "Precision",
+    "effective_rows",
+    "mean_precision",
+    "prediction_interval",
+    "prediction_scale",
+    "standard_error",
+    "student_quantile",
+]
 
 Z = 1.6448536269514722
 """The 95 % quantile of the standard normal distribution."""
 
 # Rounding leaves two equal weights with slightly fewer than two effective rows.
-_LEAST_ROWS = 2 - 1e-9
+_LEAST_DEGREES = 1 - 1e-9
 _ANGLES = 2**12
 
 Interval: TypeAlias = "tuple[float, float] | tuple[Temporal, Temporal]"
@@ -72,36 +82,63 @@ def effective_rows(weights: Float[np.ndarray, "q rows"]) -> Float[np.ndarray, " 
     return np.asarray(np.where(valid, 1.0 / np.where(valid, squares, 1.0), np.nan))
 
 
-def standard_error(aggregate: Aggregate, rows: float, column: Column) -> float | dt.timedelta | None:
-    """Return the standard error of an answer, or None with fewer than two effective rows.
+@dataclass(frozen=True)
+class Precision:
+    """What determines the standard error and the interval of an answer, see the module's equations.
+
+    Attributes:
+        noise: σ, the standard deviation of the values around the answer.
+        rows: n, the effective number of rows.
+        degrees: ν, the degrees of freedom from which σ is estimated, at least 1.
+    """
+
+    noise: float
+    rows: float
+    degrees: float
+
+    @staticmethod
+    def known(noise: float, rows: float, degrees: float) -> Precision | None:
+        """Return a precision, or None if a number is NaN or there is less than one degree of freedom."""
+        valid = degrees >= _LEAST_DEGREES and noise >= 0 and rows > 0
+        return Precision(noise, rows, max(degrees, 1.0)) if valid else None
+
+
+def mean_precision(spread: float | None, rows: float) -> Precision | None:
+    """Return the precision of a weighted mean, or None if it is not known.
 
     Args:
-        aggregate: the average or the vote.
+        spread: the spread of the values; None if there is none.
         rows: the effective number of rows; NaN if there is none.
-        column: the value column, which gives the unit.
     """
-    if aggregate.deviation is None or not rows >= _LEAST_ROWS:
+    if spread is None or not rows - 1.0 >= _LEAST_DEGREES:
         return None
-    error = aggregate.deviation / math.sqrt(rows - 1.0)
+    return Precision.known(spread * math.sqrt(rows / (rows - 1.0)), rows, rows - 1.0)
+
+
+def standard_error(precision: Precision | None, column: Column) -> float | dt.timedelta | None:
+    """Return the standard error of an answer in the unit of the value column, or None if it is not known."""
+    if precision is None:
+        return None
+    error = precision.noise / math.sqrt(precision.rows)
     return column.duration(error) if column.kind == "timestamp" else error
 
 
 def prediction_interval(
-    aggregate: Aggregate, rows: float, column: Column, calibration: Callable[[], Calibration]
+    center: float | None, precision: Precision | None, column: Column, calibration: Callable[[], Calibration]
 ) -> Interval | None:
     """Return the interval that contains the value of a new row with a probability of 90 %, or None if unknown.
 
     Args:
-        aggregate: the average.
-        rows: the effective number of rows; NaN if there is none.
+        center: the answer in the unit of the column; None for votes and vectors.
+        precision: the precision of the answer.
         column: the value column, which gives the unit.
         calibration: returns the factors of the standard deviation; called if there is an interval.
     """
-    if aggregate.center is None or aggregate.deviation is None or not rows >= _LEAST_ROWS:
+    if center is None or precision is None:
         return None
-    scale = float(prediction_scale(np.array([aggregate.deviation]), np.array([rows]))[0])
-    factors = calibration()
-    lower, upper = aggregate.center + scale * factors.lower, aggregate.center + scale * factors.upper
+    arrays = (np.array([number]) for number in (precision.noise, precision.rows, precision.degrees))
+    scale, factors = float(prediction_scale(*arrays)[0]), calibration()
+    lower, upper = center + scale * factors.lower, center + scale * factors.upper
     if column.kind != "timestamp":
         return lower, upper
     try:
@@ -110,10 +147,11 @@ def prediction_interval(
         return None
 
 
-def prediction_scale(deviation: Float[np.ndarray, " n"], rows: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Return σ t(n − 1) / z of the module's equation for spreads and effective numbers of rows n of at least 2."""
-    degrees = np.maximum(rows - 1.0, 1.0)
-    return np.asarray(deviation * np.sqrt((degrees + 2.0) / degrees) * student_quantile(degrees) / Z)
+def prediction_scale(
+    noise: Float[np.ndarray, " n"], rows: Float[np.ndarray, " n"], degrees: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, " n"]:
+    """Return σ √(1 + 1/n) t(ν) / z of the module's equations."""
+    return np.asarray(noise * np.sqrt(1.0 + 1.0 / rows) * student_quantile(degrees) / Z)
 
 
 def student_quantile(degrees: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:

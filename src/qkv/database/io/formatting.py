@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "format_estimate",
+    "format_gradient",
     "format_key",
     "format_length",
     "format_query",
@@ -130,6 +131,17 @@ def format_statistics(answer: Answer | Entry) -> list[str]:
         parts.append(f"spread: {format_length(answer.spread)}")
     if answer.effective_rows is not None:
         parts.append(f"effective rows: {answer.effective_rows:,.1f}")
+    return parts
+
+
+def format_gradient(answer: Answer | Entry) -> list[str]:
+    """Return the slope of the answer along each key column of numbers, with its standard error, each with its name."""
+    unit = " days" if isinstance(answer.value, dt.date | dt.datetime | dt.timedelta | dt.time) else ""
+    parts = []
+    for name, slope in answer.gradient.items():
+        error = answer.gradient_error[name]
+        known = "unknown" if slope is None else number(slope, error) + unit
+        parts.append(f"slope along {name}: {known}" + ("" if error is None else f" ± {number(error, error)}"))
     return parts
 
 

@@ -13,13 +13,13 @@ In a key of several kinds, rows with equal texts, categories and identifiers are
 is chosen such that each row is predicted from the other rows of its group. A text that equals a key is answered from
 the rows with that key alone.
 
-Numbers are too far away beyond the larger of three bandwidths (at most one standard deviation) and the 99th
-percentile of the distances between a key and its nearest other key. If a text occurs in ten rows or
-more, "top 10" grows to one more than that number, so that all equal keys and one other are included. Which columns hold
-identifiers is stated in `qkv.database.keys.identifiers`; a score that compares numbers compares them as numbers.
-`Exact` compares cells of every type exactly, also integers that float64 cannot represent. A score given as an object
-compares unstandardized numbers (timestamps in days). A kernel given by name without a bandwidth compares standardized
-columns with a chosen bandwidth.
+Numbers are too far away beyond the larger of three bandwidths (at most 1 standard deviation, 0.25 for local linear
+regression) and the 99th percentile of the distances between a key and its nearest other key. If a text occurs in ten
+rows or more, "top 10" grows to one more than that number, so that all equal keys and one other are included. Which
+columns hold identifiers is stated in `qkv.database.keys.identifiers`; a score that compares numbers compares them as
+numbers. `Exact` compares cells of every type exactly, also integers that float64 cannot represent. A score given as an
+object compares unstandardized numbers (timestamps in days). A kernel given by name without a bandwidth compares
+standardized columns with a chosen bandwidth.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from qkv.database.keys.comparisons import (
 )
 from qkv.database.keys.groups import gaussian_of_keys, group_rows
 from qkv.database.keys.identifiers import identifier_reason, is_whole_number, same_form
+from qkv.database.keys.local_linear_search import choose_linear_bandwidth
 from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows
@@ -64,6 +65,8 @@ _TEXT_THRESHOLD = 0.8
 _VECTOR_TEMPERATURE = 0.05
 _VECTOR_THRESHOLD = 0.5
 _TOP = 10
+# A line is not extended beyond the keys by more standard deviations.
+_LINE_REACH = 0.25
 # Weight of equality of texts and categories: 1,400 bandwidths of a Gaussian count less. Rounding of logits of this
 # size changes weights by 1e-10.
 _EQUAL = 1e6
@@ -91,15 +94,20 @@ class ComparisonChooser:
         targets: Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n targets"] | str],
     ) -> None:
         self.columns, self.value, self.complete, self.targets = columns, value, complete, targets
-        self._bandwidth: Bandwidth | None = None
+        self.search, self._bandwidths = choose_bandwidth, dict[object, Bandwidth]()
         self._groups: Int[np.ndarray, " rows"] | None = None
 
-    def choose(self, score: Score | str | None, threshold: float | None, progress: Progress | None) -> Comparison:
+    def choose(
+        self, score: Score | str | None, threshold: float | None, progress: Progress | None, linear: bool = False
+    ) -> Comparison:
         """Return a comparison by the score `score`, or the default comparison if `score` is None.
+
+        If `linear` is True, the bandwidth is that of local linear regression.
 
         Raises:
             OptionError: The name of the score is unknown, or the score does not support the kinds of the key columns.
         """
+        self.search = choose_linear_bandwidth if linear else choose_bandwidth
         named = parse_score(score) if isinstance(score, str) else None
         if named is not None and not named.needs_bandwidth:
             score, named = named.build(), None
@@ -174,8 +182,6 @@ class ComparisonChooser:
         unit = _unit_name(columns)
         return DistanceComparison(every, columns, score, None, points, notes, zeros, zeros + 1, 1.0, unit, limit)
 
-    # -- default comparisons ----------------------------------------------------------------------------
-
     def _single_column(self, index: int, threshold: float | None, mixed: bool = False) -> Comparison:
         column = self.columns[index]
         if self._reasons[index]:
@@ -225,7 +231,7 @@ class ComparisonChooser:
         normalizer = TopK(top, normalizer=Softmax(temperature=_TEXT_TEMPERATURE))
         # Token sets can be equal where texts differ, so that their similarity does not tell which keys equal the query.
         own = not isinstance(score, TokenSetRatio)
-        best = _best_keys_note(top)
+        best = f"the {top} best keys take part"
         notes += ("no answer where several keys match equally",) * isinstance(score, Names)
         parts = (index,), (column,), score, normalizer, column.cells, notes, least
         if isinstance(score, Names):
@@ -238,7 +244,7 @@ class ComparisonChooser:
         notes = ("compared by cosine", f"no match under a cosine of {least:g}")
         normalizer = TopK(_TOP, normalizer=Softmax(temperature=_VECTOR_TEMPERATURE))
         parts = (index,), (column,), Cosine(), normalizer, column.cells, notes, least
-        return SimilarityComparison(*parts, normalizer_note=_best_keys_note(_TOP))
+        return SimilarityComparison(*parts, normalizer_note=f"the {_TOP} best keys take part")
 
     def _numeric(
         self,
@@ -259,16 +265,16 @@ class ComparisonChooser:
         score = named.build(width) if named is not None else Gaussian(width)
         alone = len(columns) == 1
         unit = float(scale[0]) if alone else 1.0
-        limit = self._max_distance(key, min(3.0 * width, 1.0), "standard") * unit if threshold is None else threshold
+        reach = min(3.0 * width, 1.0 if self.search is choose_bandwidth else _LINE_REACH)
+        # All rows in the window of a boxcar weigh the same, so that the first one counts as the nearest.
+        reach = max(reach, width) if kind == "boxcar" else reach
+        limit = self._max_distance(key, reach, "standard") * unit if threshold is None else threshold
         own = ", ".join(
             f"{width * s:.3g} {c.name}" + " days" * (c.kind == "timestamp") for c, s in zip(columns, scale, strict=True)
         )
         unit_name = _unit_name(columns) if alone else " standard deviations"
-        notes = (
-            f"compared by {type(score).__name__} of standardized columns, bandwidth {width:.3g} ({own})",
-            f"bandwidth {method_text(chosen)}",
-            f"no match beyond a distance of {limit:.3g}{unit_name}",
-        )
+        compared = f"compared by {type(score).__name__} of standardized columns, bandwidth {width:.3g} ({own})"
+        notes = (compared, f"bandwidth {method_text(chosen)}", f"no match beyond a distance of {limit:.3g}{unit_name}")
         return DistanceComparison(indices, columns, score, None, key, notes, mean, scale, unit, unit_name, limit)
 
     def _mixed(self, threshold: float | None, progress: Progress | None) -> MixedComparison:
@@ -303,7 +309,7 @@ class ComparisonChooser:
 
     def _by_group(self, numbers: DistanceComparison) -> DistanceComparison:
         """Return a comparison with the bandwidth that was chosen for each group, or `numbers` if all are the same."""
-        chosen, groups, score = self._bandwidth, self._groups, numbers.score
+        chosen, groups, score = self._bandwidths.get(self.search), self._groups, numbers.score
         if chosen is None or groups is None or not chosen.factors or not isinstance(score, Gaussian):
             return numbers
         indices = self._group_columns
@@ -325,13 +331,13 @@ class ComparisonChooser:
 
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
         """Return the bandwidth for standardized points. It is chosen in the first call and cached."""
-        if self._bandwidth is None:
+        if self.search not in self._bandwidths:
             columns = {column.name: column for column in (*self.columns, self.value)}
             rows = sample_rows(tuple(columns.values()), self.complete)
             groups = None if self._groups is None else self._groups[rows]
             total = int(self.complete.sum())
-            self._bandwidth = choose_bandwidth(points[rows], self.targets(rows), progress, total, groups)
-        return self._bandwidth
+            self._bandwidths[self.search] = self.search(points[rows], self.targets(rows), progress, total, groups)
+        return self._bandwidths[self.search]
 
     def rule_of_thumb(self, points: Float[np.ndarray, "rows width"], reason: str) -> Bandwidth:
         """Return the bandwidth by Scott's rule for the numbers in a key of several kinds of columns."""
@@ -387,10 +393,6 @@ class ComparisonChooser:
 
 def _is_numeric(column: Column) -> bool:
     return column.kind in ("number", "timestamp", "boolean")
-
-
-def _best_keys_note(count: int) -> str:
-    return f"the {count} best keys take part"
 
 
 def _unit_name(columns: tuple[Column, ...]) -> str:

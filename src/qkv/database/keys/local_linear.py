@@ -19,13 +19,14 @@ Source: Fan, Gijbels (1996), Local polynomial modelling and its applications, se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from qkv.core.typing import Bool, Float
 
-__all__ = ["LocalFits", "LocalMoments", "fit_rows", "solve", "spanned_inverse"]
+__all__ = ["LocalFits", "LocalMoments", "fit_rows", "solve", "spanned_inverse", "stack_moments"]
 
 # Directions with a variance below this part of the largest are left out.
 _SINGULAR = 1e-10
@@ -119,8 +120,16 @@ def fit_rows(
         (array([3.]), array([[2.]]))
     """
     moments = [_moments(row, key, one, cells) for row, one in zip(weights, query, strict=True)]
-    stacked = [np.stack(part) for part in zip(*moments, strict=True)] if moments else _no_moments(key.shape[1])
-    return solve(LocalMoments(*stacked))
+    return solve(stack_moments(moments, key.shape[1]))
+
+
+def stack_moments(moments: Sequence[LocalMoments], width: int) -> LocalMoments:
+    """Return the moments of several queries as those of one group of queries over `width` coordinates."""
+    if not moments:
+        vector, matrix, number = np.zeros((0, width)), np.zeros((0, width, width)), np.zeros(0)
+        return LocalMoments(vector, matrix, number, number, vector, number, vector, matrix)
+    parts = {each.name: np.concatenate([getattr(one, each.name) for one in moments]) for each in fields(LocalMoments)}
+    return LocalMoments(**parts)
 
 
 def _moments(
@@ -128,7 +137,8 @@ def _moments(
     key: Float[np.ndarray, "rows width"],
     query: Float[np.ndarray, " width"],
     cells: Float[np.ndarray, " rows"],
-) -> tuple[Float[np.ndarray, "..."], ...]:
+) -> LocalMoments:
+    """Return the moments of one query."""
     rows = np.flatnonzero(weights)
     w, d, v = weights[rows], key[rows] - query, cells[rows]
     w = w / (w.sum() or 1.0)
@@ -136,21 +146,16 @@ def _moments(
     offset, deviation, square = d - mean, v - center, w * w
     with np.errstate(over="ignore", invalid="ignore"):
         weighted = w[:, None] * offset
-        return (
-            mean,
-            weighted.T @ offset,
-            np.asarray(center),
-            np.asarray(w @ np.square(deviation)),
-            weighted.T @ deviation,
-            np.asarray(square.sum()),
-            square @ d,
-            (square[:, None] * d).T @ d,
+        return LocalMoments(
+            mean=mean[None],
+            covariance=(weighted.T @ offset)[None],
+            center=center[None],
+            variance=(w @ np.square(deviation))[None],
+            cross=(weighted.T @ deviation)[None],
+            squares=square.sum()[None],
+            first=(square @ d)[None],
+            second=((square[:, None] * d).T @ d)[None],
         )
-
-
-def _no_moments(width: int) -> list[Float[np.ndarray, "..."]]:
-    vector, matrix, number = np.zeros((0, width)), np.zeros((0, width, width)), np.zeros(0)
-    return [vector, matrix, number, number, vector, number, vector, matrix]
 
 
 def spanned_inverse(

@@ -27,6 +27,8 @@ _PAIRS_AT_ONCE = 2**20
 _COMPARED_ROWS = 5000
 _COMPARED_TARGETS = 400
 _FEWEST_ROWS = 40
+# Squared errors of values with variance 1 below this are rounding errors.
+_ROUNDING = 1e-18
 # The improvement of the squared error that counts as clear: a tenth, and three standard errors.
 _CLEAR_SHARE = 0.1
 _CLEAR_ERRORS = 3.0
@@ -96,7 +98,8 @@ def choose_linear_bandwidth(
     chosen = _draw(len(points), count)
     errors = _errors(points, values, chosen, groups, progress)
     means = errors.linear.mean(axis=1)
-    best = int(np.argmin(means))
+    # Ties go to the wider kernel, which gives a smoother function.
+    best = int(np.argmin(np.maximum(means, _ROUNDING)))
     value = float(errors.bandwidths[best]) * (total / len(points)) ** (-1.0 / (width + 4))
     method = "local linear leave-one-out" + (f" at {count:,} rows" if count < len(points) else "")
     square = errors.deviation**2

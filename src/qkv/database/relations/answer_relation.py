@@ -166,6 +166,7 @@ class AnswerRelation:
             # The progress is that of the relation.
             progress=None if queries else options.progress,
             on_bad_query="report",
+            fit=options.fit,
         )
 
 

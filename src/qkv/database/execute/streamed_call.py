@@ -1,0 +1,299 @@
+"""Execution of one call of `ask` over a store that exceeds the memory limit, in one or two passes over its rows.
+
+    pass       tile by tile: logits, then sums (Softmax, Sum, Mean …) or top rows (TopK, Hard, Sparsemax …)
+    evidence   the rows with the largest weights are read again, and compared in float64
+
+If only the top rows can have weight, attention is computed over these rows in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qkv.core.progress import Progress, report
+from qkv.core.typing import Bool, Float, Int, Num, Shaped
+from qkv.database.answer import Entry
+from qkv.database.execute.accumulators import accumulator_for
+from qkv.database.execute.aggregates import aggregator_for
+from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, QueryResults, build_entries
+from qkv.database.execute.in_memory import attend_to_rows
+from qkv.database.execute.line_fit import largest_effective
+from qkv.database.execute.running_aggregates import StreamedAggregator, streamed_aggregator_for
+from qkv.database.execute.running_line import RunningLine
+from qkv.database.execute.scan import (
+    CellLogits,
+    Logits,
+    NumberLogits,
+    VectorLogits,
+    excluded_rows,
+    fast_logits,
+)
+from qkv.database.execute.stream_plan import StreamedPlan
+from qkv.database.execute.top_rows import TopRows, largest_weights
+from qkv.database.keys.columns import Column
+from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.coordinates import find_coordinates
+from qkv.database.keys.queries import Queries
+from qkv.errors import RefusedError
+from qkv.normalizers.base import Normalizer
+
+if TYPE_CHECKING:
+    from qkv.database.execute.streamed import StreamedExecutor
+
+__all__ = ["StreamedCall"]
+
+_QUERIES = 64
+# Some more rows than requested are kept, because float32 may exchange rows with nearly equal logits.
+_SPARE_ROWS = 16
+_SUPPORT = 128
+_TILE_NUMBERS = 2**20
+# Logits, exponentials and values of this many rows fit a cache of 2 MB.
+_ROWS_AT_ONCE = 2**17
+_TOLERANCE = 1e-4
+_MOST_VOTES = 4 * 2**20
+
+_Consumer = Callable[[Float[np.ndarray, "q n"], int, Shaped[np.ndarray, "n ..."] | None], None]
+"""A function of the logits of some rows, the index of the first row, and the values of the rows or None."""
+
+
+class StreamedCall:
+    """The execution of one call of `ask`, with one or two passes over the rows for each group of queries."""
+
+    def __init__(
+        self,
+        executor: StreamedExecutor,
+        comparison: Comparison,
+        normalizer: Normalizer,
+        present: Bool[np.ndarray, " rows"] | None,
+        options: AskOptions,
+        queries: Queries,
+    ) -> None:
+        self.executor, self.comparison, self.normalizer = executor, comparison, normalizer
+        self.present, self.top, self.options = present, options.top, options
+        self.line = find_coordinates(comparison) if options.linear else None
+        self.calibration = partial(executor.calibration, comparison, normalizer, options)
+        self.statistics, self.rows = executor.statistics, executor.table
+        self.names = tuple(dict.fromkeys((*executor.key, executor.value)))
+        self.incomplete_tiles = set(self.statistics.incomplete_tiles.tolist())
+        self.elements = max(1, comparison.score.elements_per_logit(1, 1))
+        self.accumulates = accumulator_for(normalizer, 1, self._plain_values(1), 1) is not None
+        value_kind = executor.examples[-1].kind
+        self._votes = value_kind not in ("number", "timestamp", "vector")
+        # A column of texts may have as many labels as rows.
+        self.many_labels = value_kind == "text"
+        cell_logits, fast = self._logits(comparison.query_array(queries.slice(0, 1).columns))
+        self.logits = fast or cell_logits
+
+    @property
+    def queries_at_once(self) -> int:
+        """The maximum number of queries that are answered in one pass over the rows."""
+        if self.accumulates and self.many_labels:
+            return max(1, min(_QUERIES, _MOST_VOTES // max(1, self.statistics.complete)))
+        return _QUERIES
+
+    def answer(self, queries: Queries, progress: Progress | None) -> list[Entry]:
+        """Return an `Entry` for each query of a group, from one or two passes over the rows."""
+        query, count = self.comparison.query_array(queries.columns), len(queries)
+        top = max(self.top, self.comparison.candidate_rows)
+        accumulator = accumulator_for(self.normalizer, count, self._values(query), top + _SPARE_ROWS)
+        if accumulator is None:
+            return self._answer_from_top_rows(queries, query, progress)
+        accumulate = accumulator.accumulate
+
+        def consume(logits: Float[np.ndarray, "q n"], first: int, values: Shaped[np.ndarray, "n ..."] | None) -> None:
+            assert values is not None
+            accumulate(logits, first, values)
+
+        self._pass(query, consume, progress, accumulator.values)
+        summary, aggregates, support, effective = accumulator.finalize()
+        top_rows, line = accumulator.top_rows.union(), accumulator.values
+        if isinstance(line, RunningLine):
+            weigh = partial(accumulator.weights, summary=summary)
+            top_rows = np.union1d(top_rows, self._largest_effective(query, line, weigh, progress))
+        comparison, columns = self._over(top_rows)
+        logits = self._exact_logits(comparison, columns, query)
+        weights = accumulator.weights(logits, summary) if len(top_rows) else logits
+        rows, heaviest = largest_weights(weights, top)
+        nearest = rows[:, 0]
+        if isinstance(line, RunningLine):
+            weights = line.effective(weights, line.coordinates.of(comparison.key))
+            support, effective = None, line.fits.rows
+            rows, heaviest = largest_effective(weights, top)
+        results = QueryResults(rows, heaviest, nearest, support, effective, aggregates)
+        return self._entries(queries, query, comparison, results, top_rows)
+
+    def _largest_effective(
+        self,
+        query: Shaped[np.ndarray, "q ..."],
+        line: RunningLine,
+        weigh: Callable[[Float[np.ndarray, "q n"]], Float[np.ndarray, "q n"]],
+        progress: Progress | None,
+    ) -> Int[np.ndarray, " rows"]:
+        """Return the indices of the rows with the largest effective weights, which are known after the first pass."""
+        top_rows = TopRows(len(query), self.top + _SPARE_ROWS)
+
+        def consume(logits: Float[np.ndarray, "q n"], first: int, values: Shaped[np.ndarray, "n ..."] | None) -> None:
+            assert values is not None
+            size = np.abs(line.effective(weigh(logits), values[:, :-1]))
+            top_rows.update(np.where(size > 0, size, -np.inf), first)
+
+        self._pass(query, consume, progress, line)
+        return top_rows.union()
+
+    def plan(self, queries: int) -> StreamedPlan:
+        """Return the `StreamedPlan` for a number of queries."""
+        fields = [self.rows.store.schema.field(name) for name in self.names]
+        return StreamedPlan(
+            name=self.executor.name,
+            version=self.rows.store.version,
+            queries=queries,
+            rows=self.rows.num_rows,
+            blocks=self.rows.blocks,
+            key=", ".join(f"{f.name} {f.type}" for f in fields[: len(self.executor.key)]),
+            score=str(self.comparison.score),
+            normalizer=str(self.normalizer),
+            predicate=self.present is not None,
+            logits=self.logits.description,
+            sums=self.accumulates,
+            passes=-(-max(1, queries) // self.queries_at_once) * (1 if self.line is None else 2),
+            bytes=self.rows.size_of(self.names),
+            memory=self._memory(max(1, min(queries, self.queries_at_once))),
+            grows=self.present is not None or (self.accumulates and self._votes),
+        )
+
+    def _memory(self, q: int) -> int:
+        """Return an estimate of the memory that a pass for `q` queries uses, in bytes."""
+        tile = min(self.rows.tile_rows(self.names), self.rows.num_rows)
+        texts = sum(column.original is not None for column in self.executor.examples)
+        width = sum(max(1, column.width) for column in self.statistics.columns.values()) + 24 * texts
+        pairs = min(min(tile, _ROWS_AT_ONCE) * q, max(q, _TILE_NUMBERS // self.elements))
+        logits = pairs * 8 * (self.logits.arrays_per_query + self.elements)
+        cells = tile * 8 * width * (4 if isinstance(self.logits, CellLogits) else 1)
+        labels = self.statistics.complete if self.many_labels else 1000
+        votes = 24 * q * labels if self.accumulates and self._votes else 0
+        predicate = 0 if self.present is None else 18 * self.rows.num_rows
+        return int(logits + cells + votes + predicate)
+
+    def _logits(self, query: Shaped[np.ndarray, "q ..."]) -> tuple[CellLogits, VectorLogits | NumberLogits | None]:
+        columns = self.executor.query_columns
+        cell_logits = CellLogits(self.comparison, columns, query, self.executor.fold)
+        return cell_logits, fast_logits(self.comparison, columns, query, self.executor.norms)
+
+    def _plain_values(self, queries: int) -> StreamedAggregator:
+        return streamed_aggregator_for(self.executor.examples[-1], self.executor.fold, queries)
+
+    def _values(self, query: Shaped[np.ndarray, "q ..."]) -> StreamedAggregator:
+        if self.line is None:
+            return self._plain_values(len(query))
+        like, fold, columns = self.executor.examples[-1], self.executor.fold, self.executor.query_columns
+        return RunningLine(like, fold, self.comparison, self.line, columns, query)
+
+    def _entries(
+        self,
+        queries: Queries,
+        query: Shaped[np.ndarray, "q ..."],
+        comparison: Comparison,
+        results: QueryResults,
+        rows: Int[np.ndarray, " n"],
+    ) -> list[Entry]:
+        """Return the entries for results that refer to the given rows of the store."""
+        none = NO_MATCHING_ROW * (not self.statistics.complete or not (self.present is None or self.present.any()))
+        value, how = self.executor.examples[-1], self.normalizer
+        return build_entries(queries, query, comparison, results, how, value, self.calibration, none, rows, self.top)
+
+    def _pass(
+        self,
+        query: Shaped[np.ndarray, "q ..."],
+        consume: _Consumer,
+        progress: Progress | None,
+        aggregator: StreamedAggregator | None,
+    ) -> None:
+        """Call `consume` with the logits of consecutive rows and, if there is an aggregator, with their values.
+
+        Rows are skipped if all of them are excluded.
+        """
+        cell_logits, fast = self._logits(query)
+        values = aggregator if aggregator is not None else self._plain_values(1)
+        for number, tile in enumerate(self.rows.tiles(self.names)):
+            complete = number not in self.incomplete_tiles
+            logits_of: Logits[Any] | None = fast
+            rows: Any = None
+            if complete and fast is not None:
+                rows = fast.load(tile)
+            if logits_of is None or rows is None:
+                logits_of, rows = cell_logits, cell_logits.load(tile)
+            count = tile.table.num_rows
+            reads = aggregator is not None or not complete
+            cells, missing_values = values.read(tile.table, complete) if reads else (None, None)
+            excluded = excluded_rows(self.present, tile.number, count, logits_of.missing(rows), missing_values)
+            if excluded is not None and cells is not None and cells.dtype.kind == "f":
+                cells = np.where(excluded.reshape(-1, *(1,) * (cells.ndim - 1)), cells.dtype.type(0), cells)
+            step = max(1, _TILE_NUMBERS // (len(query) * (self.elements if logits_of is cell_logits else 1)))
+            step = min(step, _ROWS_AT_ONCE)
+            for start in range(0, count, step):
+                stop = min(start + step, count)
+                if excluded is not None and excluded[start:stop].all():
+                    continue
+                logits = logits_of.compute(rows, start, stop)
+                if excluded is not None:
+                    logits[:, excluded[start:stop]] = -np.inf
+                consume(logits, tile.number + start, None if cells is None else cells[start:stop])
+            report(progress, "reading blocks", tile.number + count, self.rows.num_rows)
+
+    def _over(self, rows: Int[np.ndarray, " n"]) -> tuple[Comparison, tuple[Column, ...]]:
+        """Return a comparison restricted to the given rows, and the key and value columns of these rows."""
+        columns = self.executor.read_columns(self.rows.take(rows, self.names))
+        return self.comparison.with_rows(columns[:-1]), columns
+
+    def _exact_logits(
+        self, comparison: Comparison, columns: Sequence[Column], query: Shaped[np.ndarray, "q ..."]
+    ) -> Num[np.ndarray, "q n"]:
+        cells, n = CellLogits(comparison, columns[:-1], query, self.executor.fold), len(comparison.key)
+        return cells.compute((cells.bind(comparison.key), None), 0, n) if n else np.zeros((len(query), 0))
+
+    def _answer_from_top_rows(
+        self, queries: Queries, query: Shaped[np.ndarray, "q ..."], progress: Progress | None
+    ) -> list[Entry]:
+        """Find the rows that can have non-zero weight, and return entries from attention over these rows in memory."""
+        top_k = self.normalizer.top_k
+        top_rows = TopRows(len(query), (top_k or _SUPPORT) + _SPARE_ROWS)
+        self._pass(query, lambda logits, first, _: top_rows.update(logits, first), progress, None)
+        rows = top_rows.union() if top_k is not None else self._support(query, top_rows, progress)
+        comparison, columns = self._over(rows)
+        if not len(rows):
+            none = np.full((len(query), 1), -1)
+            results = QueryResults(none, np.zeros((len(query), 1)), none[:, 0], None, None, [])
+            return self._entries(queries, query, comparison, results, rows)
+        options = replace(self.options, mask=None, progress=None)
+        every = np.ones(len(rows), bool)
+        values, how = aggregator_for(columns[-1]), self.normalizer
+        entries, _ = attend_to_rows(queries, comparison, how, values, every, options, self.calibration)
+        return [replace(entry, rows=rows[entry.rows]) for entry in entries]
+
+    def _support(
+        self, query: Shaped[np.ndarray, "q ..."], top_rows: TopRows, progress: Progress | None
+    ) -> Int[np.ndarray, " n"]:
+        """Return the indices of all rows that can have non-zero weight for some query."""
+        bound = self.normalizer.threshold_bound(top_rows.rank)
+        if bound is None:
+            raise RefusedError(
+                f"normalizer must be computable block by block for {self.executor.name}, which exceeds the memory "
+                f"limit, got {self.normalizer}, which needs all logits of a query at once. Choose another normalizer, "
+                "or open the store with more memory, such as memory='2 GiB'."
+            )
+        threshold = np.asarray(bound) - _TOLERANCE * (1 + np.abs(np.asarray(bound)))
+        if (top_rows.rank[:, -1:] < threshold).all():
+            return top_rows.union()
+        rows: list[np.ndarray] = []
+        self._pass(
+            query,
+            lambda logits, first, _: rows.append(first + np.flatnonzero((logits >= threshold).any(axis=0))),
+            progress,
+            None,
+        )
+        return np.concatenate(rows)
