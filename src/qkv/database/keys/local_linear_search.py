@@ -238,4 +238,4 @@ def _errors_of(
     inverse, _, reasons = spanned_inverse(offset, covariance)
     slope = np.einsum("qij,qj->qi", inverse, offset)
     line = np.where(reasons.any(axis=0), center, center - (slope * cross).sum(axis=1))
-    return np.square(np.stack([center, line]) - values)
+    return np.asarray(np.square(np.stack([center, line]) - values))
