@@ -230,7 +230,7 @@ def test_appended_rows_are_encoded_by_the_encoder_fitted_to_the_first_rows(path,
     store.append(MORE)
     for each in both(path):
         assert each.ask("shadows").value == pytest.approx(10.5, abs=0.01)
-        assert each.at(2).ask("shadows").value == pytest.approx(1.0, abs=0.01)
+        assert each.at(1).ask("shadows").value == pytest.approx(1.0, abs=0.01)
     assert (path / "attached" / "encoder.npz").read_bytes() == before
     vectors = store.store.to_table(["vector of text"]).column(0).to_pylist()
     assert vectors[5] is vectors[6] is None
@@ -280,7 +280,7 @@ def test_rows_that_do_not_fit_are_refused_by_the_names_of_the_visible_columns(pa
         store.append({"text": ["a"], "number": [1.0]})
     with pytest.raises(DataError, match="unknown: vector of text"):
         store.append(store.store.to_table())
-    assert (store.version, len(store.store)) == (2, 9)
+    assert (store.version, len(store.store)) == (1, 9)
 
 
 def test_rows_are_encoded_in_batches_each_text_once_with_progress(path, monkeypatch):
@@ -344,7 +344,7 @@ def test_a_damaged_encoder_file_is_reported_when_the_store_is_opened(path, backe
         rest.ask("golden ring")
     with pytest.raises(DamagedStoreError, match=r"attached/encoder\.npz"):
         rest.append(MORE)
-    assert rest.version == 2
+    assert rest.version == 1
 
 
 def test_an_encoder_changed_at_an_equal_modification_time_is_refused(path):
@@ -390,7 +390,7 @@ def test_a_killed_creation_leaves_a_store_with_its_encoder_or_none(path):
             break
         opened.append(rows)
         assert opened.ask("b").rows[0].record == {"key": "b", "value": 2.0}
-    assert list(dict.fromkeys(left)) == ["no store", "0 rows", "2 rows"]
+    assert list(dict.fromkeys(left)) == ["no store", "2 rows"]
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 60))])

@@ -78,4 +78,5 @@ def die_at(call: int) -> None:
 
     os.fsync = deadly(os.fsync)
     Path.replace = deadly(Path.replace)  # type: ignore[method-assign]
+    Path.rename = deadly(Path.rename)  # type: ignore[method-assign]
     Path.unlink = deadly(Path.unlink)  # type: ignore[method-assign]

@@ -74,7 +74,9 @@ class Database(Queryable):
         progress: Progress | None = None,
         on_bad_cell: str = "exclude",
     ) -> StoredDatabase:
-        """Create a database on disk and save its settings, which `Database.open` restores.
+        """Create a database on disk with its first rows as version 1, and save its settings.
+
+        If this is interrupted or killed, there is no database, and the same call can be repeated.
 
         Args:
             path: a folder that does not exist or is empty.
@@ -102,7 +104,7 @@ class Database(Queryable):
             >>> import tempfile
             >>> folder = tempfile.mkdtemp() + "/pay"
             >>> Database.create(folder, {"years": [1.0, 3.0], "pay": [10.0, 30.0]}, key="years", value="pay")
-            Database(pay: years → pay, 2 rows, version 2)
+            Database(pay: years → pay, 2 rows, version 1)
             >>> Database.open(folder).ask(2.0, score="gaussian:1").value
             20.0
         """

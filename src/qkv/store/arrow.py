@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,16 +77,16 @@ class ArrowStore(Store):
             self._load(read_version(self._versions, version))
 
     @classmethod
-    def create(cls, path: Path, schema: pa.Schema, metadata: Metadata) -> ArrowStore:
-        """Create a store without rows in a folder; see `qkv.store.create`."""
+    def create(cls, path: Path, schema: pa.Schema, metadata: Metadata, tables: Iterable[pa.Table] = ()) -> None:
+        """Write version 1 of a store with the rows of tables into a folder; see `qkv.store.create`."""
         for folder in (path / "versions", path / "rows"):
             folder.mkdir(parents=True)
         text = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        manifest = Manifest.first(text, metadata).write(path / "versions")
+        files = row_files.write_rows(path / "rows", (part for rows in tables for part in row_files.split_table(rows)))
+        manifest = Manifest.first(text, metadata, files).write(path / "versions")
         write_newest(path / "versions", manifest, 1)
-        for folder in (path, path.absolute().parent):
+        for folder in (path / "versions", path):
             sync_folder(folder)
-        return cls(path)
 
     @property
     def identity(self) -> str:

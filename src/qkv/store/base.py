@@ -18,7 +18,8 @@ from qkv.core.checks import check_choice
 from qkv.core.checksums import checksums_wanted
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Int
-from qkv.errors import DamagedStoreError, DataError, OptionError
+from qkv.errors import DamagedStoreError, OptionError
+from qkv.store.fitting import fit_table
 from qkv.store.locking import writer_lock
 from qkv.store.versions import Version
 
@@ -307,25 +308,7 @@ class Store(ABC):
         Raises:
             DataError: A column is missing or unknown, or its cells do not fit the type.
         """
-        import pyarrow as pa
-
-        schema = self.schema if schema is None else schema
-        given, expected = set(table.column_names), set(schema.names)
-        if given != expected:
-            lacking = ", ".join(sorted(expected - given)) or "none"
-            unknown = ", ".join(sorted(given - expected)) or "none"
-            raise DataError(
-                f"rows for {self.path.name!r} must have the columns {', '.join(schema.names)}; "
-                f"missing: {lacking}; unknown: {unknown}. Pass each column of the store once."
-            )
-        try:
-            return table.select(schema.names).cast(schema)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-            first = str(error).strip().split("\n")[0].rstrip(". ")
-            raise DataError(
-                f"rows must fit the column types of {self.path.name!r}, but their conversion failed: {first}. "
-                f"Convert the columns to {', '.join(f'{f.name} {f.type}' for f in schema)}."
-            ) from None
+        return fit_table(table, self.schema if schema is None else schema, self.path.name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path.name}: {len(self):,} rows, version {self.version})"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Bytes: TypeAlias = bytes | memoryview | mmap.mmap | pa.Buffer
 
-__all__ = ["TEMPORARY", "sync_folder", "write_synced"]
+__all__ = ["TEMPORARY", "sync_folder", "translate_disk_full", "write_synced"]
 
 TEMPORARY = ".writing-"
 """Prefix of the names of temporary files."""
@@ -28,7 +28,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
-def _translate_disk_full(name: str) -> Iterator[None]:
+def translate_disk_full(name: str) -> Iterator[None]:
     """Raise a `StoreFullError` in place of an `OSError` for a full disk, a quota or a file size limit."""
     try:
         yield
@@ -48,7 +48,7 @@ def write_synced(path: Path, data: Bytes) -> None:
         StoreFullError: The disk is full, or the file exceeds the allowed size. No file remains.
     """
     with (
-        _translate_disk_full(path.name),
+        translate_disk_full(path.name),
         atomic_path(path, prefix=TEMPORARY, sync=True) as temporary,
         temporary.open("xb") as file,
     ):
@@ -57,5 +57,5 @@ def write_synced(path: Path, data: Bytes) -> None:
 
 def sync_folder(path: Path) -> None:
     """Sync a folder to disk, so that renamed files survive a power loss."""
-    with _translate_disk_full(path.name):
+    with translate_disk_full(path.name):
         fsync(path)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,17 +99,23 @@ class LanceStore(Store):
         self._load(self._newest() if version is None else self._at(version))
 
     @classmethod
-    def create(cls, path: Path, schema: pa.Schema, metadata: Metadata) -> LanceStore:
-        """Create a store without rows in a folder; see `qkv.store.create`."""
+    def create(cls, path: Path, schema: pa.Schema, metadata: Metadata, tables: Iterable[pa.Table] = ()) -> None:
+        """Write version 1 of a store with the rows of tables into a folder; see `qkv.store.create`."""
         lance = import_lance()
         encoded = {_METADATA: json.dumps(metadata, ensure_ascii=False).encode()}
+        whole = schema.with_metadata(encoded)
+        fragments: list[FragmentMetadata] = []
         with translate_errors(path):
-            lance.write_dataset(schema.with_metadata(encoded).empty_table(), str(path), mode="create")
+            for rows in tables:
+                for part in row_files.split_table(rows.replace_schema_metadata(encoded)):
+                    fragments += lance.fragment.write_fragments(
+                        part, str(path), schema=whole, max_rows_per_file=max(1, part.num_rows)
+                    )
+            sync_all(path / "data", set())
+            lance.LanceDataset.commit(str(path), lance.LanceOperation.Overwrite(whole, fragments))
         for name in FOLDERS[:2]:
             sync_all(path / name, set())
-        for folder in (path, path.absolute().parent):
-            sync_folder(folder)
-        return cls(path)
+        sync_folder(path)
 
     # -- reading ----------------------------------------------------------------------------------------
 

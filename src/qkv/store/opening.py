@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import glob
+import os
+import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.core.checks import check_choice
-from qkv.core.files import check_creatable
+from qkv.core.files import check_creatable, make_folders
 from qkv.errors import DataError
 from qkv.store.arrow import ArrowStore
 from qkv.store.attachments import FOLDER, attach
 from qkv.store.base import Metadata, Store
+from qkv.store.disk import sync_folder, translate_disk_full
+from qkv.store.fitting import fit_table
 from qkv.store.lance import LanceStore, import_lance, is_lance
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_PART = ".part"
 
 __all__ = ["create", "is_store", "open", "remove", "require_free"]
 
@@ -39,8 +47,9 @@ def create(
     metadata: Metadata | None = None,
     backend: str = "arrow",
     attached: Mapping[str, bytes] | None = None,
+    tables: Iterable[pa.Table] = (),
 ) -> Store:
-    """Create a store without rows in a folder, and return it.
+    """Create a store in a folder, and return it. If it is interrupted or killed, there is no store.
 
     Args:
         path: a folder that does not exist or is empty.
@@ -48,9 +57,11 @@ def create(
         metadata: values of JSON types to save with the store.
         backend: `"arrow"`, a folder of Arrow IPC files, or `"lance"`, a Lance dataset.
         attached: contents of files that belong to all versions, by name; see `read_attached`.
+        tables: the rows of version 1, as pyarrow tables with the columns of the schema.
 
     Raises:
-        DataError: The path is not empty.
+        DataError: The path is not empty, or rows do not fit the schema.
+        StoreFullError: The disk is full. Nothing remains.
         MissingPackageError: pylance is not installed.
 
     Example:
@@ -61,15 +72,69 @@ def create(
         ...     open(folder).to_table().to_pylist()
         [{'name': 'Li', 'income': 2000.0}]
     """
-    folder = Path(path)
     require_free(path, backend)
+    kind = LanceStore if backend == "lance" else ArrowStore
+    folder = Path(path)
+    with _new_folder(folder) as temporary:
+        records = attach(temporary, attached or {})
+        rows = (fit_table(table, schema, folder.name) for table in tables)
+        kind.create(temporary, schema, {**(metadata or {}), **records}, rows)
+    return kind(folder)
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder next to a folder, and rename it to the folder when the `with` block ends.
+
+    If the block raises an exception, nothing remains. A process that is killed leaves the temporary folder, which the
+    next call for the same folder removes.
+
+    Raises:
+        DataError: A folder cannot be created, or another process has created the folder in the meantime.
+        StoreFullError: The disk is full.
+    """
+    import filelock
+
+    final = folder.resolve()
+    absent = [each for each in final.parents if not each.exists()]
+    temporary = final.parent / f".{final.name}.{secrets.token_hex(8)}{_PART}"
+    lock = filelock.FileLock(temporary / "writer.lock", timeout=0)
     try:
-        kind = LanceStore if backend == "lance" else ArrowStore
-        records = attach(folder, attached or {})
-        return kind.create(folder, schema, {**(metadata or {}), **records})
-    except BaseException:
-        remove(folder)
+        with translate_disk_full(folder.name):
+            make_folders(final.parent)
+            _remove_unfinished(final)
+            temporary.mkdir()
+            lock.acquire()
+            yield temporary
+            sync_folder(temporary)
+            if os.name == "nt" and final.is_dir():
+                final.rmdir()  # only POSIX renames a folder to an existing empty one
+            temporary.rename(final)
+            sync_folder(final.parent)
+    except BaseException as error:
+        lock.release()
+        shutil.rmtree(temporary, ignore_errors=True)
+        for each in absent:
+            with suppress(OSError):
+                each.rmdir()
+        if isinstance(error, OSError):
+            raise DataError(
+                f"path must be a new or empty folder that can be created, got {str(folder)!r}: "
+                f"{error.strerror or error}. Choose another path."
+            ) from None
         raise
+    lock.release()
+
+
+def _remove_unfinished(final: Path) -> None:
+    """Remove what processes left that were killed while they created the same store."""
+    import filelock
+
+    for left in final.parent.glob(f".{glob.escape(final.name)}.*{_PART}"):
+        lock = filelock.FileLock(left / "writer.lock", timeout=0)
+        if (left / "writer.lock").exists():
+            with suppress(filelock.Timeout, OSError), lock:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:

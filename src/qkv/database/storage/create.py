@@ -23,7 +23,7 @@ from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
 from qkv.database.keys.row_sample import sample_rows
 from qkv.database.storage.encoding import FILE, Encoding
-from qkv.database.storage.stored import StoredDatabase
+from qkv.database.storage.stored import StoredDatabase, prepare_rows
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import memory_bytes
 
@@ -98,7 +98,11 @@ def create_database(
     settings |= {"score": score, "normalizer": normalizer, "threshold": threshold}
     if encoding is not None:
         settings["encoder"] = encoding.record()
-    store = stores.create(path, columns, metadata={_SETTINGS: settings}, backend=backend, attached=attached)
+    done = sum(table.num_rows for table in encoded)
+    rows = chain(encoded, prepare_rows(encoding, chain(pending, tables), schema, Path(path).name, progress, done))
+    store = stores.create(
+        path, columns, metadata={_SETTINGS: settings}, backend=backend, attached=attached, tables=rows
+    )
     database = StoredDatabase(
         store,
         keys,
@@ -110,12 +114,6 @@ def create_database(
         memory=memory,
         encoding=encoding,
     )
-    try:
-        done = sum(table.num_rows for table in encoded)
-        store.append(chain(encoded, database.prepare(chain(pending, tables), progress, done)))
-    except BaseException:
-        stores.remove(path)
-        raise
     database.cell_notes = tuple(notes)
     return database
 

@@ -30,11 +30,12 @@ from qkv.errors import DataError
 from qkv.plan.cost import counted, memory_bytes
 from qkv.scores.base import Score
 from qkv.store import Block, Damage, Store, Version
+from qkv.store.fitting import fit_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["StoredDatabase"]
+__all__ = ["StoredDatabase", "prepare_rows"]
 
 _EXAMPLES = 64
 
@@ -64,10 +65,10 @@ class StoredDatabase(Queryable):
         >>> folder = tempfile.mkdtemp() + "/people"
         >>> people = Database.create(folder, {"name": ["John Doe"], "income": [1000]}, "name", "income")
         >>> people.append({"name": ["Jane Roe", "Li Mu"], "income": [2000, 3000]})
-        3
+        2
         >>> people.delete("income < 1500"), len(people), round(people.ask("jane roe").value)
         (1, 2, 2000)
-        >>> people.at(3).ask("john doe").rows[0].record
+        >>> people.at(2).ask("john doe").rows[0].record
         {'name': 'John Doe', 'income': 1000}
     """
 
@@ -181,24 +182,10 @@ class StoredDatabase(Queryable):
         """
         names, notes = (*self.key, self.value), list[str]()
         tables = collect_notes(iterate_tables(source, names, ReadOptions(on_bad_cell=on_bad_cell)), names, notes)
-        version = self.store.append(self.prepare(tables, progress))
+        schema = self.store.empty(self._visible).schema
+        version = self.store.append(prepare_rows(self.encoding, tables, schema, self.name, progress))
         self.cell_notes = tuple(notes)
         return version
-
-    def prepare(
-        self, tables: Iterator[pa.Table], progress: Progress | None = None, done: int = 0
-    ) -> Iterator[pa.Table]:
-        """Yield tables in the form in which they are stored, with a column of vectors if the store has an encoder.
-
-        Args:
-            tables: tables with the visible columns.
-            progress: as in `append`.
-            done: number of rows that were already prepared.
-        """
-        if self.encoding is None:
-            return report_rows(tables, progress)
-        schema = self.store.empty(self._visible).schema
-        return self.encoding.encode_tables((self.store.fit(table, schema) for table in tables), progress, done)
 
     def delete(self, where: str) -> int:
         """Delete the rows that satisfy a SQL predicate, and return their number. Older versions keep the rows.
@@ -327,3 +314,26 @@ class StoredDatabase(Queryable):
             # Numbers as read, standardized and projected; Python texts as read and folded.
             row_bytes += 200 if text else 4 * 8 * max(1, width)
         return len(self.store) * row_bytes > self.memory
+
+
+def prepare_rows(
+    encoding: Encoding | None,
+    tables: Iterator[pa.Table],
+    schema: pa.Schema,
+    name: str,
+    progress: Progress | None = None,
+    done: int = 0,
+) -> Iterator[pa.Table]:
+    """Yield tables in the form in which a store keeps them, with a column of vectors if the store has an encoder.
+
+    Args:
+        encoding: the encoder of the store, or None.
+        tables: tables with the visible columns.
+        schema: the visible columns of the store.
+        name: names the store in errors.
+        progress: as in `StoredDatabase.append`.
+        done: number of rows that were already prepared.
+    """
+    if encoding is None:
+        return report_rows(tables, progress)
+    return encoding.encode_tables((fit_table(table, schema, name) for table in tables), progress, done)
