@@ -116,7 +116,8 @@ def measure_kernels(seconds: float, seed: int = 0, progress: Progress | None = N
             done = min(passed / seconds, len(results) / least)
             report(progress, "measuring kernels", int(100 * done), 100)
             kind, gradient = kinds[len(results) % len(kinds)]
-            results.append(_measure(kind, _draw_shape(draw, kind), gradient, draw.random() < 0.5))
+            shape, causal, heads = _draw_shape(draw, kind), draw.random() < 0.5, draw.random() < 0.5
+            results.append(_measure(kind, shape, gradient, causal, heads))
     finally:
         torch.set_num_threads(threads)
     return results
@@ -148,11 +149,13 @@ def _score(kind: str, width: int) -> Score:
     }[kind]
 
 
-def _measure(kind: str, shape: tuple[int, int, int], gradient: bool, causal: bool) -> Measurement:
+def _measure(kind: str, shape: tuple[int, int, int], gradient: bool, causal: bool, heads: bool) -> Measurement:
     import torch
 
-    query, key, value = (torch.randn(shape, requires_grad=gradient) for _ in range(3))
-    direction = torch.randn(shape)
+    # PyTorch's fused attention has axes of batch and heads, and rearranges arrays that have not.
+    axes = (1, *shape) if heads else shape
+    query, key, value = (torch.randn(axes, requires_grad=gradient) for _ in range(3))
+    direction = torch.randn(axes)
     score, mask = _score(kind, shape[2]), Causal() if causal else None
     plan = explain(query, key, value, score=score, mask=mask, memory="8 GiB", gradient=gradient)
     names = [plan.kernel.name, *(name for name, _ in plan.slower)]

@@ -13,6 +13,7 @@ from qkv.core.arrays import requires_gradient
 from qkv.core.autograd_function import autograd_function
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Num, Shaped, Tensor
+from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.gradients import gradients_of
 from qkv.scores import Score
 
@@ -112,7 +113,7 @@ def _backward(ctx: _Context, *gradients: Num[Tensor, "*_"] | None) -> tuple[Num[
 
     twice = torch.is_grad_enabled()
     needed = ctx.needs_input_grad[2:]
-    with torch.enable_grad(), torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+    with torch.enable_grad(), no_autocast(ctx.saved_tensors[0]):
         if twice:
             leaves: Sequence[Tensor] = [x.view_as(x) for x in ctx.saved_tensors]
             outputs = ctx.function(*leaves)
