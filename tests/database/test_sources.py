@@ -229,3 +229,13 @@ def test_sql_takes_several_tables_key_columns_and_the_folding_of_names():
     )
     assert folded.ask("eva", normalizer="hard").rows[0].similarity == 1.0
     assert not any(row.similarity == 1.0 for row in exact.ask("eva", normalizer="hard").rows)
+
+
+def test_duckdb_prints_no_progress_of_slow_reads_into_answers():
+    setting = "current_setting('enable_progress_bar')"
+    answer = Database.sql(f"select 1 as x, {setting}::varchar as v", key="x", value="v").ask(1)
+    assert answer.value == "false"
+    database = Database.open({"x": [1.0, 2.0], "v": [3.0, 4.0]}, key="x", value="v")
+    assert database.ask(1.0, where=f"not {setting}", score="exact").value == 3.0
+    with pytest.raises(QueryError):
+        database.ask(1.0, where="(select 1 from (set threads = 1))")

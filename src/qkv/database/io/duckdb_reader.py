@@ -33,7 +33,7 @@ PARQUET = (".parquet", ".pq")
 
 # By default DuckDB downloads a missing extension the first time a query names it.
 _OFFLINE = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
-_CLOSED = {**_OFFLINE, "enable_external_access": "false", "lock_configuration": "true"}
+_CLOSED = {**_OFFLINE, "enable_external_access": "false"}
 _ROWS_PER_PART = 131_072
 _ROW = "__qkv_row"
 _PRESENT = "__qkv_present"
@@ -51,6 +51,10 @@ def _connection(
 
     connection = duckdb.connect(config=settings)
     try:
+        # DuckDB prints the progress of slow reads to standard output, where answers are.
+        connection.execute("set enable_progress_bar = false")
+        if settings is _CLOSED:
+            connection.execute("set lock_configuration = true")
         yield connection
     except duckdb.Error as error:
         raise error_class(f"{failure}: {_first_sentence(error)}. {remedy}") from None

@@ -1,0 +1,55 @@
+"""The commands of docs/ask.md print what the page shows, each in a shell of its own.
+
+After a change of the output, correct the page and what it says about the numbers.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from .conftest import EXAMPLES, ROOT
+
+pytest.importorskip("duckdb")
+
+PAGE = (ROOT / "docs" / "ask.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def steps(block):
+    """Return the commands of a block of the page, each with the lines that it prints."""
+    for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, _, shown = step.partition("\n")
+        yield command, shown.rstrip("\n")
+
+
+@pytest.fixture(scope="module", name="folder")
+def _folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("newcomer")
+    shutil.copytree(EXAMPLES, folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    program = folder / "bin" / "qkv"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from qkv.cli.main import main; main()" "$@"\n')
+    program.chmod(0o755)
+    return folder
+
+
+def test_the_page_begins_with_ten_questions():
+    first = PAGE.index("## How often names are found")
+    questions = re.findall(r"^### (\d+)\. .*\?$", PAGE[:first], re.MULTILINE)
+    assert questions == [str(number) for number in range(1, 11)]
+    assert len(BLOCKS) >= 10
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0][2:60])
+def test_a_command_prints_what_the_page_shows(folder, block):
+    env = {name: value for name, value in os.environ.items() if name not in ("QKV_DATA", "NO_COLOR")}
+    env |= {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
+    env |= {"PYTHONPATH": str(ROOT / "src")}
+    for command, shown in steps(block):
+        done = subprocess.run(["sh", "-c", command], cwd=folder, env=env, capture_output=True, encoding="utf-8")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [line.rstrip() for line in done.stdout.rstrip("\n").split("\n")] == shown.split("\n")
