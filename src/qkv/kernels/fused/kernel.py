@@ -109,6 +109,9 @@ class FusedKernel(Kernel):
             changed = [size - own for size, own in zip(copied, results, strict=True) if size]
             numbers += max(changed, default=max(rows) * width if axes.batch_size > 1 else 0)
             numbers += math.prod(axes.output[:-1]) * width if width != axes.value_width else 0
+            offset = split_mask(problem.spec.mask, problem.tile)[1]
+            if axes.batch_size > 1 and copied[0] and width > score.lifted_width(*widths[:2]) and not (offset or 0) < 0:
+                numbers += rows[0] * width  # the gradient of the output, while its layout changes
             numbers += backward_copies(problem)
             if split_mask(problem.spec.mask, problem.tile)[1]:  # gradients of the two calls for keys and values
                 numbers += 3 * rows[1] * width // 2
