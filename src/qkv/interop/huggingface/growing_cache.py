@@ -63,9 +63,9 @@ class _Rows:
         return self.filled
 
 
-class _GrowingLayer(DynamicLayer):
+class _GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def __init__(self, **kwargs: object) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**kwargs)  # type: ignore[no-untyped-call]
         self._sides = _Rows(), _Rows()
 
     def update(
@@ -81,6 +81,8 @@ class _GrowingLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self._sides
+        assert self.keys is not None  # an empty tensor at first
+        assert self.values is not None
         self.keys, self.values = keys.append(self.keys, key_states), values.append(self.values, value_states)
         return self.keys, self.values
 

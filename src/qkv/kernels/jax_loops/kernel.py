@@ -14,7 +14,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from qkv.core.positions import Positions
 from qkv.core.threefry import seed_words
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num, Shaped
+from qkv.kernels.jax_loops.explicit_axes import with_automatic_axes
 from qkv.kernels.jax_loops.manual_axes import vary_alike
 from qkv.kernels.jax_loops.row_blocks import RowBlockLoop, combine_kinds
 from qkv.kernels.jax_loops.tiles import attend_tiles
@@ -134,7 +135,8 @@ class JaxLoopsKernel(Kernel):
             signatures=tuple(readout.signature() for readout in problem.readouts),
         )
         parts = (call.score, call.normalizer, call.mask, tile.positions)
-        output, readouts = _compiled()(static, call.query, call.key, call.value, parts, seed)
+        run = partial(_compiled(), static)
+        output, readouts = with_automatic_axes(run, call.query, call.key, call.value, parts, seed)
         return Result(cast(output, call.out_dtype), tuple(readouts))
 
     def _tile(self, problem: Problem) -> tuple[int, int]:
