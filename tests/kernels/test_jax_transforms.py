@@ -135,6 +135,16 @@ got = both(attend(normalizers.Softmax(), small))(*placed, weight)
 assert got[0].sharding.spec == got[1][0].sharding.spec == P("d")
 check("sharded arrays", got, wanted)
 
+explicit = jax.make_mesh((4, 2), ("d", "e"), axis_types=(AxisType.Explicit,) * 2)
+with jax.set_mesh(explicit):
+    for normalizer in (normalizers.Softmax(), normalizers.Entmax15()):
+        wanted = both(attend(normalizer, "dense"))(query, key, value, weight)
+        for specs in ((P("d"), P("d"), P("d")), (P("d", "e"), P("d"), P()), (P(None, "e"), P(), P("d", "e"))):
+            placed = [jax.device_put(x, NamedSharding(explicit, spec)) for x, spec in zip((query, key, value), specs)]
+            got = both(attend(normalizer, small))(*placed, weight)
+            assert got[0].sharding.spec[0] == "d", got[0].sharding.spec
+            check(f"explicit axes {specs} under {normalizer}", got, wanted)
+
 long = jnp.asarray(rng.normal(size=(8, 6000, 2)), dtype="float32")
 mapped = jax.jit(jax.shard_map(lambda x: qkv.attend(x, x, x), mesh=mesh, in_specs=P("d"), out_specs=P("d")))(long)
 kernel = qkv.explain((6000, 2), (6000, 2), (6000, 2), library="jax", gradient=True).kernel.name
@@ -150,5 +160,5 @@ def test_loops_run_sharded_over_eight_devices() -> None:
         [sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    assert len(result.stdout.splitlines()) == 4, result.stdout
+    assert len(result.stdout.splitlines()) == 10, result.stdout
     assert "6000 keys on jax_loops" in result.stdout

@@ -11,9 +11,10 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import cast
 
 from qkv.core.axes import Axes
-from qkv.core.typing import Array, Num, Shaped
+from qkv.core.typing import Array, Num, Shaped, Tensor
 from qkv.errors import RefusedError
 from qkv.plan.cache import CachedPlan, SpecFields, cached_plan, hollow_problem, step_signature
 from qkv.plan.plan import Plan
@@ -87,13 +88,19 @@ def step_plan(
     if found is None:
         if not _same_for_all_lengths(fields):
             return None
-        sides = query, *(x[..., :1, :].expand(*x.shape[:-2], longest, x.shape[-1]) for x in (key, value))
+        sides = query, *(_repeat_row(x, longest) for x in (key, value))
         try:
             made = plan(*sides)
         except RefusedError:  # fewer keys may fit the memory budget
             return None
         found = STEPS[step] = _Step(cached_plan(made, holds_arrays, *sides), hollow_problem(made.problem))
     return _with_keys(found, query, key, value)
+
+
+def _repeat_row(x: Num[Array, "*batch k width"], rows: int) -> Num[Array, "*batch rows width"]:
+    """Return the first row of a tensor, repeated without taking memory."""
+    tensor = cast("Tensor", x)
+    return tensor[..., :1, :].expand(*tensor.shape[:-2], rows, tensor.shape[-1])
 
 
 def _longest(k: int) -> int:

@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 
+from qkv.core.typing import Array, Shaped
 from qkv.errors import OptionError
 from qkv.interop.huggingface.model_layers import is_attention, uses_interface
 from qkv.nn.align_batch import Groups, align_batch
@@ -44,7 +45,7 @@ class LayerNormalizer(PartModule[Normalizer]):
                     x.copy_(cast("torch.Tensor", initial))
 
 
-def _copy(x: torch.Tensor) -> torch.Tensor:
+def _copy(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
     copied = torch.as_tensor(x).detach().clone()
     return torch.nn.Parameter(copied) if isinstance(x, torch.nn.Parameter) else copied
 
@@ -86,7 +87,8 @@ def layer_normalizer(layer: torch.nn.Module, option: object, groups: Groups) -> 
             "them. Register the normalizer before the model is built, or call "
             "qkv.interop.huggingface.attach(model, name)."
         )
-    return align_batch(module(), 1, groups, True)
+    normalizer: Normalizer = module()
+    return align_batch(normalizer, 1, groups, True)
 
 
 def add_learned_normalizers(model: torch.nn.Module, options: Callable[[torch.nn.Module], object]) -> None:

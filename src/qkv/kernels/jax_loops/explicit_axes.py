@@ -1,9 +1,9 @@
 """Function that runs code without sharding rules on arrays whose types state how they are sharded.
 
-On a mesh with explicit axes (`jax.sharding.AxisType.Explicit`) the type of an array tells how its axes are divided among
-the devices, and every operation must follow rules of sharding, also those on constants. Loops begin with constants, such
-as the zeros of a sum. They are therefore run with the axes of the mesh as automatic ones: the compiler chooses the
-sharding of what is between the arguments and the output, whose sharding follows from those of the arguments.
+On a mesh with explicit axes (`jax.sharding.AxisType.Explicit`) the type of an array tells how its axes are divided
+among the devices, and every operation must follow rules of sharding, also those on constants. Loops begin with
+constants, such as the zeros of a sum. They are therefore run with the axes of the mesh as automatic ones: the compiler
+chooses the sharding of what is between the arguments and the output, whose sharding follows from the arguments.
 
 Source: https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html, section on mixing modes with `auto_axes`.
 """

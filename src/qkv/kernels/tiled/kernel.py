@@ -192,7 +192,7 @@ def _table_widths(problem: Problem, sizes: TileSizes) -> int:
     return sum(3 * (readout.sides(q, k)[1] + -(-k // sizes.cols) + 1) for readout in maps)
 
 
-def _arrays_at_peak(problem: Problem) -> float:
+def _arrays_at_peak(problem: Problem) -> int:
     """Return how many arrays of the size of a tile are measured at once, which are fewer than `tile_arrays` allows."""
     score, arrays = problem.score, tile_arrays(problem)
     if score.is_distance and not problem.gradient:
