@@ -33,10 +33,11 @@ def plain_logits(left: torch.Tensor, right: torch.Tensor, vector: torch.Tensor) 
     st.sampled_from([0.01, 1.0, 12.0, 300.0]),
     st.sampled_from([0.0, 50.0, -1e4]),
     st.sampled_from([64, 1 << 20]),
+    st.sampled_from([0, 1 << 14]),
     st.integers(0, 2**31),
 )
 def test_logits_and_gradients_agree_with_tanh_at_every_range(
-    lengths: tuple[int, int, int, int], shared: bool, size: float, shift: float, step: int, seed: int
+    lengths: tuple[int, int, int, int], shared: bool, size: float, shift: float, step: int, few: int, seed: int
 ) -> None:
     batch, q, k, hidden = lengths
     rng = np.random.default_rng(seed)
@@ -45,6 +46,7 @@ def test_logits_and_gradients_agree_with_tanh_at_every_range(
     direction = torch.tensor(rng.normal(size=(batch, q, k)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(additive, "STEP_BYTES", step)
+        patch.setattr(additive, "_FEW_ELEMENTS", few)
         for dtype, limit in ((torch.float64, 1e-11), (torch.float32, 2e-5)):
             given_ = [torch.tensor(x, dtype=dtype) for x in arrays]
             exact = [x.double().clone().requires_grad_() for x in given_]
@@ -72,7 +74,8 @@ def test_projections_that_are_not_finite_have_no_expanded_logits(bad: float) -> 
         assert additive.tanh_sums(*arrays) is None
 
 
-def test_units_of_which_both_sides_are_far_from_0_have_no_expanded_logits() -> None:
+def test_units_of_which_both_sides_are_far_from_0_have_no_expanded_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(additive, "_FEW_ELEMENTS", 0)
     left = torch.tensor([-60.0, 60.0]).view(1, 2, 1)
     assert additive.tanh_sums(left, -left, torch.ones(1, 1)) is None
     query = torch.cat([left[0], left[0]], 1)

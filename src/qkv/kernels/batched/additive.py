@@ -22,6 +22,8 @@ STEP_BYTES = 1 << 20
 """Largest size in bytes of an array of reciprocals, unless one query needs more: 1 MiB fits the second-level cache."""
 _MAX_HALF_RANGE = {4: 40.0, 8: 350.0}
 """Largest min(max|a_h|, max|b_h|) at which e^{2a} or e^{2b} is a normal number, by the bytes of an element."""
+_FEW_ELEMENTS = 1 << 14
+"""Number of hidden units of all pairs up to which `tanh` takes less time than the operators of its expansion."""
 
 
 def tanh_sums(
@@ -39,10 +41,19 @@ def tanh_sums(
         vector: vector v of the score.
 
     Returns:
-        Logits `(batch, q, k)`, and what `tanh_sum_gradients` needs: e^{2a}, e^{2b}, and r if it fits one step.
+        Logits `(batch, q, k)`, and what `tanh_sum_gradients` needs: e^{2a}, e^{2b}, and r if it fits one step; or
+        None, None and the tanh of all pairs.
     """
     import torch
 
+    (batch, q, hidden), k = left.shape, right.shape[1]
+    if batch * q * k * hidden <= _FEW_ELEMENTS:
+        if not (math.isfinite(left.sum().item()) and math.isfinite(right.sum().item())):
+            return None
+        tanh = (left.unsqueeze(2) + right.unsqueeze(1)).tanh_()
+        if len(vector) == 1:
+            return (tanh.flatten(0, 2) @ vector[0]).view(batch, q, k), None, None, tanh
+        return (tanh.flatten(1, 2) @ vector.unsqueeze(2)).view(batch, q, k), None, None, tanh
     limit = _MAX_HALF_RANGE[left.element_size()]
     low, high = torch.aminmax(left)
     low_key, high_key = torch.aminmax(right)
@@ -105,6 +116,8 @@ def tanh_sum_gradients(
     """
     import torch
 
+    if saved[0] is None:
+        return _plain_gradients(vector, cast("Tensor", saved[2]), gradient, needs_vector)
     x, y, whole = cast("tuple[Tensor, Tensor, Tensor | None]", saved)
     products = vector.new_zeros(vector.shape) if needs_vector else None
     everything = _reciprocals(x, y) if whole is None else iter([(slice(None), slice(None), whole)])
@@ -127,6 +140,23 @@ def tanh_sum_gradients(
         total = gradient.sum().view(1, 1) if len(vector) == 1 else gradient.sum(dim=(1, 2))[:, None]
         products = torch.sub(total, products, alpha=2)
     return d_left.mul_(weight), d_right.mul_(weight), products
+
+
+def _plain_gradients(
+    vector: Float[Tensor, "#batch hidden"],
+    tanh: Float[Tensor, "batch q k hidden"],
+    gradient: Float[Tensor, "batch q k"],
+    needs_vector: bool,
+) -> tuple[Float[Tensor, "batch q hidden"], Float[Tensor, "batch k hidden"], Float[Tensor, "#batch hidden"] | None]:
+    import torch
+
+    slope = gradient.unsqueeze(-1) * (vector[0] if len(vector) == 1 else vector[:, None, None])
+    slope = torch.ops.aten.tanh_backward.grad_input(slope, tanh, grad_input=slope)
+    products = None
+    if needs_vector:
+        products = (gradient.unsqueeze(2) @ tanh).sum(1)[:, 0]
+        products = products if len(vector) > 1 else products.sum(0, keepdim=True)
+    return slope.sum(dim=2), slope.sum(dim=1), products
 
 
 def _reciprocals(
