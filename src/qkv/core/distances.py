@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     class _Context(FunctionCtx):
         saved_tensors: tuple[Tensor, ...]
 
+        def save_for_backward(self, *tensors: Tensor | None) -> None:
+            """Save tensors for backward."""
+
 
 __all__ = ["distance_gradients", "distances", "pair_distances"]
 

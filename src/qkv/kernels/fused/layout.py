@@ -101,7 +101,7 @@ class Layout:
     def key_mask(self, allowed: Bool[Tensor, "*some 1 k"]) -> Bool[Tensor, "b heads 1 k"]:
         """Return a mask of allowed keys, reshaped to `(b, heads, 1, k)`."""
         if math.prod(allowed.shape[:-2]) == 1:
-            return allowed.reshape((1, 1, *allowed.shape[-2:]))
+            return allowed if allowed.ndim == 4 else allowed.reshape((1, 1, *allowed.shape[-2:]))
         return allowed.expand((*self.batch, *allowed.shape[-2:])).reshape((*self.heads, *allowed.shape[-2:]))
 
 
