@@ -1,6 +1,7 @@
 """The batched kernel."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import qkv
 from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
+from qkv.core.tile import Tile
 from qkv.kernels import BatchedKernel
 from qkv.kernels.batched import additive
 from qkv.testing.kernels import KernelContract
@@ -275,3 +277,26 @@ def test_a_custom_score_that_closes_over_a_tensor_of_the_graph_is_refused_by_rep
             qkv.attend(query, torch.randn(3, 4), value, score=score, kernel="batched")
     hidden = hidden.detach()
     assert qkv.attend(query, torch.randn(3, 4), value, score=score, kernel="batched").requires_grad
+
+
+@dataclass(frozen=True, eq=False)
+class SwitchedMask(masks.Mask):
+    """Mask of the keys in a list that may change between calls."""
+
+    keys: list[bool]
+
+    def allowed(self, tile: Tile, reference: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self.keys)[None, :]
+
+
+def test_a_mask_of_the_user_is_computed_for_every_call() -> None:
+    torch.manual_seed(0)
+    keys = [True, True, False]
+    query, key, value = (torch.randn(2, 3, 4) for _ in range(3))
+    for score in (scores.ScaledDot(), scores.Laplace(), scores.Biased(scores.Dot(), torch.randn(3, 3))):
+        options = {"score": score, "mask": SwitchedMask(keys)}
+        for _ in range(3):
+            keys.append(keys.pop(0))
+            got = qkv.attend(query, key, value, **options, kernel="batched")
+            wanted = qkv.attend(query, key, value, score=score, mask=masks.Keys(torch.tensor(keys)), kernel="dense")
+            torch.testing.assert_close(got, wanted)

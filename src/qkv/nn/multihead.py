@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import Tensor
@@ -247,8 +247,8 @@ class MultiHeadAttention(torch.nn.Module):
         if simple and cache is None and self.heads == self.key_heads and self._is_plain:
             score, normalizer = self._parts(axes, None)
             own = aligned_part(self.mask, axes, None, False)
-            output = attend(queries, keys, values, score=score, normalizer=normalizer, mask=own, memory=self.memory)
-            return self._project_output(output, query, None)
+            found = attend(queries, keys, values, score=score, normalizer=normalizer, mask=own, memory=self.memory)
+            return self._project_output(cast("Tensor", found), query, None)
         mask, positions = add_cache_mask(cache, mask, positions)
         expand = self.logit_mix is not None or head_layout.selects_heads(readouts)
         groups = head_layout.head_groups(self.heads, self.key_heads, expand)
@@ -353,8 +353,10 @@ class MultiHeadAttention(torch.nn.Module):
     @property
     def _is_plain(self) -> bool:
         """Whether the attention of a call is that of the score, normalizer and mask alone, by any kernel."""
-        own = self.extra_key is self.log_temperature is self.sink is self.logit_mix is self.kernel is None
-        return own and not self.zero_key and not (self.dropout and self.training)
+        if self.extra_key is not None or self.log_temperature is not None or self.sink is not None:
+            return False
+        plain = self.logit_mix is None and self.kernel is None
+        return plain and not self.zero_key and not (self.dropout and self.training)
 
     def _parts(self, axes: int, groups: Groups) -> tuple[Score, Normalizer | None]:
         if self.log_temperature is None and self.sink is None and self.logit_mix is None:

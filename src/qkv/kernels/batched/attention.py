@@ -87,9 +87,9 @@ class BatchedAttention:
     def forward(self, given: Tensors, gradient: bool) -> tuple[Tensor, list[Tensor | None]] | None:
         """Return the output and the tensors that `backward` needs, without recording a graph, or None."""
         if self.flat:
-            tensors = [cast("Tensor", x).flatten(0, -3) for x in given]
+            tensors: list[Tensor | None] = [cast("Tensor", x).flatten(0, -3) for x in given]
         elif self.merged:
-            tensors = [self._merge(x, n < 3) for n, x in enumerate(given)]
+            tensors = [None if x is None else self._merge(x, n < 3) for n, x in enumerate(given)]
         else:
             tensors = list(given)
         found = self.pairs.forward(tensors[1:], gradient)
@@ -125,7 +125,7 @@ class BatchedAttention:
         count = len(given)
         value, weights = found[0], found[count]
         if self.merged:
-            gradient = cast("Tensor", self._merge(gradient, True))
+            gradient = self._merge(gradient, True)
         if self.empty is not None:
             gradient = gradient.masked_fill(self._merge(self.empty), 0)
         kept = None if self.kept is None else self._merge(self.kept)
@@ -153,12 +153,12 @@ class BatchedAttention:
         output = output if self.empty is None else output.masked_fill(self.empty, 0)
         return output if output.shape[:-2] == self.batch else output.expand(*self.batch, *output.shape[-2:])
 
-    def _merge(self, x: Shaped[Tensor, "*_ n m"] | None, side: bool = False) -> Shaped[Tensor, "*_ n m"] | None:
+    def _merge(self, x: Shaped[Tensor, "*_ n m"], side: bool = False) -> Shaped[Tensor, "*_ n m"]:
         """Return a tensor with one batch axis if `merged`, or one without batch axes unchanged if it is no `side`.
 
         Sides are query, key, value and output, which always get a batch axis.
         """
-        if x is None or not self.merged or (x.ndim == 2 and not side):
+        if not self.merged or (x.ndim == 2 and not side):
             return x
         if x.shape[:-2] != self.batch:
             x = x.expand(*self.batch, *x.shape[-2:])

@@ -9,7 +9,7 @@ Data that is not finite runs on the dense kernel, which keeps it from affecting 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -122,8 +122,7 @@ class BatchedKernel(Kernel):
             return None
         tile, gradient, mask = problem.tile, problem.gradient, problem.spec.mask
         checked = projects_nothing(problem.score) or not may_close_over_tensors(problem.score)
-        # A mask of few pairs without arrays is computed once for each device.
-        fixed_mask = mask is None or (problem.axes.q * problem.axes.k <= _KEPT_PAIRS and not mask.arrays())
+        fixed_mask = problem.axes.q * problem.axes.k <= _KEPT_PAIRS and _depends_on_positions_alone(mask)
         built: dict[torch.device, BatchedAttention] = {}
 
         def run(
@@ -134,15 +133,16 @@ class BatchedKernel(Kernel):
             sides = cast("tuple[Tensor, Tensor, Tensor]", (query, key, value))
             if torch.is_autocast_enabled(sides[2].device.type):
                 return None
-            attention, tensors = built.get(sides[2].device), sides[:2]
+            attention = built.get(sides[2].device)
+            tensors: Sequence[Tensor | None] = sides[:2]
             if attention is None or not (fixed_mask and attention.pairs.direct):
                 bound = BoundCall(*sides, score, normalizer, mask, tile, 0.0, value.dtype, finite=(True, True))
                 call = cast("TorchCall", bound)
-                if attention is None:  # it depends on facts of the parts, and of their arrays on those of the mask
-                    attention = built[sides[2].device] = _attention_of(call)
-                elif not fixed_mask:
-                    kept = attention.pairs, attention.rows, attention.batch, attention.equal
-                    attention = BatchedAttention(*kept, *_excluded(call))
+                if attention is None:  # it depends on facts of the parts, but on no array of score and normalizer
+                    attention = built[sides[2].device] = _attention_of(call, fixed_mask)
+                if not fixed_mask:
+                    common = attention.pairs, attention.rows, attention.batch, attention.equal
+                    attention = BatchedAttention(*common, *_excluded(call))
                 tensors = attention.pairs.operands(call)
             # Without a gradient, elements that are not finite either show in the output or have no effect.
             if gradient and not (checked and (attention.pairs.checks or _all_finite(*sides))):
@@ -172,18 +172,26 @@ def _all_finite(*tensors: Float[Tensor, "*_"]) -> bool:
     return all([has_finite_sum(x.detach()) for x in tensors])  # noqa: C419 -- half the time of a generator
 
 
-def _attention_of(call: TorchCall) -> BatchedAttention:
+def _depends_on_positions_alone(mask: Mask | None) -> bool:
+    """Return whether a mask is one of this package without arrays, so that it is the same for every call of a plan."""
+    if mask is None:
+        return True
+    return not mask.arrays() and all(type(part).__module__.startswith("qkv.masks.") for part in mask.parts())
+
+
+def _attention_of(call: TorchCall, with_mask: bool = True) -> BatchedAttention:
     """Return the function that computes the output of a call."""
     rows = row_weights(call.normalizer, call.tile.k_total)
     assert rows is not None  # `BatchedKernel.limits` refuses other normalizers
     pairs = pair_logits_of(call, rows.scale)
     equal = all(x.shape[:-2] == call.batch for x in (call.query, call.key, call.value))
-    kept = None
+    kept: Tensor | None = None
     if call.dropout:
         shape = (*call.batch, call.tile.q_total, call.tile.k_total)
-        kept = call.tile.dropout_mask(call.value.new_empty(()).expand(shape), call.dropout)
-        kept = cast("Tensor", kept).to(call.value.dtype).mul_(1 / (1 - dropout_rate(call.dropout)))
-    return BatchedAttention(pairs, rows, call.batch, equal, *_excluded(call), kept)
+        found = call.tile.dropout_mask(call.value.new_empty(()).expand(shape), call.dropout)
+        kept = cast("Tensor", found).to(call.value.dtype).mul_(1 / (1 - dropout_rate(call.dropout)))
+    excluded, empty = _excluded(call) if with_mask else (None, None)
+    return BatchedAttention(pairs, rows, call.batch, equal, excluded, empty, kept)
 
 
 def _is_product(score: Score) -> bool:

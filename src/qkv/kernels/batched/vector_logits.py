@@ -197,6 +197,7 @@ class TanhSums(PairLogits):
         if found is None:
             return None
         logits, *saved = found
+        assert logits is not None
         return (logits if self.normalizer_scale == 1 else logits.mul_(self.normalizer_scale)), *saved
 
     def gradients(
