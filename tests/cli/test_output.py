@@ -96,6 +96,16 @@ def test_formulas_of_queries_are_quoted(folder):
             assert [row["note"] for row in csv.DictReader(file)] == [note, "-5"]
 
 
+@pytest.mark.parametrize("queries", ["q.parquet", "q.*"])
+@pytest.mark.parametrize("output", ["t.csv", "./q.parquet"])
+def test_answers_do_not_replace_their_table_or_queries(folder, output, queries):
+    before = (folder / output).read_bytes()
+    run = command(*ASK, "y", "--queries", queries, "--output", output, cwd=folder)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "--output must be another file than the table and the queries" in run.stderr
+    assert (folder / output).read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

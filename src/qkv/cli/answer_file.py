@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qkv.database.relations.answer_relation import AnswerRelation
     from qkv.database.relations.query_relation import QueryRelation
 
-__all__ = ["check_output", "line_relation", "write_answers"]
+__all__ = ["check_distinct", "check_output", "line_relation", "write_answers"]
 
 _SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
 _ROWS_PER_GROUP = 65_536
@@ -41,6 +41,23 @@ def check_output(output: str, format_: str, plot: str | None) -> None:
     if plot is not None:
         raise OptionError("--plot must not be given with --output. Run the command once for each of them.")
     check_writable(Path(output), "the answers", _SUFFIXES)
+
+
+def check_distinct(output: str, inputs: Sequence[str]) -> None:
+    """Raise an error if answers would replace a file from which they are computed.
+
+    Args:
+        output: the file of answers.
+        inputs: paths, patterns and folders of the table and the queries.
+    """
+    from qkv.database.io.sources import source_files
+
+    target = Path(output)
+    for path in source_files(list(inputs)) if target.exists() else ():
+        if path.exists() and target.samefile(path):
+            raise OptionError(
+                f"--output must be another file than the table and the queries, got {output!r}. Choose another name."
+            )
 
 
 def line_relation(chunks: Iterator[list[QueryLine]], name: str) -> QueryRelation:

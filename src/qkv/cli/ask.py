@@ -182,6 +182,7 @@ def ask(
     from qkv.database.database import Database
 
     database: Queryable
+    files: list[str] = []
     if sql is not None:
         database = Database.sql(sql, key=key, value=value)
     else:
@@ -204,8 +205,11 @@ def ask(
                 on_bad_cell=on_bad_cell,
             )
     if output is not None:
+        from qkv.cli.answer_file import check_distinct
         from qkv.database.execute.base import AskOptions
 
+        tables = [] if stored else [name for name in files if name != "-"]
+        check_distinct(output, [*tables, *([] if queries is None or queries == "-" else [queries])])
         options = AskOptions(score, normalizer, None, where, top or 3, threshold, seed, fit=fit)
         _write_relation(database, arguments, queries, output, options, on, id_, explain, quote_formulas)
         return

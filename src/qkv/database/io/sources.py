@@ -41,6 +41,7 @@ __all__ = [
     "report_rows",
     "requested_columns",
     "require_columns",
+    "source_files",
     "suggest_name",
 ]
 
@@ -65,7 +66,7 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
         2
     """
     if is_paths(source):
-        table = _read_paths(expand_paths(source, _SUFFIXES, COMPRESSIONS), required, options)
+        table = _read_paths(source_files(source), required, options)
     elif isinstance(source, io.IOBase):
         table = _read_stream(source, required, options)
     else:
@@ -89,7 +90,7 @@ def read_parts(source: object, required: tuple[str, ...] = (), options: ReadOpti
     if not is_paths(source):
         yield read(source, required, options)
         return
-    for path in expand_paths(source, _SUFFIXES, COMPRESSIONS):
+    for path in source_files(source):
         kind = _suffix(path)
         if kind in _ARROW:
             yield read(path, required, options)
@@ -130,8 +131,16 @@ def describe(source: object) -> str:
 
 def is_delimited(source: object) -> bool:
     """Return whether a path, or one of several, names a delimited file."""
-    files = expand_paths(source, _SUFFIXES, COMPRESSIONS)
-    return any(_suffix(path) in duckdb_reader.DELIMITED for path in files)
+    return any(_suffix(path) in duckdb_reader.DELIMITED for path in source_files(source))
+
+
+def source_files(source: object) -> list[Path]:
+    """Return the files of a path, a pattern, a folder of tables, or a list of these.
+
+    Raises:
+        DataError: A pattern matches no file, or a folder has no table.
+    """
+    return expand_paths(source, _SUFFIXES, COMPRESSIONS)
 
 
 def is_table_name(name: str) -> bool:
