@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     import mmap
 
-    import numpy as np
     import pyarrow as pa
 
-    Bytes: TypeAlias = bytes | bytearray | memoryview | mmap.mmap | pa.Buffer | np.ndarray
+    Bytes: TypeAlias = bytes | bytearray | memoryview | mmap.mmap | pa.Buffer
 
 __all__ = ["checksum", "checksums_wanted", "digest"]
 

@@ -314,7 +314,7 @@ def _contiguous(part: Shaped[np.ndarray, "*_"] | bytes) -> Shaped[np.ndarray, "*
 
 
 def _flat(array: Shaped[np.ndarray, "*_"]) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 def _encode(value: object) -> bytes:

@@ -212,6 +212,7 @@ def _damaged(name: str, condition: str, value: object) -> DamagedError:
     elif isinstance(value, int) and abs(value) >= 2**64:
         shown = f"an integer of {value.bit_length():,} bits"
     else:
-        shown = {dict: "a JSON object", list: "a list"}.get(type(value)) or ascii(value)
+        containers: dict[type, str] = {dict: "a JSON object", list: "a list"}
+        shown = containers.get(type(value)) or ascii(value)
         shown = f"{shown[:80]}…" if len(shown) > 80 else shown
     return DamagedError(f"{name} must be {condition}, got {shown}. Restore the file from a copy.")

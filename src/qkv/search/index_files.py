@@ -123,11 +123,12 @@ def _write(index: Index, file: Path) -> None:
         "width": int(index.keys.rows.shape[1]),
     }
     parts: dict[str, Shaped[np.ndarray, "*_"] | bytes] = {"passages": _table_bytes(index.table)}
-    if index.keys.dense:
-        parts["keys"] = np.asarray(index.keys.rows)
+    rows = index.keys.rows
+    if isinstance(rows, np.ndarray):
+        parts["keys"] = np.asarray(rows)
         parts["mean"], parts["covariance"] = index.keys.moments
     else:
-        parts |= _sparse_parts("keys", index.keys.rows.tocsr())
+        parts |= _sparse_parts("keys", rows.tocsr())
     parts |= _sparse_parts("scores", index.words.scores)
     parts["words"] = pack_words(index.words.vocabulary)
     parts |= {f"encoder {name}": array for name, array in index.encoder.arrays().items()}

@@ -5,9 +5,9 @@ power loss can leave an empty newest manifest, with which Lance cannot open the 
 rows before the commit, and the manifest and its folder after it. If the newest manifest cannot be read, opening the
 store renames the manifest with a warning.
 
-Differences from a folder of Arrow files: there are no checksums (`verify` decodes every row, and
-detects files that are missing, cut off or cannot be decoded); a reader that was open when old versions were removed
-must refresh; rows are decoded, not memory-mapped.
+Differences from a folder of Arrow files: there are no checksums, so a changed bit that can still be decoded is not
+detected (`verify` decodes every row, and detects files that are missing, cut off or cannot be decoded); a reader that
+was open when old versions were removed must refresh; rows are decoded, not memory-mapped.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from qkv.core.extras import import_optional
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Int
+from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedStoreError
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
@@ -38,6 +39,7 @@ from qkv.store.lance_files import (
     fragment_name,
     sync_all,
     translate_errors,
+    translate_read_errors,
 )
 from qkv.store.versions import Version, missing_version, older_version
 
@@ -123,13 +125,14 @@ class LanceStore(Store):
         """Yield the fragments of the open version as blocks; see `Store.blocks`."""
         names = None if columns is None else list(columns)
         for fragment in self._fragments():
-            with translate_errors(self.path):
+            with translate_read_errors(self.path):
                 table = fragment.to_table(columns=names).replace_schema_metadata(None)
             yield Block(fragment_name(fragment), table)
 
     def block_lengths(self) -> list[int]:
         """Return the number of rows of each fragment of the open version, without deleted rows."""
-        return [fragment.count_rows() for fragment in self._fragments()]
+        with translate_read_errors(self.path):
+            return [fragment.count_rows() for fragment in self._fragments()]
 
     def size_of(self, columns: Sequence[str]) -> int:
         """Return the approximate total size in bytes of the columns that `columns` names."""
@@ -142,7 +145,7 @@ class LanceStore(Store):
             return self.empty(names)
         if self.damages:
             return super().take(rows, columns)
-        with translate_errors(self.path):
+        with translate_read_errors(self.path):
             return self._dataset.take(rows.tolist(), columns=names).cast(self.empty(names).schema)
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
@@ -216,9 +219,10 @@ class LanceStore(Store):
 
     def _describe(self, number: int) -> Version:
         dataset = self._at(number)
-        (written,) = (each["timestamp"] for each in dataset.versions() if each["version"] == number)
-        assert isinstance(written, datetime)
-        return Version(number, self._operation(dataset), dataset.count_rows(), written.astimezone(UTC))
+        with translate_read_errors(self.path):
+            (written,) = (each["timestamp"] for each in dataset.versions() if each["version"] == number)
+            assert isinstance(written, datetime)
+            return Version(number, self._operation(dataset), dataset.count_rows(), written.astimezone(UTC))
 
     def _fragments(self) -> Iterator[LanceFragment]:
         broken = {damage.file for damage in self.damages}
@@ -279,8 +283,10 @@ class LanceStore(Store):
         sync_folder(folder)
 
     def _load(self, dataset: lance.LanceDataset) -> None:
-        metadata = json.loads((dataset.schema.metadata or {}).get(_METADATA, b"{}"))
-        damages = [found for each in dataset.get_fragments() if (found := self._damage(each)) is not None]
+        name = f"the metadata of {self.path.name!r}"
+        with translate_read_errors(self.path):
+            metadata = Fields(parse_json((dataset.schema.metadata or {}).get(_METADATA, b"{}"), name), name).fields
+            damages = [found for each in dataset.get_fragments() if (found := self._damage(each)) is not None]
         damages += attached_damages(self.path, metadata)
         self._report(damages)
         self._dataset, self.damages = dataset, damages

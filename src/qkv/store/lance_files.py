@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.core.files import fsync
-from qkv.errors import DamagedStoreError, StoreFullError
+from qkv.errors import DamagedStoreError, QkvError, StoreFullError
 from qkv.store.disk import sync_folder
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "fragment_name",
     "sync_all",
     "translate_errors",
+    "translate_read_errors",
 ]
 
 FOLDERS = ("_versions", "_transactions", "_deletions", "data")
@@ -66,7 +67,22 @@ def translate_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def first_line(error: Exception) -> str:
+@contextmanager
+def translate_read_errors(path: Path) -> Iterator[None]:
+    """Raise a `DamagedStoreError` in place of every error of Lance's decoders, which a damaged file causes."""
+    try:
+        with translate_errors(path):
+            yield
+    except (QkvError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Rust code is no Exception
+        raise DamagedStoreError(
+            f"{path.name!r} cannot be read: {first_line(error)}. Restore the store from a copy, or open it with "
+            "damaged='skip' to read the other rows."
+        ) from None
+
+
+def first_line(error: BaseException) -> str:
     """Return the first line of the message of an error, shortened to 200 characters."""
     return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(". ")
 
