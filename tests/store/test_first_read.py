@@ -135,7 +135,7 @@ def test_indices_of_deleted_rows_beyond_the_file_are_refused(tmp_path: Path) -> 
     store = stores.create(tmp_path / "s", numbered(0, 1).schema)
     store.append(numbered(0, 10))
     store.delete(lambda table: table.column("id").to_numpy() == 3)
-    (deleted,) = row_files.write_rows(tmp_path / "s" / "rows", [pa.table({"row": np.array([10], np.uint32)})])
+    (deleted,) = row_files.write_rows(tmp_path / "s" / "rows", [pa.table({"row": np.array([10], np.uint32)})], [])
     from dataclasses import replace
 
     with pytest.raises(DamagedStoreError, match="must hold indices of 10 rows, got 10"):

@@ -11,6 +11,7 @@ from qkv import store as stores
 from qkv.core.checksums import checksum
 from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store import history, manifest
+from qkv.store.manifest_files import read_manifest
 from qkv.testing.stores import ids_of, numbered
 
 
@@ -24,6 +25,13 @@ def made(path: Path, start: int) -> Path:
     for i in range(3):
         store.append(numbered(start + 10 * i, start + 10 * i + 10))
     return path
+
+
+@pytest.fixture(name="complete")
+def _complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A store of which every manifest lists all files."""
+    monkeypatch.setattr(manifest, "MAX_DELTAS", 0)
+    return made(tmp_path / "complete", 0)
 
 
 def versions(path: Path) -> list[Path]:
@@ -85,22 +93,22 @@ def test_a_manifest_of_another_store_after_the_newest_is_reported(path: Path, tm
     assert ids_of(stores.open(path, damaged="skip")) == list(range(32))
 
 
-def test_an_older_version_is_compared_with_the_link_of_the_next(path: Path, tmp_path: Path) -> None:
+def test_an_older_version_is_compared_with_the_link_of_the_next(complete: Path, tmp_path: Path) -> None:
     other = made(tmp_path / "other", 1000)
-    shutil.copyfile(versions(other)[2], versions(path)[2])
-    store = stores.open(path)
+    shutil.copyfile(versions(other)[2], versions(complete)[2])
+    store = stores.open(complete)
     assert ids_of(store) == list(range(30))
     with pytest.raises(DamagedStoreError, match="not the manifest that was written"):
         store.at(3)
     assert [damage.file for damage in store.verify()] == ["versions/0000000003.json"]
     with pytest.raises(DamagedStoreError, match=r"0000000003\.json"):
         store.versions()
-    assert [v.number for v in stores.open(path, damaged="skip").versions()] == [1, 2, 4]
+    assert [v.number for v in stores.open(complete, damaged="skip").versions()] == [1, 2, 4]
 
 
-def test_a_missing_link_is_reported_by_verify_and_versions(path: Path) -> None:
-    versions(path)[1].unlink()
-    store = stores.open(path)
+def test_a_missing_link_is_reported_by_verify_and_versions(complete: Path) -> None:
+    versions(complete)[1].unlink()
+    store = stores.open(complete)
     assert [(d.file, d.problem) for d in store.verify()] == [("versions/0000000002.json", "missing")]
     with pytest.raises(DamagedStoreError, match=r"0000000002\.json: missing"):
         store.versions()
@@ -153,26 +161,26 @@ ABSURD = {
 
 
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in ABSURD.items() for value in values])
-def test_an_absurd_field_of_a_manifest_is_named(path: Path, field: str, value: object) -> None:
+def test_an_absurd_field_of_a_manifest_is_named(complete: Path, field: str, value: object) -> None:
     def change(body: dict[str, object]) -> None:
         target = body if field in body else body["pieces"][0]  # type: ignore[index]
         target[field] = value
 
-    file = versions(path)[3]
+    file = versions(complete)[3]
     resealed(file, change)
-    (path / "versions" / history.NEWEST).unlink()
+    (complete / "versions" / history.NEWEST).unlink()
     with pytest.raises(DamagedError) as caught:
-        stores.open(path, damaged="skip")
+        stores.open(complete, damaged="skip")
     assert field in str(caught.value) or "the manifest of version" in str(caught.value)
 
 
-def test_a_file_outside_of_the_store_is_never_opened(path: Path, tmp_path: Path) -> None:
-    rows = manifest.read_manifest(path / "versions", 4).row_files[0].name
-    shutil.copyfile(path / "rows" / rows, tmp_path / "outside.arrow")
-    resealed(versions(path)[3], lambda body: body["pieces"][0].update(name="../../outside.arrow"))  # type: ignore[index]
-    (path / "versions" / history.NEWEST).unlink()
+def test_a_file_outside_of_the_store_is_never_opened(complete: Path, tmp_path: Path) -> None:
+    rows = read_manifest(complete / "versions", 4).row_files[0].name
+    shutil.copyfile(complete / "rows" / rows, tmp_path / "outside.arrow")
+    resealed(versions(complete)[3], lambda body: body["pieces"][0].update(name="../../outside.arrow"))  # type: ignore[index]
+    (complete / "versions" / history.NEWEST).unlink()
     with pytest.raises(DamagedStoreError, match=r"name in the row files of .* must be the name of a file in the same"):
-        stores.open(path, damaged="skip")
+        stores.open(complete, damaged="skip")
 
 
 def test_deep_and_huge_manifests_are_refused(path: Path) -> None:
@@ -186,15 +194,15 @@ def test_deep_and_huge_manifests_are_refused(path: Path) -> None:
         stores.open(path)
 
 
-def test_a_store_of_format_1_is_linked_from_its_next_change_on(path: Path) -> None:
-    for file in versions(path):
+def test_a_store_of_format_1_is_linked_from_its_next_change_on(complete: Path) -> None:
+    for file in versions(complete):
         resealed(file, lambda body: (body.update(format=1), body.pop("parent")))
-    (path / "versions" / history.NEWEST).unlink()
-    store = stores.open(path)
+    (complete / "versions" / history.NEWEST).unlink()
+    store = stores.open(complete)
     assert ids_of(store) == list(range(30))
     assert store.verify() == []
     store.append(numbered(30, 31))
-    assert stores.open(path).verify() == []
-    versions(path)[-1].unlink()
+    assert stores.open(complete).verify() == []
+    versions(complete)[-1].unlink()
     with pytest.raises(DataError, match=r"0000000005\.json: missing"):
-        stores.open(path)
+        stores.open(complete)

@@ -34,8 +34,26 @@ from qkv.store.arrow_files import parse_schema
 from qkv.store.attachments import attached_damages
 from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store
 from qkv.store.disk import TEMPORARY, sync_folder
-from qkv.store.history import find_history, find_newest, history_damages, read_version, write_newest
-from qkv.store.manifest import Manifest, RowFile, manifest_path, numbers, read_manifest
+from qkv.store.history import (
+    find_history,
+    find_newest,
+    history_damages,
+    is_newest,
+    oldest_version,
+    read_newest,
+    read_version,
+    write_newest,
+)
+from qkv.store.manifest import Manifest, RowFile
+from qkv.store.manifest_files import (
+    exists,
+    manifest_path,
+    numbers,
+    read_record,
+    replace_by_checkpoint,
+    write,
+)
+from qkv.store.merging import first_merged
 from qkv.store.versions import Version
 
 if TYPE_CHECKING:
@@ -69,6 +87,7 @@ class ArrowStore(Store):
     ) -> None:
         super().__init__(path, version, damaged, checksums)
         self._versions, self._rows = self.path / "versions", self.path / "rows"
+        self._written: list[Path] = []
         self._mapped: dict[str, row_files.MappedRows] = {}
         self._present: dict[str, Bool[np.ndarray, " rows"] | None] = {}
         if version is None:
@@ -82,8 +101,9 @@ class ArrowStore(Store):
         for folder in (path / "versions", path / "rows"):
             folder.mkdir(parents=True)
         text = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        files = row_files.write_rows(path / "rows", (part for rows in tables for part in row_files.split_table(rows)))
-        manifest = Manifest.first(text, metadata, files).write(path / "versions")
+        parts = (part for rows in tables for part in row_files.split_table(rows))
+        files = row_files.write_rows(path / "rows", parts, [])
+        manifest = write(path / "versions", Manifest.first(text, metadata, files))
         write_newest(path / "versions", manifest, 1)
         for folder in (path / "versions", path):
             sync_folder(folder)
@@ -124,8 +144,11 @@ class ArrowStore(Store):
 
     def versions(self) -> list[Version]:
         """Return a list of all versions of the store, oldest first; see `Store.versions`."""
-        self._report(list(history_damages(self._versions)))
-        return super().versions()
+        damages = list(history_damages(self._versions))
+        self._report(damages)
+        broken = {damage.file for damage in damages}
+        names = {number: f"versions/{manifest_path(self._versions, number).name}" for number in self._numbers()}
+        return [read_record(self._versions, number).version for number, name in names.items() if name not in broken]
 
     # -- writing ----------------------------------------------------------------------------------------
 
@@ -158,10 +181,19 @@ class ArrowStore(Store):
         return numbers(self._versions)
 
     def _latest(self) -> int:
-        return find_newest(self._versions)
+        return self.version if is_newest(self._versions, self._manifest.link) else find_newest(self._versions)
 
     def _describe(self, number: int) -> Version:
-        return read_version(self._versions, number).version
+        return read_record(self._versions, number).version
+
+    def _start_writing(self) -> None:
+        self._written.clear()
+
+    def _uncommitted(self) -> Iterable[Path]:
+        return self._written
+
+    def _write_rows(self, tables: Iterable[pa.Table]) -> tuple[RowFile, ...]:
+        return row_files.write_rows(self._rows, tables, self._written)
 
     def _readable(self) -> Iterator[RowFile]:
         return (row_file for row_file in self._manifest.row_files if row_file.name in self._mapped)
@@ -171,7 +203,7 @@ class ArrowStore(Store):
             history = find_history(self._versions)
             try:
                 self._report(list(history.problems))
-                manifest = read_manifest(self._versions, history.number, history.expected)
+                manifest = read_newest(self._versions, history.number, history.expected)
                 self._load(manifest, list(history.problems))
                 return
             except (DamagedStoreError, FileNotFoundError):
@@ -179,15 +211,24 @@ class ArrowStore(Store):
                 if find_newest(self._versions) == history.number:
                     raise
 
-    def _load(self, manifest: Manifest, damages: Sequence[Damage] = ()) -> None:
-        """Open the version of a manifest and memory-map its files, except those that are already mapped."""
+    def _load(
+        self, manifest: Manifest, damages: Sequence[Damage] = (), known: frozenset[RowFile] = frozenset()
+    ) -> None:
+        """Open the version of a manifest and memory-map its files, except those that are already mapped.
+
+        Args:
+            manifest: the manifest.
+            damages: damages that were found before.
+            known: files of the open version that are not checked again.
+        """
         name = f"version {manifest.number} of {self.path.name!r}"
         schema = parse_schema(manifest.schema_bytes, name)
-        files = row_files.with_deleted(manifest.row_files)
+        checked = [file for file in manifest.row_files if file not in known]
+        files = row_files.with_deleted(checked)
         modified = {file.name for file in files} if self._skip else row_files.modified_files(self._rows, files)
         modified = modified if self._checksums else set()
         found = list(damages)
-        for file in manifest.row_files:
+        for file in checked:
             found += row_files.find_damages(self._rows, file, modified.__contains__, schema)
         found += attached_damages(self.path, manifest.metadata)
         self._report(found)
@@ -197,6 +238,10 @@ class ArrowStore(Store):
             if any(file.name in broken for file in row_files.with_deleted([row_file])):
                 continue
             old = self._mapped.get(row_file.name)
+            if row_file in known:
+                if old is not None:
+                    mapped[row_file.name], present[row_file.name] = old, self._present[row_file.name]
+                continue
             rows = old or row_files.MappedRows(self._rows, row_file, schema, self._checksums)
             mapped[row_file.name] = rows
             present[row_file.name] = row_files.load_present(self._rows, row_file, self._checksums)
@@ -205,28 +250,58 @@ class ArrowStore(Store):
 
     def _append(self, tables: Iterator[pa.Table]) -> None:
         parts = (part for rows in tables for part in row_files.split_table(rows))
-        if files := row_files.write_rows(self._rows, parts):
+        if files := self._write_rows(parts):
             self._commit("append", self._manifest.row_files + files)
+            self._merge_last_files()
+
+    def _merge_last_files(self) -> None:
+        """Merge the last files if there are many of about the same size, so that few files remain after many appends.
+
+        The rows are saved already, so that this is left to a later append if the disk is full or a file is damaged.
+        """
+        files = self._manifest.row_files
+        start = first_merged(files)
+        if start == len(files) or any(file.name not in self._mapped for file in files[start:]):
+            return
+        import pyarrow as pa
+
+        try:
+            tables = [Block(file.name, *self._rows_of(file)).present_rows() for file in files[start:]]
+            merged = self._write_rows(row_files.split_table(pa.concat_tables(tables)))
+            self._commit("compact", files[:start] + merged)
+        except (StoreFullError, DamagedStoreError, OSError):
+            for path in self._written:
+                path.unlink(missing_ok=True)
+            self._written.clear()
+
+    def _rows_of(self, file: RowFile) -> tuple[pa.Table, Bool[np.ndarray, " rows"] | None]:
+        return self._mapped[file.name].table(), self._present[file.name]
 
     def _prepare_commit(self) -> None:
         """Write `newest.json` if a crash, damage or an earlier version of qkv left it behind the open version."""
+        if is_newest(self._versions, self._manifest.link):
+            return
         history = find_history(self._versions)
         if history.expected is None or history.problems:
             write_newest(self._versions, self._manifest, history.oldest)
 
     def _commit(self, operation: str, files: tuple[RowFile, ...]) -> None:
-        number = max([self.version, *numbers(self._versions)]) + 1
-        manifest = self._manifest.next(number, operation, files).write(self._versions)
+        number = self.version + 1
+        if exists(self._versions, number):  # a file that is not a version of this store
+            number = numbers(self._versions)[-1] + 1
+        known = frozenset(self._manifest.row_files)
+        manifest = write(self._versions, self._manifest.next(number, operation, files))
+        self._written.clear()
         # The version is committed. If this fails, the version is found by its link, and the next writer repeats this.
         with contextlib.suppress(StoreFullError, OSError):
-            write_newest(self._versions, manifest, find_history(self._versions).oldest)
-        self._load(manifest)
+            write_newest(self._versions, manifest, oldest_version(self._versions))
+        self._load(manifest, known=known)
 
     def _with_deleted_rows(self, row_file: RowFile, present: Bool[np.ndarray, " rows"]) -> RowFile:
         import pyarrow as pa
 
         table = pa.table({"row": np.flatnonzero(~present).astype(np.uint32)})
-        (deleted,) = row_files.write_rows(self._rows, [table])
+        (deleted,) = self._write_rows([table])
         return replace(row_file, deleted=deleted)
 
     def _compact(self, progress: Progress | None) -> None:
@@ -240,7 +315,7 @@ class ArrowStore(Store):
             if len(small) == 1 and small[0].deleted is None:
                 done.extend(small)
             elif small:
-                done.extend(row_files.write_rows(self._rows, row_files.split_table(pa.concat_tables(tables))))
+                done.extend(self._write_rows(row_files.split_table(pa.concat_tables(tables))))
             small.clear()
             tables.clear()
 
@@ -250,9 +325,8 @@ class ArrowStore(Store):
                 flush()
                 done.append(row_file)
             else:
-                table, present = self._mapped[row_file.name].table(), self._present[row_file.name]
                 small.append(row_file)
-                tables.append(Block(row_file.name, table, present).present_rows())
+                tables.append(Block(row_file.name, *self._rows_of(row_file)).present_rows())
                 if sum(table.nbytes for table in tables) >= row_files.BYTES:
                     flush()
         flush()
@@ -262,13 +336,14 @@ class ArrowStore(Store):
     def _remove_unneeded(self, keep: int | None) -> int:
         if keep is not None:
             kept = numbers(self._versions)[-keep:]
+            replace_by_checkpoint(self._versions, kept[0])
             write_newest(self._versions, self._manifest, kept[0])
             for number in numbers(self._versions)[:-keep]:
                 manifest_path(self._versions, number).unlink()
             sync_folder(self._versions)
         needed = {row_files.VERIFIED}
         for number in numbers(self._versions):
-            needed |= read_manifest(self._versions, number).files()
+            needed |= read_record(self._versions, number).files()
         unnamed = [path for path in self._rows.iterdir() if path.name not in needed]
         unnamed += [path for path in self._versions.iterdir() if path.name.startswith(TEMPORARY)]
         freed = 0

@@ -346,6 +346,14 @@ class Store(ABC):
     def _latest(self) -> int:
         return max(self._numbers(), default=0)
 
+    def _start_writing(self) -> None:
+        """Begin to record which files an operation writes before its commit."""
+        self._before = self._row_paths()
+
+    def _uncommitted(self) -> Iterable[Path]:
+        """Return the files that were written since `_start_writing` and belong to no version."""
+        return self._row_paths() - self._before
+
     def _row_paths(self) -> set[Path]:
         folders = (self.path / name for name in self._row_folders)
         return {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
@@ -361,13 +369,14 @@ class Store(ABC):
         with writer_lock(self.path):
             self.refresh()
             self._prepare_commit()
-            self._before, version = self._row_paths(), self.version
+            self._start_writing()
+            version = self.version
             try:
                 yield
             except BaseException:
                 if self._latest() == version:
-                    for unnamed in self._row_paths() - self._before:
-                        unnamed.unlink(missing_ok=True)
+                    for path in self._uncommitted():
+                        path.unlink(missing_ok=True)
                 raise
 
     def _report(self, damages: list[Damage]) -> None:

@@ -1,34 +1,51 @@
 """The history of a store: which version is the newest, and whether each version is linked to the one before it.
 
-`versions/newest.json` holds the number and the SHA-256 of the newest manifest, and the number of the oldest. It is
-written after the manifest. After a crash between the two, the newest manifest links to the version in `newest.json`.
+`versions/newest.json` holds the number and the SHA-256 of the newest manifest, the number of the oldest, and the files
+of the newest version if its manifest is a delta. It is written after the manifest. After a crash between the two, the
+newest manifest links to the version in `newest.json`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from qkv.core.untrusted_json import read_bounded
+from qkv.core.untrusted_json import Fields, read_bounded
 from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store.base import Damage
 from qkv.store.disk import write_synced
-from qkv.store.manifest import Link, Manifest, manifest_path, numbers, read_manifest, seal, unseal
+from qkv.store.manifest import Link, Manifest, seal, unseal
+from qkv.store.manifest_files import exists, manifest_path, numbers, read_manifest, read_record
 
-__all__ = ["History", "find_history", "find_newest", "history_damages", "read_version", "write_newest"]
+__all__ = [
+    "History",
+    "find_history",
+    "find_newest",
+    "history_damages",
+    "is_newest",
+    "oldest_version",
+    "read_newest",
+    "read_version",
+    "write_newest",
+]
 
 NEWEST = "newest.json"
 _TRIALS = 100
+_MOST_FILES = 256
+"""Largest number of files of rows that `newest.json` lists, which is written with each commit."""
 
 
 @dataclass(frozen=True)
 class _Newest:
-    """The content of `newest.json`: the newest version, and the number of the oldest."""
+    """The content of `newest.json`: the newest version, the number of the oldest, and the files of the newest."""
 
     number: int
     digest: str
     oldest: int
+    files: Fields | None = field(default=None, compare=False)
+    depth: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,19 @@ def find_newest(folder: Path) -> int:
         return find_history(folder).number
     except DataError:
         return 0
+
+
+def is_newest(folder: Path, link: Link) -> bool:
+    """Return whether a version is the newest, without listing all versions. False: it is not known."""
+    newest = _read(folder)
+    same = isinstance(newest, _Newest) and (newest.number, newest.digest) == (link.number, link.digest)
+    return same and exists(folder, link.number) and not exists(folder, link.number + 1)
+
+
+def oldest_version(folder: Path) -> int:
+    """Return the number of the oldest version that was not removed."""
+    newest = _read(folder)
+    return newest.oldest if isinstance(newest, _Newest) else find_history(folder).oldest
 
 
 def find_history(folder: Path) -> History:
@@ -133,7 +163,7 @@ def history_damages(folder: Path) -> Iterator[Damage]:
     number, expected = history.number, history.expected
     while number >= history.oldest:
         try:
-            manifest = read_manifest(folder, number, expected)
+            manifest = read_record(folder, number, expected)
         except DataError as error:
             if number < find_history(folder).oldest:  # removed by a compaction in the meantime
                 return
@@ -151,17 +181,44 @@ def history_damages(folder: Path) -> Iterator[Damage]:
             number, expected = number - 1, None
 
 
+def read_newest(folder: Path, number: int, expected: str | None) -> Manifest:
+    """Return the manifest of the newest version. Its files are in `newest.json`, so that no older deltas are read.
+
+    Raises:
+        DataError: The version does not exist, or was written by a newer version of qkv.
+        DamagedStoreError: The manifest, or one from which its files follow, is damaged or missing.
+    """
+    newest = _read(folder)
+    if (
+        isinstance(newest, _Newest)
+        and newest.files is not None
+        and (newest.number, newest.digest) == (number, expected)
+    ):
+        read_record(folder, number, expected)
+        with contextlib.suppress(DamagedError):
+            manifest = Manifest.from_fields(newest.files, newest.digest)
+            if (manifest.number, manifest.digest) == (number, expected):
+                return replace(manifest, depth=newest.depth)
+    return read_manifest(folder, number, expected)
+
+
 def write_newest(folder: Path, manifest: Manifest, oldest: int) -> None:
     """Write `newest.json`, which is complete after a power loss; the manifest must be synced before."""
-    write_synced(folder / NEWEST, seal(asdict(_Newest(manifest.number, manifest.digest, oldest))))
+    body: dict[str, object] = {"number": manifest.number, "digest": manifest.digest, "oldest": oldest}
+    if manifest.depth and len(manifest.row_files) <= _MOST_FILES:
+        body |= {"depth": manifest.depth, "files": manifest.checkpoint().body()}
+    write_synced(folder / NEWEST, seal(body))
 
 
 def _read(folder: Path) -> _Newest | Damage | None:
     """Return the content of `newest.json`, its damage, or None if it does not exist."""
     try:
-        fields = unseal(read_bounded(folder / NEWEST, 2**20), _name(NEWEST))
+        fields = unseal(read_bounded(folder / NEWEST, 2**24), _name(NEWEST))
         number = fields.integer("number", 1)
-        return _Newest(number, fields.text("digest"), fields.integer("oldest", 1, number))
+        newest = _Newest(number, fields.text("digest"), fields.integer("oldest", 1, number))
+        if fields.get("files") is None:
+            return newest
+        return replace(newest, files=Fields(fields.get("files"), _name(NEWEST)), depth=fields.integer("depth"))
     except FileNotFoundError:
         return None
     except (DamagedError, OSError) as error:
@@ -171,7 +228,7 @@ def _read(folder: Path) -> _Newest | Damage | None:
 def _parent(folder: Path, number: int) -> Link | None:
     """Return the link of a version to the one before it, or None if it has none or its manifest is damaged."""
     try:
-        return read_manifest(folder, number).parent
+        return read_record(folder, number).parent
     except DataError:
         return None
 
@@ -187,7 +244,7 @@ def _is_intact(folder: Path, number: int) -> bool:
 def _is_linked(folder: Path, number: int) -> bool:
     """Return whether a manifest is of a format in which `newest.json` exists."""
     try:
-        return read_manifest(folder, number).format > 1
+        return read_record(folder, number).format > 1
     except DataError:
         return False
 

@@ -1,10 +1,12 @@
-"""Manifests, which list the files of each version of a store and are never changed.
+"""Manifests, which record the files of each version of a store.
 
     versions/0000000003.json    the files of version 3, the checksum of the manifest itself, and its link to version 2
     versions/newest.json        the number and the digest of the newest version, and the number of the oldest
 
-Each manifest names the version from which it was made with the SHA-256 of its manifest. So an older manifest in the
-place of a newer one, a missing manifest and a manifest of another store are detected.
+A manifest is a *checkpoint*, which lists all files, or a *delta*, which lists those that differ from the version from
+which it was made. Each manifest names that version with the SHA-256 of its manifest. So an older manifest in the place
+of a newer one, a missing manifest and a manifest of another store are detected. A delta may later be replaced by a
+checkpoint of the same version, which holds the SHA-256 of the delta, so that links to it remain valid.
 """
 
 from __future__ import annotations
@@ -14,29 +16,22 @@ import binascii
 import json
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from qkv.core.checksums import checksum, digest
-from qkv.core.untrusted_json import Fields, parse_json, read_bounded
-from qkv.errors import DamagedError, DamagedStoreError, DataError
+from qkv.core.untrusted_json import Fields, parse_json
+from qkv.errors import DamagedError, DataError
 from qkv.store.base import Metadata
-from qkv.store.disk import sync_folder, write_synced
-from qkv.store.versions import Version, missing_version, older_version
+from qkv.store.versions import Version
 
-__all__ = [
-    "Link",
-    "Manifest",
-    "RowFile",
-    "manifest_path",
-    "numbers",
-    "read_manifest",
-    "seal",
-    "unseal",
-]
+__all__ = ["MAX_DELTAS", "Link", "Manifest", "RowFile", "seal", "unseal"]
 
-_FORMAT = 2
-_SUFFIX = ".json"
+_FORMAT = 3
 _LARGEST = 2**62
+
+MAX_DELTAS = 64
+"""Largest number of deltas between two checkpoints."""
+_FEW = 16
+"""Largest number of files that a delta lists."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,10 @@ class Link:
 
     @classmethod
     def parse(cls, value: object, name: str) -> Link:
-        """Return the link that JSON describes, or raise a `DamagedError`."""
+        """Return the link that JSON describes, an object or a text such as `"12:9f86…"`, or raise a `DamagedError`."""
+        if isinstance(value, str) and value.partition(":")[0].isdecimal():
+            number, _, hexadecimal = value.partition(":")
+            value = {"number": int(number[:20]), "digest": hexadecimal}
         fields = Fields(value, name)
         return cls(fields.integer("number", 1), fields.text("digest"))
 
@@ -117,10 +115,13 @@ class Manifest:
         written: the time of the commit as text.
         schema: the serialized schema of the rows, in base64.
         metadata: the metadata of the store.
-        row_files: the files of rows.
+        row_files: the files of rows; of a delta that was not resolved, those after the ones that it keeps.
         parent: the version from which this version was made; None for the first version, and in format 1.
         format: the format of the file.
-        digest: the SHA-256 of the file.
+        digest: the SHA-256 of the file that committed the version.
+        kept: the number of leading files of the parent that a delta keeps; None for a checkpoint.
+        depth: the number of deltas since the last checkpoint, including this one.
+        delta_rows: the number of rows in the version of a delta that was not resolved.
     """
 
     number: int
@@ -132,11 +133,14 @@ class Manifest:
     parent: Link | None = None
     format: int = _FORMAT
     digest: str = field(default="", compare=False)
+    kept: int | None = None
+    depth: int = 0
+    delta_rows: int | None = None
 
     @property
     def rows(self) -> int:
         """The number of rows in this version that are not deleted."""
-        return sum(file.present_rows for file in self.row_files)
+        return self.delta_rows if self.delta_rows is not None else sum(file.present_rows for file in self.row_files)
 
     @property
     def version(self) -> Version:
@@ -160,28 +164,67 @@ class Manifest:
 
     def next(self, number: int, operation: str, row_files: tuple[RowFile, ...]) -> Manifest:
         """Return the manifest of a new version, which an operation makes from this version."""
-        changes = {"number": number, "operation": operation, "written": _now(), "row_files": row_files}
-        return replace(self, **changes, parent=self.link, format=_FORMAT, digest="")  # type: ignore[arg-type]
+        same = (old == new for old, new in zip(self.row_files, row_files, strict=False))
+        kept = next((place for place, equal in enumerate(same) if not equal), min(len(self.row_files), len(row_files)))
+        is_delta = self.depth < MAX_DELTAS and len(row_files) - kept <= _FEW
+        return Manifest(
+            number,
+            operation,
+            _now(),
+            self.schema,
+            self.metadata,
+            row_files,
+            self.link,
+            kept=kept if is_delta else None,
+            depth=self.depth + 1 if is_delta else 0,
+        )
+
+    def resolved(self, parent: Manifest) -> Manifest:
+        """Return this delta with all its files, which follow from the manifest of its parent.
+
+        Raises:
+            DamagedError: The parent has fewer files or other rows than the delta expects.
+        """
+        assert self.kept is not None
+        files = parent.row_files[: self.kept] + self.row_files
+        if self.kept > len(parent.row_files) or sum(file.present_rows for file in files) != self.delta_rows:
+            raise DamagedError(f"its files do not follow from those of version {parent.number}")
+        known = {"schema": parent.schema, "metadata": parent.metadata, "depth": parent.depth + 1}
+        return replace(self, row_files=files, delta_rows=None, **known)  # type: ignore[arg-type]
+
+    def checkpoint(self) -> Manifest:
+        """Return the checkpoint of this version, which takes the place of its delta."""
+        return replace(self, kept=None, depth=0)
 
     @classmethod
     def first(cls, schema: str, metadata: Metadata, row_files: tuple[RowFile, ...] = ()) -> Manifest:
         """Return the manifest of version 1."""
         return cls(1, "create", _now(), schema, metadata, row_files)
 
-    def write(self, folder: Path) -> Manifest:
-        """Commit this version by writing the manifest to a folder, and return it with its digest."""
+    def serialized(self) -> bytes:
+        """Return the bytes of the file of a resolved manifest."""
+        return seal(self.body())
+
+    def body(self) -> Metadata:
+        """Return a resolved manifest as JSON values. The digest is part of it only if it is that of a delta."""
+        if self.kept is not None:
+            assert self.parent is not None
+            return {
+                "format": _FORMAT,
+                "number": self.number,
+                "operation": self.operation,
+                "written": self.written,
+                "parent": f"{self.parent.number}:{self.parent.digest}",
+                "kept": self.kept,
+                "rows": self.rows,
+                "pieces": [_entry(file) for file in self.row_files[self.kept :]],
+            }
         body = asdict(self)
-        del body["digest"]
-        body["pieces"] = body.pop("row_files")  # the name in format 1
-        data = seal(body)
-        path = manifest_path(folder, self.number)
-        write_synced(path, data)
-        try:
-            sync_folder(folder)
-        except BaseException:
-            path.unlink()
-            raise
-        return replace(self, digest=digest(data))
+        for name in ("kept", "depth", "delta_rows", *(() if self.digest else ("digest",))):
+            del body[name]
+        body["pieces"] = [_entry(file) for file in self.row_files]  # the name in format 1
+        del body["row_files"]
+        return body
 
     @classmethod
     def parse(cls, data: bytes, name: str) -> Manifest:
@@ -195,14 +238,25 @@ class Manifest:
             DamagedError: The checksum does not match, or a field is missing or impossible.
             DataError: The manifest was written by a newer version of qkv.
         """
-        fields = unseal(data, name)
+        return cls.from_fields(unseal(data, name), digest(data))
+
+    @classmethod
+    def from_fields(cls, fields: Fields, committed: str) -> Manifest:
+        """Return the manifest that JSON values describe; see `parse`.
+
+        Args:
+            fields: the values.
+            committed: the SHA-256 of the file that committed the version, unless the values contain it.
+        """
+        name = fields.name
         written_format = fields.integer("format", 1)
         if written_format > _FORMAT:
             raise DataError(f"{name} was written by a newer version of qkv. Update: pip install -U qkv.")
         files = tuple(RowFile.parse(value, f"the row files of {name}") for value in fields.items("pieces"))
         if len({file.name for file in files}) < len(files):
             raise fields.damaged("pieces", "distinct files")
-        written, schema = fields.text("written"), fields.text("schema")
+        kept = None if fields.get("kept") is None else fields.integer("kept")
+        written, schema = fields.text("written"), "" if kept is not None else fields.text("schema")
         try:
             aware = datetime.fromisoformat(written).tzinfo is not None
             base64.b64decode(schema, validate=True)
@@ -214,18 +268,35 @@ class Manifest:
                 "Restore the file from a copy."
             )
         parent = None if fields.get("parent") is None else Link.parse(fields.get("parent"), f"parent in {name}")
-        number = fields.integer("number", 1)
+        number, operation = fields.integer("number", 1), fields.text("operation")
         if parent is not None and parent.number >= number:
             raise fields.damaged("parent", f"a version before {number}")
-        operation, metadata = fields.text("operation"), fields.record("metadata")
-        return cls(number, operation, written, schema, metadata, files, parent, written_format, digest(data))
+        if kept is not None:
+            if parent is None:
+                raise fields.damaged("parent", "the version that a delta changes")
+            rows = fields.integer("rows")
+            made = cls(number, operation, written, "", {}, files, parent, written_format, committed)
+            return replace(made, kept=kept, depth=1, delta_rows=rows)
+        metadata = fields.record("metadata")
+        committed = committed if fields.get("digest") is None else fields.text("digest")
+        return cls(number, operation, written, schema, metadata, files, parent, written_format, committed)
+
+
+def _entry(file: RowFile) -> dict[str, object]:
+    """Return the JSON object of a file, without a field for deleted rows if there are none."""
+    body = asdict(file)
+    if file.deleted is None:
+        del body["deleted"]
+    else:
+        body["deleted"] = _entry(file.deleted)
+    return body
 
 
 def seal(body: Metadata) -> bytes:
     """Return JSON values as the bytes of a file that contains their checksum; `unseal` reads them."""
-    text = json.dumps(body, ensure_ascii=False, indent=0, sort_keys=True)
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     whole = {"check": checksum(text.encode("utf-8", "surrogatepass")), "manifest": text}
-    return json.dumps(whole, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def unseal(data: bytes, name: str) -> Fields:
@@ -241,48 +312,5 @@ def unseal(data: bytes, name: str) -> Fields:
     return Fields(parse_json(text, name), name)
 
 
-def manifest_path(folder: Path, number: int) -> Path:
-    """Return the path of the manifest of a version in the folder `folder`."""
-    return folder / f"{number:010d}{_SUFFIX}"
-
-
-def numbers(folder: Path) -> list[int]:
-    """Return the numbers of all versions that have a manifest in a folder, in ascending order."""
-    stems = (path.name.removesuffix(_SUFFIX) for path in folder.iterdir() if path.name.endswith(_SUFFIX))
-    found = (int(stem) for stem in stems if 10 <= len(stem) <= 18 and stem.isascii() and stem.isdigit())
-    return sorted(number for number in found if number)
-
-
-def read_manifest(folder: Path, number: int, expected: str | None = None) -> Manifest:
-    """Return the manifest of a version from a folder, after verifying its checksum.
-
-    Args:
-        folder: the folder of the manifests.
-        number: the version.
-        expected: the SHA-256 of the manifest; None if it is not known.
-
-    Raises:
-        DataError: The version does not exist, or was written by a newer version of qkv.
-        DamagedStoreError: The manifest is damaged, or is that of another version or another store.
-    """
-    path = manifest_path(folder, number)
-    name = f"{folder.name}/{path.name}"
-    try:
-        manifest = Manifest.parse(read_bounded(path), name)
-        if manifest.number != number:
-            raise DamagedError(f"it is the manifest of version {manifest.number}")
-        if expected is not None and manifest.digest != expected:
-            raise DamagedError("it is not the manifest that was written, but that of another version or store")
-    except FileNotFoundError:
-        raise missing_version(folder.parent.name, number, numbers(folder)) from None
-    except (DamagedError, OSError) as error:
-        problem = str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
-        raise DamagedStoreError(
-            f"the manifest of version {number} of {folder.parent.name!r} is damaged: {problem}. "
-            f"Restore {name} from a copy{older_version(number, numbers(folder))}."
-        ) from None
-    return manifest
-
-
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -54,21 +54,28 @@ def split_table(table: pa.Table) -> Iterator[pa.Table]:
         yield table.slice(start, rows)
 
 
-def write_rows(folder: Path, tables: Iterable[pa.Table]) -> tuple[RowFile, ...]:
-    """Write each table to a file, sync the folder to disk, and return the manifest entries of the files."""
-    files = tuple(_write_file(folder, table) for table in tables)
+def write_rows(folder: Path, tables: Iterable[pa.Table], written: list[Path]) -> tuple[RowFile, ...]:
+    """Write each table to a file, sync the folder to disk, and return the manifest entries of the files.
+
+    Args:
+        folder: the folder.
+        tables: the tables.
+        written: a list to which the path of each file is appended before the file is written.
+    """
+    files = tuple(_write_file(folder, table, written) for table in tables)
     sync_folder(folder)
     return files
 
 
-def _write_file(folder: Path, table: pa.Table) -> RowFile:
+def _write_file(folder: Path, table: pa.Table, written: list[Path]) -> RowFile:
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
     # One batch, so that each column is contiguous in memory.
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
-    return write_file(folder / f"{uuid.uuid4().hex}.arrow", table.num_rows, sink.getvalue())
+    written.append(folder / f"{uuid.uuid4().hex}.arrow")
+    return write_file(written[-1], table.num_rows, sink.getvalue())
 
 
 def write_file(path: Path, rows: int, data: bytes | pa.Buffer) -> RowFile:

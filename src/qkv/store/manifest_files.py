@@ -1,0 +1,114 @@
+"""Functions that write, read and list the manifests of a store in their folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from qkv.core.checksums import digest
+from qkv.core.untrusted_json import read_bounded
+from qkv.errors import DamagedError, DamagedStoreError
+from qkv.store.disk import sync_folder, write_synced
+from qkv.store.manifest import MAX_DELTAS, Manifest
+from qkv.store.versions import missing_version, older_version
+
+__all__ = ["exists", "manifest_path", "numbers", "read_manifest", "read_record", "replace_by_checkpoint", "write"]
+
+_SUFFIX = ".json"
+
+
+def manifest_path(folder: Path, number: int) -> Path:
+    """Return the path of the manifest of a version in the folder `folder`."""
+    return folder / f"{number:010d}{_SUFFIX}"
+
+
+def exists(folder: Path, number: int) -> bool:
+    """Return whether a version has a manifest in a folder."""
+    return manifest_path(folder, number).exists()
+
+
+def numbers(folder: Path) -> list[int]:
+    """Return the numbers of all manifests in a folder, in ascending order."""
+    stems = (name.removesuffix(_SUFFIX) for name in os.listdir(folder) if name.endswith(_SUFFIX))
+    found = (int(stem) for stem in stems if 10 <= len(stem) <= 18 and stem.isascii() and stem.isdigit())
+    return sorted(number for number in found if number)
+
+
+def write(folder: Path, manifest: Manifest) -> Manifest:
+    """Commit a version by writing its manifest to a folder, and return the manifest with its digest."""
+    data = manifest.serialized()
+    path = manifest_path(folder, manifest.number)
+    write_synced(path, data)
+    try:
+        sync_folder(folder)
+    except BaseException:
+        path.unlink()
+        raise
+    return replace(manifest, digest=digest(data))
+
+
+def replace_by_checkpoint(folder: Path, number: int) -> None:
+    """Write the manifest of a version again as a checkpoint, so that older manifests are not needed to read it."""
+    manifest = read_manifest(folder, number)
+    if manifest.kept is not None:
+        write_synced(manifest_path(folder, number), manifest.checkpoint().serialized())
+        sync_folder(folder)
+
+
+def read_manifest(folder: Path, number: int, expected: str | None = None) -> Manifest:
+    """Return the manifest of a version with all its files, after verifying its checksum.
+
+    Args:
+        folder: the folder of the manifests.
+        number: the version.
+        expected: the SHA-256 of the manifest; None if it is not known.
+
+    Raises:
+        DataError: The version does not exist, or was written by a newer version of qkv.
+        DamagedStoreError: The manifest, or one from which its files follow, is damaged or missing, or is that of
+            another version or another store.
+    """
+    deltas = [read_record(folder, number, expected)]
+    while deltas[-1].kept is not None:
+        parent = deltas[-1].parent
+        assert parent is not None
+        if not exists(folder, parent.number):
+            if read_record(folder, number, expected) != deltas[0]:  # a compaction replaced it and removed its parents
+                return read_manifest(folder, number, expected)
+            raise _damaged(folder, parent.number, DamagedError("it is missing"))
+        if len(deltas) > MAX_DELTAS:
+            raise _damaged(folder, number, DamagedError(f"more than {MAX_DELTAS} deltas follow a checkpoint"))
+        deltas.append(read_record(folder, parent.number, parent.digest))
+    manifest = deltas.pop()
+    for delta in reversed(deltas):
+        try:
+            manifest = delta.resolved(manifest)
+        except DamagedError as error:
+            raise _damaged(folder, delta.number, error) from None
+    return manifest
+
+
+def read_record(folder: Path, number: int, expected: str | None = None) -> Manifest:
+    """Return the manifest of a version as it was written, a checkpoint or a delta; see `read_manifest`."""
+    path = manifest_path(folder, number)
+    try:
+        manifest = Manifest.parse(read_bounded(path), f"{folder.name}/{path.name}")
+        if manifest.number != number:
+            raise DamagedError(f"it is the manifest of version {manifest.number}")
+        if expected is not None and manifest.digest != expected:
+            raise DamagedError("it is not the manifest that was written, but that of another version or store")
+    except FileNotFoundError:
+        raise missing_version(folder.parent.name, number, numbers(folder)) from None
+    except (DamagedError, OSError) as error:
+        raise _damaged(folder, number, error) from None
+    return manifest
+
+
+def _damaged(folder: Path, number: int, error: Exception) -> DamagedStoreError:
+    problem = str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
+    return DamagedStoreError(
+        f"the manifest of version {number} of {folder.parent.name!r} is damaged: {problem}. "
+        f"Restore {folder.name}/{manifest_path(folder, number).name} from a copy"
+        f"{older_version(number, numbers(folder))}."
+    )
