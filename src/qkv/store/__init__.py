@@ -16,7 +16,8 @@ require_packages("tables and stores need", "ask", "pyarrow", "filelock")
 
 from qkv.store.arrow import ArrowStore
 from qkv.store.attachments import read_attached
-from qkv.store.base import Block, BlockSelector, Damage, Store
+from qkv.store.base import BlockSelector, Store
+from qkv.store.block import Block, Damage
 from qkv.store.lance import LanceStore
 from qkv.store.opening import create, is_store, open, remove, require_free
 from qkv.store.versions import Version

@@ -32,7 +32,8 @@ from qkv.errors import DamagedStoreError, StoreFullError
 from qkv.store import row_files
 from qkv.store.arrow_files import parse_schema
 from qkv.store.attachments import attached_damages
-from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store
+from qkv.store.base import BlockSelector, Metadata, Store
+from qkv.store.block import Block, Damage
 from qkv.store.disk import TEMPORARY, sync_folder
 from qkv.store.history import (
     find_history,

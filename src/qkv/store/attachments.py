@@ -12,7 +12,8 @@ from pathlib import Path
 from qkv.core.checksums import checksum
 from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store import row_files
-from qkv.store.base import Damage, Metadata
+from qkv.store.base import Metadata
+from qkv.store.block import Damage
 from qkv.store.disk import sync_folder
 from qkv.store.manifest import RowFile
 

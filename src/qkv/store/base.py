@@ -7,7 +7,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -17,8 +16,9 @@ import numpy as np
 from qkv.core.checks import check_choice
 from qkv.core.checksums import checksums_wanted
 from qkv.core.progress import Progress
-from qkv.core.typing import Bool, Int
+from qkv.core.typing import Int
 from qkv.errors import DamagedStoreError, OptionError
+from qkv.store.block import Block, Damage
 from qkv.store.fitting import fit_table
 from qkv.store.locking import writer_lock
 from qkv.store.versions import Version
@@ -26,7 +26,7 @@ from qkv.store.versions import Version
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Block", "BlockSelector", "Damage", "Metadata", "RowPredicate", "Store"]
+__all__ = ["BlockSelector", "Metadata", "RowPredicate", "Store"]
 
 _FEW = 8
 """Maximum number of rows for which slicing each row is faster than `Table.take`."""
@@ -42,59 +42,6 @@ BlockSelector = Callable[[Sequence["Block"]], Sequence[np.ndarray | None]]
 
 None selects no rows. The function may select rows that are already deleted.
 """
-
-
-@dataclass(frozen=True)
-class Damage:
-    """The description of a damaged file of a store.
-
-    Attributes:
-        file: the name of the file within the store.
-        problem: the kind of damage, such as `missing`, `cut off at 10 of 20 bytes`, `the checksum does not match`.
-        rows: number of rows of the open version that cannot be read because of the damage.
-    """
-
-    file: str
-    problem: str
-    rows: int
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.problem}" + (f" ({self.rows:,} rows)" if self.rows else "")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of a store, which consists of consecutive rows that are read together.
-
-    Attributes:
-        name: the name of the file or fragment.
-        table: a pyarrow table, memory-mapped if the store can.
-        present: `(rows,)` booleans, False where a row is deleted; None if no row is deleted.
-    """
-
-    name: str
-    table: pa.Table
-    present: Bool[np.ndarray, " rows"] | None = field(default=None, repr=False)
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows if self.present is None else self.present.sum())
-
-    def rows(self, start: int, stop: int) -> pa.Table:
-        """Return a table of the rows from `start` to `stop`, exclusive. Deleted rows are not counted."""
-        if self.present is None:
-            return self.table.slice(start, stop - start)
-        import pyarrow as pa
-
-        rows = np.flatnonzero(self.present)[start:stop]
-        if not len(rows):
-            return self.table.slice(0, 0)
-        first = int(rows[0])
-        span = self.table.slice(first, int(rows[-1]) + 1 - first)
-        return span.filter(pa.array(self.present[first : first + span.num_rows]))
-
-    def present_rows(self) -> pa.Table:
-        """Return the table of the block without deleted rows. The table is not copied if no row is deleted."""
-        return self.rows(0, len(self))
 
 
 class Store(ABC):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from qkv.core.untrusted_json import Fields, read_bounded
 from qkv.errors import DamagedError, DamagedStoreError, DataError
-from qkv.store.base import Damage
+from qkv.store.block import Damage
 from qkv.store.disk import write_synced
 from qkv.store.manifest import Link, Manifest, seal, unseal
 from qkv.store.manifest_files import exists, manifest_path, numbers, read_manifest, read_record

@@ -28,7 +28,8 @@ from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedStoreError
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
-from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store
+from qkv.store.base import BlockSelector, Metadata, Store
+from qkv.store.block import Block, Damage
 from qkv.store.disk import sync_folder
 from qkv.store.lance_files import (
     FOLDERS,

@@ -17,7 +17,7 @@ from qkv.core.typing import Bool
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
 from qkv.errors import DamagedError, DamagedStoreError
 from qkv.store.arrow_files import map_file, parse_table
-from qkv.store.base import Damage
+from qkv.store.block import Damage
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import RowFile
 
