@@ -86,9 +86,12 @@ class TiledKernel(Kernel):
         projections = sum(lifted_elements(problem))
         numbers = 4 * axes.batch_size * axes.q + projections
         if problem.score.tanh_vector is not None:
-            # Exponentials of the projected queries, and forward a copy of the projected keys.
-            rows = axes.q if problem.gradient else axes.q // 3 + axes.k
+            # Exponentials of the projected queries, and forward a part of the projected keys.
+            rows = axes.q if problem.gradient else axes.q + axes.k // 3
             numbers += axes.batch_size * rows * _hidden_units(problem)
+        # The output times its gradient, before the gradients of query, key and value are there.
+        results = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
+        row_sums = numbers + math.prod(axes.output) - results
         if problem.gradient:
             # The gradients of projections, or later a copy of the gradient of keys or values while its layout changes.
             projected = projections or axes.batch_size * (axes.q + axes.k) * _hidden_units(problem)
@@ -96,6 +99,7 @@ class TiledKernel(Kernel):
             numbers += backward_copies(problem)
             if problem.score.lift_kind == "up_to_query_constant":  # columns are joined to the lifted vectors
                 numbers += 3 * projections // 2
+            numbers = max(numbers, row_sums)
         elif problem.score.lift_kind == "up_to_query_constant":  # a side without and with the joined column
             numbers += max(lifted_elements(problem))
         peak += projection_bytes(problem)
