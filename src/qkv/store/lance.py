@@ -112,7 +112,7 @@ class LanceStore(Store):
             for rows in tables:
                 for part in row_files.split_table(rows.replace_schema_metadata(encoded)):
                     fragments += lance.fragment.write_fragments(
-                        part, str(path), schema=whole, max_rows_per_file=max(1, part.num_rows)
+                        part, str(path), schema=whole, mode="create", max_rows_per_file=max(1, part.num_rows)
                     )
             sync_all(path / "data", set())
             lance.LanceDataset.commit(str(path), lance.LanceOperation.Overwrite(whole, fragments))
@@ -257,7 +257,9 @@ class LanceStore(Store):
         try:
             dataset: lance.LanceDataset = self._lance.dataset(str(self.path), version=version)
             return dataset
-        except (OSError, ValueError) as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of Rust code is no Exception
             numbers = self._numbers()
             if version not in numbers:
                 raise missing_version(self.path.name, version, numbers) from None
