@@ -313,9 +313,9 @@ def _time_million(chosen: list[tuple[str, bool, list[str]]]) -> None:
     kinds = ("Intl", "Regional", "County", "Municipal", "Airport", "University", "College", "Hospital")
     made: dict[str, None] = {}
     while len(made) < 10**6:
-        kind = draw.random()
-        if kind < 0.8:
-            initial = f" {draw.choice(string.ascii_uppercase)}." * (kind < 0.2)
+        drawn = draw.random()
+        if drawn < 0.8:
+            initial = f" {draw.choice(string.ascii_uppercase)}." * (drawn < 0.2)
             made[f"{draw.choice(first)}{initial} {draw.choice(last)}"] = None
         else:
             made[f"{draw.choice(places)} {draw.choice(kinds)} {draw.choice(('', 'North', 'West', 'II'))}".strip()] = (

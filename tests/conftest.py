@@ -2,11 +2,16 @@
 
 import os
 import signal
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("qkv.testing")
+
+# Tests neither read nor write the cache folder of the user, and neither do processes that they start.
+_CACHE = tempfile.TemporaryDirectory(prefix="qkv-cache-")
+os.environ["QKV_CACHE"] = _CACHE.name
 
 # A shell ignores Ctrl-C in background jobs, and processes that the tests start would inherit that and never stop.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -10,7 +10,7 @@ import sys
 from importlib.machinery import PathFinder
 
 ABSENT = {"pyarrow", "duckdb", "rapidfuzz", "filelock", "typer", "rich", "torch", "jax", "tensorflow", "keras", "scipy"}
-ABSENT |= {"sklearn", "pandas", "polars", "matplotlib"}
+ABSENT |= {"platformdirs", "sklearn", "pandas", "polars", "matplotlib"}
 
 class Without:
     @staticmethod

@@ -104,6 +104,9 @@ def ask(
     ] = None,
     decimal: Annotated[str | None, typer.Option(metavar=".|,", help="Decimal separator of FILE; default: .")] = None,
     on_bad_cell: OnBadCell = "exclude",
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Do not save or reuse the bandwidth and distances chosen for FILE.")
+    ] = False,
 ) -> None:
     """Query a table. An answer is the mean of the values, or a vote, weighted by the similarity of keys and query.
 
@@ -203,6 +206,7 @@ def ask(
                 delimiter=delimiter,
                 decimal=decimal,
                 on_bad_cell=on_bad_cell,
+                cache=not no_cache,
             )
     if output is not None:
         from qkv.cli.answer_file import check_distinct

@@ -13,16 +13,18 @@ For the rows (k_i, v_i) of a table D, Attention(q, D) = Σ a(q, k_i) v_i. A call
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from os import PathLike
 from typing import TYPE_CHECKING, overload
 
 from qkv.core.progress import Progress
+from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.read_options import ReadOptions
-from qkv.database.io.sources import describe, read, requested_columns
+from qkv.database.io.sources import describe, read, requested_columns, table_files
 from qkv.database.protocol import Queryable
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import counted
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from qkv.encoders.encoder import Encoder
 
 __all__ = ["Database"]
+
+# Choosing a bandwidth takes less than a second for fewer rows.
+_CACHED_ROWS = 20_000
 
 
 class Database(Queryable):
@@ -145,6 +150,7 @@ class Database(Queryable):
         delimiter: str | None = ...,
         decimal: str | None = ...,
         on_bad_cell: str = ...,
+        cache: bool = ...,
     ) -> Queryable: ...
 
     @classmethod
@@ -161,6 +167,7 @@ class Database(Queryable):
         delimiter: str | None = None,
         decimal: str | None = None,
         on_bad_cell: str = "exclude",
+        cache: bool = True,
     ) -> Queryable:
         """Open a file, data frame, table, dict of columns, list of records, or store as a database.
 
@@ -183,6 +190,8 @@ class Database(Queryable):
             on_bad_cell: "exclude" leaves out the rows of a table whose key or value is no finite number in a column
                 of numbers, or no date in a column of dates, and counts these cells in the notes of answers;
                 "refuse" raises; "text" reads all cells of such a column of a CSV or JSON file as texts.
+            cache: whether the bandwidth, the no-match distance and the interval factors of files of 20,000 rows or
+                more are saved in the user's cache folder (the environment variable `QKV_CACHE` names another one).
 
         Raises:
             OptionError: An option of text files is not allowed.
@@ -208,8 +217,15 @@ class Database(Queryable):
                 "Name the key and value columns; only stores save these names."
             )
         options = ReadOptions(encoding, delimiter, decimal, on_bad_cell)
-        table = with_microseconds(read(source, requested_columns(key, value), options))
-        return cls(table, key, value, describe(source), fold is not False)
+        required = requested_columns(key, value)
+        identity = {"reading": asdict(options), "columns": list(required)}
+        choices = ChoiceCache.of_files(table_files(source) if cache else [], identity)
+        table = with_microseconds(read(source, required, options))
+        out = cls(table, key, value, describe(source), fold is not False)
+        if table.num_rows >= _CACHED_ROWS:
+            columns = {"key": list(out.key), "value": value, "fold": fold is not False}
+            out._in_memory.choices = choices.with_options(**columns)
+        return out
 
     @classmethod
     def sql(

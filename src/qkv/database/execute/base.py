@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Answer, Entry
+from qkv.database.choice_cache import NO_CACHE, ChoiceCache
 from qkv.database.execute.aggregates import Aggregate
 from qkv.database.execute.calibration import calibrate
 from qkv.database.execute.line_fit import check_line, comparison_note
@@ -77,6 +79,7 @@ class Executor(ABC):
         complete_rows: number of rows with key and value.
         selected_rows: number of these rows that satisfy the predicate; None without a predicate.
         query_columns: the key columns by which queries are parsed.
+        choices: the cache of what is chosen from the rows of a file.
     """
 
     table: pa.Table | StoredRows
@@ -85,6 +88,7 @@ class Executor(ABC):
     complete_rows: int
     selected_rows: int | None = None
     query_columns: tuple[Column, ...]
+    choices: ChoiceCache = NO_CACHE
 
     def __init__(self, key: tuple[str, ...], value: str, name: str, fold: bool) -> None:
         self.key, self.value, self.fold = key, value, fold
@@ -133,7 +137,14 @@ class Executor(ABC):
             return Calibration()
         name = f"{options.fit} {comparison.score} {normalizer}"
         if name not in self._calibrations:
-            self._calibrations[name] = calibrate(*self.sample(comparison), normalizer, options.linear)
+            named = all(part is None or isinstance(part, str) for part in (options.score, options.normalizer))
+            item = f"interval by {options.score!r}, {options.normalizer!r}, {options.threshold!r}, {options.fit}"
+
+            def estimate() -> Calibration:
+                return calibrate(*self.sample(comparison), normalizer, options.linear)
+
+            cache = self.choices if named else NO_CACHE
+            self._calibrations[name] = cache.calibration(item, estimate)
         return self._calibrations[name]
 
     @abstractmethod
@@ -178,8 +189,12 @@ class Executor(ABC):
     def _compare_fits(self, comparison: Comparison) -> tuple[str, ...]:
         """Return a sentence if a line is clearly better than the mean. The last result is cached."""
         if self._fit_note is None or self._fit_note[0] is not comparison:
-            self._fit_note = comparison, comparison_note(*self.sample(comparison))
+            compare = partial(self._compare_sampled_fits, comparison)
+            self._fit_note = comparison, self.choices.texts("comparison of fits", compare)
         return self._fit_note[1]
+
+    def _compare_sampled_fits(self, comparison: Comparison) -> tuple[str, ...]:
+        return comparison_note(*self.sample(comparison))
 
     def column(self, name: str) -> Column:
         """Return the key or value column `name` as NumPy arrays, of all rows or of a sample of the rows.

@@ -104,7 +104,8 @@ class InMemoryExecutor(Executor):
         """The `ComparisonChooser`, which chooses the comparison from all selected rows with key and value."""
         if self._chooser is None:
             aggregator = self.aggregator
-            self._chooser = ComparisonChooser(self.query_columns, aggregator.column, self.complete, aggregator.targets)
+            columns = self.query_columns, aggregator.column
+            self._chooser = ComparisonChooser(*columns, self.complete, aggregator.targets, self.choices)
         return self._chooser
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
@@ -114,6 +115,7 @@ class InMemoryExecutor(Executor):
         out.selected_rows = int(out.complete.sum())
         out._chooser = out._comparison = out._restricted = out._present_names = None
         out._calibrations, out._fit_note = {}, None
+        out.choices = self.choices.with_rows(out.complete)
         return out
 
     def complete_positions(self) -> Int[np.ndarray, " n"]:

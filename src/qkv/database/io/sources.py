@@ -43,6 +43,7 @@ __all__ = [
     "require_columns",
     "source_files",
     "suggest_name",
+    "table_files",
 ]
 
 _DEFAULTS = ReadOptions()
@@ -127,6 +128,11 @@ def describe(source: object) -> str:
         name = getattr(source, "name", "")
         return "standard input" if name == "<stdin>" else str(name) or "the open file"
     return f"the {type(source).__name__}"
+
+
+def table_files(source: object) -> list[Path]:
+    """Return the files that paths, patterns and folders name; an empty list for another source."""
+    return expand_paths(source, _SUFFIXES, COMPRESSIONS) if is_paths(source) else []
 
 
 def is_delimited(source: object) -> bool:

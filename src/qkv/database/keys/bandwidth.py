@@ -27,8 +27,11 @@ from qkv.core.typing import Float, Int
 from qkv.database.io.formatting import number as format_number
 from qkv.database.keys.neighbor_blocks import PointBlocks, separate_groups, split_into_blocks, squared_distances
 
-__all__ = ["Bandwidth", "choose_bandwidth", "leave_one_out", "method_text", "scott"]
+__all__ = ["KERNEL_WIDTHS", "Bandwidth", "choose_bandwidth", "leave_one_out", "method_text", "scott"]
 
+# The bandwidth at which a kernel smooths as much as a Gaussian of bandwidth 1: Marron and Nolan (1988),
+# Canonical kernels for density estimation; the ratio of (R(K) / μ₂(K)²)^(1/5).
+KERNEL_WIDTHS = {"laplace": 0.7398, "boxcar": 1.7401, "epanechnikov": 2.2138, "triangular": 2.4326}
 # Squaring doubles a relative error: after eight squarings the rounding of one exponential has grown to about
 # 3e-5. More than eight bandwidths need fresh exponentials.
 _BANDWIDTHS_PER_GRID = 8

@@ -33,7 +33,8 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int
-from qkv.database.keys.bandwidth import Bandwidth, choose_bandwidth, method_text, scott
+from qkv.database.choice_cache import NO_CACHE, ChoiceCache
+from qkv.database.keys.bandwidth import KERNEL_WIDTHS, Bandwidth, choose_bandwidth, method_text, scott
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import (
     Comparison,
@@ -71,9 +72,6 @@ _LINE_REACH = 0.25
 # size changes weights by 1e-10.
 _EQUAL = 1e6
 _BY_KIND = {"text": "Spelling", "category": "Exact", "vector": "Cosine"}
-# The bandwidth at which a kernel smooths as much as a Gaussian of bandwidth 1: Marron and Nolan (1988),
-# Canonical kernels for density estimation; the ratio of (R(K) / μ₂(K)²)^(1/5).
-_AS_WIDE_AS_GAUSSIAN = {"laplace": 0.7398, "boxcar": 1.7401, "epanechnikov": 2.2138, "triangular": 2.4326}
 
 
 class ComparisonChooser:
@@ -84,6 +82,7 @@ class ComparisonChooser:
         value: the value column.
         complete: `(rows,)`, True for the rows that determine bandwidths and distances, which have key and value.
         targets: returns the values to predict for the rows with the given indices, or the reason why there are none.
+        cache: the cache of what is chosen from these rows.
     """
 
     def __init__(
@@ -92,9 +91,10 @@ class ComparisonChooser:
         value: Column,
         complete: Bool[np.ndarray, " rows"],
         targets: Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n targets"] | str],
+        cache: ChoiceCache = NO_CACHE,
     ) -> None:
         self.columns, self.value, self.complete, self.targets = columns, value, complete, targets
-        self.search, self._bandwidths = choose_bandwidth, dict[object, Bandwidth]()
+        self.search, self._cache, self._bandwidths = choose_bandwidth, cache, dict[object, Bandwidth]()
         self._groups: Int[np.ndarray, " rows"] | None = None
 
     def choose(
@@ -174,7 +174,7 @@ class ComparisonChooser:
         if self._is_single_column("text", "category") or not isinstance(width, float | int):
             limit = None
         elif limit is None and not self._is_single_column("vector"):
-            limit = self._max_distance(points, 3.0 * width, "own")
+            limit = max(3.0 * width, self.nearest_quantile(points, "own"))
         if limit is None:
             return ScoreComparison(every, columns, score, None, points, notes)
         notes += (f"no match beyond a distance of {limit:.3g}",)
@@ -261,14 +261,14 @@ class ComparisonChooser:
         key = self._with_excluded_at_mean((stacked - mean) / scale)
         chosen = choose(key)
         kind = named.kind.__name__.lower() if named is not None else "gaussian"
-        width = chosen.value * _AS_WIDE_AS_GAUSSIAN.get(kind, 1.0)
+        width = chosen.value * KERNEL_WIDTHS.get(kind, 1.0)
         score = named.build(width) if named is not None else Gaussian(width)
         alone = len(columns) == 1
         unit = float(scale[0]) if alone else 1.0
         reach = min(3.0 * width, 1.0 if self.search is choose_bandwidth else _LINE_REACH)
         # All rows in the window of a boxcar weigh the same, so that the first one counts as the nearest.
         reach = max(reach, width) if kind == "boxcar" else reach
-        limit = self._max_distance(key, reach, "standard") * unit if threshold is None else threshold
+        limit = max(reach, self.nearest_quantile(key, "standard")) * unit if threshold is None else threshold
         own = ", ".join(
             f"{width * s:.3g} {c.name}" + " days" * (c.kind == "timestamp") for c, s in zip(columns, scale, strict=True)
         )
@@ -332,12 +332,15 @@ class ComparisonChooser:
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
         """Return the bandwidth for standardized points. It is chosen in the first call and cached."""
         if self.search not in self._bandwidths:
-            columns = {column.name: column for column in (*self.columns, self.value)}
-            rows = sample_rows(tuple(columns.values()), self.complete)
-            groups = None if self._groups is None else self._groups[rows]
-            total = int(self.complete.sum())
-            self._bandwidths[self.search] = self.search(points[rows], self.targets(rows), progress, total, groups)
+            choose = partial(self._choose_bandwidth, points, progress)
+            item = f"{self.search.__name__} for {points.shape[1]} columns, groups: {self._groups is not None}"
+            self._bandwidths[self.search] = self._cache.bandwidth(item, choose)
         return self._bandwidths[self.search]
+
+    def _choose_bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
+        rows = sample_rows(tuple({c.name: c for c in (*self.columns, self.value)}.values()), self.complete)
+        groups = None if self._groups is None else self._groups[rows]
+        return self.search(points[rows], self.targets(rows), progress, int(self.complete.sum()), groups)
 
     def rule_of_thumb(self, points: Float[np.ndarray, "rows width"], reason: str) -> Bandwidth:
         """Return the bandwidth by Scott's rule for the numbers in a key of several kinds of columns."""
@@ -372,7 +375,8 @@ class ComparisonChooser:
             unit: "own", or "standard" for standardized columns.
         """
         groups = None if self._groups is None else self._groups[self.complete]
-        return nearest_distance_quantile(key[self.complete], groups)
+        item = f"distance in {unit} units for {key.shape[1]} columns, groups: {groups is not None}"
+        return self._cache.number(item, partial(nearest_distance_quantile, key[self.complete], groups))
 
     def _stacked(self, indices: tuple[int, ...]) -> Float[np.ndarray, "rows width"]:
         return np.stack([in_days(self.columns[i], self.columns[i].cells) for i in indices], axis=1)
@@ -386,9 +390,6 @@ class ComparisonChooser:
         if self.complete.all() or not self.complete.any():
             return points
         return np.where(self.complete[:, None], points, points[self.complete].mean(axis=0))
-
-    def _max_distance(self, key: Float[np.ndarray, "rows width"], bandwidths: float, unit: str) -> float:
-        return max(bandwidths, self.nearest_quantile(key, unit))
 
 
 def _is_numeric(column: Column) -> bool:

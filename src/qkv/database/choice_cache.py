@@ -1,0 +1,220 @@
+"""Cache on disk of what is chosen from all rows of a file: bandwidths, no-match distances and interval factors.
+
+Choosing them for five million rows takes seconds to minutes, and the command `qkv ask` would repeat it before every
+answer. Each entry is a JSON file in the user's cache folder, named by a hash of its identity:
+
+    files       path, size, time of modification and time of change of each file that was read
+    options     how the files were read, the key and value columns, and the rows that a predicate selects
+    versions    of this format and of the packages that read and choose
+    item        what was chosen
+
+An entry is used if it contains exactly this identity and a digest of its own content; any other is ignored and
+replaced. Entries are written to a temporary file that is renamed, so that concurrent processes see whole entries. A
+failure to write is ignored. Files that were modified within two seconds before they were read have no entries, as
+a later change could leave the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from qkv.core.checksums import digest
+from qkv.core.files import atomic_path
+from qkv.core.typing import Bool
+from qkv.core.untrusted_json import Fields, parse_json, read_bounded
+from qkv.database.execute.uncertainty import Calibration
+from qkv.database.keys.bandwidth import Bandwidth
+from qkv.errors import QkvError
+
+__all__ = ["NO_CACHE", "ChoiceCache", "cache_folder"]
+
+# To be increased when other bandwidths, distances or factors are chosen from the same rows.
+_FORMAT = 1
+_PACKAGES = ("qkv", "numpy", "duckdb", "pyarrow")
+_RECENT_NANOSECONDS = 2 * 10**9
+_LARGEST_ENTRY = 2**24
+_MOST_ENTRIES = 1000
+_Chosen = TypeVar("_Chosen")
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache: `choices` in `QKV_CACHE`, otherwise in the platform's folder for caches."""
+    folder = os.environ.get("QKV_CACHE")
+    if folder:
+        return Path(folder) / "choices"
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("qkv", appauthor=False)) / "choices"
+
+
+@dataclass(frozen=True)
+class ChoiceCache:
+    """Cache of what is chosen from the rows of some files.
+
+    Attributes:
+        paths: the files; nothing is saved if there are none.
+        states: the state of each file before it was read, as `_state` returns it.
+        options: the identity of the columns and of the selected rows, as a JSON object.
+    """
+
+    paths: tuple[str, ...]
+    states: tuple[tuple[int, ...], ...]
+    options: Mapping[str, object]
+
+    @classmethod
+    def of_files(cls, paths: Sequence[str | os.PathLike[str]], options: Mapping[str, object]) -> ChoiceCache:
+        """Return the cache of some files, or `NO_CACHE` if they were modified just now. Call it before they are read.
+
+        Args:
+            paths: the files.
+            options: how they are read; values that JSON can represent.
+        """
+        resolved = tuple(os.path.realpath(path) for path in paths)
+        latest = time.time_ns() - _RECENT_NANOSECONDS
+        try:
+            states = tuple(_state(path) for path in resolved)
+        except OSError:
+            return NO_CACHE
+        return cls(resolved, states, dict(options)) if all(state[1] < latest for state in states) else NO_CACHE
+
+    def with_options(self, **options: object) -> ChoiceCache:
+        """Return a cache with more options in its identity; their values are such that JSON can represent them."""
+        return ChoiceCache(self.paths, self.states, {**self.options, **options})
+
+    def with_rows(self, selected: Bool[np.ndarray, " rows"]) -> ChoiceCache:
+        """Return the cache of the choices from the selected rows alone."""
+        if not self.paths:
+            return self
+        return self.with_options(rows=digest(np.packbits(selected).tobytes()), count=len(selected))
+
+    def bandwidth(self, item: str, choose: Callable[[], Bandwidth]) -> Bandwidth:
+        """Return the bandwidth in the entry `item`, or choose it and write the entry."""
+        return self._get(item, choose, asdict, _read_bandwidth)
+
+    def number(self, item: str, choose: Callable[[], float]) -> float:
+        """Return the number of at least 0 in the entry `item`, or compute it and write the entry."""
+        return self._get(item, choose, lambda value: {"value": value}, _read_number)
+
+    def texts(self, item: str, choose: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+        """Return the texts in the entry `item`, or choose them and write the entry."""
+        return self._get(item, choose, lambda texts: {"texts": list(texts)}, lambda read: tuple(read.texts("texts")))
+
+    def calibration(self, item: str, choose: Callable[[], Calibration]) -> Calibration:
+        """Return the factors of prediction intervals in the entry `item`, or estimate them and write the entry."""
+        return self._get(item, choose, asdict, _read_calibration)
+
+    def _get(
+        self,
+        item: str,
+        choose: Callable[[], _Chosen],
+        write: Callable[[_Chosen], dict[str, object]],
+        read: Callable[[Fields], _Chosen],
+    ) -> _Chosen:
+        if not self.paths:
+            return choose()
+        identity = self._identity(item)
+        path = cache_folder() / f"{digest(_json(identity))}.json"
+        try:
+            return read(_content(path, identity))
+        except (OSError, QkvError):
+            chosen = choose()
+        content = write(chosen)
+        entry = {"identity": identity, "content": content, "digest": digest(_json(content))}
+        try:
+            if all(_state(name) == state for name, state in zip(self.paths, self.states, strict=True)):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_path(path) as temporary:
+                    temporary.write_bytes(_json(entry))
+                _remove_oldest(path.parent)
+        except OSError:
+            pass  # the answer does not need the entry
+        return chosen
+
+    def _identity(self, item: str) -> dict[str, object]:
+        from importlib.metadata import version
+
+        versions = {"format": _FORMAT, **{name: version(name) for name in _PACKAGES}}
+        files = [[path, *state] for path, state in zip(self.paths, self.states, strict=True)]
+        return {"files": files, "options": dict(self.options), "versions": versions, "item": item}
+
+
+NO_CACHE = ChoiceCache((), (), {})
+"""A cache that saves nothing."""
+
+
+def _state(path: str) -> tuple[int, ...]:
+    """Return the size of a file, its time of modification and its time of change, in nanoseconds."""
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_number_of_array).encode()
+
+
+def _number_of_array(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"value must be a number, got {type(value).__name__}. Pass values that JSON can represent.")
+
+
+def _content(path: Path, identity: dict[str, object]) -> Fields:
+    """Return the content of an entry, or raise an error if it is damaged or has another identity."""
+    entry = Fields(parse_json(read_bounded(path, _LARGEST_ENTRY), path.name), path.name)
+    content = entry.record("content")
+    if _json(entry.record("identity")) != _json(identity) or entry.text("digest") != digest(_json(content)):
+        raise entry.damaged("digest", "the digest of the content")
+    return Fields(content, path.name)
+
+
+def _read_number(fields: Fields) -> float:
+    value = fields.number("value")
+    if value < 0:
+        raise fields.damaged("value", "at least 0")
+    return value
+
+
+def _read_calibration(fields: Fields) -> Calibration:
+    return Calibration(fields.number("lower"), fields.number("upper"), fields.integer("rows"))
+
+
+def _read_bandwidth(fields: Fields) -> Bandwidth:
+    if fields.number("value") <= 0:
+        raise fields.damaged("value", "a positive number")
+    return Bandwidth(
+        fields.number("value"),
+        fields.text("method"),
+        fields.integer("rows"),
+        None if fields.get("error") is None else fields.number("error"),
+        None if fields.get("baseline") is None else fields.number("baseline"),
+        _pairs(fields, "tried"),
+        fields.integer("total"),
+        fields.boolean("grouped"),
+        tuple((int(group), factor) for group, factor in _pairs(fields, "factors")),
+    )
+
+
+def _pairs(fields: Fields, name: str) -> tuple[tuple[float, float], ...]:
+    """Return a list of pairs of numbers."""
+    pairs: list[tuple[float, float]] = []
+    for item in fields.items(name):
+        if not isinstance(item, list) or len(item) != 2:
+            raise fields.damaged(name, "a list of pairs")
+        pair = Fields({"first": item[0], "second": item[1]}, fields.name)
+        pairs.append((pair.number("first"), pair.number("second")))
+    return tuple(pairs)
+
+
+def _remove_oldest(folder: Path) -> None:
+    """Remove the entries that were written first if there are more than 1,000."""
+    entries = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    for path in entries[: max(0, len(entries) - _MOST_ENTRIES)]:
+        path.unlink(missing_ok=True)
