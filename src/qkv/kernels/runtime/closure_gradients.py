@@ -59,14 +59,14 @@ def refuse_recorded_closures(logits: Num[Tensor, "*#batch #q #k"], call: BoundCa
     reached = {(x.grad_fn, x.output_nr) for x in tensors if x.grad_fn is not None}
     edges = [(logits.grad_fn, logits.output_nr)]
     while edges:
-        edge = edges.pop()
-        if edge in reached or edge[0] is None:
+        node, output = edges.pop()
+        if node is None or (node, output) in reached:
             continue
-        reached.add(edge)
+        reached.add((node, output))
         # Nodes without further edges accumulate the gradient of a leaf.
-        if (leaf := getattr(edge[0], "variable", None)) is not None and id(leaf) not in own:
+        if (leaf := getattr(node, "variable", None)) is not None and id(leaf) not in own:
             raise _error(call)
-        edges.extend(edge[0].next_functions)
+        edges.extend(node.next_functions)
     if logits.grad_fn is None and id(logits) not in own:
         raise _error(call)
 
