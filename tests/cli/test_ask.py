@@ -239,3 +239,13 @@ def test_a_bare_command_shows_its_help(qkv):
     code, out, _ = qkv()
     assert code == 0
     assert "explain" in out
+
+
+def test_json_lists_the_keys_that_match_equally_well(qkv, tmp_path):
+    table = tmp_path / "places.csv"
+    table.write_text("name,height\nSan Jose,26\nSan Diego,19\nOakland,13\n")
+    _, out, _ = qkv("ask", str(table), "--key", "name", "--value", "height", "San", "Oakland", "--format", "json")
+    first, second = map(json.loads, out.splitlines())
+    assert set(first["candidates"]) == {"San Jose", "San Diego"}
+    assert first["value"] is None
+    assert "candidates" not in second

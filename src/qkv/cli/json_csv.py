@@ -33,7 +33,8 @@ class JsonWriter(AnswerWriter):
     """Writer that prints one JSON object per query.
 
     The object contains the query, the value, its standard error, the 90 % prediction interval, the spread of the
-    values, the effective number of rows, whether a match was found, and the evidence rows with their weights.
+    values, the effective number of rows, whether a match was found, the keys that match equally well if there are
+    several, and the evidence rows with their weights.
     """
 
     def write_one(self, one: Answer) -> None:
@@ -49,6 +50,8 @@ class JsonWriter(AnswerWriter):
             line["probabilities"] = one.probabilities
         if not one.found:
             line["reason"] = one.reason
+        if one.candidates:
+            line["candidates"] = one.candidates
         if self.rows:
             line["rows"] = [
                 {"weight": row.weight}

@@ -1,8 +1,8 @@
 """Plot a database answer from its evidence rows alone, without access to the table.
 
 The left panel has one bar per evidence row; its length is the weight of the row. The right panel depends on the
-value column: numbers and dates are plotted against their weights, with the answer and its spread; texts, categories
-and booleans are shown with their probabilities.
+value column: numbers and dates are plotted against their weights, with the answer and its standard error; texts,
+categories and booleans are shown with their probabilities.
 """
 
 from __future__ import annotations
@@ -84,9 +84,11 @@ def _draw_values(axes: Axes, answer: Answer, ink: str) -> None:
     axes.vlines(values, 0, weights, color=ANSWER_COLOR, lw=1.2, alpha=0.5, zorder=3)
     axes.plot(values, weights, "o", ms=5, color=ANSWER_COLOR, alpha=0.85, mew=0, zorder=4, label="rows")
     axes.axvline(answer.value, color=CURVE_COLOR, lw=1.8, zorder=5, label="answer")
-    if answer.spread is not None:
-        ends = (answer.value - answer.spread, answer.value + answer.spread)
-        axes.axvspan(*ends, color=CURVE_COLOR, alpha=0.13, lw=0, label="± spread")
+    deviation = answer.spread if answer.standard_error is None else answer.standard_error
+    if deviation is not None:
+        name = "spread of the values" if answer.standard_error is None else "± standard error"
+        ends = (answer.value - deviation, answer.value + deviation)
+        axes.axvspan(*ends, color=CURVE_COLOR, alpha=0.13, lw=0, label=name)
     axes.set_ylim(bottom=min(0.0, 1.1 * weights.min()))
     label_axes(axes, answer.value_name, "weight", ink)
 
