@@ -275,7 +275,11 @@ def test_streamed_sums_of_a_table_are_those_of_the_shared_definition(spread, off
     def add(weights, values, total):
         aggregator.sums += weights @ values
 
+    def rescale(factor):
+        aggregator.sums *= factor
+
     aggregator.add.side_effect = add
+    aggregator.rescale.side_effect = rescale
     logits, value, allowed = problem(spread, offset)
     with ignore_numpy_warnings():
         wanted = shared(logits, value, allowed)

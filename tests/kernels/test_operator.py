@@ -47,7 +47,7 @@ Call = Callable[..., Tensor]
 
 # Every part is made within the function, as in the forward of a module.
 CALLS: dict[str, Call] = {
-    "fused": lambda q, k, v, a, b, c, d: qkv.attend(q, k, v),
+    "fused": lambda q, k, v, a, b, c, d: qkv.attend(q, k, v, kernel="fused"),
     "additive": lambda q, k, v, a, b, c, d: qkv.attend(q, k, v, score=scores.Additive(a, b, vector=c), kernel="tiled"),
     "alibi, causal": lambda q, k, v, a, b, c, d: qkv.attend(
         q, k, v, score=scores.ALiBi(scores.ScaledDot(), d), mask=masks.Causal(), kernel="tiled"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.typing import Float
-from qkv.database.io import arrow_columns
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -66,6 +65,8 @@ class PlotAxis:
             return float("nan")
         if self.kind == "number":
             return float(value)  # type: ignore[arg-type]
+        from qkv.database.io import arrow_columns
+
         units = arrow_columns.to_units(value, self.column.type)
         return float(self.coordinates(np.array([float(units - self.column.origin)]))[0])
 
@@ -92,6 +93,8 @@ class PlotAxis:
         """
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.ticker import MaxNLocator, ScalarFormatter
+
+        from qkv.database.io import arrow_columns
 
         if self.kind == "date":
             zone = arrow_columns.time_zone(self.column.type)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import namespace, sigmoid
+from qkv.core.arrays import library, namespace, sigmoid
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
@@ -98,6 +98,8 @@ class Gated(GateWeights, GeneralScore):
 
 def gate_logits(x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch width"]) -> Num[Array, "*#batch n"]:
     """Return the inner product of `weight` and each row of `x`, `(*batch, n)`."""
-    if weight.ndim == 1:  # PyTorch multiplies by one vector about four times as fast as by a matrix of one column
+    if (
+        weight.ndim == 1 and library(x) == "torch"
+    ):  # PyTorch multiplies by one vector about four times as fast as by a matrix of one column
         return namespace(x).matmul(x, weight)
     return namespace(x).matmul(x, weight[..., :, None])[..., 0]

@@ -121,8 +121,8 @@ def compare_fits(
         groups: the group of each row, from which alone it is predicted; None: all rows are one group.
 
     Example:
-        >>> x = np.linspace(0, 1, 200)
-        >>> found = compare_fits(x[:, None], 5 * x + 0.2 * np.sin(1e4 * x))
+        >>> x, noise = np.split(np.random.default_rng(0).normal(size=(400, 3)), [2], axis=1)
+        >>> found = compare_fits(x, x[:, 0] - x[:, 1] + 0.05 * noise[:, 0])
         >>> found.clear, found.linear < found.mean
         (True, True)
     """
