@@ -153,6 +153,7 @@ def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
         (("ask", "people.csv", "--key", "nmae", "--value", "income", "x"), "Did you mean 'name'?"),
         (("ask", *PEOPLE, "x", "--format", "xml"), "got 'xml'"),
         (("ask", *PEOPLE, "x", "--nomalizer", "mean"), "got --nomalizer"),
+        (("ask", *PEOPLE, "x", "--memory", "lots"), "memory must be a positive amount, got 'lots'"),
         (("ask", *PEOPLE, "x", "--top", "many"), "--top must be an integer, got 'many'"),
         (("ask", *PEOPLE, "x", "--top", "0"), "--top must be at least 1, got 0"),
         (("ask", *PEOPLE, "x", "--score", "gausian"), "Did you mean 'gaussian'?"),

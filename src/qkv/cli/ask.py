@@ -183,7 +183,9 @@ def ask(
     from qkv.cli.text_output import TableWriter
     from qkv.core.progress import ProgressBar
     from qkv.database.database import Database
+    from qkv.plan.cost import memory_bytes
 
+    memory_bytes(memory)  # refused before anything is read, also for a table, which does not use it
     database: Queryable
     files: list[str] = []
     if sql is not None:
