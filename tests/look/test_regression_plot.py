@@ -29,7 +29,7 @@ def query(model, place=2.0, colour="blue"):
 
 
 def labelled(axes, label):
-    return next(line for line in axes.lines if line.get_label() == label)
+    return next(drawn for drawn in [*axes.lines, *axes.patches] if drawn.get_label() == label)
 
 
 def test_the_line_the_band_and_the_answer_are_those_of_the_model(model):
@@ -77,16 +77,24 @@ def test_several_queries_are_refused(model):
         look.plot_regression(model, "place", both)
 
 
-def test_a_plot_of_an_answer_shows_weights_values_and_spread():
+def test_a_plot_of_an_answer_shows_weights_values_and_standard_error():
     answer = Database.open(TABLE, key="age", value="income").ask(35, top=5)
     rows, cells = look.plot_answer(answer).axes
     assert [bar.get_width() for bar in rows.patches] == [row.weight for row in answer.rows]
     dots = labelled(cells, "rows")
     assert list(dots.get_xdata()) == [row.record["income"] for row in answer.rows]
     assert list(labelled(cells, "answer").get_xdata()) == [answer.value] * 2
-    (band,) = cells.patches
-    assert band.get_x() == pytest.approx(answer.value - answer.spread)
-    assert band.get_width() == pytest.approx(2 * answer.spread)
+    band = labelled(cells, "± standard error")
+    assert band.get_x() == pytest.approx(answer.value - answer.standard_error)
+    assert band.get_width() == pytest.approx(2 * answer.standard_error)
+
+
+def test_a_plot_of_an_answer_from_one_row_has_no_standard_error():
+    answer = Database.open({"age": [30], "income": [10.0]}, key="age", value="income").ask(30)
+    cells = look.plot_answer(answer).axes[1]
+    assert answer.standard_error is None
+    assert list(labelled(cells, "answer").get_xdata()) == [10.0, 10.0]
+    assert [patch.get_label() for patch in cells.patches] == ["spread of the values"]
 
 
 def test_a_plot_of_a_vote_shows_the_probabilities():

@@ -21,6 +21,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,7 +98,7 @@ class ChoiceCache:
 
     def bandwidth(self, item: str, choose: Callable[[], Bandwidth]) -> Bandwidth:
         """Return the bandwidth in the entry `item`, or choose it and write the entry."""
-        return self._get(item, choose, asdict, _read_bandwidth)
+        return self._get(item, choose, asdict, Bandwidth.parse)
 
     def number(self, item: str, choose: Callable[[], float]) -> float:
         """Return the number of at least 0 in the entry `item`, or compute it and write the entry."""
@@ -139,15 +140,19 @@ class ChoiceCache:
         return chosen
 
     def _identity(self, item: str) -> dict[str, object]:
-        from importlib.metadata import version
-
-        versions = {"format": _FORMAT, **{name: version(name) for name in _PACKAGES}}
         files = [[path, *state] for path, state in zip(self.paths, self.states, strict=True)]
-        return {"files": files, "options": dict(self.options), "versions": versions, "item": item}
+        return {"files": files, "options": dict(self.options), "versions": _versions(), "item": item}
 
 
 NO_CACHE = ChoiceCache((), (), {})
 """A cache that saves nothing."""
+
+
+@cache
+def _versions() -> dict[str, object]:
+    from importlib.metadata import version
+
+    return {"format": _FORMAT, **{name: version(name) for name in _PACKAGES}}
 
 
 def _state(path: str) -> tuple[int, ...]:
@@ -184,33 +189,6 @@ def _read_number(fields: Fields) -> float:
 
 def _read_calibration(fields: Fields) -> Calibration:
     return Calibration(fields.number("lower"), fields.number("upper"), fields.integer("rows"))
-
-
-def _read_bandwidth(fields: Fields) -> Bandwidth:
-    if fields.number("value") <= 0:
-        raise fields.damaged("value", "a positive number")
-    return Bandwidth(
-        fields.number("value"),
-        fields.text("method"),
-        fields.integer("rows"),
-        None if fields.get("error") is None else fields.number("error"),
-        None if fields.get("baseline") is None else fields.number("baseline"),
-        _pairs(fields, "tried"),
-        fields.integer("total"),
-        fields.boolean("grouped"),
-        tuple((int(group), factor) for group, factor in _pairs(fields, "factors")),
-    )
-
-
-def _pairs(fields: Fields, name: str) -> tuple[tuple[float, float], ...]:
-    """Return a list of pairs of numbers."""
-    pairs: list[tuple[float, float]] = []
-    for item in fields.items(name):
-        if not isinstance(item, list) or len(item) != 2:
-            raise fields.damaged(name, "a list of pairs")
-        pair = Fields({"first": item[0], "second": item[1]}, fields.name)
-        pairs.append((pair.number("first"), pair.number("second")))
-    return tuple(pairs)
 
 
 def _remove_oldest(folder: Path) -> None:

@@ -10,7 +10,6 @@ The last two handle tiles without missing cells only; `CellLogits` handles the o
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings
+from qkv.core.checksums import digest
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, Num, Shaped
@@ -227,7 +227,7 @@ class VectorNorms:
 
     def _of_block(self, block: Block, column: str, kind: str, cache: Path) -> Float[np.ndarray, " rows"]:
         """Return the norms of the vectors of a block from the cache, or compute and save them."""
-        name = hashlib.sha256(f"{block.name} {column}".encode()).hexdigest()[:24]
+        name = digest(f"{block.name} {column}".encode())[:24]
         path = cache / f"{kind}-{name}.norms"
         made_from = {"block": block.name, "column": column, "kind": kind, "rows": block.table.num_rows}
         if (note := read_note(path, made_from)) is not None and "norms" in note:

@@ -7,7 +7,6 @@ of the rows that satisfy a predicate are computed and saved in the same way.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.checksums import digest
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.core.untrusted_json import Fields
@@ -141,8 +141,8 @@ def restricted_statistics(
         selected: True for the selected rows.
         progress: called while the rows are read.
     """
-    digest = hashlib.sha256(np.packbits(selected).tobytes()).hexdigest()
-    found = _load(_StatisticsScan(rows, key, value, folded, selected), [list(key), value, folded, digest], progress)
+    selection = digest(np.packbits(selected).tobytes())
+    found = _load(_StatisticsScan(rows, key, value, folded, selected), [list(key), value, folded, selection], progress)
     # How cells are read does not depend on the selection, such as the origin from which timestamps are counted.
     for name, column in found.columns.items():
         base = whole.columns[name]
@@ -155,14 +155,14 @@ def restricted_statistics(
 
 def _load(scan: _StatisticsScan, options: list[object], progress: Progress | None) -> TableStatistics:
     rows = scan.rows
-    digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()
-    path = rows.store.cache_folder / f"{rows.store.version:010d}-{digest[:16]}{_SUFFIX}"
+    chosen = digest(json.dumps(options).encode())
+    path = rows.store.cache_folder / f"{rows.store.version:010d}-{chosen[:16]}{_SUFFIX}"
     made_from: dict[str, object] = {
         "format": _FORMAT,
         "tile": scan.tile,
         "rows": rows.num_rows,
         "store": rows.store.identity,
-        "options": digest,
+        "options": chosen,
     }
     statistics = _saved(path, made_from, scan)
     if statistics is None:
@@ -183,7 +183,7 @@ def _saved(path: Path, made_from: dict[str, object], scan: _StatisticsScan) -> T
             return None
         quantiles = Fields(fields.record("nearest_quantiles"), note.path.name)
         chosen = Fields(fields.record("bandwidths"), note.path.name)
-        bandwidths = {name: _parse_bandwidth(chosen.record(name)) for name in chosen.fields}
+        bandwidths = {name: Bandwidth.parse(Fields(chosen.record(name), "the bandwidth")) for name in chosen.fields}
         sample, incomplete_tiles = note.array("sample", 1), note.array("incomplete_tiles", 1)
         if not all(_are_indices(each, rows) for each in (sample, incomplete_tiles)):
             return None
@@ -216,30 +216,6 @@ def _parse_column(value: object, rows: int) -> _ColumnStatistics:
         fields.number("largest"),
         fields.text("form"),
     )
-
-
-def _parse_bandwidth(value: object) -> Bandwidth:
-    fields = Fields(value, "the bandwidth")
-    optional = {name: None if fields.get(name) is None else fields.number(name) for name in ("error", "baseline")}
-    pairs = [Fields(dict(zip("ab", pair, strict=False)), "tried") for pair in map(_as_list, fields.items("tried"))]
-    groups = [Fields(dict(zip("ab", pair, strict=False)), "factors") for pair in map(_as_list, fields.items("factors"))]
-    if fields.number("value") <= 0:
-        raise fields.damaged("value", "a positive number")
-    return Bandwidth(
-        fields.number("value"),
-        fields.text("method"),
-        fields.integer("rows"),
-        optional["error"],
-        optional["baseline"],
-        tuple((pair.number("a"), pair.number("b")) for pair in pairs),
-        fields.integer("total"),
-        fields.boolean("grouped"),
-        tuple((group.integer("a"), group.number("b")) for group in groups),
-    )
-
-
-def _as_list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
 
 
 def _are_indices(array: Shaped[np.ndarray, " _"], rows: int) -> bool:

@@ -24,6 +24,7 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
+from qkv.core.untrusted_json import Fields
 from qkv.database.io.formatting import number as format_number
 from qkv.database.keys.neighbor_blocks import PointBlocks, separate_groups, split_into_blocks, squared_distances
 
@@ -73,6 +74,35 @@ class Bandwidth:
     total: int = 0
     grouped: bool = False
     factors: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Bandwidth:
+        """Return the bandwidth that was saved as JSON values by `dataclasses.asdict`.
+
+        Raises:
+            DamagedError: a field is missing or impossible.
+        """
+        if fields.number("value") <= 0:
+            raise fields.damaged("value", "a positive number")
+        return cls(
+            fields.number("value"),
+            fields.text("method"),
+            fields.integer("rows"),
+            None if fields.get("error") is None else fields.number("error"),
+            None if fields.get("baseline") is None else fields.number("baseline"),
+            tuple((pair.number("first"), pair.number("second")) for pair in _pairs(fields, "tried")),
+            fields.integer("total"),
+            fields.boolean("grouped"),
+            tuple((pair.integer("first"), pair.number("second")) for pair in _pairs(fields, "factors")),
+        )
+
+
+def _pairs(fields: Fields, name: str) -> list[Fields]:
+    """Return each pair of a list as fields with the names `first` and `second`."""
+    pairs = [item for item in fields.items(name) if isinstance(item, list) and len(item) == 2]
+    if len(pairs) < len(fields.items(name)):
+        raise fields.damaged(name, "a list of pairs")
+    return [Fields({"first": first, "second": second}, f"{name} in {fields.name}") for first, second in pairs]
 
 
 def choose_bandwidth(
