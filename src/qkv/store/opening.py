@@ -21,6 +21,7 @@ from qkv.store.base import Metadata, Store
 from qkv.store.disk import sync_folder, translate_disk_full
 from qkv.store.fitting import fit_table
 from qkv.store.lance import LanceStore, import_lance, is_lance
+from qkv.store.locking import remove_lock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -161,7 +162,7 @@ def remove(path: str | PathLike[str]) -> None:
     folder = Path(path)
     for part in ("versions", "rows", "notes", "_versions", "_transactions", "_deletions", "data", FOLDER):
         shutil.rmtree(folder / part, ignore_errors=True)
-    (folder / "writer.lock").unlink(missing_ok=True)
+    remove_lock(folder)
     if folder.exists() and not any(folder.iterdir()):
         folder.rmdir()
 

@@ -1,0 +1,178 @@
+"""Writers wait for their turn: first come, first served, whichever of them write again and again."""
+
+import collections
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qkv import store as stores
+from qkv.errors import StoreBusyError
+from qkv.store import locking
+from qkv.store.locking import writer_lock
+from qkv.testing.stores import ids_of, numbered
+
+WRITER = Path(__file__).with_name("writer.py")
+
+
+def start(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def wait_for_tickets(path: Path, count: int) -> None:
+    while len([*path.glob("writer.lock.*")]) < count:
+        time.sleep(0.001)
+
+
+def test_the_lock_is_given_in_the_order_in_which_writers_came(tmp_path: Path) -> None:
+    order: list[int] = []
+
+    def write(number: int) -> None:
+        with writer_lock(tmp_path):
+            order.append(number)
+
+    with writer_lock(tmp_path):
+        threads = []
+        for number in range(12):  # more than ten: tickets are ordered as numbers
+            threads.append(start(lambda number=number: write(number)))
+            wait_for_tickets(tmp_path, number + 1)
+    for thread in threads:
+        thread.join()
+    assert order == list(range(12))
+    assert [file.name for file in tmp_path.iterdir()] == ["writer.lock"]
+
+
+def test_a_writer_that_writes_again_waits_behind_those_who_wait(tmp_path: Path) -> None:
+    ends: list[tuple[int, float]] = []
+    waits: list[tuple[int, float, float]] = []
+
+    def write(number: int) -> None:
+        for _ in range(15):
+            began = time.monotonic()
+            with writer_lock(tmp_path):
+                time.sleep(0.001)
+                ended = time.monotonic()
+                waits.append((number, began, ended))
+            ends.append((number, ended))
+
+    threads = [start(lambda number=number: write(number)) for number in range(6)]
+    for thread in threads:
+        thread.join()
+    assert len(ends) == 90
+    for number, began, ended in waits:
+        during = collections.Counter(other for other, at in ends if began < at < ended and other != number)
+        assert max(during.values(), default=0) <= 4, during  # 37 of 40 without turns
+
+
+def test_the_time_of_waiting_begins_anew_when_another_writer_gets_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locking, "WAIT_SECONDS", 0.25)
+    failed: list[StoreBusyError] = []
+
+    def write() -> None:
+        try:
+            with writer_lock(tmp_path):
+                time.sleep(0.1)
+        except StoreBusyError as error:
+            failed.append(error)
+
+    threads = []
+    with writer_lock(tmp_path):
+        for number in range(6):  # the last waits for 0.6 seconds
+            threads.append(start(write))
+            wait_for_tickets(tmp_path, number + 1)
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    with writer_lock(tmp_path):
+        start(write).join()
+    assert "for 0 seconds. Wait until that process" in str(failed[0])
+    assert [file.name for file in tmp_path.iterdir()] == ["writer.lock"]
+
+
+def test_a_process_that_died_while_it_waited_is_nobody_to_wait_for(tmp_path: Path) -> None:
+    ready, unused = os.pipe()
+    with writer_lock(tmp_path):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with writer_lock(tmp_path):
+                    os.write(unused, b"!")
+            finally:
+                os._exit(1)
+        wait_for_tickets(tmp_path, 1)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    os.close(unused)
+    assert os.read(ready, 1) == b""
+    os.close(ready)
+    assert len([*tmp_path.glob("writer.lock.*")]) == 1
+    began = time.monotonic()
+    with writer_lock(tmp_path):
+        pass
+    assert time.monotonic() - began < 2
+    assert [file.name for file in tmp_path.iterdir()] == ["writer.lock"]
+
+
+def test_writers_wait_without_tickets_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, written = locking._file_lock, []
+
+    def full(path: Path) -> object:
+        if path.name != "writer.lock" and not path.exists():
+            raise OSError(28, "No space left on device")
+        return real(path)
+
+    monkeypatch.setattr(locking, "_file_lock", full)
+
+    def write() -> None:
+        with writer_lock(tmp_path):
+            written.append(1)
+
+    with writer_lock(tmp_path):
+        thread = start(write)
+        time.sleep(0.03)
+        assert written == []
+    thread.join()
+    assert written == [1]
+
+
+def test_removing_a_store_removes_its_tickets(tmp_path: Path) -> None:
+    stores.create(tmp_path / "s", numbered(0, 1).schema)
+    (tmp_path / "s" / "writer.lock.0000000003.0a0b0c0d").touch()
+    stores.remove(tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.long
+def test_ten_writers_append_two_hundred_times_each(tmp_path: Path) -> None:
+    """The appends are timed by the clock of the machine, so that this holds under load too."""
+    path = tmp_path / "s"
+    stores.create(path, numbered(0, 1).schema)
+    command = [sys.executable, str(WRITER), "timed", str(path), "200"]
+    writers = [
+        subprocess.Popen([*command, str(1_000_000 * number)], stdout=subprocess.PIPE, text=True) for number in range(10)
+    ]
+    lines = [
+        (number, *json.loads(line)) for number, each in enumerate(writers) for line in each.communicate()[0].split()
+    ]
+    acknowledged = [(number, began, ended) for number, began, ended, version in lines if version]
+    assert len(lines) == 2000
+    assert len(acknowledged) == 2000, "a writer timed out"
+    assert len(ids_of(stores.open(path))) == 7 * 2000
+    assert len(set(ids_of(stores.open(path)))) == 7 * 2000
+    most = 0
+    for number, began, ended in acknowledged:
+        during = collections.Counter(other for other, _, at in acknowledged if began < at < ended and other != number)
+        most = max(most, *during.values(), 0) if during else most
+    print(f"most appends of one writer while another waited: {most}")
+    assert most < 10
