@@ -81,10 +81,17 @@ def test_a_store_with_an_encoder_is_queried_like_others_and_shows_no_vectors(qkv
     assert qkv("store", "append", path, "people.csv")[1].startswith("24 rows added; ")
     assert qkv("store", "verify", path)[0] == 0
     (tmp_path / "meant.qkv" / "attached" / "encoder.npz").unlink()
-    for arguments in (("store", "verify", path), ("ask", path, "Smith")):
-        code, out, err = qkv(*arguments)
-        assert (code, out) == (2, "")
-        assert "attached/encoder.npz: missing" in err
+    code, out, err = qkv("ask", path, "Smith")
+    assert (code, out) == (2, "")
+    assert "attached/encoder.npz: missing" in err
+    code, out, err = qkv("store", "verify", path)
+    assert code == 2
+    assert out.splitlines() == [
+        "attached/encoder.npz",
+        "  missing",
+        "  lost: what is read from this file in versions 1 to 2, such as the encoder; no rows",
+    ]
+    assert "got 1 damaged file. Restore" in err
 
 
 def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
@@ -92,10 +99,24 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
-    for arguments in (("store", "verify", people), ("ask", people, "Jon")):
-        code, out, err = qkv(*arguments)
-        assert (code, out) == (2, "")
-        assert f"{victim.name}: the checksum does not match (24 rows)" in err
+    code, out, err = qkv("ask", people, "Jon")
+    assert (code, out) == (2, "")
+    assert f"rows/{victim.name}: the checksum does not match (24 rows)" in err
+    code, out, err = qkv("store", "verify", people)
+    assert code == 2
+    assert out == f"rows/{victim.name}\n  the checksum does not match\n  lost: 24 rows of version 1, all columns\n"
+    assert "got 1 damaged file and 24 of 24 rows lost. Restore the files" in err
+    code, out, err = qkv("store", "verify", people, "--json")
+    found = json.loads(out)
+    assert (code, found["intact"], found["lost_rows"], found["versions"]) == (2, False, 24, [1])
+    assert found["damaged"][0] == {
+        "file": f"rows/{victim.name}",
+        "problem": "the checksum does not match",
+        "kind": "rows",
+        "rows": 24,
+        "versions": [1],
+        "lost": "24 rows of version 1, all columns",
+    }
     assert qkv("store", "versions", people)[0] == 0
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from qkv import store as stores
@@ -56,7 +57,9 @@ def test_one_changed_bit_is_found_at_opening_and_by_verify_and_the_file_is_named
     flip(victim, {"begin": 0, "middle": size // 2, "end": size - 1}[place])
     with pytest.raises(DamagedStoreError, match=f"{victim.name}: the checksum does not match \\(10 rows\\)"):
         stores.open(path)
-    assert [(d.file, d.problem, d.rows) for d in store.verify()] == [(victim.name, "the checksum does not match", 10)]
+    assert [(d.file, d.problem, d.rows) for d in store.verify()] == [
+        (f"rows/{victim.name}", "the checksum does not match", 10)
+    ]
 
 
 def test_the_rest_of_a_damaged_store_stays_readable(path: Path) -> None:
@@ -95,7 +98,7 @@ def test_bytes_changed_at_an_equal_modification_time_are_found_by_verify(path: P
     state = victim.stat()
     flip(victim, 500)
     os.utime(victim, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert [d.file for d in stores.open(path).verify()] == [victim.name]
+    assert [d.file for d in stores.open(path).verify()] == [f"rows/{victim.name}"]
     assert len(store.verify()) == 1
 
 
@@ -138,7 +141,7 @@ def test_a_store_of_a_newer_format_asks_for_an_update(path: Path) -> None:
         stores.open(path)
 
 
-def test_a_copied_store_is_read_completely_until_it_is_verified(
+def test_a_store_copied_by_another_program_is_read_completely_until_it_is_written(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(path)
@@ -147,17 +150,20 @@ def test_a_copied_store_is_read_completely_until_it_is_verified(
     read: list[bool] = []
     whole = row_files.find_problem
 
-    def watched(folder: Path, piece: row_files.RowFile, reads: bool) -> str | None:
+    def watched(folder: Path, piece: row_files.RowFile, reads: bool, *rest: pa.Schema) -> str | None:
         read.append(reads)
-        return whole(folder, piece, reads)
+        return whole(folder, piece, reads, *rest)
 
     monkeypatch.setattr(row_files, "find_problem", watched)
     store = stores.open(copied)
     assert read == [True] * 3
-    assert store.verify() == []
     read.clear()
-    stores.open(copied)
-    assert read == [False] * 3
+    assert store.verify() == []
+    assert read == [True] * 3
+    store.append(numbered(30, 31))
+    read.clear()
+    assert len(stores.open(copied)) == 31
+    assert read == [False] * 4
 
 
 # -- a full disk ----------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.shared_options import ON_BAD_CELL, KeyColumns, NormalizerName, OnBadCell, ScoreName, Threshold, ValueColumn
+from qkv.cli.verify_store import StorePath, verify
 from qkv.core.checks import check_choice
 from qkv.core.printable import printable
 from qkv.core.progress import ProgressBar
-from qkv.errors import DamagedStoreError, OptionError
+from qkv.errors import OptionError
 
 if TYPE_CHECKING:
     from qkv.database.storage.stored import StoredDatabase
@@ -48,12 +49,9 @@ def _store(context: typer.Context) -> None:
         print(context.get_help())
 
 
-_StorePath = Annotated[str, typer.Argument(metavar="STORE", help="Folder of the store.", show_default=False)]
-
-
 @store.command()
 def create(
-    path: _StorePath,
+    path: StorePath,
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="File of the first rows, in a format of qkv ask.", show_default=False)
     ],
@@ -109,7 +107,7 @@ def create(
 
 @store.command()
 def append(
-    path: _StorePath,
+    path: StorePath,
     files: Annotated[
         list[str],
         typer.Argument(metavar="FILE", help="Files of rows with the columns of the store.", show_default=False),
@@ -135,7 +133,7 @@ def append(
 
 @store.command(short_help="Delete the rows that satisfy a predicate.")
 def delete(
-    path: _StorePath,
+    path: StorePath,
     where: Annotated[
         str, typer.Argument(metavar="SQL", help="SQL predicate of the rows to delete.", show_default=False)
     ],
@@ -156,7 +154,7 @@ def delete(
 
 
 @store.command()
-def versions(path: _StorePath) -> None:
+def versions(path: StorePath) -> None:
     """List the versions of a store, oldest first.
 
     \b
@@ -172,7 +170,7 @@ def versions(path: _StorePath) -> None:
 
 @store.command(short_help="Merge small blocks and free disk space.")
 def compact(
-    path: _StorePath,
+    path: StorePath,
     keep: Annotated[int | None, typer.Option(metavar="N", min=1, help="Delete all but the N newest versions.")] = None,
 ) -> None:
     """Merge the small blocks of a store and its blocks with deleted rows, and free disk space that no version uses.
@@ -189,31 +187,13 @@ def compact(
     print(printable(f"{memory_text(freed)} freed; {opened}"))
 
 
-@store.command(short_help="Verify the checksums of all files.")
-def verify(path: _StorePath) -> None:
-    """Verify the checksums of all files of a store.
-
-    Damaged files are listed, and the exit code is then 2.
-
-    \b
-    Example:
-      qkv store verify people.qkv
-    """
-    opened = _open(path, damaged="skip")
-    with ProgressBar() as progress:
-        damaged = opened.verify(progress)
-    if damaged:
-        raise DamagedStoreError(
-            f"the files of the store {path!r} must match their checksums, got {'; '.join(map(str, damaged))}. "
-            "Restore the damaged files from a backup."
-        )
-    print(printable(f"all checksums match; {opened}"))
+store.command(short_help="Verify the files of all versions.")(verify)
 
 
 def _open(path: str, damaged: str = "refuse") -> StoredDatabase:
     from qkv.database.storage.create import open_database
 
-    # With "skip" every file would be read at opening, which `verify` does itself, and the list of versions need not.
+    # With "skip" every file would be read at opening, which the list of versions does not need.
     checksums = False if damaged == "skip" else None
     return open_database(path, None, None, fold=None, memory="512 MiB", damaged=damaged, checksums=checksums)
 

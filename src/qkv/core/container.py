@@ -29,7 +29,7 @@ from qkv.core.typing import Shaped
 from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedError, DataError
 
-__all__ = ["Container", "is_container", "read_container", "write_container"]
+__all__ = ["Container", "container_problem", "is_container", "read_container", "write_container"]
 
 _MAGIC = b"qkv container "
 _FORMAT = 1
@@ -179,6 +179,21 @@ def is_container(path: Path) -> bool:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
+
+
+def container_problem(path: Path) -> str | None:
+    """Return a text that describes the damage of a container of any kind, or None if all its bytes are intact."""
+    try:
+        with path.open("rb") as file:
+            words = file.read(_LINE)[len(_MAGIC) :].split()
+            length = int(words[1])
+            kind = Fields(parse_json(file.read(min(length, 2**28)), path.name), path.name).text("kind")
+        damaged = read_container(path, kind, "").verify()
+    except FileNotFoundError:
+        return "missing"
+    except (DataError, OSError, ValueError, IndexError):
+        return "its manifest is damaged"
+    return f"the checksum of {', '.join(damaged)} does not match" if damaged else None
 
 
 def write_container(

@@ -5,7 +5,7 @@
     store.delete(predicate)     delete the rows that a function selects
     store.blocks()              read the rows, block by block, memory-mapped
     store.at(version)           open an older version  store.compact()   merge small blocks
-    store.verify()              verify the checksums of all files
+    verify(path)                verify the files of all versions
 
 Stores do not depend on queries or kernels. They yield blocks of rows, over which the engine computes attention.
 """
@@ -17,9 +17,9 @@ require_packages("tables and stores need", "ask", "pyarrow", "filelock")
 from qkv.store.arrow import ArrowStore
 from qkv.store.attachments import read_attached
 from qkv.store.base import BlockSelector, Store
-from qkv.store.block import Block, Damage
+from qkv.store.block import Block, Damage, Verification
 from qkv.store.lance import LanceStore
-from qkv.store.opening import create, is_store, open, remove, require_free
+from qkv.store.opening import create, is_store, open, remove, require_free, verify
 from qkv.store.versions import Version
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Damage",
     "LanceStore",
     "Store",
+    "Verification",
     "Version",
     "create",
     "is_store",
@@ -36,4 +37,5 @@ __all__ = [
     "read_attached",
     "remove",
     "require_free",
+    "verify",
 ]

@@ -28,23 +28,16 @@ import numpy as np
 
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Bool
-from qkv.errors import DamagedStoreError, StoreFullError
+from qkv.errors import DamagedStoreError, DataError, StoreFullError
 from qkv.store import row_files
 from qkv.store.arrow_files import parse_schema
+from qkv.store.arrow_verification import verify_arrow
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata, Store
 from qkv.store.block import Block, Damage
+from qkv.store.chain import read_chain
 from qkv.store.disk import TEMPORARY, sync_folder
-from qkv.store.history import (
-    find_history,
-    find_newest,
-    history_damages,
-    is_newest,
-    oldest_version,
-    read_newest,
-    read_version,
-    write_newest,
-)
+from qkv.store.history import find_history, find_newest, read_newest, read_version, write_newest
 from qkv.store.manifest import Manifest, RowFile
 from qkv.store.manifest_files import (
     exists,
@@ -54,16 +47,13 @@ from qkv.store.manifest_files import (
     replace_by_checkpoint,
     write,
 )
-from qkv.store.merging import first_merged
-from qkv.store.versions import Version
+from qkv.store.merging import FULL_BYTES, first_merged
+from qkv.store.versions import Version, missing_version
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ArrowStore"]
-
-# Files below this size are rewritten by `compact`.
-_SMALL = row_files.BYTES // 2
 
 
 class ArrowStore(Store):
@@ -91,10 +81,17 @@ class ArrowStore(Store):
         self._written: list[Path] = []
         self._mapped: dict[str, row_files.MappedRows] = {}
         self._present: dict[str, Bool[np.ndarray, " rows"] | None] = {}
+        self._modified = set[str]()
         if version is None:
             self._load_newest()
         else:
-            self._load(read_version(self._versions, version))
+            try:
+                self._load(read_version(self._versions, version))
+            except (DamagedStoreError, FileNotFoundError):
+                if exists(self._versions, version):
+                    raise
+                # A compaction removed the version after its manifest was read.
+                raise missing_version(self.path.name, version, self._numbers()) from None
 
     @classmethod
     def create(cls, path: Path, schema: pa.Schema, metadata: Metadata, tables: Iterable[pa.Table] = ()) -> None:
@@ -128,28 +125,14 @@ class ArrowStore(Store):
         return [row_file.present_rows for row_file in self._readable()]
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Verify the checksums of all files of the open version, and return a `Damage` for each damaged file."""
-        files = self._manifest.row_files
-        damages = [
-            damage
-            for row_file in track(files, "verifying", progress)
-            for damage in row_files.find_damages(self._rows, row_file, lambda name: True, self.schema)
-        ]
-        damages += history_damages(self._versions)
-        damages += attached_damages(self.path, self.metadata, read=True)
-        if not damages:
-            # The times are only a record of what was read, so a store on a read-only disk is verified too.
-            with contextlib.suppress(OSError, StoreFullError):
-                row_files.save_verified(self._rows, row_files.with_deleted(files))
-        return damages
+        """Verify the files of all versions, and return a `Damage` for each damaged file; see `qkv.store.verify`."""
+        return list(verify_arrow(self.path, progress).damages)
 
     def versions(self) -> list[Version]:
         """Return a list of all versions of the store, oldest first; see `Store.versions`."""
-        damages = list(history_damages(self._versions))
-        self._report(damages)
-        broken = {damage.file for damage in damages}
-        names = {number: f"versions/{manifest_path(self._versions, number).name}" for number in self._numbers()}
-        return [read_record(self._versions, number).version for number, name in names.items() if name not in broken]
+        chain = read_chain(self._versions)
+        self._report(list(chain.damages))
+        return [record.version for record in chain.records.values()]
 
     # -- writing ----------------------------------------------------------------------------------------
 
@@ -182,7 +165,11 @@ class ArrowStore(Store):
         return numbers(self._versions)
 
     def _latest(self) -> int:
-        return self.version if is_newest(self._versions, self._manifest.link) else find_newest(self._versions)
+        try:
+            self._history = find_history(self._versions, self._manifest.link)
+        except DataError:
+            return 0
+        return self._history.number
 
     def _describe(self, number: int) -> Version:
         return read_record(self._versions, number).version
@@ -201,11 +188,10 @@ class ArrowStore(Store):
 
     def _load_newest(self) -> None:
         while True:
-            history = find_history(self._versions)
+            self._history = history = find_history(self._versions)
             try:
                 self._report(list(history.problems))
-                manifest = read_newest(self._versions, history.number, history.expected)
-                self._load(manifest, list(history.problems))
+                self._load(read_newest(self._versions, history), list(history.problems))
                 return
             except (DamagedStoreError, FileNotFoundError):
                 # A compaction may remove files after the manifest is read and before the files are.
@@ -228,6 +214,8 @@ class ArrowStore(Store):
         files = row_files.with_deleted(checked)
         modified = {file.name for file in files} if self._skip else row_files.modified_files(self._rows, files)
         modified = modified if self._checksums else set()
+        if not self._skip:
+            self._modified |= modified
         found = list(damages)
         for file in checked:
             found += row_files.find_damages(self._rows, file, modified.__contains__, schema)
@@ -236,7 +224,7 @@ class ArrowStore(Store):
         broken = {damage.file for damage in found}
         mapped, present = {}, {}
         for row_file in manifest.row_files:
-            if any(file.name in broken for file in row_files.with_deleted([row_file])):
+            if any(f"rows/{file.name}" in broken for file in row_files.with_deleted([row_file])):
                 continue
             old = self._mapped.get(row_file.name)
             if row_file in known:
@@ -279,12 +267,16 @@ class ArrowStore(Store):
         return self._mapped[file.name].table(), self._present[file.name]
 
     def _prepare_commit(self) -> None:
-        """Write `newest.json` if a crash, damage or an earlier version of qkv left it behind the open version."""
-        if is_newest(self._versions, self._manifest.link):
-            return
-        history = find_history(self._versions)
-        if history.expected is None or history.problems:
-            write_newest(self._versions, self._manifest, history.oldest)
+        """Write `newest.json` if a crash, damage or an earlier version of qkv left it behind the open version.
+
+        The times of files that were verified at opening, because another program copied them, are saved.
+        """
+        if self._history.expected is None or self._history.problems:
+            write_newest(self._versions, self._manifest, self._history.oldest)
+        if self._modified:
+            with contextlib.suppress(OSError, StoreFullError):
+                row_files.save_verified(self._rows, row_files.with_deleted(self._manifest.row_files))
+            self._modified = set()
 
     def _commit(self, operation: str, files: tuple[RowFile, ...]) -> None:
         number = self.version + 1
@@ -295,7 +287,7 @@ class ArrowStore(Store):
         self._written.clear()
         # The version is committed. If this fails, the version is found by its link, and the next writer repeats this.
         with contextlib.suppress(StoreFullError, OSError):
-            write_newest(self._versions, manifest, oldest_version(self._versions))
+            write_newest(self._versions, manifest, self._history.oldest)
         self._load(manifest, known=known)
 
     def _with_deleted_rows(self, row_file: RowFile, present: Bool[np.ndarray, " rows"]) -> RowFile:
@@ -322,7 +314,7 @@ class ArrowStore(Store):
 
         files = self._manifest.row_files
         for row_file in track(files, "compacting", progress):
-            if row_file.name not in self._mapped or (row_file.size >= _SMALL and row_file.deleted is None):
+            if row_file.name not in self._mapped or (row_file.size >= FULL_BYTES and row_file.deleted is None):
                 flush()
                 done.append(row_file)
             else:

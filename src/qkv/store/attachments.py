@@ -17,7 +17,7 @@ from qkv.store.block import Damage
 from qkv.store.disk import sync_folder
 from qkv.store.manifest import RowFile
 
-__all__ = ["FOLDER", "attach", "attached_damages", "read_attached"]
+__all__ = ["FOLDER", "attach", "attached_damages", "attached_files", "read_attached"]
 
 FOLDER = "attached"
 
@@ -41,23 +41,26 @@ def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
     return {FOLDER: records}
 
 
-def attached_damages(path: Path, metadata: Metadata, read: bool = False) -> list[Damage]:
+def attached_damages(
+    path: Path, metadata: Metadata, versions: tuple[int, ...] = (), read: bool = False
+) -> list[Damage]:
     """Check the attached files of a store, and return a `Damage` for each damaged file.
 
     Args:
         path: the store's folder.
         metadata: the store's metadata.
+        versions: the versions to which the files belong.
         read: whether the checksums of all files are verified, rather than only of files that were modified after they
             were written.
     """
-    folder, files = path / FOLDER, _files(path, metadata)
+    folder, files = path / FOLDER, attached_files(path, metadata)
     modified = row_files.modified_files(folder, files)
     damages = [
         damage
         for file in files
         for damage in row_files.find_damages(folder, file, lambda name: read or name in modified)
     ]
-    return [replace(damage, file=f"{FOLDER}/{damage.file}") for damage in damages]
+    return [replace(damage, versions=versions, kind="attachment") for damage in damages]
 
 
 def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
@@ -72,7 +75,7 @@ def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
         DataError: No such file is attached.
         DamagedStoreError: The file is damaged.
     """
-    files = _files(path, metadata)
+    files = attached_files(path, metadata)
     file = next((file for file in files if file.name == name), None)
     if file is None:
         there = ", ".join(file.name for file in files) or "none"
@@ -90,7 +93,8 @@ def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
     return data
 
 
-def _files(path: Path, metadata: Metadata) -> list[RowFile]:
+def attached_files(path: Path, metadata: Metadata) -> list[RowFile]:
+    """Return the attached files of a store as recorded in its metadata, or raise a `DamagedError`."""
     records = metadata.get(FOLDER, [])
     if not isinstance(records, list):
         raise DamagedError(

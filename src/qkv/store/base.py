@@ -168,7 +168,7 @@ class Store(ABC):
 
     @abstractmethod
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Verify all files of the open version, and return a `Damage` for each damaged file."""
+        """Verify the files of all versions, and return a `Damage` for each damaged file; see `qkv.store.verify`."""
 
     def refresh(self) -> bool:
         """Open the newest version, and return whether the open version changed.

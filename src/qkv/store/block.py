@@ -1,9 +1,9 @@
-"""Blocks of rows that a store reads together, and the description of a damaged file."""
+"""Blocks of rows that a store reads together, and the descriptions of damaged files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from qkv.core.typing import Bool
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Block", "Damage"]
+__all__ = ["Block", "Damage", "Verification"]
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,42 @@ class Damage:
     """The description of a damaged file of a store.
 
     Attributes:
-        file: the name of the file within the store.
+        file: the path of the file within the store.
         problem: the kind of damage, such as `missing`, `cut off at 10 of 20 bytes`, `the checksum does not match`.
-        rows: number of rows of the open version that cannot be read because of the damage.
+        rows: number of rows that cannot be read because of the damage, in the last version that needs the file.
+        versions: the versions that cannot be read completely, if they are known.
+        kind: what the file holds.
     """
 
     file: str
     problem: str
     rows: int
+    versions: tuple[int, ...] = ()
+    kind: Literal["rows", "deletions", "manifest", "attachment", "cache"] = "rows"
 
     def __str__(self) -> str:
         return f"{self.file}: {self.problem}" + (f" ({self.rows:,} rows)" if self.rows else "")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of verifying a store.
+
+    Attributes:
+        versions: the numbers of the versions that were verified, in ascending order.
+        files: number of files that were verified.
+        size: number of bytes that were verified.
+        damages: a description of each damaged file.
+        rows: number of rows of the newest version.
+        lost: number of rows of the newest version that cannot be read.
+    """
+
+    versions: tuple[int, ...]
+    files: int
+    size: int
+    damages: tuple[Damage, ...]
+    rows: int
+    lost: int
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.extras import import_optional
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Int
 from qkv.core.untrusted_json import Fields, parse_json
@@ -34,15 +33,20 @@ from qkv.store.disk import sync_folder
 from qkv.store.lance_files import (
     FOLDERS,
     HINT,
+    METADATA,
     cell_bytes,
     file_name,
-    first_line,
+    fragment_damage,
     fragment_name,
+    import_lance,
+    manifests,
+    open_version,
     sync_all,
     translate_errors,
     translate_read_errors,
 )
-from qkv.store.versions import Version, missing_version, older_version
+from qkv.store.lance_verification import verify_lance
+from qkv.store.versions import Version
 
 if TYPE_CHECKING:
     import lance
@@ -51,25 +55,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LanceStore", "is_lance", "import_lance"]
 
-_METADATA = b"qkv"
-_NEWEST = 2**64 - 1
 _ASIDE = ".damaged"
 _OPERATIONS = {"Overwrite": "create", "Append": "append", "Delete": "delete", "Rewrite": "compact"}
-
-
-def import_lance() -> Any:
-    """Import the package pylance, and return its module `lance`.
-
-    Raises:
-        MissingPackageError: pylance is not installed.
-    """
-    return import_optional(
-        "a Lance store needs pylance, which is not installed. "
-        'Run: pip install "qkv[lance]", or create the store with backend="arrow".',
-        "lance",
-        "lance.fragment",
-        "lance.optimize",
-    )
 
 
 def is_lance(path: Path) -> bool:
@@ -105,7 +92,7 @@ class LanceStore(Store):
     def create(cls, path: Path, schema: pa.Schema, metadata: Metadata, tables: Iterable[pa.Table] = ()) -> None:
         """Write version 1 of a store with the rows of tables into a folder; see `qkv.store.create`."""
         lance = import_lance()
-        encoded = {_METADATA: json.dumps(metadata, ensure_ascii=False).encode()}
+        encoded = {METADATA: json.dumps(metadata, ensure_ascii=False).encode()}
         whole = schema.with_metadata(encoded)
         fragments: list[FragmentMetadata] = []
         with translate_errors(path):
@@ -150,10 +137,8 @@ class LanceStore(Store):
             return self._dataset.take(rows.tolist(), columns=names).cast(self.empty(names).schema)
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Decode all rows of the open version, and return a `Damage` for each damaged file of the store."""
-        fragments = track(self._dataset.get_fragments(), "verifying", progress)
-        damages = [damage for each in fragments if (damage := self._damage(each, decode=True)) is not None]
-        return damages + attached_damages(self.path, self.metadata, read=True)
+        """Decode all rows of all versions, and return a `Damage` for each damaged file; see `qkv.store.verify`."""
+        return list(verify_lance(self.path, progress).damages)
 
     # -- writing ----------------------------------------------------------------------------------------
 
@@ -227,12 +212,10 @@ class LanceStore(Store):
 
     def _fragments(self) -> Iterator[LanceFragment]:
         broken = {damage.file for damage in self.damages}
-        return (each for each in self._dataset.get_fragments() if file_name(each) not in broken)
+        return (each for each in self._dataset.get_fragments() if f"data/{file_name(each)}" not in broken)
 
     def _numbers(self) -> list[int]:
-        manifests = (path.stem for path in (self.path / "_versions").iterdir() if path.suffix == ".manifest")
-        # Twenty digits count down, so that the newest comes first in a listing.
-        return sorted(_NEWEST - int(stem) if len(stem) == 20 else int(stem) for stem in manifests if stem.isdigit())
+        return list(manifests(self.path))
 
     def _load_newest(self) -> None:
         self._load(self._newest())
@@ -254,19 +237,7 @@ class LanceStore(Store):
         )
 
     def _at(self, version: int) -> lance.LanceDataset:
-        try:
-            dataset: lance.LanceDataset = self._lance.dataset(str(self.path), version=version)
-            return dataset
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic of Rust code is no Exception
-            numbers = self._numbers()
-            if version not in numbers:
-                raise missing_version(self.path.name, version, numbers) from None
-            raise DamagedStoreError(
-                f"the manifest of version {version} of {self.path.name!r} is damaged: {first_line(error)}. "
-                f"Restore the manifest from a copy{older_version(version, numbers)}."
-            ) from None
+        return open_version(self.path, version)
 
     def _set_aside(self, numbers: list[int]) -> None:
         names = ", ".join(map(str, numbers))
@@ -278,46 +249,24 @@ class LanceStore(Store):
             stacklevel=4,
         )
         folder = self.path / "_versions"
-        for number in numbers:
-            for name in (f"{_NEWEST - number}.manifest", f"{number}.manifest"):
-                if (folder / name).exists():
-                    (folder / name).rename(folder / f"{name}{_ASIDE}")
+        for number, name in manifests(self.path).items():
+            if number in numbers:
+                (folder / name).rename(folder / f"{name}{_ASIDE}")
         (folder / HINT).unlink(missing_ok=True)
         sync_folder(folder)
 
     def _load(self, dataset: lance.LanceDataset) -> None:
         name = f"the metadata of {self.path.name!r}"
         with translate_read_errors(self.path):
-            metadata = Fields(parse_json((dataset.schema.metadata or {}).get(_METADATA, b"{}"), name), name).fields
-            damages = [found for each in dataset.get_fragments() if (found := self._damage(each)) is not None]
+            metadata = Fields(parse_json((dataset.schema.metadata or {}).get(METADATA, b"{}"), name), name).fields
+            checked = (fragment_damage(self.path, each) for each in dataset.get_fragments())
+            damages = [damage for damage in checked if damage is not None]
         damages += attached_damages(self.path, metadata)
         self._report(damages)
         self._dataset, self.damages = dataset, damages
         self.version = dataset.version
         self.metadata = metadata
         self.schema = dataset.schema.remove_metadata()
-
-    def _damage(self, fragment: LanceFragment, decode: bool = False) -> Damage | None:
-        """Return the damage of a fragment if one of its files is missing or has the wrong size, otherwise None.
-
-        With `decode=True`, a fragment whose rows cannot be decoded is damaged too.
-        """
-        for each in fragment.metadata.files:
-            path = self.path / "data" / each.path
-            try:
-                size = path.stat().st_size
-            except FileNotFoundError:
-                return Damage(each.path, "missing", fragment.count_rows())
-            expected = each.file_size_bytes
-            if expected and size != expected:
-                return Damage(each.path, f"cut off at {size:,} of {expected:,} bytes", fragment.count_rows())
-        if decode:
-            try:
-                for _ in fragment.to_batches():
-                    pass
-            except Exception as error:  # its decoders raise any error for changed bytes
-                return Damage(file_name(fragment), f"does not decode: {first_line(error)}", fragment.count_rows())
-        return None
 
     def _operation(self, dataset: lance.LanceDataset) -> str:
         try:

@@ -5,30 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from qkv.core.extras import import_optional
 from qkv.core.files import fsync
 from qkv.errors import DamagedStoreError, QkvError, StoreFullError
+from qkv.store.block import Damage
 from qkv.store.disk import sync_folder
+from qkv.store.versions import missing_version, older_version
 
 if TYPE_CHECKING:
+    import lance
     import pyarrow as pa
     from lance.fragment import LanceFragment
 
 __all__ = [
     "FOLDERS",
     "HINT",
+    "METADATA",
     "cell_bytes",
     "file_name",
     "first_line",
+    "fragment_damage",
     "fragment_name",
+    "import_lance",
+    "manifests",
+    "open_version",
     "sync_all",
     "translate_errors",
     "translate_read_errors",
 ]
 
+_NEWEST = 2**64 - 1
 FOLDERS = ("_versions", "_transactions", "_deletions", "data")
 HINT = "latest_version_hint.json"
+METADATA = b"qkv"
+"""The key of the metadata of a store in the schema of its dataset."""
 
 
 def sync_all(folder: Path, known: set[Path]) -> None:
@@ -107,3 +119,85 @@ def cell_bytes(type_: pa.DataType) -> int:
         return max(1, int(type_.bit_width) // 8)
     except ValueError:
         return 32
+
+
+def import_lance() -> Any:
+    """Import the package pylance, and return its module `lance`.
+
+    Raises:
+        MissingPackageError: pylance is not installed.
+    """
+    return import_optional(
+        "a Lance store needs pylance, which is not installed. "
+        'Run: pip install "qkv[lance]", or create the store with backend="arrow".',
+        "lance",
+        "lance.fragment",
+        "lance.optimize",
+    )
+
+
+def manifests(path: Path) -> dict[int, str]:
+    """Return the file names of the manifests of a dataset by version, in ascending order."""
+    names = (each.name for each in (path / "_versions").iterdir() if each.suffix == ".manifest")
+    stems = ((name.removesuffix(".manifest"), name) for name in names)
+    # Twenty digits count down, so that the newest comes first in a listing.
+    return dict(
+        sorted((_NEWEST - int(stem) if len(stem) == 20 else int(stem), name) for stem, name in stems if stem.isdigit())
+    )
+
+
+def open_version(path: Path, version: int) -> lance.LanceDataset:
+    """Return a dataset at a version.
+
+    Raises:
+        DataError: The version does not exist.
+        DamagedStoreError: Its manifest is damaged.
+    """
+    try:
+        dataset: lance.LanceDataset = import_lance().dataset(str(path), version=version)
+        return dataset
+    except (KeyboardInterrupt, SystemExit, QkvError):
+        raise
+    except BaseException as error:  # a panic of Rust code is no Exception
+        numbers = list(manifests(path))
+        if version not in numbers:
+            raise missing_version(path.name, version, numbers) from None
+        raise DamagedStoreError(
+            f"the manifest of version {version} of {path.name!r} is damaged: {first_line(error)}. "
+            f"Restore the manifest from a copy{older_version(version, numbers)}."
+        ) from None
+
+
+def fragment_damage(path: Path, fragment: LanceFragment, decode: bool = False) -> Damage | None:
+    """Return the damage of a fragment if one of its files is missing or has the wrong size, otherwise None.
+
+    Args:
+        path: the folder of the dataset.
+        fragment: the fragment.
+        decode: whether its rows are decoded; if that fails, the fragment is damaged too.
+    """
+    for each in fragment.metadata.files:
+        try:
+            size = (path / "data" / each.path).stat().st_size
+        except FileNotFoundError:
+            return Damage(f"data/{each.path}", "missing", _count(fragment))
+        expected = each.file_size_bytes
+        if expected and size != expected:
+            return Damage(f"data/{each.path}", f"cut off at {size:,} of {expected:,} bytes", _count(fragment))
+    if decode:
+        try:
+            for _ in fragment.to_batches():
+                pass
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # its decoders raise any error for changed bytes, and panics
+            return Damage(f"data/{file_name(fragment)}", f"does not decode: {first_line(error)}", _count(fragment))
+    return None
+
+
+def _count(fragment: LanceFragment) -> int:
+    """Return the number of rows of a fragment, or of its files if the file of deleted rows is damaged."""
+    try:
+        return int(fragment.count_rows())
+    except Exception:  # as in `fragment_damage`
+        return int(fragment.physical_rows)

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from qkv.store.manifest import RowFile
 
-__all__ = ["FAN_IN", "first_merged"]
+__all__ = ["FAN_IN", "FULL_BYTES", "first_merged"]
 
 FAN_IN = 8
 """Number of consecutive files of at most the same level that are merged."""
 
-_FULL_BYTES = 2**24
-"""Files of this size, 16 MiB, are not merged."""
+FULL_BYTES = 2**24
+"""Size of a file of rows, 16 MiB, from which on appends and `compact` do not merge it with others."""
 
 
 def first_merged(files: Sequence[RowFile]) -> int:
@@ -29,10 +29,10 @@ def first_merged(files: Sequence[RowFile]) -> int:
         (7, 0)
     """
     start, merged = len(files) - 1, len(files)
-    rows = files[start].rows if files and files[start].size < _FULL_BYTES else 0
+    rows = files[start].rows if files and files[start].size < FULL_BYTES else 0
     while rows:
         first, level = start, _level(rows)
-        while first > 0 and files[first - 1].size < _FULL_BYTES and _level(files[first - 1].rows) <= level:
+        while first > 0 and files[first - 1].size < FULL_BYTES and _level(files[first - 1].rows) <= level:
             first -= 1
         # The files that are merged already count as one.
         if start - first + 1 < FAN_IN:

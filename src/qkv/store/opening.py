@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING
 
 from qkv.core.checks import check_choice
 from qkv.core.files import check_creatable, make_folders
+from qkv.core.progress import Progress
 from qkv.errors import DataError
 from qkv.store.arrow import ArrowStore
+from qkv.store.arrow_verification import verify_arrow
 from qkv.store.attachments import FOLDER, attach
 from qkv.store.base import Metadata, Store
+from qkv.store.block import Verification
 from qkv.store.disk import sync_folder, translate_disk_full
 from qkv.store.fitting import fit_table
-from qkv.store.lance import LanceStore, import_lance, is_lance
+from qkv.store.lance import LanceStore, is_lance
+from qkv.store.lance_files import import_lance
+from qkv.store.lance_verification import verify_lance
 from qkv.store.locking import remove_lock
 
 if TYPE_CHECKING:
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 
 _PART = ".part"
 
-__all__ = ["create", "is_store", "open", "remove", "require_free"]
+__all__ = ["create", "is_store", "open", "remove", "require_free", "verify"]
 
 
 def is_store(path: str | PathLike[str]) -> bool:
@@ -183,9 +188,38 @@ def open(
         DataError: The path is not a store, or the version does not exist.
         DamagedStoreError: Files are missing, cut off or changed.
     """
+    return _kind(path)(Path(path), version, damaged, checksums)
+
+
+def verify(path: str | PathLike[str], progress: Progress | None = None) -> Verification:
+    """Verify the files of all versions of a store, its attached files and its cache, without writing anything.
+
+    Every byte of a store of Arrow files is compared with its checksum, every offset, length and index with the size of
+    its column, and every version with its link to the one before it. The rows of a Lance store, which has no checksums,
+    are decoded. The store may be on a read-only disk, its newest version may be damaged, and other processes may write
+    and compact meanwhile.
+
+    Args:
+        path: the folder of the store.
+        progress: called as `progress("verifying", done, total)`, in files of rows.
+
+    Raises:
+        DataError: The path is not a store.
+
+    Example:
+        >>> import pyarrow as pa, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = create(folder, pa.schema({"name": pa.string()}), tables=[pa.table({"name": ["Li", "Ada"]})])
+        ...     found = verify(folder)
+        >>> found.versions, found.rows, found.damages
+        ((1,), 2, ())
+    """
+    return (verify_arrow if _kind(path) is ArrowStore else verify_lance)(Path(path), progress)
+
+
+def _kind(path: str | PathLike[str]) -> type[ArrowStore] | type[LanceStore]:
     if not is_store(path):
         raise DataError(
             f"path must be a store, got {str(path)!r}. Create a store with Database.create or qkv store create."
         )
-    kind = ArrowStore if _is_arrow(Path(path)) else LanceStore
-    return kind(Path(path), version, damaged, checksums)
+    return ArrowStore if _is_arrow(Path(path)) else LanceStore

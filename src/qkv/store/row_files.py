@@ -28,6 +28,7 @@ __all__ = [
     "BYTES",
     "VERIFIED",
     "MappedRows",
+    "deleted_schema",
     "find_damages",
     "find_problem",
     "load_present",
@@ -106,45 +107,54 @@ class MappedRows:
         self._verified = verified
         self._table: pa.Table | None = None
 
-    def problem(self) -> str | None:
-        """Return a text that describes the damage of the contents, or None if they are intact."""
-        if self._table is None:
-            if self._data.size != self.file.size:
-                return _size_problem(self._data.size, self.file.size)
-            try:
-                self._table = self._read()
-            except DamagedError as error:
-                return str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
-        return None
-
     def table(self) -> pa.Table:
         """Return the rows as a table of views of the mapped file.
 
         Raises:
             DamagedStoreError: The checksum does not match, or the contents are no table with the recorded rows.
         """
-        if (problem := self.problem()) is not None:
-            damage = Damage(self.file.name, problem, self.file.present_rows)
-            raise DamagedStoreError(
-                f"{self._path.parent.parent.name!r} is damaged: {damage}. Restore this file from a copy, or open the "
-                "store with damaged='skip' to read the other rows."
-            )
-        assert self._table is not None
+        if self._table is None:
+            fresh = self._verified and _identity(self._path, self.file) not in _VERIFIED
+            try:
+                self._table = _parse(self._data, self._path, self.file, self._schema, fresh)
+            except DamagedError as error:
+                damage = Damage(f"{self._path.parent.name}/{self.file.name}", _reason(error), self.file.present_rows)
+                raise DamagedStoreError(
+                    f"{self._path.parent.parent.name!r} is damaged: {damage}. Restore this file from a copy, or open "
+                    "the store with damaged='skip' to read the other rows."
+                ) from None
         return self._table
 
-    def _read(self) -> pa.Table:
-        key = _identity(self._path, self.file)
-        fresh = self._verified and key not in _VERIFIED
-        if fresh and checksum(self._data) != self.file.check:
-            raise DamagedError("the checksum does not match")
-        table = parse_table(self._data, self.file.name, validate=fresh)
-        if table.num_rows != self.file.rows:
-            raise DamagedError(f"{table.num_rows:,} rows instead of {self.file.rows:,}")
-        if not table.schema.equals(self._schema):
-            raise DamagedError("the columns are not those of the store")
-        if fresh and key is not None:
-            _VERIFIED.add(key)
-        return table
+
+def _parse(data: pa.Buffer, path: Path, file: RowFile, schema: pa.Schema, fresh: bool) -> pa.Table:
+    """Return the table in the contents of a file.
+
+    Args:
+        data: the contents.
+        path: the file.
+        file: the file as recorded.
+        schema: the schema that the table must have.
+        fresh: whether the checksum is verified, and every offset, length and index.
+
+    Raises:
+        DamagedError: The contents are not those that were recorded.
+    """
+    if data.size != file.size:
+        raise DamagedError(_size_problem(data.size, file.size))
+    if fresh and checksum(data) != file.check:
+        raise DamagedError("the checksum does not match")
+    table = parse_table(data, file.name, validate=fresh)
+    if table.num_rows != file.rows:
+        raise DamagedError(f"{table.num_rows:,} rows instead of {file.rows:,}")
+    if not table.schema.equals(schema):
+        raise DamagedError("the columns are not those of the store")
+    if fresh and (key := _identity(path, file)) is not None:
+        _VERIFIED.add(key)
+    return table
+
+
+def _reason(error: DamagedError) -> str:
+    return str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
 
 
 _VERIFIED: set[tuple[int, ...]] = set()
@@ -193,13 +203,14 @@ def load_present(folder: Path, file: RowFile, verified: bool = True) -> Bool[np.
     return present
 
 
-def find_problem(folder: Path, file: RowFile, read: bool) -> str | None:
+def find_problem(folder: Path, file: RowFile, read: bool, schema: pa.Schema | None = None) -> str | None:
     """Return a text that describes the damage of a file, or None if the file is intact.
 
     Args:
         folder: the folder of the file.
         file: the file as recorded.
-        read: whether the checksum is verified, rather than only the length.
+        read: whether the contents are verified, rather than only the length.
+        schema: the schema of the rows that the contents must hold; None: only the checksum is verified.
     """
     path = folder / file.name
     try:
@@ -208,8 +219,12 @@ def find_problem(folder: Path, file: RowFile, read: bool) -> str | None:
         size = path.stat().st_size
         if size != file.size:
             return _size_problem(size, file.size)
-        if read and checksum(map_file(path)) != file.check:
+        if read and schema is not None:
+            _parse(map_file(path), path, file, schema, fresh=True)
+        elif read and checksum(map_file(path)) != file.check:
             return "the checksum does not match"
+    except DamagedError as error:
+        return _reason(error)
     except OSError as error:
         return error.strerror or "it cannot be read"
     return None
@@ -232,12 +247,10 @@ def find_damages(
     """
     damages = []
     for file in with_deleted([row_file]):
-        problem = find_problem(folder, file, read(file.name))
-        if problem is None and schema is not None and read(file.name):
-            with suppress(OSError):
-                problem = MappedRows(folder, file, schema if file is row_file else deleted_schema()).problem()
+        expected = deleted_schema() if schema is not None and file is not row_file else schema
+        problem = find_problem(folder, file, read(file.name), expected)
         if problem is not None:
-            damages.append(Damage(file.name, problem, row_file.present_rows))
+            damages.append(Damage(f"{folder.name}/{file.name}", problem, row_file.present_rows))
     return damages
 
 

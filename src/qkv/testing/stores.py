@@ -69,6 +69,18 @@ def _every_type() -> pa.Table:
     )
 
 
+def _state(path: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return the time of modification, the mode and the content of each file and folder of a store."""
+    return {
+        str(each.relative_to(path)): (
+            each.stat().st_mtime_ns,
+            each.stat().st_mode,
+            each.read_bytes() if each.is_file() else b"",
+        )
+        for each in (path, *path.rglob("*"))
+    }
+
+
 class StoreContract:
     """Contract tests of stores. Subclasses must set `backend` to the name of a store backend."""
 
@@ -297,6 +309,30 @@ class StoreContract:
         with pytest.raises(DataError, match="must be new or an empty folder"):
             self.created(path)
         assert [p.name for p in path.iterdir()] == ["mine.txt"]
+
+    def test_verification_covers_older_versions(self, path: Path) -> None:
+        store = self.created(path, (0, 10), (10, 20))
+        folder = path / {"arrow": "rows", "lance": "data"}.get(self.backend, "rows")
+        first = min(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        store.delete(lambda table: table.column("id").to_numpy() < 10)
+        found = stores.verify(path)
+        assert (found.damages, found.versions, found.rows, found.lost) == ((), (1, 2, 3, 4), 10, 0)
+        first.unlink()
+        found = stores.verify(path)
+        assert [(damage.file, damage.problem) for damage in found.damages] == [
+            (f"{folder.name}/{first.name}", "missing")
+        ]
+        assert (found.damages[0].versions, found.damages[0].rows) == ((2, 3), 10)
+        assert (found.rows, found.lost) == (10, 0)
+        assert ids_of(stores.open(path)) == list(range(10, 20))
+
+    def test_verification_changes_no_file(self, path: Path) -> None:
+        store = self.created(path, (0, 10), (10, 20), attached={"a.bin": b"a"})
+        store.delete(lambda table: table.column("id").to_numpy() == 3)
+        before = _state(path)
+        assert stores.verify(path).damages == ()
+        assert store.verify() == []
+        assert _state(path) == before
 
     def test_an_intact_store_verifies_without_damage(self, path: Path) -> None:
         store = self.created(path, (0, 3), (3, 9))

@@ -250,7 +250,7 @@ class StoredDatabase(Queryable):
         return self.store.refresh()
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Verify all files of the open version, and return a `Damage` for each damaged file."""
+        """Verify the files of all versions, and return a `Damage` for each damaged file; see `qkv.store.verify`."""
         return self.store.verify(progress)
 
     # -- private ----------------------------------------------------------------------------------------
