@@ -1,8 +1,9 @@
 """`python -m benchmarks.coverage`: how many new values the 90 % prediction intervals of `qkv ask` contain.
 
     simulated    values with a known distribution around a curve, or in groups of 3 to 60 rows
-    public       rows of public tables that were left out: five splits, each with at most 4,500 rows of the table as
-                 rows to answer from, and at most 1,500 others as queries
+    public       rows of public tables that were left out: five splits or more, each with at most 4,500 rows of the
+                 table as rows to answer from, and at most 1,500 others as queries
+    fifths       simulated values that scatter more the larger the key is: the coverage in each fifth of the keys
 
 The coverage counts the queries with an interval, that is, with at least two effective rows. The width is the median of
 the intervals' lengths, relative to the length between the 5 % and the 95 % quantile of all values of the table.
@@ -28,11 +29,24 @@ from qkv.database import Database
 if TYPE_CHECKING:
     from qkv.database import Answer
 
-__all__ = ["NOISE", "Coverage", "contained", "markdown", "public", "simulated", "simulated_curve", "simulated_groups"]
+__all__ = [
+    "GROWING",
+    "NOISE",
+    "Coverage",
+    "contained",
+    "fifths",
+    "markdown",
+    "public",
+    "simulated",
+    "simulated_curve",
+    "simulated_groups",
+]
 
 _ROWS = 6000
 _TEST_ROWS = 1500
+# At least so many splits, and so many queries: one split of a small table says little.
 _SPLITS = 5
+_QUERIES = 4000
 
 # Table, names of the columns that are keys (or their indices), and the value.
 _TABLES = (
@@ -58,6 +72,15 @@ NOISE: dict[str, Callable[[np.random.Generator, np.ndarray], np.ndarray]] = {
     "wider to the right": lambda draw, x: draw.normal(size=len(x)) * (0.2 + 2 * x),
 }
 """Functions that draw noise for numbers x from 0 to 1."""
+
+GROWING: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
+    "constant, noise 0.02 + x": (lambda x: 0 * x, lambda x: 0.02 + x),
+    "line, noise x": (lambda x: 3 * x, lambda x: x),
+    "line, noise exp(4x) / 10": (lambda x: x, lambda x: np.exp(4 * x) / 10),
+    "sine, noise 0.1 + x": (lambda x: np.sin(6 * x), lambda x: 0.1 + x),
+    "sine, noise 0.05, from 0.5 on 1": (lambda x: np.sin(6 * x), lambda x: np.where(x < 0.5, 0.05, 1.0)),
+}
+"""Functions of numbers x from 0 to 1, and the standard deviations of the noise around them."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +136,29 @@ def simulated_curve(noise: str, rows: int, tables: int, **options: str) -> Cover
     return _coverage(f"curve, {noise}", rows, tables * 1000, covered, widths, values)
 
 
+def fifths(name: str, rows: int, tables: int, **options: str) -> list[float]:
+    """Return the coverage in each fifth of the keys, for values whose noise grows with the key.
+
+    Args:
+        name: the name of the function and its noise, a key of `GROWING`.
+        rows: number of rows of each table.
+        tables: number of tables, each asked for 2,000 new values.
+        options: more arguments of `Database.ask`.
+    """
+    center, scale = GROWING[name]
+    inside: list[list[np.ndarray]] = [[] for _ in range(5)]
+    for seed in range(tables):
+        draw = np.random.default_rng(seed)
+        x, new = draw.random(rows), np.sort(draw.random(2000))
+        y, wanted = (center(at) + scale(at) * draw.normal(size=len(at)) for at in (x, new))
+        answer = Database.open({"x": x, "y": y}, "x", "y").ask(new.tolist(), top=1, **options)
+        answers = list(answer)
+        for number in range(5):
+            some = slice(400 * number, 400 * number + 400)
+            inside[number].append(contained(answers[some], wanted[some])[0])
+    return [float(np.concatenate(each).mean()) for each in inside]
+
+
 def simulated_groups(noise: str, kind: str) -> Coverage:
     """Return the coverage for groups of 3 to 60 values, whose scales differ by up to 1e12.
 
@@ -160,9 +206,10 @@ def public(folder: Path, **options: str) -> Iterator[Coverage]:
         covered, widths, asked_rows = [], [], 0
         cells = {each: pa.array(column) for each, column in columns.items()}
         table = pa.table({n: c.dictionary_encode() if pa.types.is_string(c.type) else c for n, c in cells.items()})
-        for seed in range(_SPLITS):
-            order = np.random.default_rng(seed).permutation(table.num_rows)[:_ROWS]
-            count = min(_TEST_ROWS, len(order) // 4)
+        rows = min(_ROWS, table.num_rows)
+        count = min(_TEST_ROWS, rows // 4)
+        for seed in range(max(_SPLITS, -(-_QUERIES // count))):
+            order = np.random.default_rng(seed).permutation(table.num_rows)[:rows]
             asked = table.take(order[:count])
             database = Database.open(table.take(np.sort(order[count:])), keys, "value")
             queries = [tuple(row[key] for key in keys) for row in asked.to_pylist()]
@@ -225,6 +272,12 @@ def main() -> int:
     argparse.ArgumentParser(prog="python -m benchmarks.coverage", description=__doc__.splitlines()[0]).parse_args()
     print("Simulated tables:\n")
     print(markdown(list(simulated())))
+    print("\nNoise that grows with the key, by fifth of the keys:\n")
+    print("| | rows | 1 | 2 | 3 | 4 | 5 |\n|---|---|---|---|---|---|---|")
+    for name in GROWING:
+        for rows in (300, 1500):
+            shares = " | ".join(f"{share:.1%}" for share in fifths(name, rows, 9000 // rows))
+            print(f"| {name} | {rows:,} | {shares} |", flush=True)
     if "QKV_DATA" not in os.environ:
         print("QKV_DATA does not name the folder of public data: public tables are left out.", file=sys.stderr)
         return 0

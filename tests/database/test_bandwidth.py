@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from qkv.database import Database
+from qkv.database.keys import bandwidth, bandwidth_errors
 from qkv.database.keys.bandwidth import leave_one_out, scott
 from qkv.database.keys.neighbor_blocks import nearest_distances, split_into_blocks
 
 
-def by_definition(points, values, bandwidth):
+def by_definition(points, values, width):
     """The error of leave-one-out in float64 with the whole matrix of pairs."""
     squared = np.square(points[:, None] - points[None]).sum(-1)
-    kernel = np.exp(-squared / (2 * bandwidth**2))
+    kernel = np.exp(-squared / (2 * width**2))
     kernel[kernel < np.exp(-34.5)] = 0  # out of reach: alone, a row is predicted by the mean
     np.fill_diagonal(kernel, 0.0)
     mass = kernel.sum(1, keepdims=True)
@@ -37,9 +38,9 @@ def test_every_error_on_the_ladder_is_that_of_the_definition(rows, width, output
     found = leave_one_out(points, values)
     edge = nearest_distances(points).max() / 8.2
     compared = 0
-    for bandwidth, error in found.tried:
-        if bandwidth > edge:  # below, rounding decides whether a row's last neighbour is within reach
-            assert error == pytest.approx(by_definition(points, values, bandwidth), rel=2e-4)
+    for width, error in found.tried:
+        if width > edge:  # below, a row has no neighbors, or rounding decides whether it has one
+            assert error == pytest.approx(by_definition(points, values, width), rel=2e-4)
             compared += 1
     assert compared >= 5
     best = min(found.tried, key=lambda pair: pair[1])
@@ -49,7 +50,7 @@ def test_every_error_on_the_ladder_is_that_of_the_definition(rows, width, output
 
 def test_the_ladder_descends_by_the_root_of_two():
     found = leave_one_out(np.linspace(-2, 2, 300)[:, None], np.linspace(-2, 2, 300)[:, None] ** 2)
-    widths = np.array([bandwidth for bandwidth, _ in found.tried])
+    widths = np.array([width for width, _ in found.tried])
     assert widths[:-1] / widths[1:] == pytest.approx(np.sqrt(2))
 
 
@@ -69,6 +70,39 @@ def test_values_independent_of_the_key_get_a_wide_kernel():
     draw = np.random.default_rng(0)
     points, values = draw.normal(size=(2000, 1)), draw.normal(size=(2000, 1))
     assert leave_one_out(points, values).value > 0.5
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_that_grows_with_the_key_does_not_get_a_kernel_without_neighbors(seed):
+    draw = np.random.default_rng(seed)
+    points = draw.random((300, 1))
+    values = draw.normal(size=(300, 1)) * points**3
+    assert leave_one_out((points - points.mean()) / points.std(), values).value > 0.01
+
+
+@pytest.mark.parametrize("frequency", [0.5, 4, 25])
+def test_a_sample_of_predicted_rows_chooses_the_bandwidth_of_all_rows(frequency, monkeypatch):
+    draw = np.random.default_rng(0)
+    points = draw.normal(size=(6000, 1))
+    values = np.sin(frequency * points) + draw.normal(size=(6000, 1))
+    monkeypatch.setattr(bandwidth, "_MOST_PAIRS", 10**7)
+    some = leave_one_out(points, values)
+    monkeypatch.setattr(bandwidth, "_MOST_OF_GROUP", 6000)
+    every = leave_one_out(points, values)
+    assert some.tried != every.tried
+    errors = {round(np.log2(width), 3): error for width, error in every.tried}
+    assert errors[round(np.log2(some.value), 3)] < 1.002 * every.error
+    assert 0.7 < some.value / every.value < 1.5
+
+
+def test_rows_of_a_large_table_are_compared_with_some_of_the_others(monkeypatch):
+    draw = np.random.default_rng(0)
+    points = draw.normal(size=(20_000, 1))
+    seen, real = [], bandwidth_errors.squared_distances
+    monkeypatch.setattr(bandwidth_errors, "squared_distances", lambda *a: seen.append(a[2].size) or real(*a))
+    monkeypatch.setattr(bandwidth, "_MOST_PAIRS", 10**7)
+    leave_one_out(points, np.sin(3 * points) + draw.normal(size=(20_000, 1)))
+    assert 2e7 < sum(seen) < 6e7 < 20_000**2 / 2
 
 
 def test_memory_is_linear_in_the_rows():
@@ -114,6 +148,14 @@ def test_nearest_distances_are_those_of_all_pairs(width):
     expected = np.sqrt(squared.min(1))
     order = np.concatenate(split_into_blocks(points).rows)
     assert nearest_distances(points) == pytest.approx(expected[order], rel=1e-3, abs=1e-6)
+
+
+def test_nearest_distances_of_drawn_points_are_those_among_all_points():
+    points = np.random.default_rng(1).normal(size=(1400, 2))
+    squared = np.square(points[:, None] - points[None]).sum(-1) + np.diag(np.full(1400, np.inf))
+    found = nearest_distances(points, most=200)
+    assert len(found) == 200
+    assert np.abs(found[:, None] - np.sqrt(squared.min(1))).min(1).max() < 1e-4
 
 
 def test_blocks_hold_every_row_once():

@@ -230,6 +230,36 @@ def test_the_oldest_entries_are_removed(file, monkeypatch):
     assert len(entries()) == 4
 
 
+def growing(path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    x = draw.random(300)
+    lines = [f"{a:.4f},{a * b:.4f},1.0" for a, b in zip(x, draw.normal(size=300), strict=True)]
+    path.write_text("x,y,one\n" + "\n".join(lines) + "\n")
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    return path
+
+
+@pytest.mark.parametrize("key", ["x", "x,one"])
+def test_the_scale_of_intervals_along_the_key_is_saved(file, chosen, tmp_path, key):
+    rows = growing(tmp_path / "growing.csv")
+    queries = [(0.1, 0.9), ((0.1, 1.0), (0.9, 1.0))][key == "x,one"]
+    first = [ask(rows, query, key=key) for query in queries]
+    chosen.clear()
+    assert [ask(rows, query, key=key) for query in queries] == first
+    assert not chosen
+    narrow, wide = (np.ptp(answer[2]) for answer in first)
+    assert wide > 3 * narrow
+    entry = next(path for path in entries() if b"logs" in path.read_bytes())
+    record = json.loads(entry.read_bytes())
+    for name, value in (("points", [1.0]), ("logs", []), ("widths", [-1.0]), ("widths", [])):
+        content = {**record["content"], name: value}
+        changed = {**record, "content": content, "digest": digest(choice_cache._json(content))}
+        entry.write_bytes(choice_cache._json(changed))
+        assert ask(rows, queries[0], key=key) == first[0]
+        assert chosen == ["calibrate"]
+        chosen.clear()
+
+
 PROCESS = """
 import sys
 from qkv.database.choice_cache import ChoiceCache

@@ -7,23 +7,28 @@ import numpy as np
 import pytest
 
 from qkv.database import Database
+from qkv.database.keys import bandwidth
 from qkv.database.keys.bandwidth import leave_one_out
 
 
-def error_by_hand(x: np.ndarray, y: np.ndarray, groups: np.ndarray, bandwidth: float) -> float:
-    """Return the leave-one-out error within groups of two or more rows, of values standardized by group."""
+def error_by_hand(x: np.ndarray, y: np.ndarray, groups: np.ndarray, widths: list[float]) -> float:
+    """Return the leave-one-out error within groups of two or more rows, of values standardized by group.
+
+    The error is that of the last bandwidth; rows without neighbors are predicted by a wider one.
+    """
     total, rows = 0.0, 0
     for group in np.unique(groups):
         own, values = x[groups == group], y[groups == group]
         if len(own) < 2:
             continue
         values = (values - values.mean()) / values.std()
-        kernel = np.exp(-np.square(own[:, None] - own) / (2 * bandwidth**2))
-        kernel[np.exp(-34.5) > kernel] = 0
-        np.fill_diagonal(kernel, 0)
-        mass = kernel.sum(1)
-        mean_of_others = -values / (len(own) - 1)
-        predicted = np.where(mass > 0, kernel @ values / np.where(mass > 0, mass, 1), mean_of_others)
+        predicted = -values / (len(own) - 1)
+        for width in widths:
+            kernel = np.exp(-np.square(own[:, None] - own) / (2 * width**2))
+            kernel[np.exp(-34.5) > kernel] = 0
+            np.fill_diagonal(kernel, 0)
+            mass = kernel.sum(1)
+            predicted = np.where(mass > 0, kernel @ values / np.where(mass > 0, mass, 1), predicted)
         total, rows = total + np.square(predicted - values).sum(), rows + len(own)
     return total / rows
 
@@ -33,9 +38,25 @@ def test_errors_are_those_of_leaving_out_each_row_within_its_group():
     groups = rng.choice(6, 150, p=[0.4, 0.3, 0.2, 0.08, 0.01, 0.01])
     x, y = rng.normal(size=150), rng.normal(size=150) + 100.0 * groups
     found = leave_one_out(x[:, None], y[:, None], groups=groups)
-    for bandwidth, error in found.tried:
-        assert error == pytest.approx(error_by_hand(x, y, groups, bandwidth), rel=1e-3)
+    widths = [width for width, _ in found.tried]
+    for number, (_, error) in enumerate(found.tried):
+        assert error == pytest.approx(error_by_hand(x, y, groups, widths[: number + 1]), rel=1e-3)
     assert found.error == min(error for _, error in found.tried)
+
+
+def test_of_a_large_group_some_rows_are_predicted_and_count_as_all(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(0)
+    groups = rng.choice(4, 3000, p=[0.7, 0.2, 0.07, 0.03])
+    x = rng.normal(size=(3000, 1))
+    y = np.sin(np.where(groups == 1, 9, 2)[:, None] * x) + 0.3 * rng.normal(size=(3000, 1))
+    every = leave_one_out(x, y, groups=groups)
+    monkeypatch.setattr(bandwidth, "_MOST_OF_GROUP", 400)
+    some = leave_one_out(x, y, groups=groups)
+    assert some.error == pytest.approx(every.error, rel=0.1)
+    assert some.error != every.error
+    own = [[found.value * dict(found.factors).get(group, 1.0) for group in range(2)] for found in (some, every)]
+    assert np.array(own[0]) / own[1] == pytest.approx(1.0, rel=0.45)
+    assert own[0][1] <= own[0][0] / 2
 
 
 def panel(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

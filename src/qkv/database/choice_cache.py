@@ -31,6 +31,7 @@ from qkv.core.checksums import digest
 from qkv.core.files import atomic_path
 from qkv.core.typing import Bool
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
+from qkv.database.execute.local_scale import LocalScale
 from qkv.database.execute.uncertainty import Calibration
 from qkv.database.keys.bandwidth import Bandwidth
 from qkv.errors import QkvError
@@ -38,7 +39,7 @@ from qkv.errors import QkvError
 __all__ = ["NO_CACHE", "ChoiceCache", "cache_folder"]
 
 # To be increased when other bandwidths, distances or factors are chosen from the same rows.
-_FORMAT = 1
+_FORMAT = 2
 _PACKAGES = ("qkv", "numpy", "duckdb", "pyarrow")
 _RECENT_NANOSECONDS = 2 * 10**9
 _LARGEST_ENTRY = 2**24
@@ -110,7 +111,7 @@ class ChoiceCache:
 
     def calibration(self, item: str, choose: Callable[[], Calibration]) -> Calibration:
         """Return the factors of prediction intervals in the entry `item`, or estimate them and write the entry."""
-        return self._get(item, choose, asdict, _read_calibration)
+        return self._get(item, choose, write_calibration, read_calibration)
 
     def _get(
         self,
@@ -187,8 +188,30 @@ def _read_number(fields: Fields) -> float:
     return value
 
 
-def _read_calibration(fields: Fields) -> Calibration:
-    return Calibration(fields.number("lower"), fields.number("upper"), fields.integer("rows"))
+def write_calibration(calibration: Calibration) -> dict[str, object]:
+    """Return the factors of prediction intervals as values that JSON can represent."""
+    local = calibration.local
+    record: dict[str, object] = {"lower": calibration.lower, "upper": calibration.upper, "rows": calibration.rows}
+    if local is not None:
+        # JSON has no infinity: the width 0 is that of a constant column.
+        widths = [0.0 if np.isinf(width) else width for width in local.bandwidth.tolist()]
+        record |= {"points": local.points.ravel().tolist(), "logs": local.logs.tolist(), "widths": widths}
+    return record
+
+
+def read_calibration(fields: Fields) -> Calibration:
+    """Return the factors of prediction intervals that `write_calibration` wrote.
+
+    Raises:
+        DamagedError: A field is missing or impossible.
+    """
+    local = None
+    if "logs" in fields:
+        points, logs, widths = (np.array(fields.numbers(name)) for name in ("points", "logs", "widths"))
+        if not len(logs) or not len(widths) or len(points) != len(logs) * len(widths) or widths.min() < 0:
+            raise fields.damaged("points", "as many points as logarithms")
+        local = LocalScale(points.reshape(len(logs), -1), logs, np.where(widths > 0, widths, np.inf))
+    return Calibration(fields.number("lower"), fields.number("upper"), fields.integer("rows"), local)
 
 
 def _remove_oldest(folder: Path) -> None:

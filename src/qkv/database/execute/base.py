@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -23,6 +23,7 @@ from qkv.database.io import duckdb_reader
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.coordinates import find_coordinates
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError
@@ -298,6 +299,14 @@ def build_entries(
     reasons = _no_match_reasons(queries, query, comparison, results, normalizer, no_row_reason)
     safe = np.maximum(results.rows, 0)
     nearness = comparison.nearness(query, safe) if len(comparison.key) else None
+
+    @cache
+    def factors() -> Float[np.ndarray, "q 2"]:
+        """Return the factors of the prediction interval of each query, which are estimated if one has an interval."""
+        found, coordinates = calibration(), find_coordinates(comparison)
+        scale = found.scale_at(None if coordinates is None else coordinates.of(query), len(query))
+        return np.asarray(scale[:, None] * [found.lower, found.upper])
+
     entries = []
     for i, original in enumerate(queries.originals):
         if reasons[i]:
@@ -330,7 +339,9 @@ def build_entries(
             aggregate.probabilities,
             *evidence,
             standard_error=standard_error(precision, value),
-            prediction_interval=prediction_interval(aggregate.center, precision, value, calibration),
+            prediction_interval=prediction_interval(
+                aggregate.center, precision, value, lambda i=i: tuple(factors()[i].tolist())
+            ),
             effective_rows=None if np.isnan(effective) else effective,
             gradient={} if fit is None else fit.gradient,
             gradient_error={} if fit is None else fit.gradient_error,

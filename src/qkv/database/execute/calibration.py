@@ -5,9 +5,10 @@ a new value (see `uncertainty`),
 
     z_i = (v_i − mean_i) z / (σ_i t(n_i − 1))
 
-and the factors of intervals are the 5 % and 95 % quantiles of z_i. Intervals are therefore as asymmetric as the values,
-and contain 90 % of new values on average over the keys of the table, also where weights smooth over a slope of the
-values, which widens the spread.
+and the factors of intervals are g(x) times the 5 % and 95 % quantiles of z_i / g(x_i), where g is the local scale of z
+(see `local_scale`). Intervals are therefore as asymmetric as the values, and contain 90 % of new values on average over
+the keys of the table, also where weights smooth over a slope of the values, which widens the spread, or over values
+that scatter more at some keys than at others.
 
 Source: Vovk, Gammerman, Shafer (2005), Algorithmic learning in a random world, section 2.3 (studentized residuals).
 """
@@ -18,6 +19,7 @@ import numpy as np
 
 from qkv.core.typing import Bool, Float, Int
 from qkv.database.execute.aggregates import aggregator_for
+from qkv.database.execute.local_scale import LocalScale, fit_scale
 from qkv.database.execute.uncertainty import Calibration, effective_rows, prediction_scale
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import (
@@ -66,7 +68,12 @@ def calibrate(comparison: Comparison, value: Column, normalizer: Normalizer, lin
         return _factors(_group_residuals(comparison, value.cells))
     if normalizer.stochastic or not normalizer.sums_to_one or not _is_cheap(comparison):
         return Calibration()
-    return _factors(_residuals(comparison, normalizer, value, find_coordinates(comparison) if linear else None))
+    coordinates = find_coordinates(comparison)
+    rows, residuals = _residuals(comparison, normalizer, value, coordinates if linear else None)
+    valid = ~np.isnan(residuals)
+    rows, residuals = rows[valid], residuals[valid]
+    local = None if coordinates is None else fit_scale(coordinates.of(comparison.key[rows]), residuals)
+    return _factors(residuals, local)
 
 
 def _compares_groups(comparison: Comparison) -> bool:
@@ -92,20 +99,21 @@ def _group_residuals(comparison: Comparison, cells: Float[np.ndarray, " rows"]) 
     # Without its row, the mean moves by deviation / others, and the squares by deviation² count / others.
     left = np.maximum(squares - np.square(deviation) * count / others, 0.0)
     spread = np.where(left > _ROUNDING * squares, np.sqrt(left / others), 0.0)
-    return _studentized(deviation * count / others, *_noise(spread, np.where(count >= 3, others, 1.0)), cells)
+    found = _studentized(deviation * count / others, *_noise(spread, np.where(count >= 3, others, 1.0)), cells)
+    return found[~np.isnan(found)]
 
 
 def _residuals(
     comparison: Comparison, normalizer: Normalizer, value: Column, line: Coordinates | None
-) -> Float[np.ndarray, " n"]:
-    """Return z of a sample of the rows."""
+) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Return the indices of a sample of the rows, and z of each of them."""
     count = len(value.cells)
     size = min(_MOST_ROWS, max(_FEWEST_ROWS, _MOST_PAIRS // count))
     sample = np.random.default_rng(0).permutation(count)[:size]
     step = max(1, _WEIGHTS_AT_ONCE // count)
     starts = range(0, len(sample), step)
     parts = [_residuals_of(sample[i : i + step], comparison, normalizer, value, line) for i in starts]
-    return np.concatenate(parts)
+    return sample, np.concatenate(parts)
 
 
 def _residuals_of(
@@ -114,7 +122,7 @@ def _residuals_of(
     normalizer: Normalizer,
     value: Column,
     line: Coordinates | None,
-) -> Float[np.ndarray, " n"]:
+) -> Float[np.ndarray, " q"]:
     aggregator = aggregator_for(value)
     allowed: Bool[np.ndarray, "q rows"] = np.ones((len(rows), len(value.cells)), bool)
     allowed[np.arange(len(rows)), rows] = False
@@ -151,20 +159,22 @@ def _studentized(
     rows: Float[np.ndarray, " q"],
     degrees: Float[np.ndarray, " q"],
     cells: Float[np.ndarray, " q"],
-) -> Float[np.ndarray, " n"]:
-    """Return the residuals of rows with an interval, in units of the scale of their prediction.
+) -> Float[np.ndarray, " q"]:
+    """Return the residuals of rows, in units of the scale of their prediction; NaN for rows without an interval.
 
     Where the spread is 0, the result is 0 for a residual that is a rounding error of the value, and infinite for
     others.
     """
     valid = (degrees >= 1.0) & ~np.isnan(noise)
-    residual = np.where(np.abs(residual) > _MEAN_ROUNDING * np.abs(cells), residual, 0.0)[valid]
-    scale = prediction_scale(noise[valid], rows[valid], degrees[valid])
+    residual = np.where(np.abs(residual) > _MEAN_ROUNDING * np.abs(cells), residual, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(residual == 0, 0.0, residual / scale))
+        scale = prediction_scale(noise, rows, degrees)
+        return np.asarray(np.where(valid, np.where(residual == 0, 0.0, residual / scale), np.nan))
 
 
-def _factors(residuals: Float[np.ndarray, " n"]) -> Calibration:
+def _factors(residuals: Float[np.ndarray, " n"], local: LocalScale | None = None) -> Calibration:
+    if local is not None:
+        residuals = residuals / local.left_out()
     # Where neighbors are often equal, many can be infinite; no multiple of a spread of 0 contains such values.
     infinite = np.isinf(residuals)
     if infinite.any() and infinite.mean() > 0.02:
@@ -177,4 +187,4 @@ def _factors(residuals: Float[np.ndarray, " n"]) -> Calibration:
     places = np.array([0.05, 0.95]) * (count + 1) - 1.0
     largest = np.abs(residuals[np.isfinite(residuals)]).max(initial=0.0)
     lower, upper = np.interp(places, np.arange(count), np.sort(np.clip(residuals, -largest, largest)))
-    return Calibration(float(lower), float(upper), count)
+    return Calibration(float(lower), float(upper), count, local)

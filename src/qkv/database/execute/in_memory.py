@@ -26,7 +26,6 @@ from qkv.database.keys.coordinates import Coordinates, find_coordinates
 from qkv.database.keys.local_linear import fit_rows
 from qkv.database.keys.name_index import NameIndex, PresentNames
 from qkv.database.keys.queries import Queries
-from qkv.database.keys.row_sample import sample_rows
 from qkv.engine import Observation, observe
 from qkv.errors import DataError, KindError, ShapeError
 from qkv.masks import Keys as KeysMask
@@ -171,8 +170,7 @@ class InMemoryExecutor(Executor):
 
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
         """Return a comparison over a sample of the selected rows, and the value column; see `Executor.sample`."""
-        columns = {column.name: column for column in self.columns}
-        rows = sample_rows(tuple(columns.values()), self.complete)
+        rows = self.chooser.sample
         return comparison.with_rows([column.take(rows) for column in self.query_columns]), self.columns[-1].take(rows)
 
 

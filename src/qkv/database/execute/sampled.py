@@ -9,7 +9,7 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.database.execute.statistics import TableStatistics
-from qkv.database.keys.bandwidth import Bandwidth, choose_bandwidth, scott
+from qkv.database.keys.bandwidth import Bandwidth, choose_bandwidth
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
 
@@ -44,14 +44,20 @@ class SampledChooser(ComparisonChooser):
         name = "mean" if self.search is choose_bandwidth else "linear"
         if name not in saved:
             targets = self.targets(np.arange(len(points)))
-            saved[name] = self.search(points, targets, progress, self.statistics.complete, self._groups)
+            saved[name] = self.search(points, targets, progress, self.total, self._groups)
             self.statistics.save()
         self._bandwidths[self.search] = saved[name]
         return saved[name]
 
-    def rule_of_thumb(self, points: Float[np.ndarray, "rows width"], reason: str) -> Bandwidth:
-        """Return the bandwidth by Scott's rule for the number of complete rows of the store."""
-        return scott(self.statistics.complete, points.shape[1], reason)
+    @property
+    def sample(self) -> Int[np.ndarray, " sample"]:
+        """All rows of the sample, see `ComparisonChooser.sample`."""
+        return np.arange(len(self.complete))
+
+    @property
+    def total(self) -> int:
+        """The number of complete rows of the store."""
+        return self.statistics.complete
 
     def mean_and_deviation(
         self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]
@@ -83,8 +89,6 @@ class SampledChooser(ComparisonChooser):
         """Return the 99th percentile of the distance of a key to its nearest other key, estimated from the sample."""
         saved = self.statistics.nearest_quantiles
         if unit not in saved:
-            # Among all rows, neighbors are nearer than in the sample by a factor of ratio^(1 / width).
-            ratio = max(1.0, self.statistics.complete / max(1, len(key)))
-            saved[unit] = super().nearest_quantile(key, unit) * ratio ** (-1.0 / key.shape[1])
+            saved[unit] = super().nearest_quantile(key, unit)
             self.statistics.save()
         return saved[unit]

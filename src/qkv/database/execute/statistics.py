@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TableStatistics", "load_statistics", "restricted_statistics"]
 
-_FORMAT = 6
+_FORMAT = 7
 _SUFFIX = ".statistics"
 _MOST_SAVED = 16
 _EXAMPLES = 256

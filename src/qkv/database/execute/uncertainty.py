@@ -10,9 +10,10 @@ For weights w that sum to 1 and are not negative, with the spread s of the value
 
 where t and z are the 95 % quantiles of Student's and the normal distribution. For equal weights SE is the textbook's
 sample standard deviation over √n. The factors a and b are −z and z for normal values; a `Calibration` estimates them
-from the rows of the table. With fewer than two effective rows there is neither a standard error nor an interval. For
-votes, the standard error is that of the share of the winning label, and there is no interval. For a line through the
-rows, `qkv.database.keys.local_linear` defines n, ν and σ.
+from the rows of the table, as functions of the key where values scatter more at some keys than σ shows. With fewer than
+two effective rows there is neither a standard error nor an interval. For votes, the standard error is that of the share
+of the winning label, and there is no interval. For a line through the rows, `qkv.database.keys.local_linear` defines n,
+ν and σ.
 
 Source: Kish (1965), Survey sampling; Geisser (1993), Predictive inference, section 2.2.
 """
@@ -33,6 +34,7 @@ from qkv.database.keys.columns import Column
 if TYPE_CHECKING:
     import datetime as dt
 
+    from qkv.database.execute.local_scale import LocalScale
     from qkv.database.io.arrow_columns import Temporal
 
 __all__ = [
@@ -63,11 +65,17 @@ class Calibration:
     Attributes:
         lower, upper: the factors, −1.645 and 1.645 for normal values.
         rows: the number of rows from which they were estimated; 0 if they are those of normal values.
+        local: the factor g(x) by which they are larger at a key; None: 1 everywhere.
     """
 
     lower: float = -Z
     upper: float = Z
     rows: int = 0
+    local: LocalScale | None = None
+
+    def scale_at(self, points: Float[np.ndarray, "q width"] | None, count: int) -> Float[np.ndarray, " q"]:
+        """Return g at the coordinates of `count` queries, which are None if the keys are not compared as numbers."""
+        return np.ones(count) if self.local is None or points is None else self.local.at(points)
 
 
 def effective_rows(weights: Float[np.ndarray, "q rows"]) -> Float[np.ndarray, " q"]:
@@ -124,7 +132,10 @@ def standard_error(precision: Precision | None, column: Column) -> float | dt.ti
 
 
 def prediction_interval(
-    center: float | None, precision: Precision | None, column: Column, calibration: Callable[[], Calibration]
+    center: float | None,
+    precision: Precision | None,
+    column: Column,
+    factors: Callable[[], tuple[float, float]],
 ) -> Interval | None:
     """Return the interval that contains the value of a new row with a probability of 90 %, or None if unknown.
 
@@ -132,13 +143,13 @@ def prediction_interval(
         center: the answer in the unit of the column; None for votes and vectors.
         precision: the precision of the answer.
         column: the value column, which gives the unit.
-        calibration: returns the factors of the standard deviation; called if there is an interval.
+        factors: returns the factors a and b of the standard deviation; called if there is an interval.
     """
     if center is None or precision is None:
         return None
     arrays = (np.array([number]) for number in (precision.noise, precision.rows, precision.degrees))
-    scale, factors = float(prediction_scale(*arrays)[0]), calibration()
-    lower, upper = center + scale * factors.lower, center + scale * factors.upper
+    scale = float(prediction_scale(*arrays)[0])
+    lower, upper = (center + scale * factor for factor in factors())
     if column.kind != "timestamp":
         return lower, upper
     try:

@@ -3,21 +3,20 @@
     error(h) = mean over rows i of | v_i - sum_{j != i} K_h(x_i, x_j) v_j / sum_{j != i} K_h(x_i, x_j) |^2
     K_h(x, y) = exp(-|x - y|^2 / 2 h^2)
 
-For one-hot values this is the Brier score. Since K_{h/√2} = K_h², one exponential per pair of rows serves a
-series of bandwidths h, h/√2, h/2 … by squaring. Each pair of blocks is computed once for both of its rows,
-so memory is linear in the rows. A row without neighbors within the kernel is predicted by the mean.
+For one-hot values this is the Brier score. Of more than 4,000 rows, 1,000 are predicted by all bandwidths. Those that
+are clearly worse than the best are dropped, and as many rows as take half a second are predicted by the others.
 
 For rows in groups, the sums are over the rows of the same group, and values are standardized by the mean and the
 deviation of their group. A group g of n rows with the sum of errors E_g(h) has the bandwidth that minimizes
 
     E_g(h) + error(h)
 
-so that groups without a clear minimum follow the error of all groups, which counts as much as one row.
+so that groups without a clear minimum follow the error of all groups, which counts as much as one row. At most 2,000
+rows of a group are predicted.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,27 +25,23 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.core.untrusted_json import Fields
 from qkv.database.io.formatting import number as format_number
-from qkv.database.keys.neighbor_blocks import PointBlocks, separate_groups, split_into_blocks, squared_distances
+from qkv.database.keys.bandwidth_errors import LARGEST_EXPONENT, BandwidthErrors, TargetErrors
+from qkv.database.keys.neighbor_blocks import draw_rows, separate_groups
 
 __all__ = ["KERNEL_WIDTHS", "Bandwidth", "choose_bandwidth", "leave_one_out", "method_text", "scott"]
 
 # The bandwidth at which a kernel smooths as much as a Gaussian of bandwidth 1: Marron and Nolan (1988),
 # Canonical kernels for density estimation; the ratio of (R(K) / μ₂(K)²)^(1/5).
 KERNEL_WIDTHS = {"laplace": 0.7398, "boxcar": 1.7401, "epanechnikov": 2.2138, "triangular": 2.4326}
-# Squaring doubles a relative error: after eight squarings the rounding of one exponential has grown to about
-# 3e-5. More than eight bandwidths need fresh exponentials.
-_BANDWIDTHS_PER_GRID = 8
+# Up to four series of eight bandwidths, from 2 to 0.00006 standard deviations.
 _GRIDS = 4
-# Kernel values below exp(-34.5), beyond 8.3 bandwidths, are set to 0. Larger ones stay far above the denormals
-# of float32 when squared; denormals would make the exponential ten times and the products thirty times slower.
-_LARGEST_EXPONENT = 34.5
-_SMALLEST_KERNEL = np.float32(np.exp(-_LARGEST_EXPONENT))
-# Products of 360 × 360 by 2 are below the size from which OpenBLAS starts threads. Two threads that each start
-# more threads wait for one another, thirty times longer than the work takes.
-_BLOCK = 360
-_COLUMNS = 2
-# Two halves on any machine, so that sums are the same to the last bit everywhere.
-_HALVES = 2
+_GRID = 8
+# Of more rows, some are predicted by all bandwidths, and more by those that are not clearly worse than the best, by so
+# many standard errors of the difference. A hundred million pairs take half a second.
+_FIRST_TARGETS = 1000
+_CLEARLY_WORSE = 4.0
+_MOST_PAIRS = 10**8
+_MOST_OF_GROUP = 2000
 
 
 @dataclass(frozen=True)
@@ -169,34 +164,45 @@ def leave_one_out(
     if not spread > 0:
         return scott(total, width, "the values are all equal")
     widest = 2.0 * np.sqrt(width)
-    # Centered and scaled: float32 sums of large, nearly equal values would cancel.
-    alone = np.zeros((len(values), 1))
+    # Centered and scaled: float32 sums of large, nearly equal values would cancel. A row without neighbors is
+    # predicted by the mean of the other rows, −v / (n − 1).
     if groups is None:
         values = (values - values.mean(axis=0)) / spread
+        alone = np.full((len(values), 1), -1.0 / (len(values) - 1))
     else:
         values, counts = _standardize_groups(values, groups)
         points, values, groups = points[counts > 1], values[counts > 1], groups[counts > 1]
         if len(points) < 3 or not values.any():
             return scott(total, width, "fewer than three rows in groups of two or more")
-        # A row without neighbors is predicted by the mean of the other rows of its group, −v / (n − 1).
         alone = -1.0 / (counts[counts > 1, None] - 1)
-        points = separate_groups(points, groups, 2 * np.sqrt(2 * _LARGEST_EXPONENT) * widest)
-    grid = _BandwidthGrid(split_into_blocks(points, _BLOCK), values, alone, groups)
-    tried: list[tuple[float, float]] = []
+        points = separate_groups(points, groups, 2 * np.sqrt(2 * LARGEST_EXPONENT) * widest)
+    errors = BandwidthErrors(points, values, alone)
+    targets, found = errors.targets(_drawn(len(points), groups)), list[Float[np.ndarray, "steps t"]]()
     for number in range(_GRIDS):
-        errors, isolated = grid.errors(widest * 2.0 ** (-number * _BANDWIDTHS_PER_GRID / 2), number, progress)
-        tried += errors
-        converged = abs(errors[-1][1] - errors[-2][1]) <= 1e-9 * errors[-1][1]
-        if isolated > 0.5 or converged:
+        found.append(targets.errors(widest * 2.0 ** (-number * _GRID / 2), _GRID, _part_progress(progress, number)))
+        last, previous = found[-1][-1].mean(), found[-1][-2].mean()
+        if targets.isolated > 0.5 or abs(last - previous) <= 1e-9 * last:
             break  # most rows have no neighbors but identical rows, so narrower kernels change nothing
+    every, factors = np.concatenate(found), ()
+    if groups is None:
+        means = every.mean(axis=1) if len(targets.rows) == len(points) else _refined(errors, targets, every, widest)
+    else:
+        own = groups[targets.rows]
+        # Groups of which only some rows are predicted count as all of their rows.
+        share = np.bincount(groups) / np.maximum(np.bincount(own, minlength=groups.max() + 1), 1)
+        sums = np.stack([np.bincount(own, row, len(share)) for row in every]) * share
+        means = sums.sum(axis=1) / len(points)
     # Ties go to the wider kernel, which gives a smoother function.
-    best, error = min(tried, key=lambda pair: (pair[1], -pair[0]))
+    best = int(np.argmin(means))
+    if groups is not None:
+        factors = _group_factors(sums, means, best)
+    widths = widest * 2.0 ** (-np.arange(len(means)) / 2)
     scale = float(spread) ** 2 if groups is None else 1.0
-    value = best * (total / len(points)) ** (-1.0 / (width + 4))
+    value = float(widths[best]) * (total / len(points)) ** (-1.0 / (width + 4))
     baseline = float(np.square(values).sum(axis=1).mean()) * scale
-    scaled = tuple((h, e * scale) for h, e in tried)
-    method, factors = "leave-one-out", () if groups is None else grid.factors(tried, best)
-    return Bandwidth(value, method, len(points), error * scale, baseline, scaled, total, groups is not None, factors)
+    tried = tuple(zip(widths.tolist(), (means * scale).tolist(), strict=True))
+    error = float(means[best]) * scale
+    return Bandwidth(value, "leave-one-out", len(points), error, baseline, tried, total, groups is not None, factors)
 
 
 def _standardize_groups(
@@ -217,101 +223,63 @@ def _standardize_groups(
     return residuals / deviations[groups][:, None], counts[groups]
 
 
-class _BandwidthGrid:
-    """Computation of the leave-one-out errors of eight bandwidths, with one exponential per pair of rows.
+def _drawn(count: int, groups: Int[np.ndarray, " rows"] | None) -> Int[np.ndarray, " t"] | None:
+    """Return the rows that are predicted first, at most 2,000 of each group, or None for all rows."""
+    if groups is None:
+        return None if count <= 2 * _MOST_OF_GROUP else draw_rows(count, _FIRST_TARGETS)
+    order = draw_rows(count, count)
+    order = order[np.argsort(groups[order], kind="stable")]
+    sizes = np.bincount(groups)
+    places = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return None if sizes.max() <= _MOST_OF_GROUP else np.sort(order[places < _MOST_OF_GROUP])
+
+
+def _part_progress(progress: Progress | None, number: int) -> Progress | None:
+    """Return a function that reports the progress of one of the series of bandwidths."""
+    if progress is None:
+        return None
+    return lambda what, done, total: progress(what, number * total + done, _GRIDS * total)
+
+
+def _refined(
+    errors: BandwidthErrors, first: TargetErrors, found: Float[np.ndarray, "steps t"], widest: float
+) -> Float[np.ndarray, " steps"]:
+    """Return the mean errors, of which those that may be the smallest are computed from more targets.
 
     Args:
-        blocks: the points.
-        values: the values to predict.
-        alone: the factor by which a row without neighbors is predicted from its own value.
-        groups: the group of each row; None: all rows are one group.
+        errors: all rows.
+        first: the targets from which all errors were computed.
+        found: their errors.
+        widest: the widest bandwidth.
     """
+    means, count = found.mean(axis=1), len(errors.values)
+    best = int(means.argmin())
+    worse = found - found[best]
+    candidates = np.flatnonzero(worse.mean(axis=1) <= _CLEARLY_WORSE * worse.std(axis=1) / np.sqrt(found.shape[1]))
+    low, high = int(candidates.min()), int(candidates.max()) + 1
+    start = widest * 2.0 ** (-low / 2)
+    more = min(count, int(_MOST_PAIRS / max(first.near_rows(start), 1.0)))
+    if more <= len(first.rows):
+        return np.asarray(means)
+    refined = errors.targets(draw_rows(count, more)).errors(start, high - low).mean(axis=1)
+    # The others keep their difference from the best.
+    means += refined[best - low] - means[best]
+    means[low:high] = refined
+    return np.asarray(means)
 
-    def __init__(
-        self,
-        blocks: PointBlocks,
-        values: Float[np.ndarray, "rows targets"],
-        alone: Float[np.ndarray, "rows 1"],
-        groups: Int[np.ndarray, " rows"] | None,
-    ) -> None:
-        self.blocks, self.alone, self.groups = blocks, alone, groups
-        self.group_errors: list[Float[np.ndarray, " groups"]] = []
-        self.squared_gaps = np.array([blocks.squared_gaps(a) for a in range(len(blocks.rows))])
-        self.values = values.astype(np.float32)
-        ones = np.ones((len(values), 1), np.float32)
-        with_ones = np.concatenate([self.values, ones], axis=1)
-        self.width = with_ones.shape[1]
-        columns = [with_ones[:, start : start + _COLUMNS] for start in range(0, self.width, _COLUMNS)]
-        self.block_values = [[np.ascontiguousarray(some[rows]) for some in columns] for rows in blocks.rows]
 
-    def errors(self, widest: float, number: int, progress: Progress | None) -> tuple[list[tuple[float, float]], float]:
-        """Return pairs of bandwidth and error, widest first, and the share of rows without neighbors.
+def _group_factors(
+    errors: Float[np.ndarray, "steps groups"], means: Float[np.ndarray, " steps"], best: int
+) -> tuple[tuple[int, float], ...]:
+    """Return the factor by which the bandwidth of each group differs from the best, for groups in which it does.
 
-        The share is that at the narrowest bandwidth.
-        """
-        cut = _LARGEST_EXPONENT * 2.0 * widest**2
-        count = len(self.blocks.rows)
-        pairs = [(a, b) for a in range(count) for b in range(a, count) if self.squared_gaps[a, b] < cut]
-        done = [0] * _HALVES
-
-        def sum_half(half: int) -> Float[np.ndarray, "bandwidths rows width"]:
-            sums = np.zeros((_BANDWIDTHS_PER_GRID, len(self.values), self.width), np.float32)
-            parts = [sums[:, rows] for rows in self.blocks.rows]
-            for a, b in pairs[half::_HALVES]:
-                self._add_pair(parts, a, b, widest)
-                done[half] += 1
-                if progress is not None and half == 0:
-                    progress("choosing a bandwidth", number * len(pairs) + sum(done), _GRIDS * len(pairs))
-            for rows, part in zip(self.blocks.rows, parts, strict=True):
-                sums[:, rows] = part
-            return sums
-
-        with ThreadPoolExecutor(_HALVES) as pool:
-            halves = list(pool.map(sum_half, range(_HALVES)))
-        sums = halves[0].astype(np.float64) + halves[1]
-        errors = []
-        for step in range(_BANDWIDTHS_PER_GRID):
-            mass = sums[step, :, -1:]
-            has_neighbors = mass > 0
-            weighted = sums[step, :, :-1] / np.where(has_neighbors, mass, 1.0)
-            predicted = np.where(has_neighbors, weighted, self.alone * self.values)
-            row_errors = np.square(predicted - self.values).sum(axis=1)
-            errors.append((float(widest * 2.0 ** (-step / 2)), float(row_errors.mean())))
-            if self.groups is not None:
-                self.group_errors.append(np.bincount(self.groups, row_errors))
-        return errors, float(1.0 - has_neighbors.mean())
-
-    def factors(self, tried: list[tuple[float, float]], best: float) -> tuple[tuple[int, float], ...]:
-        """Return the factor by which the bandwidth of each group differs from `best`, for groups in which it does."""
-        widths, errors = np.array(tried).T
-        regularized = np.stack(self.group_errors) + errors[:, None]
-        chosen = widths[np.argmin(regularized, axis=0)]
-        return tuple((int(group), float(chosen[group] / best)) for group in np.flatnonzero(chosen != best))
-
-    def _add_pair(self, parts: list[Float[np.ndarray, "bandwidths _ width"]], a: int, b: int, widest: float) -> None:
-        first, second = self.blocks.centered(a, b)
-        # Scaled before squaring, so that the exponent is formed in float32 without a further pass.
-        scale = np.float32(1.0 / (np.sqrt(2.0) * widest))
-        shape = (len(first), len(second))
-        scratch = np.empty(shape, np.float32)
-        kernel = squared_distances(first * scale, second * scale, np.empty(shape, np.float32), scratch)
-        np.minimum(kernel, np.float32(_LARGEST_EXPONENT + 1.0), out=kernel)
-        np.negative(kernel, out=kernel)
-        np.exp(kernel, out=kernel)
-        if a == b:
-            np.fill_diagonal(kernel, 0.0)
-        exponent = self.squared_gaps[a, b] / (2.0 * widest**2)
-        for step in range(_BANDWIDTHS_PER_GRID):
-            if exponent * 2.0**step > _LARGEST_EXPONENT:
-                return
-            if step:
-                np.multiply(kernel, kernel, out=kernel)
-            np.multiply(kernel, kernel > _SMALLEST_KERNEL, out=kernel)
-            for group, start in enumerate(range(0, self.width, _COLUMNS)):
-                columns = slice(start, start + _COLUMNS)
-                parts[a][step, :, columns] += kernel @ self.block_values[b][group]
-                if a != b:
-                    parts[b][step, :, columns] += kernel.T @ self.block_values[a][group]
+    Args:
+        errors: the sum of the errors of each group.
+        means: the mean error of all rows.
+        best: the index of the best bandwidth.
+    """
+    chosen = np.argmin(errors + means[:, None], axis=0)
+    return tuple((int(group), 2.0 ** ((best - chosen[group]) / 2)) for group in np.flatnonzero(chosen != best))
 
 
 def method_text(chosen: Bandwidth) -> str:

@@ -24,7 +24,6 @@ standardized columns with a chosen bandwidth.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -40,7 +39,6 @@ from qkv.database.keys.comparisons import (
     Comparison,
     DistanceComparison,
     EqualityComparison,
-    GroupedDistanceComparison,
     MixedComparison,
     NameComparison,
     ScoreComparison,
@@ -48,7 +46,7 @@ from qkv.database.keys.comparisons import (
     in_days,
     structured,
 )
-from qkv.database.keys.groups import gaussian_of_keys, group_rows
+from qkv.database.keys.groups import group_rows, with_group_bandwidths
 from qkv.database.keys.identifiers import identifier_reason, is_whole_number, same_form
 from qkv.database.keys.local_linear_search import choose_linear_bandwidth
 from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
@@ -56,7 +54,7 @@ from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
-from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Names, Spelling, TokenSetRatio
+from qkv.scores import ByColumn, Cosine, Exact, Gaussian, Names, Spelling, TokenSetRatio
 from qkv.scores.base import Score
 
 __all__ = ["ComparisonChooser"]
@@ -289,7 +287,9 @@ class ComparisonChooser:
                 choose = partial(self.rule_of_thumb, reason="the key has columns of several kinds")
             name = "+".join(self.columns[i].name for i in numeric)
             numbers = self._numeric(numeric, None, None, choose)
-            parts.append((name, self._by_group(numbers), 1.0))
+            chosen = self._bandwidths.get(self.search)
+            grouped = with_group_bandwidths(numbers, chosen, self._groups, self.columns, self._group_columns)
+            parts.append((name, grouped, 1.0))
         for index, column in enumerate(self.columns):
             if index in numeric:
                 continue
@@ -307,26 +307,6 @@ class ComparisonChooser:
         named_parts = tuple((name, part) for name, part, _ in parts)
         return MixedComparison((), (), score, Softmax(), key, notes, named_parts)
 
-    def _by_group(self, numbers: DistanceComparison) -> DistanceComparison:
-        """Return a comparison with the bandwidth that was chosen for each group, or `numbers` if all are the same."""
-        chosen, groups, score = self._bandwidths.get(self.search), self._groups, numbers.score
-        if chosen is None or groups is None or not chosen.factors or not isinstance(score, Gaussian):
-            return numbers
-        indices = self._group_columns
-        # Groups are numbered in the order in which they occur among all rows.
-        _, first = np.unique(groups, return_index=True)
-        cells = {
-            tuple(self.columns[index].cells[first[group]] for index in indices): factor
-            for group, factor in chosen.factors
-        }
-        least, most = min(cells.values()), max(cells.values())
-        note = f"bandwidth multiplied by {least:.3g} to {most:.3g} for {len(cells):,} groups with other errors"
-        by_key = Custom(gaussian_of_keys, (np.asarray(score.bandwidth),), numbers.key.shape[1] + 2, "any")
-        fields = {f.name: getattr(numbers, f.name) for f in dataclasses.fields(numbers)}
-        fields.update(score=by_key, notes=(*numbers.notes, note), group_columns=indices, factors=cells)
-        out = GroupedDistanceComparison(**fields)
-        return out.with_rows(self.columns)
-
     # -- statistics of the rows, which `SampledChooser` overrides ----------------------------------------
 
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
@@ -338,13 +318,23 @@ class ComparisonChooser:
         return self._bandwidths[self.search]
 
     def _choose_bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
-        rows = sample_rows(tuple({c.name: c for c in (*self.columns, self.value)}.values()), self.complete)
+        rows = self.sample
         groups = None if self._groups is None else self._groups[rows]
-        return self.search(points[rows], self.targets(rows), progress, int(self.complete.sum()), groups)
+        return self.search(points[rows], self.targets(rows), progress, self.total, groups)
+
+    @cached_property
+    def sample(self) -> Int[np.ndarray, " sample"]:
+        """The rows from which bandwidths and distances are chosen: all complete rows, or a sample of them."""
+        return sample_rows(tuple({c.name: c for c in (*self.columns, self.value)}.values()), self.complete)
+
+    @property
+    def total(self) -> int:
+        """The number of complete rows, of which `sample` holds all or some."""
+        return int(self.complete.sum())
 
     def rule_of_thumb(self, points: Float[np.ndarray, "rows width"], reason: str) -> Bandwidth:
         """Return the bandwidth by Scott's rule for the numbers in a key of several kinds of columns."""
-        return scott(int(self.complete.sum()), points.shape[1], reason)
+        return scott(self.total, points.shape[1], reason)
 
     def mean_and_deviation(
         self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]
@@ -368,15 +358,19 @@ class ComparisonChooser:
         return same_form(column, self.complete)
 
     def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
-        """Return the 99th percentile of the distances from each key to its nearest other key.
+        """Return the 99th percentile of the distances from each key to its nearest other key, estimated from a sample.
 
         Args:
             key: the keys as points.
             unit: "own", or "standard" for standardized columns.
         """
-        groups = None if self._groups is None else self._groups[self.complete]
+        rows = self.sample
+        groups = None if self._groups is None else self._groups[rows]
         item = f"distance in {unit} units for {key.shape[1]} columns, groups: {groups is not None}"
-        return self._cache.number(item, partial(nearest_distance_quantile, key[self.complete], groups))
+        distance = self._cache.number(item, partial(nearest_distance_quantile, key[rows], groups))
+        # Among all rows, neighbors are nearer than in the sample by a factor of ratio^(1 / width).
+        ratio = max(1.0, self.total / max(1, len(rows)))
+        return float(distance * ratio ** (-1.0 / key.shape[1]))
 
     def _stacked(self, indices: tuple[int, ...]) -> Float[np.ndarray, "rows width"]:
         return np.stack([in_days(self.columns[i], self.columns[i].cells) for i in indices], axis=1)

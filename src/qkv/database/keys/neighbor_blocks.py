@@ -12,7 +12,15 @@ import numpy as np
 
 from qkv.core.typing import Float, Int
 
-__all__ = ["PointBlocks", "nearest_distances", "separate_groups", "split_into_blocks", "squared_distances"]
+__all__ = [
+    "PointBlocks",
+    "draw_rows",
+    "nearest_distance_quantile",
+    "nearest_distances",
+    "separate_groups",
+    "split_into_blocks",
+    "squared_distances",
+]
 
 
 @dataclass(frozen=True)
@@ -30,35 +38,56 @@ class PointBlocks:
     low: Float[np.ndarray, "blocks width"]
     high: Float[np.ndarray, "blocks width"]
 
-    def squared_gaps(self, a: int) -> Float[np.ndarray, " blocks"]:
-        """Return the squared distance from the bounding box of block `a` to the bounding box of each block."""
-        gaps = np.maximum(np.maximum(self.low[a] - self.high, self.low - self.high[a]), 0.0)
+    def squared_gaps(self, a: int, others: PointBlocks | None = None) -> Float[np.ndarray, " blocks"]:
+        """Return the squared distance from the bounding box of block `a` to that of each block, of `others` if given.
+
+        `others` are blocks of the same points.
+        """
+        others = self if others is None else others
+        gaps = np.maximum(np.maximum(self.low[a] - others.high, others.low - self.high[a]), 0.0)
         return np.asarray(np.square(gaps).sum(axis=-1))
 
-    def centered(self, a: int, b: int) -> tuple[Float[np.ndarray, "m width"], Float[np.ndarray, "n width"]]:
+    def centered(
+        self, a: int, b: int, others: PointBlocks | None = None
+    ) -> tuple[Float[np.ndarray, "m width"], Float[np.ndarray, "n width"]]:
         """Return the points of blocks `a` and `b` in float32, relative to the midpoint of the means of the two blocks.
 
-        The coordinates of near pairs are then small, and their differences accurate in float32.
+        The coordinates of near pairs are then small, and their differences accurate in float32. Block `b` is one of
+        `others` if given.
         """
-        first, second = self.points[self.rows[a]], self.points[self.rows[b]]
+        first, second = self.points[self.rows[a]], self.points[(self if others is None else others).rows[b]]
         center = (first.mean(axis=0) + second.mean(axis=0)) / 2
         return (first - center).astype(np.float32), (second - center).astype(np.float32)
 
+    def same_rows(self, a: int, b: int, others: PointBlocks) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+        """Return the places in block `a`, and in block `b` of `others`, of the rows that are in both."""
+        first, second = self.rows[a], others.rows[b]
+        places = np.minimum(np.searchsorted(second, first), len(second) - 1)
+        both = np.flatnonzero(second[places] == first)
+        return both, places[both]
 
-def split_into_blocks(points: Float[np.ndarray, "rows width"], size: int = 512) -> PointBlocks:
+
+def split_into_blocks(
+    points: Float[np.ndarray, "rows width"], size: int = 512, rows: Int[np.ndarray, " n"] | None = None
+) -> PointBlocks:
     """Divide points into blocks of `size` nearby points. The last block may be smaller.
+
+    Args:
+        points: the points.
+        size: the number of points of a block.
+        rows: the indices of the points that are divided; None: all.
 
     Example:
         >>> blocks = split_into_blocks(np.arange(10.0)[:, None], size=5)
         >>> [block.tolist() for block in blocks.rows], float(blocks.squared_gaps(0)[1])
         ([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]], 1.0)
     """
-    rows: list[np.ndarray] = []
-    unsplit = [np.arange(len(points))]
+    divided: list[np.ndarray] = []
+    unsplit = [np.arange(len(points)) if rows is None else rows]
     while unsplit:
         part = unsplit.pop()
         if len(part) <= size:
-            rows.append(np.sort(part))
+            divided.append(np.sort(part))
             continue
         inside = points[part]
         axis = int(np.argmax(np.ptp(inside, axis=0)))
@@ -66,9 +95,19 @@ def split_into_blocks(points: Float[np.ndarray, "rows width"], size: int = 512) 
         left = -(-len(part) // size) // 2 * size
         order = np.argpartition(inside[:, axis], left - 1)
         unsplit += [part[order[left:]], part[order[:left]]]
-    low = np.array([points[block].min(axis=0) for block in rows])
-    high = np.array([points[block].max(axis=0) for block in rows])
-    return PointBlocks(points, tuple(rows), low, high)
+    low = np.array([points[block].min(axis=0) for block in divided])
+    high = np.array([points[block].max(axis=0) for block in divided])
+    return PointBlocks(points, tuple(divided), low, high)
+
+
+def draw_rows(rows: int, count: int) -> Int[np.ndarray, " count"]:
+    """Return the indices of `count` of some rows in a random order, which is the same in each call.
+
+    Example:
+        >>> draw_rows(1000, 3).tolist() == draw_rows(1000, 5)[:3].tolist()
+        True
+    """
+    return np.random.default_rng(0).permutation(rows)[:count]
 
 
 def separate_groups(
@@ -110,12 +149,12 @@ def squared_distances(
     return out
 
 
-def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 50_000) -> Float[np.ndarray, " sample"]:
+def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 10_000) -> Float[np.ndarray, " sample"]:
     """Return the distance from each point, or from each point of a sample, to its nearest other point.
 
     Args:
         points: the points.
-        most: approximate maximum number of distances; with more points, a sample of them is used.
+        most: maximum number of distances; with more points, a sample of them is compared with all.
 
     Example:
         >>> nearest_distances(np.array([[0.0], [1.0], [5.0]])).tolist()
@@ -124,19 +163,19 @@ def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 50_00
     if not len(points):
         return np.zeros(0)
     blocks = split_into_blocks(points)
+    # Drawn rows are farther apart, so that blocks of fewer of them have smaller boxes.
+    chosen = blocks if len(points) <= most else split_into_blocks(points, 128, draw_rows(len(points), most))
     distances = []
-    # Evenly spaced blocks are compared with all points, so each distance is that among all points.
-    for a in range(0, len(blocks.rows), -(-len(points) // most)):
-        best = np.full(len(blocks.rows[a]), np.inf, np.float32)
-        gaps = blocks.squared_gaps(a)
-        for b in np.argsort(gaps, kind="stable"):
+    for a, rows in enumerate(chosen.rows):
+        best = np.full(len(rows), np.inf, np.float32)
+        gaps = chosen.squared_gaps(a, blocks)
+        for b in np.argsort(gaps, kind="stable").tolist():
             if gaps[b] > best.max():
                 break
-            first, second = blocks.centered(a, int(b))
+            first, second = chosen.centered(a, b, blocks)
             shape = (len(first), len(second))
             squared = squared_distances(first, second, np.empty(shape, np.float32), np.empty(shape, np.float32))
-            if a == b:
-                np.fill_diagonal(squared, np.inf)
+            squared[chosen.same_rows(a, b, blocks)] = np.inf
             np.minimum(best, squared.min(axis=1), out=best)
         distances.append(np.sqrt(best.astype(np.float64)))
     return np.concatenate(distances)

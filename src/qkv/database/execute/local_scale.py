@@ -1,0 +1,103 @@
+"""Scale of the residuals near a query, by which prediction intervals are wider where values scatter more.
+
+For calibration rows at the points x_i with studentized residuals z_i (see `calibration`), the scale at x is
+
+    log g(x) = Σ K_h(x, x_i) log |z_i| / Σ K_h(x, x_i)
+
+The bandwidth h has the smallest leave-one-out error of log |z_i|. If this error is not smaller than that of the mean of
+all by two standard errors of the difference, there is no local scale.
+
+Source: Lei, G'Sell, Rinaldo, Tibshirani, Wasserman (2018), Distribution-free predictive inference for regression,
+section 5.2 (locally weighted conformal inference).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from qkv.core.typing import Float
+from qkv.database.keys.bandwidth import leave_one_out
+
+__all__ = ["LocalScale", "fit_scale"]
+
+# Fewer rows do not tell where values scatter more.
+_FEWEST_ROWS = 100
+# The number of standard errors by which the scale must be better than the mean of all.
+_BETTER = 2.0
+# Residuals below exp(−3) times the median count as that; rounded values have residuals of 0.
+_FLOOR = 3.0
+
+
+@dataclass(frozen=True, eq=False)
+class LocalScale:
+    """The scale of residuals as a function of the key.
+
+    Attributes:
+        points: the keys of the calibration rows.
+        logs: the logarithms of their residuals, relative to the mean of all.
+        bandwidth: the bandwidth of each coordinate.
+    """
+
+    points: Float[np.ndarray, "rows width"]
+    logs: Float[np.ndarray, " rows"]
+    bandwidth: Float[np.ndarray, " width"]
+
+    def at(self, points: Float[np.ndarray, "q width"]) -> Float[np.ndarray, " q"]:
+        """Return the scale at each of some points.
+
+        Example:
+            >>> scale = LocalScale(np.array([[0.0], [1.0]]), np.log([1.0, 4.0]), np.array([0.1]))
+            >>> scale.at(np.array([[-1.0], [0.5], [9.0]])).round(9).tolist()
+            [1.0, 2.0, 4.0]
+        """
+        return np.exp(self._means(self._exponents(points)))
+
+    def left_out(self) -> Float[np.ndarray, " rows"]:
+        """Return the scale at each calibration row, from the others."""
+        exponents = self._exponents(self.points)
+        np.fill_diagonal(exponents, -np.inf)
+        return np.exp(self._means(exponents))
+
+    def _exponents(self, points: Float[np.ndarray, "q width"]) -> Float[np.ndarray, "q rows"]:
+        exponents = np.zeros((len(points), len(self.points)))
+        for own, column, width in zip(points.T, self.points.T, self.bandwidth, strict=True):
+            exponents -= 0.5 * np.square((own[:, None] - column) / width)
+        return exponents
+
+    def _means(self, exponents: Float[np.ndarray, "q rows"]) -> Float[np.ndarray, " q"]:
+        weights = np.exp(exponents - exponents.max(axis=1, keepdims=True))
+        return np.asarray(weights @ self.logs / weights.sum(axis=1))
+
+
+def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarray, " rows"]) -> LocalScale | None:
+    """Return the scale of residuals as a function of the key, or None if they may scatter equally everywhere.
+
+    Args:
+        points: the keys of the calibration rows.
+        residuals: their studentized residuals.
+
+    Example:
+        >>> x = np.random.default_rng(0).random((500, 1))
+        >>> noise = np.random.default_rng(1).normal(size=500)
+        >>> fit_scale(x, noise) is None
+        True
+        >>> scale = fit_scale(x, noise * (0.1 + x[:, 0]))
+        >>> 4 < np.divide(*scale.at(np.array([[1.0], [0.0]]))) < 11
+        True
+    """
+    finite, sizes = np.isfinite(residuals), np.abs(residuals)
+    if finite.sum() < _FEWEST_ROWS or not (sizes[finite] > 0).any():
+        return None
+    floor = float(np.median(sizes[finite & (sizes > 0)])) * np.exp(-_FLOOR)
+    logs = np.log(np.clip(sizes, floor, sizes[finite].max()))
+    deviation = points.std(axis=0)
+    varies = deviation > 0
+    if not varies.any():
+        return None
+    deviation = np.where(varies, deviation, 1.0)
+    chosen = leave_one_out((points / deviation)[:, varies], (logs - logs.mean())[:, None])
+    scale = LocalScale(points, logs - logs.mean(), np.where(varies, chosen.value * deviation, np.inf))
+    better = np.square(scale.logs * (len(logs) / (len(logs) - 1))) - np.square(scale.logs - np.log(scale.left_out()))
+    return scale if better.mean() > _BETTER * better.std() / np.sqrt(len(better)) else None

@@ -1,0 +1,155 @@
+"""Leave-one-out errors of the weighted mean for a series of bandwidths of a Gaussian kernel.
+
+Some rows, the targets, are predicted from all other rows. Since K_{h/√2} = K_h², one exponential per pair of rows
+serves eight bandwidths h, h/√2, h/2 … by squaring. Pairs of blocks that are far apart are skipped, and memory is linear
+in the rows. A row without neighbors within the kernel is predicted as at the next wider bandwidth, that is, nearly by
+its nearest row, which then has nearly all of the weight; without neighbors at the widest, by the mean of the others.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from qkv.core.progress import Progress
+from qkv.core.typing import Float, Int
+from qkv.database.keys.neighbor_blocks import split_into_blocks, squared_distances
+
+__all__ = ["LARGEST_EXPONENT", "BandwidthErrors", "TargetErrors"]
+
+# Squaring doubles a relative error: after eight squarings the rounding of one exponential has grown to about
+# 3e-5. More than eight bandwidths need fresh exponentials.
+_BANDWIDTHS_AT_ONCE = 8
+LARGEST_EXPONENT = 34.5
+"""Kernel values below exp(−34.5), beyond 8.3 bandwidths, are set to 0.
+
+Larger ones stay far above the denormals of float32 when squared; denormals would make the exponential ten times and the
+products thirty times slower.
+"""
+_SMALLEST_KERNEL = np.float32(np.exp(-LARGEST_EXPONENT))
+# Products of 360 × 360 by 2 are below the size from which OpenBLAS starts threads. Two threads that each start
+# more threads wait for one another, thirty times longer than the work takes.
+_BLOCK = 360
+_COLUMNS = 2
+_THREADS = 2
+
+
+class BandwidthErrors:
+    """The rows from which targets are predicted.
+
+    Args:
+        points: the points.
+        values: the values to predict.
+        alone: the factor by which a row without neighbors is predicted from its own value.
+    """
+
+    def __init__(
+        self,
+        points: Float[np.ndarray, "rows width"],
+        values: Float[np.ndarray, "rows targets"],
+        alone: Float[np.ndarray, "rows 1"],
+    ) -> None:
+        self.alone, self.values = alone, values.astype(np.float32)
+        self.blocks = split_into_blocks(points, _BLOCK)
+        with_ones = np.concatenate([self.values, np.ones((len(values), 1), np.float32)], axis=1)
+        self.width = with_ones.shape[1]
+        columns = [with_ones[:, start : start + _COLUMNS] for start in range(0, self.width, _COLUMNS)]
+        self.block_values = [[np.ascontiguousarray(some[rows]) for some in columns] for rows in self.blocks.rows]
+
+    def targets(self, rows: Int[np.ndarray, " t"] | None) -> TargetErrors:
+        """Return the errors of the rows with these indices, or of all rows."""
+        return TargetErrors(self, rows)
+
+
+class TargetErrors:
+    """The leave-one-out errors of some rows.
+
+    Args:
+        source: all rows.
+        rows: the indices of the targets; None: all rows.
+
+    Attributes:
+        rows: `(t,)` the indices of the targets, in the order of the errors.
+        isolated: the share of the targets without neighbors at the last bandwidth.
+    """
+
+    def __init__(self, source: BandwidthErrors, rows: Int[np.ndarray, " t"] | None) -> None:
+        self.source, all_rows = source, source.blocks
+        self.blocks = all_rows if rows is None else split_into_blocks(all_rows.points, _BLOCK, rows)
+        self.rows = np.concatenate(self.blocks.rows)
+        self.own = source.values[self.rows].astype(np.float64)
+        self.predicted = source.alone[self.rows] * self.own
+        self.isolated = 0.0
+        self.squared_gaps = np.array([self.blocks.squared_gaps(a, all_rows) for a in range(len(self.blocks.rows))])
+
+    def near_rows(self, widest: float) -> float:
+        """Return how many rows a target is compared with at a bandwidth, on average."""
+        lengths = np.array([len(rows) for rows in self.source.blocks.rows])
+        near = (self.squared_gaps < _reach(widest)) @ lengths
+        return float(np.average(near, weights=[len(rows) for rows in self.blocks.rows]))
+
+    def errors(self, widest: float, count: int, progress: Progress | None = None) -> Float[np.ndarray, "count t"]:
+        """Return the squared error of each target at `count` bandwidths, widest first.
+
+        Narrower bandwidths are to be asked for after wider ones.
+        """
+        starts = range(0, count, _BANDWIDTHS_AT_ONCE)
+        steps = [min(_BANDWIDTHS_AT_ONCE, count - start) for start in starts]
+        parts = [
+            self._series(widest * 2.0 ** (-start / 2), n, progress) for start, n in zip(starts, steps, strict=True)
+        ]
+        return np.concatenate(parts)
+
+    def _series(self, widest: float, steps: int, progress: Progress | None) -> Float[np.ndarray, "steps t"]:
+        done = [0]
+
+        def sum_block(a: int) -> Float[np.ndarray, "steps m width"]:
+            sums = np.zeros((steps, len(self.blocks.rows[a]), self.source.width), np.float32)
+            for b in np.flatnonzero(self.squared_gaps[a] < _reach(widest)).tolist():
+                self._add_pair(sums, a, b, widest)
+            done[0] += 1
+            if progress is not None:
+                progress("choosing a bandwidth", min(done[0], len(self.blocks.rows)), len(self.blocks.rows))
+            return sums
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            sums = np.concatenate(list(pool.map(sum_block, range(len(self.blocks.rows)))), axis=1).astype(np.float64)
+        errors = np.empty((steps, len(self.rows)))
+        for step in range(steps):
+            mass = sums[step, :, -1:]
+            has_neighbors = mass > 0
+            weighted = sums[step, :, :-1] / np.where(has_neighbors, mass, 1.0)
+            self.predicted = np.where(has_neighbors, weighted, self.predicted)
+            errors[step] = np.square(self.predicted - self.own).sum(axis=1)
+        self.isolated = float(1.0 - has_neighbors.mean())
+        return errors
+
+    def _add_pair(self, sums: Float[np.ndarray, "steps m width"], a: int, b: int, widest: float) -> None:
+        first, second = self.blocks.centered(a, b, self.source.blocks)
+        # Scaled before squaring, so that the exponent is formed in float32 without a further pass.
+        scale = np.float32(1.0 / (np.sqrt(2.0) * widest))
+        shape = (len(first), len(second))
+        kernel = squared_distances(
+            first * scale, second * scale, np.empty(shape, np.float32), np.empty(shape, np.float32)
+        )
+        farthest = float(kernel.max())
+        np.minimum(kernel, np.float32(LARGEST_EXPONENT + 1.0), out=kernel)
+        np.negative(kernel, out=kernel)
+        np.exp(kernel, out=kernel)
+        kernel[self.blocks.same_rows(a, b, self.source.blocks)] = 0.0
+        nearest = self.squared_gaps[a, b] / (2.0 * widest**2)
+        for step in range(len(sums)):
+            if nearest * 2.0**step > LARGEST_EXPONENT:
+                return
+            if step:
+                np.multiply(kernel, kernel, out=kernel)
+            if farthest * 2.0**step > LARGEST_EXPONENT:
+                np.multiply(kernel, kernel > _SMALLEST_KERNEL, out=kernel)
+            for group, start in enumerate(range(0, self.source.width, _COLUMNS)):
+                sums[step, :, start : start + _COLUMNS] += kernel @ self.source.block_values[b][group]
+
+
+def _reach(widest: float) -> float:
+    """Return the squared distance from which a kernel of some bandwidth is 0."""
+    return LARGEST_EXPONENT * 2.0 * widest**2
