@@ -372,11 +372,27 @@ def test_a_step_is_planned_for_no_length_and_equals_the_planned_one(
         module(x, cache=cache)
         other, want, got = cache.copy(), [], []
         with monkeypatch.context() as patch:
-            patch.setattr("qkv.nn.multihead.attend_step", lambda *args: None)
+            for name in ("decode", "append_and_attend", "attend_step"):
+                patch.setattr(f"qkv.nn.multihead.{name}", lambda *args: None)
             want = [module(more[:, t : t + 1], cache=other) for t in range(8)]
         monkeypatch.setattr("qkv.nn.attention.attend_chunked", None)
         got = [module(more[:, t : t + 1], cache=cache) for t in range(8)]
     assert apart(torch.cat(got), torch.cat(want)) < 1e-12
+
+
+def test_a_step_with_room_in_one_chunk_writes_its_row_and_runs_no_planned_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, cache, x = nn.MultiHeadAttention(16, 4, mask=masks.Causal()), KeyValueCache(), torch.randn(2, 9, 16)
+    rotated, other = nn.MultiHeadAttention(16, 4, positions=nn.positions.Rotary(4), key_heads=2), KeyValueCache()
+    with torch.no_grad():
+        want = module(x)
+        module(x[:, :4], cache=cache)
+        rotated(x[:, :4], cache=other)
+        monkeypatch.setattr("qkv.nn.multihead.attend_step", None)
+        got = [module(x[:, t : t + 1], cache=cache) for t in range(4, 9)]
+        for t in range(4, 9):
+            rotated(x[:, t : t + 1], cache=other)
+    assert apart(torch.cat(got, 1), want[:, 4:]) < 1e-6
+    assert len(cache) == len(other) == 9
 
 
 @pytest.mark.parametrize("side", [0, 1, 2])

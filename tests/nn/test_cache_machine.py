@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 import qkv
 from qkv import masks, nn, normalizers, scores
 from qkv.errors import DataError, OptionError, RefusedError
+from qkv.kernels.chunked import last_query
 from qkv.kernels.chunked.kernel import concat_chunks
 from qkv.nn.cache import BlockPool, KeyValueCache, PagedCache, chunk_list
 
@@ -56,7 +57,8 @@ class CacheMachine(RuleBasedStateMachine):
         rollback=st.integers(0, 5),
         batch=st.integers(1, 3),
         key_heads=st.integers(1, HEADS),
-        one_chunk=st.sampled_from([0, 500, 2**24]),
+        one_chunk=st.sampled_from([0, 500, 2**24, 2**24]),
+        products=st.sampled_from([0, 2**20]),
         score=st.sampled_from([scores.ScaledDot(), scores.ScaledDot(scale=2.0), scores.Gaussian(1.5)]),
         normalizer=st.sampled_from([None, normalizers.Softmax(0.5), normalizers.TopK(3)]),
     )
@@ -68,11 +70,12 @@ class CacheMachine(RuleBasedStateMachine):
         batch: int,
         key_heads: int,
         one_chunk: int,
+        products: int,
         score: Any,
         normalizer: Any,
     ) -> None:
         self.window, self.options = window, (score, normalizer)
-        chunk_list._ONE_CHUNK_BYTES = one_chunk
+        chunk_list._ONE_CHUNK_BYTES, last_query._PRODUCT_ELEMENTS = one_chunk, products
         self.attention = nn.MultiHeadAttention(
             HEADS * WIDTH, HEADS, key_heads=key_heads, key_width=key_heads * WIDTH, maps="none", value_map=False,
             output_map=False, score=score, normalizer=normalizer, mask=masks.Causal(), dtype=torch.float64,
@@ -159,7 +162,7 @@ class CacheMachine(RuleBasedStateMachine):
                 assert torch.equal(got.nan_to_num(), want.nan_to_num())
 
     def teardown(self) -> None:
-        chunk_list._ONE_CHUNK_BYTES = 16 * 2**20
+        chunk_list._ONE_CHUNK_BYTES, last_query._PRODUCT_ELEMENTS = 16 * 2**20, 2**20
 
 
 class PagedMachine(RuleBasedStateMachine):

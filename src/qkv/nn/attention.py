@@ -20,7 +20,7 @@ from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
 from qkv.nn.cache import StateCache
 from qkv.nn.checks import require_cache
-from qkv.nn.decoding_step import attend_step
+from qkv.nn.decoding_step import append_and_attend, attend_step
 from qkv.nn.part_module import PartModule
 from qkv.nn.protocols import AttentionOutput, Cache
 from qkv.nn.scores.base import ScoreLike, wrap_score
@@ -121,11 +121,17 @@ class Attention(torch.nn.Module):
         for name, x in (("query", query), ("key", key), ("value", value)):
             if not is_array(x) and (name == "query" or cache is not None or not isinstance(x, ChunkedTensor)):
                 raise KindError(f"{name} must be a tensor, got {describe(x)}. Convert it with torch.as_tensor.")
+        plain = mask is None and positions is None and self.positions is None and not readouts
+        step = plain and self.kernel is None and not (self.dropout and self.training)
         keys, values = key, value
         if cache is not None:
-            keys, values = require_cache(cache).append(cast(Tensor, key), cast(Tensor, value))
-        plain = mask is None and positions is None and self.positions is None and not readouts
-        if plain and self.kernel is None and not (self.dropout and self.training):
+            new = cast(Tensor, key), cast(Tensor, value)
+            parts = self.score, self.normalizer, self.mask
+            output = append_and_attend(cache, query, *new, parts) if step else None
+            if output is not None:
+                return output
+            keys, values = require_cache(cache).append(*new)
+        if step:
             output = attend_step(cache, query, keys, values, self.score, self.normalizer, self.mask, self.memory)
             if output is not None:
                 return output

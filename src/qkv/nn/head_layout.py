@@ -28,6 +28,7 @@ __all__ = [
     "head_groups",
     "head_rows",
     "merge_group_axes",
+    "merge_heads",
     "selects_heads",
     "split_heads",
 ]
@@ -72,7 +73,16 @@ def split_heads(
     x: Float[Tensor, "*batch length all_heads"], heads: int, head_width: int
 ) -> Float[Tensor, "*batch heads length head_width"]:
     """Return `x` with its last axis split into heads, a batch axis: `(*batch, heads, length, head_width)`."""
+    if x.shape[-2] == 1:  # a decoding step, whose heads need not be transposed
+        return x.reshape(*x.shape[:-2], heads, 1, head_width)
     return x.reshape(*x.shape[:-1], heads, head_width).transpose(-3, -2)
+
+
+def merge_heads(x: Float[Tensor, "*batch heads length head_width"]) -> Float[Tensor, "*batch length all_heads"]:
+    """Return `x` with its heads side by side along the last axis, the inverse of `split_heads`."""
+    if x.shape[-2] == 1:
+        return x.reshape(*x.shape[:-3], 1, x.shape[-3] * x.shape[-1])
+    return x.transpose(-3, -2).flatten(-2)
 
 
 def apply_norm(norm: torch.nn.Module | None, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -19,7 +19,7 @@ from qkv.nn import head_layout, torch_interop
 from qkv.nn.align_batch import Groups, align_array, align_batch
 from qkv.nn.attention import add_cache_mask, run_attention
 from qkv.nn.checks import check_width, require_cache, require_rotation
-from qkv.nn.decoding_step import attend_step
+from qkv.nn.decoding_step import append_and_attend, attend_step, decode
 from qkv.nn.extra_keys import append_extra_keys
 from qkv.nn.feed_forward import init_linear
 from qkv.nn.head_layout import Head, head_rows
@@ -229,16 +229,24 @@ class MultiHeadAttention(torch.nn.Module):
             readouts: quantities to read from the weights. The output does not change.
             positions: positions of the queries among the keys, as in `qkv.attend`.
         """
+        simple = not readouts and mask is None and bias is None and positions is None
         if cache is not None:
             require_cache(cache)
+            if simple and key is None and value is None and self.maps == "both" and self._is_plain:
+                output = None if self.positions or self.query_norm else decode(cache, query, self)
+                if output is not None:
+                    return self._project_output(output, query, None)
         readouts = as_readouts(readouts)
         queries = self.queries(query)
         projected = key if isinstance(key, KeyValue) else self.key_value(query if key is None else key, value)
         key, value = projected
         if self.positions is not None:
             queries, key = head_layout.apply_rotation(self.positions, queries, key, cache, positions)
+        if simple and cache is not None and self._is_plain:
+            output = append_and_attend(cache, queries, key, value, (self.score, self.normalizer, self.mask))
+            if output is not None:
+                return self._project_output(output, query, None)
         keys, values = (key, value) if cache is None else cache.append(key, value)
-        simple = mask is None and bias is None and positions is None and not readouts
         if simple and cache is not None and self._is_plain:
             output = attend_step(cache, queries, keys, values, self.score, self.normalizer, self.mask, self.memory)
             if output is not None:
@@ -376,7 +384,7 @@ class MultiHeadAttention(torch.nn.Module):
         query: Float[Tensor, "*#batch q width"],
         groups: Groups,
     ) -> Float[Tensor, "*batch q width"]:
-        output = (heads if groups is None else heads.flatten(-4, -3)).transpose(-3, -2).flatten(-2)
+        output = head_layout.merge_heads(heads if groups is None else heads.flatten(-4, -3))
         if self.gate_map is not None:
             output = output * self.gate_map(query).sigmoid()
         output_map = self.output_map

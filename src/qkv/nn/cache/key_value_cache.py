@@ -144,6 +144,30 @@ class KeyValueCache:
                 chunk.__dict__.update(state)
             raise
 
+    def step_rows(
+        self,
+    ) -> tuple[Float[Tensor, "*batch size width"], Float[Tensor, "*batch size value_width"], int] | None:
+        """Return the memory of keys and values and the number of its rows that hold tokens, or None.
+
+        A decoding step may write the next row and add it to the cache with `commit_row`. None means that it needs
+        `append`: the keys are in several chunks or quantized, there is no capacity, sequences differ in length, memory
+        is shared with another cache, or not all elements are finite.
+        """
+        chunks, total = self._rows.chunks, self._total
+        if len(chunks) != 1 or type(total) is not int or self.int8 or self._new_lengths is not None:
+            return None
+        chunk = chunks[0]
+        keys, n = chunk.tensors["key"], chunk.filled
+        if chunk.shared or not 0 < n == total - chunk.start < keys.shape[-2] or self._finite != [True, True]:
+            return None
+        return keys, chunk.tensors["value"], n
+
+    def commit_row(self) -> None:
+        """Add the row that a decoding step wrote after those of `step_rows`, whose elements must be finite."""
+        chunk, total = self._rows.chunks[0], self._total
+        chunk.filled += 1
+        self._before, self._total, self._first = total, total + 1, chunk.start
+
     def _append(
         self, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
     ) -> tuple[Float[Tensor, "*batch k width"] | ChunkedTensor, Float[Tensor, "*batch k value_width"] | ChunkedTensor]:
