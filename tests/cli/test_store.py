@@ -146,6 +146,12 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
         (("store", "delete", "PEOPLE", "colour = 3"), "not found"),
         (("store", "compact", "PEOPLE", "--keep", "0"), "--keep must be at least 1, got 0"),
         (("store", "compact", "PEOPLE", "--keep", "x"), "--keep"),
+        (("store", "copy", "PEOPLE", "people.csv"), "path must be new or an empty folder, got 'people.csv'"),
+        (("store", "copy", "PEOPLE", "PEOPLE", "--overwrite"), "path must be a folder apart from the store"),
+        (("store", "copy", "PEOPLE", "new", "--version", "9"), "version must exist in 'people.qkv', got 9"),
+        (("store", "export", "PEOPLE", "rows.csv"), "the name of the export must end in .parquet or .arrow"),
+        (("store", "export", "PEOPLE", "nowhere/rows.arrow"), "the folder of the export must exist, got 'nowhere'"),
+        (("store", "export", "nowhere", "rows.arrow"), "path must be a store, got 'nowhere'"),
         (("store", "wash", "PEOPLE"), "wash"),
         (("ask", "PEOPLE", "--version", "77", "x"), "got 77. The newest versions are"),
         (("ask", "PEOPLE", "--memory", "lots", "x"), "memory must be a positive amount, got 'lots'"),
@@ -163,10 +169,29 @@ def test_invalid_input_is_reported_in_one_sentence(qkv, people, arguments, sente
     assert "bug" not in err
 
 
+def test_a_version_is_copied_and_exported(qkv, people, tmp_path):
+    assert qkv("store", "append", people, "people.csv")[0] == 0
+    for name, version in (("copy", "1"), ("rows.parquet", "1"), ("rows.arrow", "2")):
+        command = "export" if "." in name else "copy"
+        code, out, err = qkv("store", command, people, str(tmp_path / name), "--version", version)
+        assert (code, err) == (0, "")
+        assert out.startswith(f"{24 * int(version)} rows of version {version} of people.qkv ")
+        code, out, err = qkv("store", command, people, str(tmp_path / name))
+        assert (code, out) == (2, "")
+        assert "path must be" in err
+        assert qkv("store", command, people, str(tmp_path / name), "--overwrite")[0] == 0
+    answers = [json.loads(qkv("ask", people, "Jon Smiht", "--format", "json")[1])]
+    answers += [json.loads(qkv("ask", str(tmp_path / "copy"), "Jon Smiht", "--format", "json")[1])]
+    for name in ("rows.parquet", "rows.arrow"):
+        table = ("ask", str(tmp_path / name), "--key", "name", "--value", "income", "Jon Smiht", "--format", "json")
+        answers.append(json.loads(qkv(*table)[1]))
+    assert len({answer["value"] for answer in answers}) == 1
+
+
 def test_the_examples_of_the_help_run_as_they_stand_one_after_another(qkv, tmp_path, monkeypatch):
     (tmp_path / "people.csv").write_bytes((EXAMPLES / "people.csv").read_bytes())
     monkeypatch.chdir(tmp_path)
-    assert len(HELP) == 10
+    assert len(HELP) == 12
     for line in HELP:
         code, out, err = qkv(*shlex.split(line)[1:])
         assert (code, err) == (0, ""), line
@@ -177,6 +202,6 @@ def test_the_help_lists_the_commands_and_the_examples(qkv):
     for arguments in (("store",), ("store", "--help")):
         code, out, _ = qkv(*arguments)
         assert code == 0
-        for name in ("create", "append", "delete", "versions", "compact", "verify"):
+        for name in ("create", "append", "delete", "versions", "compact", "verify", "copy", "export"):
             assert f"\n  {name} " in out
         assert all(line in out for line in HELP)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 pytest.importorskip("sklearn")
 
@@ -563,3 +564,14 @@ def test_missing_cells_of_queries_are_null_for_an_encoder(cells, missing, wanted
     kept = pa.table({"c": [cell if isinstance(cell, (str, float)) else cell.tolist() for cell in cells]})
     column = Column.from_table(kept, "c", False)
     assert encoding._to_arrow(column, cells, np.array(missing)).to_pylist() == wanted
+
+
+def test_vectors_of_an_encoder_are_copied_but_not_exported(tmp_path: Path) -> None:
+    texts = {"text": ["a golden ring", "shadows in the den", "the ship sails", "dark dens"], "days": [1, 2, 3, 4]}
+    database = Database.create(tmp_path / "a", texts, "text", "days", encoder="latent:2")
+    copied = database.copy(tmp_path / "b")
+    assert copied.ask("golden ring").value == database.ask("golden ring").value
+    assert Database.open(tmp_path / "b").ask("ship sails").value == database.ask("ship sails").value
+    database.export(tmp_path / "a.parquet")
+    assert parquet.read_table(tmp_path / "a.parquet").to_pydict() == texts
+    assert len(Database.create(tmp_path / "c", tmp_path / "a.parquet", "text", "days", encoder="latent:2")) == 4

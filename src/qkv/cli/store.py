@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.cli.copy_store import copy, export
 from qkv.cli.shared_options import ON_BAD_CELL, KeyColumns, NormalizerName, OnBadCell, ScoreName, Threshold, ValueColumn
 from qkv.cli.verify_store import StorePath, verify
 from qkv.core.checks import check_choice
@@ -42,6 +43,8 @@ def _store(context: typer.Context) -> None:
       qkv ask people.qkv --version 2 "Jon Smiht"
       qkv store compact people.qkv --keep 1
       qkv store verify people.qkv
+      qkv store copy people.qkv backup.qkv
+      qkv store export people.qkv people.parquet
       qkv store create guests.qkv people.csv --key name --value city --encoder latent
       qkv ask guests.qkv "Smith"
     """
@@ -188,6 +191,8 @@ def compact(
 
 
 store.command(short_help="Verify the files of all versions.")(verify)
+store.command(short_help="Copy one version to another folder.")(copy)
+store.command(short_help="Write one version to a Parquet or Arrow file.")(export)
 
 
 def _open(path: str, damaged: str = "refuse") -> StoredDatabase:

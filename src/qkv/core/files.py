@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import secrets
@@ -18,11 +19,17 @@ __all__ = [
     "atomic_path",
     "check_creatable",
     "check_writable",
+    "exchange_folders",
     "fsync",
     "make_folders",
     "write_atomic",
     "write_atomic_with_siblings",
 ]
+
+_WORKING_FOLDER = -100
+"""The value of `AT_FDCWD` on Linux, relative to which paths are resolved."""
+_EXCHANGE = 2
+"""The value of `RENAME_EXCHANGE` on Linux and of `RENAME_SWAP` on macOS."""
 
 
 @contextmanager
@@ -194,6 +201,46 @@ def make_folders(path: Path) -> None:
     # The entry of a new folder is in its parent; after a power loss, a folder without it is lost with its files.
     for folder in reversed(new):
         fsync(folder.parent)
+
+
+def exchange_folders(first: Path, second: Path) -> None:
+    """Exchange two folders of the same disk. On Linux and macOS, both paths exist at every moment.
+
+    Where the system cannot exchange folders, the second path is absent for a moment.
+
+    Raises:
+        OSError: a folder cannot be renamed.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as parent:
+        ...     a, b = Path(parent) / "a", Path(parent) / "b"
+        ...     (a / "x").mkdir(parents=True)
+        ...     b.mkdir()
+        ...     exchange_folders(a, b)
+        ...     [path.name for path in b.iterdir()], [*a.iterdir()]
+        (['x'], [])
+    """
+    if not _exchanged(os.fsencode(first), os.fsencode(second)):
+        aside = first.with_name(f"{first.name}.{secrets.token_hex(8)}")
+        first.rename(aside)
+        second.rename(first)
+        aside.rename(second)
+
+
+def _exchanged(first: bytes, second: bytes) -> bool:
+    """Exchange two paths by one call of the system, and return whether it supports that."""
+    if os.name != "posix":
+        return False
+    library = ctypes.CDLL(None, use_errno=True)
+    if hasattr(library, "renameat2"):
+        failed = library.renameat2(_WORKING_FOLDER, first, _WORKING_FOLDER, second, _EXCHANGE)
+    elif hasattr(library, "renamex_np"):
+        failed = library.renamex_np(first, second, _EXCHANGE)
+    else:
+        return False
+    if failed and ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), os.fsdecode(second))
+    return not failed
 
 
 def _unwritable(description: str, target: Path, reason: str | None) -> DataError:

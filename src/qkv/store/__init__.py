@@ -5,6 +5,7 @@
     store.delete(predicate)     delete the rows that a function selects
     store.blocks()              read the rows, block by block, memory-mapped
     store.at(version)           open an older version  store.compact()   merge small blocks
+    copy(store, path)           copy a version         export(store, file)  write a Parquet or Arrow file
     verify(path)                verify the files of all versions
 
 Stores do not depend on queries or kernels. They yield blocks of rows, over which the engine computes attention.
@@ -18,6 +19,7 @@ from qkv.store.arrow import ArrowStore
 from qkv.store.attachments import read_attached
 from qkv.store.base import BlockSelector, Store
 from qkv.store.block import Block, Damage, Verification
+from qkv.store.copying import check_exportable, copy, export
 from qkv.store.lance import LanceStore
 from qkv.store.opening import create, is_store, open, remove, require_free, verify
 from qkv.store.versions import Version
@@ -31,7 +33,10 @@ __all__ = [
     "Store",
     "Verification",
     "Version",
+    "check_exportable",
+    "copy",
     "create",
+    "export",
     "is_store",
     "open",
     "read_attached",

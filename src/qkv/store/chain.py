@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +27,7 @@ class Chain:
     """
 
     history: History
-    records: Mapping[int, Manifest]
+    records: dict[int, Manifest]
     damages: tuple[Damage, ...]
 
 
@@ -84,8 +83,7 @@ def resolve(chain: Chain) -> dict[int, Manifest]:
     if recorded is not None and chain.history.expected == recorded.digest:
         found.setdefault(recorded.number, recorded)
     later: Manifest | None = None
-    for number in reversed(chain.records):
-        record = chain.records[number]
+    for number, record in reversed(chain.records.items()):
         if number not in found and later is not None and later.parent == record.link:
             # The next version has the same leading files, unless it rewrote them, or has deleted rows of them.
             undeleted = replace(later, row_files=tuple(replace(file, deleted=None) for file in later.row_files))

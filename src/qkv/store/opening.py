@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.core.checks import check_choice
-from qkv.core.files import check_creatable, make_folders
+from qkv.core.files import check_creatable, exchange_folders, make_folders
 from qkv.core.progress import Progress
 from qkv.errors import DataError
 from qkv.store.arrow import ArrowStore
@@ -26,7 +26,7 @@ from qkv.store.fitting import fit_table
 from qkv.store.lance import LanceStore, is_lance
 from qkv.store.lance_files import import_lance
 from qkv.store.lance_verification import verify_lance
-from qkv.store.locking import remove_lock
+from qkv.store.locking import remove_lock, writer_lock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,16 +54,18 @@ def create(
     backend: str = "arrow",
     attached: Mapping[str, bytes] | None = None,
     tables: Iterable[pa.Table] = (),
+    overwrite: bool = False,
 ) -> Store:
     """Create a store in a folder, and return it. If it is interrupted or killed, there is no store.
 
     Args:
-        path: a folder that does not exist or is empty.
+        path: a folder that does not exist or is empty, or a store if `overwrite` is True.
         schema: a pyarrow schema.
         metadata: values of JSON types to save with the store.
         backend: `"arrow"`, a folder of Arrow IPC files, or `"lance"`, a Lance dataset.
         attached: contents of files that belong to all versions, by name; see `read_attached`.
         tables: the rows of version 1, as pyarrow tables with the columns of the schema.
+        overwrite: whether a store at the path is replaced when the new one is complete.
 
     Raises:
         DataError: The path is not empty, or rows do not fit the schema.
@@ -78,10 +80,10 @@ def create(
         ...     open(folder).to_table().to_pylist()
         [{'name': 'Li', 'income': 2000.0}]
     """
-    require_free(path, backend)
+    require_free(path, backend, overwrite)
     kind = LanceStore if backend == "lance" else ArrowStore
     folder = Path(path)
-    with _new_folder(folder) as temporary:
+    with _new_folder(folder, overwrite) as temporary:
         records = attach(temporary, attached or {})
         rows = (fit_table(table, schema, folder.name) for table in tables)
         kind.create(temporary, schema, {**(metadata or {}), **records}, rows)
@@ -89,11 +91,12 @@ def create(
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
+def _new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a temporary folder next to a folder, and rename it to the folder when the `with` block ends.
 
-    If the block raises an exception, nothing remains. A process that is killed leaves the temporary folder, which the
-    next call for the same folder removes.
+    If `overwrite` is True, a store in the folder is replaced. If the block raises an exception, nothing remains, or the
+    store that was there. A process that is killed leaves the temporary folder, which the next call for the same folder
+    removes.
 
     Raises:
         DataError: A folder cannot be created, or another process has created the folder in the meantime.
@@ -113,10 +116,16 @@ def _new_folder(folder: Path) -> Iterator[Path]:
             lock.acquire()
             yield temporary
             sync_folder(temporary)
-            if os.name == "nt" and final.is_dir():
-                final.rmdir()  # only POSIX renames a folder to an existing empty one
-            temporary.rename(final)
-            sync_folder(final.parent)
+            if overwrite and is_store(final):
+                with writer_lock(final):
+                    exchange_folders(temporary, final)
+                    sync_folder(final.parent)
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                if os.name == "nt" and final.is_dir():
+                    final.rmdir()  # only POSIX renames a folder to an existing empty one
+                temporary.rename(final)
+                sync_folder(final.parent)
     except BaseException as error:
         lock.release()
         shutil.rmtree(temporary, ignore_errors=True)
@@ -143,8 +152,13 @@ def _remove_unfinished(final: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
+def require_free(path: str | PathLike[str], backend: str = "arrow", overwrite: bool = False) -> None:
     """Raise an error if a store cannot be created at a path. Nothing is written.
+
+    Args:
+        path: the path.
+        backend: the storage format.
+        overwrite: whether the path may be that of a store.
 
     Raises:
         DataError: The path is not empty.
@@ -155,7 +169,7 @@ def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
     check_choice("backend", backend, ("arrow", "lance"))
     if backend == "lance":
         import_lance()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not (overwrite and is_store(folder)) and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(
             f"path must be new or an empty folder, got {str(path)!r}. Choose another path, or open the existing store."
         )

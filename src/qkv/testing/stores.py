@@ -310,6 +310,62 @@ class StoreContract:
             self.created(path)
         assert [p.name for p in path.iterdir()] == ["mine.txt"]
 
+    def test_a_copy_equals_the_version_and_is_version_1(self, path: Path) -> None:
+        store = self.attached(path)
+        store.append(numbered(10, 20))
+        store.delete(lambda table: table.column("id").to_numpy() % 4 == 0)
+        for version, rows in ((1, []), (3, range(20)), (4, [i for i in range(20) if i % 4])):
+            copied = stores.copy(store.at(version), path.with_name(f"copy {version}"), backend=self.backend)
+            assert ids_of(copied) == list(rows)
+            assert [(each.number, each.rows) for each in copied.versions()] == [(1, len(rows))]
+            assert copied.metadata["a"] == 1
+            assert stores.read_attached(copied.path, copied.metadata, "notes.bin") == bytes(range(200))
+            assert stores.verify(copied.path).damages == ()
+        copied.append(numbered(20, 22))
+        assert len(store) == 15
+
+    def test_a_copy_replaces_only_a_store_and_only_if_asked(self, path: Path) -> None:
+        store, target = self.created(path, (0, 10)), path.with_name("target")
+        self.created(target, (0, 3))
+        with pytest.raises(DataError, match="must be new or an empty folder"):
+            stores.copy(store, target, backend=self.backend)
+        assert ids_of(stores.open(target)) == [0, 1, 2]
+        assert ids_of(stores.copy(store, target, backend=self.backend, overwrite=True)) == list(range(10))
+        other = path.with_name("other")
+        other.mkdir()
+        (other / "mine.txt").write_text("mine")
+        for place in (other, path, path / "inside", path.parent):
+            with pytest.raises(DataError):
+                stores.copy(store, place, backend=self.backend, overwrite=True)
+        assert sorted(each.name for each in path.parent.iterdir()) == ["other", "store", "target"]
+        assert ids_of(stores.open(path)) == list(range(10))
+
+    def test_a_copy_keeps_types_and_cells(self, path: Path) -> None:
+        store = stores.create(path, _every_type().schema, backend=self.backend, tables=[_every_type()])
+        store.append(_every_type().slice(1))
+        copied = stores.copy(store, path.with_name("copy"), backend=self.backend)
+        assert copied.schema == store.schema
+        assert str(copied.to_table().to_pylist()) == str(store.to_table().to_pylist())
+
+    @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+    def test_an_exported_file_equals_the_version(self, path: Path, suffix: str) -> None:
+        from pyarrow import feather, parquet
+
+        store = stores.create(path, _every_type().schema, backend=self.backend, tables=[_every_type()])
+        store.append(_every_type().set_column(6, "category", [["z", None, "x"]]).cast(_every_type().schema))
+        store.delete(lambda table: np.array([cell == -3 for cell in table.column("whole").to_pylist()]))
+        target = path.with_name(f"rows{suffix}")
+        read = parquet.read_table if suffix == ".parquet" else feather.read_table
+        for version in (1, 2, 3):
+            stores.export(store.at(version), target, overwrite=version > 1)
+            table = read(target)
+            assert table.schema.equals(store.schema)
+            assert str(table.to_pylist()) == str(store.at(version).to_table().to_pylist())
+        stores.export(store, target, columns=["text"], overwrite=True)
+        assert read(target).column_names == ["text"]
+        with pytest.raises(DataError, match="must be a file that does not exist"):
+            stores.export(store, target)
+
     def test_verification_covers_older_versions(self, path: Path) -> None:
         store = self.created(path, (0, 10), (10, 20))
         folder = path / {"arrow": "rows", "lance": "data"}.get(self.backend, "rows")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from qkv.encoders.encoder import Encoder
 
-__all__ = ["create_database", "open_database"]
+__all__ = ["create_database", "open_database", "visible_columns"]
 
 _PAIRS = 2**14
 _LEAST_COSINE, _LARGEST_COSINE = 0.2, 0.9
@@ -144,6 +144,13 @@ def open_database(
     defaults = {name: saved.get(name) if same_key else None for name in ("score", "normalizer", "threshold")}
     folded = bool(saved.get("fold", True)) if fold is None else fold
     return StoredDatabase(store, key, value, fold=folded, memory=memory, encoding=encoding, **defaults)
+
+
+def visible_columns(store: stores.Store) -> list[str]:
+    """Return the names of all columns of a store except the column of vectors that an encoder added."""
+    record = _saved_settings(store).get("encoder")
+    hidden = None if record is None else Encoding.load(store, record, use=False).vector
+    return [name for name in store.schema.names if name != hidden]
 
 
 def _saved_settings(store: stores.Store) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -29,7 +30,8 @@ from qkv.database.storage.encoding import Encoding
 from qkv.errors import DataError
 from qkv.plan.cost import counted, memory_bytes
 from qkv.scores.base import Score
-from qkv.store import Block, Damage, Store, Version
+from qkv.store import Block, Damage, Store, Version, export
+from qkv.store import copy as copy_store
 from qkv.store.fitting import fit_table
 
 if TYPE_CHECKING:
@@ -233,17 +235,7 @@ class StoredDatabase(Queryable):
 
     def at(self, version: int) -> Self:
         """Return the database opened at a given version, which can be read but not written."""
-        return type(self)(
-            self.store.at(version),
-            self.key,
-            self.value,
-            fold=self.fold,
-            score=self.score,
-            normalizer=self.normalizer,
-            threshold=self.threshold,
-            memory=self.memory,
-            encoding=self.encoding,
-        )
+        return self._over(self.store.at(version))
 
     def refresh(self) -> bool:
         """Open the newest version, which another process may have written, and return whether the version changed."""
@@ -253,7 +245,60 @@ class StoredDatabase(Queryable):
         """Verify the files of all versions, and return a `Damage` for each damaged file; see `qkv.store.verify`."""
         return self.store.verify(progress)
 
+    def copy(
+        self,
+        path: str | PathLike[str],
+        *,
+        backend: str = "arrow",
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Copy the open version to a folder, where it is version 1, and return the copy; see `qkv.store.copy`.
+
+        Args:
+            path: a folder that does not exist or is empty, or a store if `overwrite` is True.
+            backend: the format of the copy, `"arrow"` or `"lance"`.
+            overwrite: whether a store at the path is replaced.
+            progress: called as `progress("copying", done, total)`.
+
+        Raises:
+            DataError: The path cannot be used.
+            DamagedStoreError: Files of the open version are damaged.
+            StoreFullError: The disk is full. Nothing remains.
+        """
+        return self._over(copy_store(self.store, path, backend=backend, overwrite=overwrite, progress=progress))
+
+    def export(self, path: str | PathLike[str], *, overwrite: bool = False, progress: Progress | None = None) -> None:
+        """Write the rows of the open version to a Parquet or Arrow file; see `qkv.store.export`.
+
+        The column of vectors that an encoder added is left out.
+
+        Args:
+            path: a file whose name ends in `.parquet` or `.arrow`.
+            overwrite: whether an existing file is replaced.
+            progress: called as `progress("exporting", done, total)`.
+
+        Raises:
+            DataError: The file exists or cannot be written, or its format does not support the type of a column.
+            DamagedStoreError: Files of the open version are damaged.
+        """
+        export(self.store, path, columns=self._visible, overwrite=overwrite, progress=progress)
+
     # -- private ----------------------------------------------------------------------------------------
+
+    def _over(self, store: Store) -> Self:
+        """Return the same database over another store."""
+        return type(self)(
+            store,
+            self.key,
+            self.value,
+            fold=self.fold,
+            score=self.score,
+            normalizer=self.normalizer,
+            threshold=self.threshold,
+            memory=self.memory,
+            encoding=self.encoding,
+        )
 
     @property
     def _visible(self) -> list[str]:
