@@ -3,6 +3,7 @@
 # make bench  measure every claim of speed (an hour or two), or one: make bench CLAIM=additive
 # make check  lint, types, layers, docs
 # make fuzz   damage saved files in 20,000 ways: no crash, no wrong answer, no error of another library (about ten minutes)
+# make kills   kill and interrupt operations on stores, indexes and models at 500 points each (about an hour)
 # make test-versions  run the tests from the wheel with the lowest and the newest allowed versions of packages
 # make mutants  does a test fail when the code is wrong? (about an hour)
 PYTHON ?= python3
@@ -14,8 +15,9 @@ CLAIM ?=
 SEED ?= 1
 QUICK ?=
 FAULTS ?= 20000
+POINTS ?= 500
 
-.PHONY: ask test test-long fuzz check mutants bench docs clean
+.PHONY: ask test test-long fuzz kills check mutants bench docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +43,10 @@ test-long: $(VENV)/.dev
 # Any other SEED draws other faults; FAULTS=1000 takes half a minute.
 fuzz: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONPATH=src $(BIN)/python -m tests.fuzz --seed $(SEED) --faults $(FAULTS)
+
+# Any other SEED draws other points; POINTS=50 takes some minutes.
+kills: $(VENV)/.dev
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(BIN)/python -m tests.kills --seed $(SEED) --points $(POINTS)
 
 # With every Python of 3.11 to 3.13 on this machine: about ten minutes for each pair of a Python and its packages.
 PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell command -v python$(version)))

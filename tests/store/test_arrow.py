@@ -256,13 +256,13 @@ def test_reading_does_not_wait_for_a_writer(path: Path) -> None:
 # -- crashes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_writer_killed_at_any_moment_loses_no_row_that_it_acknowledged(path: Path, seed: int) -> None:
     check_crash(path, seed, "arrow")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(20, 200))
+@pytest.mark.parametrize("seed", range(5, 200))
 def test_a_writer_killed_at_many_moments_loses_no_row(path: Path, seed: int) -> None:
     check_crash(path, seed, "arrow")
 

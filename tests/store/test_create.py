@@ -121,6 +121,28 @@ def test_a_command_interrupted_by_a_signal_leaves_nothing(tmp_path: Path) -> Non
     assert len(Database.open(path)) == 300_000
 
 
+def test_a_folder_of_a_process_that_was_killed_before_it_locked_it_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".s.0123456789abcdef.part").mkdir()
+    create(tmp_path / "s")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_folder_that_is_removed_before_it_is_locked_is_created_again(tmp_path: Path) -> None:
+    class Lock:
+        tries = 0
+
+        def acquire(self) -> None:
+            self.tries += 1
+            if self.tries < 3:
+                (tmp_path / "new").rmdir()
+                raise FileNotFoundError
+
+    lock = Lock()
+    opening._make_locked(tmp_path / "new", lock)  # type: ignore[arg-type]
+    assert (tmp_path / "new").is_dir()
+    assert lock.tries == 3
+
+
 def test_rows_that_do_not_fit_leave_nothing(tmp_path: Path) -> None:
     tables = [numbered(0, 3), pa.table({"id": ["x"], "vector": [[1.0]]})]
     with pytest.raises(DataError, match="rows must fit the column types of 's'"):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv import store as stores
-from qkv.errors import DamagedStoreError, StoreFullError
+from qkv.errors import DamagedStoreError, DataError, StoreFullError
 from qkv.store import arrow, manifest
 from qkv.store.manifest import RowFile
 from qkv.store.manifest_files import numbers, read_manifest, read_record
@@ -83,14 +83,19 @@ def test_a_small_append_writes_as_much_after_300_appends_as_after_10(tmp_path: P
     assert max(read) < FAN_IN * 4
 
 
-def test_an_append_lists_no_folder_and_reads_no_older_manifest(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_lists_no_folder_of_many_files_and_reads_no_older_manifest(
+    stream: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = stores.open(stream)
     store.append(numbered(0, 10))
+
+    real = os.listdir
 
     def refuse(*_: object) -> None:
         raise AssertionError("the folder was listed")
 
-    monkeypatch.setattr(os, "listdir", refuse)
+    # The folder of the store is listed for the writers that wait.
+    monkeypatch.setattr(os, "listdir", lambda path: real(path) if path == stream else refuse())
     monkeypatch.setattr(Path, "iterdir", refuse)
     monkeypatch.setattr("qkv.store.manifest_files.read_record", refuse)
     store.append(numbered(0, 10))
@@ -236,3 +241,33 @@ def test_columns_of_several_types_survive_merging(tmp_path: Path) -> None:
         store.append(table(i))
     assert len(store.block_lengths()) == 1
     assert store.to_table().combine_chunks() == pa.concat_tables(map(table, range(FAN_IN**2))).combine_chunks()
+
+
+def test_a_removal_of_versions_that_was_interrupted_leaves_no_half_version(
+    stream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    shutil.copytree(stream, path)
+    real, removed = Path.unlink, []
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        if self.suffix == ".json":
+            removed.append(self.name)
+            if len(removed) > 10:
+                raise KeyboardInterrupt
+        real(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(KeyboardInterrupt):
+        stores.open(path).compact(keep=5)
+    monkeypatch.undo()
+    store = stores.open(path)
+    assert ids_of(store) == list(range(10 * APPENDS))
+    versions = store.versions()  # versions 11 to 63 were listed, and their deltas had lost their checkpoint
+    assert len(versions) == 5
+    assert [ids_of(store.at(version.number)) for version in versions]
+    with pytest.raises(DataError, match="version must exist"):
+        store.at(30)
+    assert stores.open(path).verify() == []
+    assert store.compact(keep=3) > 0
+    assert len(numbers(path / "versions")) == 3

@@ -327,13 +327,16 @@ class ArrowStore(Store):
             self._commit("compact", tuple(done))
 
     def _remove_unneeded(self, keep: int | None) -> int:
+        oldest = self._history.oldest
         if keep is not None:
-            kept = numbers(self._versions)[-keep:]
-            replace_by_checkpoint(self._versions, kept[0])
-            write_newest(self._versions, self._manifest, kept[0])
-            for number in numbers(self._versions)[:-keep]:
+            oldest = [number for number in numbers(self._versions) if number >= oldest][-keep:][0]
+            replace_by_checkpoint(self._versions, oldest)
+            write_newest(self._versions, self._manifest, oldest)
+        # Also those whose removal was interrupted.
+        for number in numbers(self._versions):
+            if number < oldest:
                 manifest_path(self._versions, number).unlink()
-            sync_folder(self._versions)
+        sync_folder(self._versions)
         needed = {row_files.VERIFIED}
         for number in numbers(self._versions):
             needed |= read_record(self._versions, number).files()

@@ -17,6 +17,7 @@ from qkv.store.block import Damage
 from qkv.store.disk import write_synced
 from qkv.store.manifest import Link, Manifest, seal, unseal
 from qkv.store.manifest_files import exists, manifest_path, numbers, read_manifest, read_record
+from qkv.store.versions import missing_version
 
 __all__ = [
     "NEWEST",
@@ -154,6 +155,8 @@ def read_version(folder: Path, number: int) -> Manifest:
         DamagedStoreError: The manifest is damaged, or is that of another version or another store.
     """
     newest = _read(folder)
+    if isinstance(newest, Newest) and number < newest.oldest:  # its removal was interrupted
+        raise missing_version(folder.parent.name, number, [each for each in numbers(folder) if each >= newest.oldest])
     if isinstance(newest, Newest) and newest.number == number:
         return read_manifest(folder, number, newest.digest)
     child = next((other for other in numbers(folder) if other > number), None)

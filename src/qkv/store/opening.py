@@ -29,6 +29,7 @@ from qkv.store.lance_verification import verify_lance
 from qkv.store.locking import remove_lock, writer_lock
 
 if TYPE_CHECKING:
+    import filelock
     import pyarrow as pa
 
 _PART = ".part"
@@ -112,8 +113,7 @@ def _new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
         with translate_disk_full(folder.name):
             make_folders(final.parent)
             _remove_unfinished(final)
-            temporary.mkdir()
-            lock.acquire()
+            _make_locked(temporary, lock)
             yield temporary
             sync_folder(temporary)
             if overwrite and is_store(final):
@@ -141,11 +141,24 @@ def _new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     lock.release()
 
 
+def _make_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
+    """Create a folder and lock a file in it, again if another process removes the folder before it is locked."""
+    import filelock
+
+    while True:
+        folder.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError, filelock.Timeout):
+            lock.acquire()
+            return
+
+
 def _remove_unfinished(final: Path) -> None:
     """Remove what processes left that were killed while they created the same store."""
     import filelock
 
     for left in final.parent.glob(f".{glob.escape(final.name)}.*{_PART}"):
+        with suppress(OSError):
+            left.rmdir()  # killed before it was locked
         lock = filelock.FileLock(left / "writer.lock", timeout=0)
         if (left / "writer.lock").exists():
             with suppress(filelock.Timeout, OSError), lock:

@@ -7,6 +7,8 @@ and whose settings are locked.
 from __future__ import annotations
 
 import re
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,7 +49,8 @@ def _connection(
     settings: dict[str, str], error_class: type[QkvError], failure: str, remedy: str
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a DuckDB connection, and raise its errors as `error_class` with the texts `failure` and `remedy`."""
-    import duckdb
+    with _signals_deferred():
+        import duckdb
 
     connection = duckdb.connect(config=settings)
     try:
@@ -56,10 +59,27 @@ def _connection(
         if settings is _CLOSED:
             connection.execute("set lock_configuration = true")
         yield connection
-    except duckdb.Error as error:
+    except (duckdb.Error, RuntimeError) as error:
+        if isinstance(error, duckdb.InterruptException) or str(error) == "Query interrupted":
+            raise KeyboardInterrupt from None  # Ctrl-C
+        if not isinstance(error, duckdb.Error):
+            raise
         raise error_class(f"{failure}: {_first_sentence(error)}. {remedy}") from None
     finally:
         connection.close()
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block: DuckDB aborts the process if its import is interrupted."""
+    if not hasattr(signal, "pthread_sigmask") or "duckdb" in sys.modules:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _first_sentence(error: Exception) -> str:

@@ -1,0 +1,213 @@
+"""Operations that are interrupted: what is there before, their steps, and what a reader finds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from ..fuzz.targets import TARGETS
+
+__all__ = ["OPERATIONS", "Operation"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of one or more steps, each of which is done or not done after an interruption.
+
+    Attributes:
+        prepare: writes what is there before into a folder, given a seed.
+        steps: returns the steps for a folder and the same seed.
+        read: returns what a reader finds, as JSON values; raises an error for damage.
+        check: raises an error for anything that must not be there after the operation was repeated.
+        slow: whether an operation takes a second, so that a fifth of the points must do.
+    """
+
+    prepare: Callable[[Path, int], None]
+    steps: Callable[[Path, int], Sequence[Callable[[], object]]]
+    read: Callable[[Path], object]
+    check: Callable[[Path], None] = lambda path: None
+    slow: bool = False
+
+
+# -- stores ---------------------------------------------------------------------------------------------
+
+
+def _rows(start: int, stop: int) -> pa.Table:
+    names = [f"person {i * 7919 % 1000}" for i in range(start, stop)]
+    return pa.table(
+        {"id": list(range(start, stop)), "name": names, "income": [float(i % 11) for i in range(start, stop)]}
+    )
+
+
+def _write_csv(path: Path, start: int, stop: int) -> None:
+    from pyarrow import csv
+
+    csv.write_csv(_rows(start, stop), path)
+
+
+def _command(*arguments: object) -> Callable[[], None]:
+    """Return a function that runs a command of `qkv` in this process."""
+
+    def run() -> None:
+        from qkv.cli.main import run
+
+        code = run([str(argument) for argument in arguments])
+        if code == 130:
+            raise KeyboardInterrupt
+        assert code == 0, f"qkv {' '.join(map(str, arguments))}: exit code {code}"
+
+    return run
+
+
+def _prepare_store(path: Path, seed: int, backend: str = "arrow") -> None:
+    """Write a store after a random number of appends and deletions."""
+    from qkv.database import Database
+
+    draw = random.Random(seed)
+    database = Database.create(path / "store", _rows(0, 20), "name", "income", backend=backend)
+    start = 20
+    for _ in range(draw.randrange(3, 20 if backend == "arrow" else 6)):
+        if draw.random() < 0.15:
+            database.delete(f"id % 13 = {draw.randrange(13)}")
+        count = draw.choice([1, 5, 10, 40])
+        database.append(_rows(start, start + count))
+        start += count
+    _write_csv(path / "more.csv", start, start + 30)
+
+
+def _read_store(path: Path) -> object:
+    """Return the rows of the newest version; every version must be intact, and its rows as many as it says."""
+    from qkv import store as stores
+
+    if not stores.is_store(path / "store"):
+        assert not (path / "store").exists() or not any((path / "store").iterdir()), "half a store"
+        return None
+    store = stores.open(path / "store")
+    damages = store.verify()
+    assert damages == [], damages
+    for version in store.versions():
+        ids = store.at(version.number).to_table(["id"]).column("id").to_pylist()
+        assert len(set(ids)) == len(ids) == version.rows, f"version {version.number}"
+    return store.to_table(["id"]).column("id").to_pylist()
+
+
+def _check_store(path: Path) -> None:
+    """The next operations work, and what an interrupted process left is removed by a compaction."""
+    from qkv import store as stores
+
+    store = stores.open(path / "store")
+    before = len(store)
+    store.append(_rows(10**6, 10**6 + 3))
+    store.delete(lambda table: table.column("id").to_numpy() >= 10**6)
+    store.compact(keep=1)
+    assert len(stores.open(path / "store")) == before
+    left = [file.name for file in path.rglob("*") if ".writing-" in file.name or ".part" in file.name]
+    assert left == [], left
+    assert sorted(entry.name for entry in path.iterdir() if entry.name.startswith(".")) == []
+
+
+def _append_steps(path: Path, seed: int) -> list[Callable[[], object]]:
+    from qkv import store as stores
+    from qkv.database import Database
+
+    draw = random.Random(seed)
+    whole = Database.open(path / "store")
+    start = 10**5
+
+    def append(first: int, count: int) -> Callable[[], object]:
+        # Another process appended before, or the same one.
+        return lambda: stores.open(path / "store").append(_rows(first, first + count))
+
+    steps: list[Callable[[], object]] = []
+    for _ in range(4):
+        count = draw.choice([1, 8, 10])
+        steps.append(append(start, count))
+        start += count
+    steps.append(lambda: whole.append(_rows(start, start + 9)))
+    steps.append(_command("store", "append", path / "store", path / "more.csv"))
+    return steps
+
+
+def _create_steps(path: Path, seed: int) -> list[Callable[[], object]]:
+    options = [[], ["--encoder", "latent:3"], ["--score", "exact"]][seed % 3]
+    return [_create(path, *options)]
+
+
+def _create(path: Path, *options: str) -> Callable[[], None]:
+    arguments = ["--key", "name", "--value", "income", *options]
+    return _command("store", "create", path / "store", path / "more.csv", *arguments)
+
+
+def _answers(path: Path) -> object:
+    from qkv.database import Database
+
+    database = Database.open(path / "store", "income,id", "id", memory=1)
+    return [database.ask((3.0, 20)).value, database.ask((5.0, 2), score="gaussian:2").value]
+
+
+def _store(steps: Callable[[Path, int], Sequence[Callable[[], object]]], **options: object) -> Operation:
+    return Operation(_prepare_store, steps, _read_store, _check_store, **options)  # type: ignore[arg-type]
+
+
+def _on_lance(operation: Operation) -> Operation:
+    def prepare(path: Path, seed: int) -> None:
+        _prepare_store(path, seed, "lance")
+
+    return Operation(prepare, operation.steps, operation.read, lambda path: None, slow=True)
+
+
+_DELETE = _store(lambda path, seed: [_command("store", "delete", path / "store", f"id % 3 = {seed % 3}")])
+_COMPACT = _store(
+    lambda path, seed: [_command("store", "compact", path / "store", *[["--keep", "1"], ["--keep", "3"], []][seed % 3])]
+)
+_APPEND = _store(_append_steps)
+
+
+# -- saved objects --------------------------------------------------------------------------------------
+
+
+def _saving(target: str) -> Operation:
+    """An object of the fuzzer is saved in the place of another one."""
+    kind = TARGETS[target]
+
+    def prepare(path: Path, seed: int) -> None:
+        (path / "saved").mkdir()
+        kind.make(path / "saved", seed, 1)
+
+    def steps(path: Path, seed: int) -> list[Callable[[], object]]:
+        return [lambda: kind.make(path / "saved", seed + 1, 0)]
+
+    def check(path: Path) -> None:
+        left = [file.name for file in path.rglob("*") if ".part" in file.name]
+        assert left == [], left
+
+    return Operation(prepare, steps, lambda path: kind.read(path / "saved"))
+
+
+OPERATIONS: dict[str, Operation] = {
+    "create": Operation(
+        lambda path, seed: _write_csv(path / "more.csv", 0, 60), _create_steps, _read_store, _check_store
+    ),
+    "append": _APPEND,
+    "delete": _DELETE,
+    "compact": _COMPACT,
+    "ask": Operation(
+        _prepare_store, lambda path, seed: [lambda: _answers(path)], lambda path: [_read_store(path), _answers(path)]
+    ),
+    "index": _saving("index"),
+    "join": _saving("join"),
+    "table vectors": _saving("table vectors"),
+    "Lance append": _on_lance(_APPEND),
+    "Lance delete": _on_lance(_DELETE),
+    "Lance compact": _on_lance(_COMPACT),
+    "Lance create": Operation(
+        lambda path, seed: _write_csv(path / "more.csv", 0, 60),
+        lambda path, seed: [_create(path, "--backend", "lance")],
+        _read_store,
+        slow=True,
+    ),
+}
