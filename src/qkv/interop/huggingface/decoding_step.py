@@ -1,14 +1,17 @@
 """Decoding step of a Hugging Face model: one query per sequence, with the attention of the model itself.
 
-The query precedes no key, so that the mask of a step without padding allows one range of keys for all sequences. The
-step is then one call of PyTorch's fused attention, without planning:
+The query precedes no key, so that the mask of a step allows one range of keys for all sequences, except for padding.
+The step is then one call of PyTorch's fused attention, without planning:
 
-    output = softmax(scaling · q K_rᵀ) V_r          K_r, V_r: the rows of K and V in the range r
+    output = softmax(scaling · q K_rᵀ + M) V_r          K_r, V_r: the rows of K and V in the range r
+
+M is −∞ for padding and otherwise 0; it is computed once for all layers of a model.
 """
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 
@@ -44,18 +47,21 @@ def attend_step(
         return None
     if tracing_mode(query):
         return None
+    added = None
     if mask is not None:
-        limits = _range(mask, key.shape[2])
-        if limits is None:
+        found = _visible(mask, key.shape[2])
+        if found is None:
             return None
-        start, stop = limits
+        (start, stop), allowed = found
         key, value = key.narrow(2, start, stop - start), value.narrow(2, start, stop - start)
+        if allowed is not None:
+            added = allowed[..., start:stop].to(query.dtype)
     batch, heads, _, width = query.shape
     if heads % key.shape[1]:
         return None
     grouped = query if heads == key.shape[1] else query.reshape(batch, key.shape[1], -1, width)
     scale = None if scaling is None else float(scaling)
-    output = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, scale=scale)
+    output = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=added, scale=scale)
     # Data that is not finite is left to the kernels. It makes the output NaN or infinite, or 0 if all logits are −∞.
     low, high = output.abs().sum(-1).aminmax()
     if not (low.item() > 0 and math.isfinite(high.item())):
@@ -81,25 +87,31 @@ def without_mask(
         value: values.
         mask: mask that the model received for one query, or None.
     """
-    limits = None if mask is None else _range(mask, key.shape[2])
-    if limits is None or limits[0] > 0:
+    found = None if mask is None else _visible(mask, key.shape[2])
+    if found is None or found[1] is not None or found[0][0] > 0:
         return key, value, mask
-    return key.narrow(2, 0, limits[1]), value.narrow(2, 0, limits[1]), None
+    return key.narrow(2, 0, found[0][1]), value.narrow(2, 0, found[0][1]), None
 
 
-def _range(mask: Shaped[Tensor, "*_ keys"], keys: int) -> tuple[int, int] | None:
-    """Return start and stop of the keys that a mask allows for every query, or None if they are not one range."""
+def _visible(
+    mask: Shaped[Tensor, "*_ keys"], keys: int
+) -> tuple[tuple[int, int], Float[Tensor, "batch 1 1 keys"] | None] | None:
+    """Return the range of keys that a mask allows, and what it adds to the logits if not all of the range is allowed.
+
+    The result is None if the mask is not lazy or allows no key. It is stored with the mask, because all layers of a
+    model receive the same mask in a step.
+    """
     if not isinstance(mask, LazyMask) or mask.array is not None or mask.shape[-1] < keys:
         return None
     if mask.step is None or mask.step[0] != keys:
         parts, positions = mask.parts()
-        stop = mask.shape[-1]
-        limits: tuple[int, int] | None = (0, stop)
+        stop, limits, added = mask.shape[-1], (0, mask.shape[-1]), None
         if parts is not None:
             tile = Tile.whole(1, stop, (mask.shape[0], 1), positions)
             limits = parts.key_range(tile)
-            if limits[0] >= limits[1] or parts.coverage(tile.restrict(tile.rows, limits)) != "all":
-                limits = None
-        mask.step = (keys, limits)
-    found = mask.step[1]
-    return None if found is None or found[0] >= keys else (found[0], min(found[1], keys))
+            if limits[0] < limits[1] and parts.coverage(tile.restrict(tile.rows, limits)) != "all":
+                added = torch.zeros((mask.shape[0], 1, 1, stop), dtype=mask.dtype, device=mask.device)
+                added.masked_fill_(~cast("Tensor", parts.allowed(tile, added)), -math.inf)
+        mask.step = (keys, limits, added)
+    _, (start, stop), added = mask.step
+    return None if start >= min(stop, keys) else ((start, min(stop, keys)), added)

@@ -44,8 +44,8 @@ class LazyMask(torch.Tensor):
     crop: int
     uncropped_shape: tuple[int, ...]
     array: torch.Tensor | None
-    step: tuple[int, tuple[int, int] | None] | None
-    """Number of keys, and the range of those that the mask allows, of a decoding step, once it is known."""
+    step: tuple[int, tuple[int, int], torch.Tensor | None] | None
+    """Number of keys, range of those that the mask allows, and what it adds to the logits, of a decoding step."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
