@@ -22,7 +22,7 @@ def test_a_text_key_states_how_it_is_compared():
     answer = Database.open({"k": ["aa", "bb"], "v": [1, 2]}, key="k", value="v").ask("aa")
     assert "compared by Names" in notes(answer)
     assert "no match under a similarity of 0.8" in notes(answer)
-    assert "TopK(10, normalizer=Softmax(0.02))" in notes(answer)
+    assert "weights by Sum()" in notes(answer)
 
 
 def test_a_key_that_fills_more_than_ten_rows_answers_with_all_of_them():
@@ -197,8 +197,9 @@ NOTES = {"k": ["ann", "bob"], "n": [1.0, 2.0], "x": [[1.0, 0.0], [0.0, 1.0]], "v
 @pytest.mark.parametrize(
     ("key", "query", "options", "shown"),
     [
-        ("k", "ann", {}, True),
-        ("k", "ann", {"normalizer": "softmax"}, False),
+        ("k", "ann", {}, False),
+        ("k", "ann", {"score": "spelling"}, True),
+        ("k", "ann", {"score": "spelling", "normalizer": "softmax"}, False),
         ("x", [1.0, 0.0], {}, True),
         (["x", "n"], {"x": [1.0, 0.0], "n": 1.0}, {}, False),
     ],

@@ -40,7 +40,7 @@ def edited(draw, name, kinds):
 
 @pytest.mark.parametrize("kinds", [("insert", "delete", "change"), ("insert", "delete", "change", "swap")])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_single_edit_finds_its_person_first_in_90_and_shown_in_99_of_100(names, people, kinds, seed):
+def test_a_single_edit_finds_its_person_first_in_90_and_answers_by_another_in_2_of_100(names, people, kinds, seed):
     assert len(names) >= 10_000
     draw = random.Random(seed)
     truth = draw.sample([name for name in names if len(name) >= 6], 310)
@@ -49,11 +49,15 @@ def test_a_single_edit_finds_its_person_first_in_90_and_shown_in_99_of_100(names
     pairs = [(name, query) for name in truth if (query := edited(draw, name, kinds)) not in known][:300]
     truth = [name for name, _ in pairs]
     answer = people.ask([query for _, query in pairs])
-    rows = [[row.record["name"] for row in one.rows] for one in answer]
-    first = sum(shown[:1] == [name] for shown, name in zip(rows, truth, strict=True))
-    among = sum(name in shown for shown, name in zip(rows, truth, strict=True))
+    found = [one.rows[0].record["name"] if one.found else None for one in answer]
+    first = sum(bool(one.rows) and one.rows[0].record["name"] == name for one, name in zip(answer, truth, strict=True))
+    answered = sum(one == name for one, name in zip(found, truth, strict=True))
+    other = sum(one not in (name, None) for one, name in zip(found, truth, strict=True))
+    listed = sum(name in one.candidates for one, name in zip(answer, truth, strict=True))
     assert first >= 0.90 * len(truth)
-    assert among >= 0.99 * len(truth)
+    assert other <= 0.02 * len(truth)
+    assert answered + listed >= 0.97 * len(truth)
+    assert answered >= 0.85 * len(truth)
 
 
 def test_random_letters_are_no_match(people):

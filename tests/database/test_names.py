@@ -45,7 +45,7 @@ def test_several_names_that_match_equally_are_listed_without_a_value():
     assert not answer.found
     assert answer.value is None
     assert answer.candidates == ("San José", "San Diego Intl")
-    assert "2 keys match equally: 'San José', 'San Diego Intl'" in answer.reason
+    assert "2 keys match about equally: 'San José', 'San Diego Intl'" in answer.reason
 
 
 def test_a_name_that_equals_the_query_is_preferred_and_repeated_rows_are_one_name():
@@ -131,3 +131,62 @@ def test_a_table_without_a_selected_row_has_no_match_and_needs_no_index(monkeypa
     monkeypatch.setattr(in_memory, "_INDEXED_ROWS", 1)
     assert opened(PLACES).ask("denver", where="row > 100").reason == "no row satisfies the predicate"
     assert [each.found for each in opened([*PLACES, None]).ask([None, "denver"])] == [False, True]
+
+
+# -- one key answers
+
+
+PEOPLE = {
+    "name": ["José García", "José García", "Jose Garcia-Lopez", "Ann Lee", "Ann Leeds", "Anna Lee"],
+    "income": [10.0, 20.0, 90.0, 1.0, 2.0, 4.0],
+}
+
+
+@pytest.mark.parametrize("query", ["Jose Garcia", "garcia, jose", "Jose Garzia", "JOSÉ  GARCÍA"])
+def test_the_answer_comes_from_all_rows_of_one_key(query):
+    answer = Database.open(PEOPLE, key="name", value="income").ask(query)
+    assert answer.found, answer.reason
+    assert answer.value == 15.0
+    assert [(row.index, row.weight) for row in answer.rows] == [(0, 0.5), (1, 0.5)]
+    assert len({row.similarity for row in answer.rows}) == 1
+    assert "the answer comes from the rows of one key, the most similar one" in answer.notes
+
+
+@pytest.mark.parametrize(
+    ("names", "query"),
+    [
+        (["Avinov", "Vaginov", "Petrov"], "Avginov"),
+        (["Delta County", "Darlington County"], "Dlt County"),
+        (["Leitman", "Plitman"], "Litman"),
+        (["Darsky", "Daursky", "Darev"], "Daersky"),
+    ],
+)
+def test_names_that_match_about_equally_are_listed_without_a_value(names, query):
+    answer = opened(names).ask(query)
+    similarities = Names()(np.array([query.lower()], object), np.array([name.lower() for name in names], object))[0]
+    first, second = np.sort(similarities)[::-1][:2]
+    assert 1e-9 < first - second < 0.02
+    assert not answer.found
+    assert answer.value is None
+    assert set(answer.candidates) == set(names[:2])
+
+
+def test_the_same_words_in_another_order_need_no_margin():
+    names = ["American Red Ale", "Americas American Red Ale"]
+    answer = opened(names).ask("Red Ale, American")
+    assert answer.found, answer.reason
+    assert answer.rows[0].record["name"] == "American Red Ale"
+
+
+def test_a_chosen_score_or_temperature_mixes_keys_and_says_so():
+    people = Database.open(PEOPLE, key="name", value="income")
+    for options in ({"score": "spelling"}, {"normalizer": "softmax:0.02"}):
+        answer = people.ask("Jose Garcia", **options)
+        assert answer.value > 15.5
+        assert any(note.startswith("rows of different keys take part in one answer") for note in answer.notes)
+    assert people.ask("Jose Garcia", normalizer="hard").value in (10.0, 20.0)
+
+
+def test_more_names_than_are_compared_are_counted_as_or_more():
+    answer = opened([f"San {letter}{letter}{letter}" for letter in "abcdefghijklmno"]).ask("san")
+    assert answer.reason.startswith("10 or more keys match about equally: ")

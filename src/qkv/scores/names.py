@@ -11,7 +11,7 @@ similarity w(a, b) of two words is the largest of
 
     1      equal words
     s      Spelling(a, b), if it is at least 0.8 and neither word is a number
-    0.92   a is the beginning of b and has two letters or more
+    0.94   a is the beginning of b and has two letters or more
     0.9    a is the first letter of b
     0.75   b is the first letter of a
     0.8    abbreviation: three letters or more that occur in the other word in order, the first one first
@@ -40,7 +40,7 @@ __all__ = ["Names"]
 _DIFFERENT = 0.99
 _ERRORS_OF_SEVERAL_WORDS = 1.5
 _LEAST_SPELLING = 0.8
-_BEGINNING = 0.92
+_BEGINNING = 0.94
 _INITIAL = 0.9
 _INITIAL_OF_KEY = 0.75
 _ABBREVIATION = 0.8
@@ -69,6 +69,8 @@ class Names(TextScore):
 
     least_spelling: ClassVar[float] = _LEAST_SPELLING
     """The least similarity by spelling of two words that counts."""
+    same_words: ClassVar[float] = _DIFFERENT
+    """The similarity of a key that has the words of the query in another order, or with other accents and signs."""
     scorers = ("distance.JaroWinkler.normalized_similarity", "distance.OSA.normalized_similarity")
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:

@@ -174,11 +174,15 @@ class Executor(ABC):
         entries, plan = self.run(parsed, comparison, normalizer, options)
         notes = (self._rows_note(), *comparison.notes, *_time_zone_notes(self.query_columns))
         notes += self.cell_notes
-        if comparison.normalizer_note and normalizer is comparison.normalizer:
+        default = normalizer is comparison.normalizer
+        if comparison.normalizer_note and default:
             notes += (comparison.normalizer_note,)
-        if comparison.lookup() is not None and normalizer is comparison.normalizer:
+        if comparison.lookup() is not None and default and not comparison.one_key:
             notes += ("a query that equals a key is answered from the rows of this key alone",)
-        notes += (f"weights by {normalizer}",)
+        one_key = comparison.lookup() if comparison.one_key and default else None
+        if one_key is None and comparison.mixes_keys and normalizer.top_k != 1:
+            notes += ("rows of different keys take part in one answer; omit score and normalizer for those of one key",)
+        notes += (f"weights by {normalizer if one_key is None else one_key.normalizer}",)
         if options.linear:
             notes += (
                 "answers by local linear regression; the weights of rows are effective weights, which can be negative",
@@ -314,16 +318,22 @@ def build_entries(
             entries.append(Entry(original, False, reason=reasons[i], invalid=invalid))
             continue
         weighted = np.flatnonzero((results.rows[i] >= 0) & (results.weights[i] != 0))
-        candidates = () if normalizer.constant else comparison.candidates(query[i], safe[i][weighted])
+        candidates: tuple[str, ...] = ()
+        weighted_rows = safe[i][weighted]
+        if not normalizer.constant:
+            default = normalizer is comparison.normalizer
+            candidates = comparison.candidates(query[i], weighted_rows, default)
         weighted = weighted[:top]
         rows, aggregate = safe[i][weighted], results.aggregates[i]
         table_index = rows if table_rows is None else table_rows[rows]
         evidence = table_index, results.weights[i][weighted], None if nearness is None else nearness[i][weighted]
         if candidates:
             # The rows are shown, but their average is no answer.
-            entries.append(
-                Entry(original, False, None, None, 0.0, _ambiguous(candidates), {}, *evidence, candidates=candidates)
+            more = len(weighted_rows) >= comparison.candidate_rows > 0 and len(candidates) == len(
+                set(comparison.key[weighted_rows].tolist())
             )
+            reason = _ambiguous(candidates, more)
+            entries.append(Entry(original, False, None, None, 0.0, reason, {}, *evidence, candidates=candidates))
             continue
         effective = np.nan if results.effective_rows is None else float(results.effective_rows[i])
         fit, precision = aggregate.fit, mean_precision(aggregate.deviation, effective)
@@ -351,10 +361,10 @@ def build_entries(
     return entries
 
 
-def _ambiguous(candidates: tuple[str, ...]) -> str:
-    """Return the reason why a query that several keys match equally well has no answer."""
+def _ambiguous(candidates: tuple[str, ...], more: bool) -> str:
+    """Return the reason why a query that several keys, or more than these, match about equally well has no answer."""
     shown = ", ".join(map(repr, candidates[:_SHOWN])) + ", …" * (len(candidates) > _SHOWN)
-    return f"{len(candidates)} keys match equally: {shown}; ask for one of them"
+    return f"{len(candidates)}{' or more' * more} keys match about equally: {shown}; ask for one of them"
 
 
 def _no_match_reasons(

@@ -21,9 +21,10 @@ from qkv.database.io.bad_cells import cell_note_of
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names
-from qkv.database.keys.comparisons import Comparison, NameComparison
+from qkv.database.keys.comparisons import Comparison
 from qkv.database.keys.coordinates import Coordinates, find_coordinates
 from qkv.database.keys.local_linear import fit_rows
+from qkv.database.keys.name_comparison import NameComparison
 from qkv.database.keys.name_index import NameIndex, PresentNames
 from qkv.database.keys.queries import Queries
 from qkv.engine import Observation, observe
@@ -207,13 +208,31 @@ def attend_to_rows(
         answered, plan = (lookup or call).answer(part)
         others = np.array([index for index, entry in enumerate(answered) if not entry.found], np.int64)
         if lookup is not None and (len(others) or not len(part)):
-            similar, plan = call.answer(part.take(others))
+            rest = part.take(others)
+            similar, plan = call.answer(rest)
+            if comparison.one_key:
+                similar = _with_rows_of_one_key(lookup, rest, similar)
             for index, entry in zip(others.tolist(), similar, strict=True):
                 answered[index] = entry
         entries += answered
         plans.append(plan)
         report(options.progress, "answering", len(entries), len(queries))
     return entries, plans[0]
+
+
+def _with_rows_of_one_key(lookup: _Call, queries: Queries, entries: list[Entry]) -> list[Entry]:
+    """Return entries in which each value comes from all rows whose key equals that of the row of largest weight."""
+    found = [index for index, entry in enumerate(entries) if entry.found]
+    if not found:
+        return entries
+    keys = lookup.comparison.key[[entries[index].rows[0] for index in found]]
+    answered, _ = lookup.answer(queries.take(np.array(found, np.int64)), keys)
+    out = list(entries)
+    for index, entry in zip(found, answered, strict=True):
+        nearness = entries[index].nearness
+        similarity = None if nearness is None else np.full(len(entry.rows), nearness[0])
+        out[index] = replace(entry, nearness=similarity)
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,8 +248,14 @@ class _Call:
     calibration: Callable[[], Calibration]
     line: Coordinates | None
 
-    def answer(self, queries: Queries) -> tuple[list[Entry], Plan]:
-        query = self.comparison.query_array(queries.columns)
+    def answer(self, queries: Queries, query: Shaped[np.ndarray, "q ..."] | None = None) -> tuple[list[Entry], Plan]:
+        """Return the entries that answer some queries, and the plan.
+
+        Args:
+            queries: the queries.
+            query: the engine's query array; None for that of the queries.
+        """
+        query = self.comparison.query_array(queries.columns) if query is None else query
         top = min(max(self.options.top, self.comparison.candidate_rows), len(self.present))
         sums_to_one = self.normalizer.sums_to_one
         readouts: list[Readout] = [TopWeights(top), Dense()] + [Entropy()] * sums_to_one

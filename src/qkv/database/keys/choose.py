@@ -1,7 +1,7 @@
 """Choice of the score, the normalizer and the threshold by which a database compares queries with keys.
 
     key                    score                     normalizer                    no match where
-    one text               Names                     top 10, softmax of s/0.02     similarity < 0.8, or ambiguous
+    one text               Names                     the rows of the best key      similarity < 0.8, or ambiguous
     one category, boolean  Exact                     Sum                           nothing is equal
     one identifier         Exact                     Sum                           nothing is equal
     one vector             Cosine                    top 10, softmax of s/0.05     cosine < 0.5
@@ -40,7 +40,6 @@ from qkv.database.keys.comparisons import (
     DistanceComparison,
     EqualityComparison,
     MixedComparison,
-    NameComparison,
     ScoreComparison,
     SimilarityComparison,
     in_days,
@@ -49,6 +48,7 @@ from qkv.database.keys.comparisons import (
 from qkv.database.keys.groups import group_rows, with_group_bandwidths
 from qkv.database.keys.identifiers import identifier_reason, is_whole_number, same_form
 from qkv.database.keys.local_linear_search import choose_linear_bandwidth
+from qkv.database.keys.name_comparison import NameComparison
 from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows
@@ -229,12 +229,12 @@ class ComparisonChooser:
         normalizer = TopK(top, normalizer=Softmax(temperature=_TEXT_TEMPERATURE))
         # Token sets can be equal where texts differ, so that their similarity does not tell which keys equal the query.
         own = not isinstance(score, TokenSetRatio)
-        best = f"the {top} best keys take part"
-        notes += ("no answer where several keys match equally",) * isinstance(score, Names)
+        notes += ("no answer where several keys match about equally",) * isinstance(score, Names)
         parts = (index,), (column,), score, normalizer, column.cells, notes, least
         if isinstance(score, Names):
-            return NameComparison(*parts, own_rows=True, normalizer_note=best, candidate_rows=top)
-        return SimilarityComparison(*parts, spelling, own, normalizer_note=best)
+            one = "the answer comes from the rows of one key, the most similar one"
+            return NameComparison(*parts, own_rows=True, normalizer_note=one, candidate_rows=top)
+        return SimilarityComparison(*parts, spelling, own, normalizer_note=f"the {top} best keys take part")
 
     def _vectors(self, index: int, threshold: float | None) -> Comparison:
         column = self.columns[index]

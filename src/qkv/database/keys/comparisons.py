@@ -20,7 +20,6 @@ from qkv.normalizers import Sum
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 from qkv.scores.exact import Exact
-from qkv.scores.names import Names
 
 __all__ = [
     "Comparison",
@@ -29,14 +28,9 @@ __all__ = [
     "GroupedDistanceComparison",
     "KeyCells",
     "MixedComparison",
-    "NameComparison",
     "ScoreComparison",
     "SimilarityComparison",
 ]
-
-
-# Similarities that differ by less are equal.
-_SAME = 1e-9
 
 
 class KeyCells(Protocol):
@@ -74,6 +68,8 @@ class Comparison:
     notes: tuple[str, ...]
     normalizer_note: str = field(default="", kw_only=True)
     candidate_rows: int = field(default=0, kw_only=True)
+    one_key: ClassVar[bool] = False
+    """Whether the default answer comes from the rows of one key alone, the most similar one."""
     measure: ClassVar[str] = ""
     """The unit of `nearness`: "similarity", "distance", or "" where there is no single number."""
 
@@ -100,12 +96,13 @@ class Comparison:
         """Return for each query the reason why its nearest row does not match, or None if it matches."""
         return [None] * len(nearest)
 
-    def candidates(self, query: object, rows: Int[np.ndarray, " n"]) -> tuple[str, ...]:
-        """Return the different keys that match one query equally well, or an empty tuple if one matches best.
+    def candidates(self, query: object, rows: Int[np.ndarray, " n"], default: bool) -> tuple[str, ...]:
+        """Return the different keys that match one query about equally well, or an empty tuple if one matches best.
 
         Args:
             query: one element of the engine's query array.
             rows: the rows with the largest weights, in descending order.
+            default: whether the weights are those of the default normalizer.
         """
         return ()
 
@@ -115,6 +112,11 @@ class Comparison:
         The other queries are answered by this comparison.
         """
         return None
+
+    @property
+    def mixes_keys(self) -> bool:
+        """Whether one answer can come from the rows of different texts, which are often different entities."""
+        return False
 
     def unsupported(self, error: Exception) -> QueryError:
         """Return the error for a score of the user that does not fit the cells of the key columns."""
@@ -214,6 +216,11 @@ class SimilarityComparison(Comparison):
         """Return the similarity `(q, n)` of each query to the n rows listed for it in `rows`."""
         return np.asarray(self.score(query[:, None], self.key[rows]))[:, 0, :]
 
+    @property
+    def mixes_keys(self) -> bool:
+        """Whether the key is a column of texts."""
+        return self.key_columns[0].kind == "text"
+
     def lookup(self) -> Self | None:
         """Return a comparison by equality if `own_rows` is set, otherwise None."""
         return replace(self, score=Exact(), normalizer=Sum(), own_rows=False) if self.own_rows else None
@@ -233,35 +240,6 @@ class SimilarityComparison(Comparison):
             reason = f"{subject} has similarity {similarity:.2f}, under {self.threshold:g}"
             reasons.append(None if similarity >= self.threshold or prefix else reason)
         return reasons
-
-
-@dataclass(frozen=True, eq=False)
-class NameComparison(SimilarityComparison):
-    """Comparison of texts by `Names`, which finds no answer if several keys contain the query equally well."""
-
-    def candidates(self, query: object, rows: Int[np.ndarray, " n"]) -> tuple[str, ...]:
-        """Return the different keys that match one query equally well, or an empty tuple if one matches best.
-
-        Two keys match equally well if the same share of the query is found in both, and both contain other words, or
-        if their similarities are equal.
-        """
-        text = str(query)
-        first: dict[str, int] = {}
-        for row in rows:
-            first.setdefault(self.key[row], int(row))
-        keys = list(first)
-        if len(keys) < 2 or text in first or not isinstance(self.score, Names):
-            return ()
-        share, complete = self.score.coverage(text, keys)
-        similar = np.asarray(self.score(np.array([text], object), np.array(keys, object)))[0]
-        same = (np.abs(share - share[0]) < _SAME) & ~complete & ~complete[0]
-        same |= np.abs(similar - similar[0]) < _SAME
-        if same.sum() < 2:
-            return ()
-        labels = self.key_columns[0].original
-        return tuple(
-            key if labels is None else str(labels[first[key]]) for key, tied in zip(keys, same, strict=True) if tied
-        )
 
 
 @dataclass(frozen=True, eq=False)
