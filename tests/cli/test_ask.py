@@ -3,9 +3,16 @@
 import csv
 import io
 import json
+import os
 import re
+import shutil
 
 import pytest
+
+from qkv.core.checksums import digest
+from qkv.database import Database, choice_cache
+
+from .conftest import EXAMPLES
 
 PEOPLE = ("people.csv", "--key", "name", "--value", "income")
 GPA = ("gpa.csv", "--key", "gpa", "--value", "starting_salary")
@@ -250,3 +257,35 @@ def test_json_lists_the_keys_that_match_equally_well(qkv, tmp_path):
     assert set(first["candidates"]) == {"San Jose", "San Diego"}
     assert first["value"] is None
     assert "candidates" not in second
+
+
+@pytest.mark.parametrize("kind", ["file", "store"])
+def test_no_cache_neither_reads_nor_writes_what_was_chosen(qkv, tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choice_cache, "_FEWEST_ROWS", 100)
+    table = tmp_path / "gpa.csv"
+    shutil.copy(EXAMPLES / "gpa.csv", table)
+    os.utime(table, (1_700_000_000, 1_700_000_000))
+    if kind == "store":
+        Database.create(tmp_path / "gpa", str(table), "gpa", "starting_salary")
+    question = ("ask", str(tmp_path / "gpa"), "3.5")
+    if kind == "file":
+        question = ("ask", str(table), "--key", "gpa", "--value", "starting_salary", "3.5")
+    folder = tmp_path / "gpa" / "notes" if kind == "store" else tmp_path / "cache" / "choices"
+    code, wanted, err = qkv(*question, "--no-cache")
+    assert (code, err) == (0, "")
+    assert not list(folder.glob("*.json"))
+    assert qkv(*question)[1] == wanted
+    changed = 0
+    for path in folder.glob("*.json"):
+        entry = json.loads(path.read_bytes())
+        if "method" in entry["content"]:
+            entry["content"]["value"] *= 4
+            entry["digest"] = digest(choice_cache._json(entry["content"]))
+            path.write_bytes(choice_cache._json(entry))
+            changed += 1
+    assert changed == 1
+    before = {path: path.read_bytes() for path in folder.glob("*.json")}
+    assert qkv(*question)[1] != wanted  # the changed bandwidth was read
+    assert qkv(*question, "--no-cache")[1] == wanted
+    assert {path: path.read_bytes() for path in folder.glob("*.json")} == before

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -31,7 +32,7 @@ def write(path: Path, rows: int = 300, seed: int = 0) -> Path:
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(database, "_CACHED_ROWS", 100)
+    monkeypatch.setattr(choice_cache, "_FEWEST_ROWS", 100)
     return write(tmp_path / "rows.csv")
 
 
@@ -258,6 +259,102 @@ def test_the_scale_of_intervals_along_the_key_is_saved(file, chosen, tmp_path, k
         assert ask(rows, queries[0], key=key) == first[0]
         assert chosen == ["calibrate"]
         chosen.clear()
+
+
+@pytest.fixture(params=["512 MiB", 1], ids=["in memory", "streamed"])
+def store(request, tmp_path, monkeypatch):
+    """Return a function that opens a store of 300 rows, and asks it."""
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choice_cache, "_FEWEST_ROWS", 100)
+    path = tmp_path / "rows"
+    Database.create(path, write(tmp_path / "rows.csv"), "x", "y")
+
+    def ask_store(query=3.5, version=None, cache=True, **options):
+        opened = Database.open(path, memory=request.param, cache=cache)
+        answer = (opened if version is None else opened.at(version)).ask(query, **options)
+        return answer.value, answer.standard_error, answer.prediction_interval, answer.notes
+
+    ask_store.path = path
+    return ask_store
+
+
+def test_a_store_that_is_opened_again_chooses_nothing_and_has_the_same_answer(store, chosen):
+    for options in ({}, {"where": "shop = 'a'"}, {"fit": "local-linear"}, {"score": "laplace"}):
+        chosen.clear()
+        first = store(**options)
+        assert chosen
+        chosen.clear()
+        assert store(**options) == first
+        assert not chosen
+        assert store(**options, cache=False) == first
+        assert chosen
+    assert not cache_folder().exists()
+
+
+def test_a_store_without_a_cache_is_neither_read_from_it_nor_written_to_it(store, chosen):
+    first = store(cache=False)
+    assert not list(store.path.glob("notes/*.json"))
+    store()
+    for path in store.path.glob("notes/*.json"):
+        entry = json.loads(path.read_bytes())
+        if "value" in entry["content"]:
+            entry["content"]["value"] *= 9
+        path.write_bytes(choice_cache._json({**entry, "digest": digest(choice_cache._json(entry["content"]))}))
+    chosen.clear()
+    assert store(cache=False) == first
+    assert "calibrate" in chosen
+
+
+def test_every_version_of_a_store_has_choices_of_its_own(store, chosen):
+    opened = Database.open(store.path)
+    first = store()
+    assert opened.delete("x < 5") > 0
+    chosen.clear()
+    second = store(7.5)
+    assert "choose_bandwidth" in chosen
+    assert second == store(7.5, cache=False)
+    chosen.clear()
+    assert store(version=1) == first
+    assert store(7.5) == second
+    opened.append({"x": np.linspace(5, 10, 50), "y": np.linspace(5, 10, 50), "shop": ["a"] * 50})
+    assert not chosen
+    third = store(7.5)
+    assert "choose_bandwidth" in chosen
+    assert third == store(7.5, cache=False)
+    assert third[0] != second[0]
+
+
+def test_a_copied_store_uses_its_choices_and_another_store_in_its_place_does_not(store, chosen, tmp_path):
+    first = store()
+    shutil.copytree(store.path, tmp_path / "copy")
+    chosen.clear()
+    assert Database.open(tmp_path / "copy").ask(3.5).value == pytest.approx(first[0])
+    notes = tmp_path / "notes"
+    shutil.copytree(store.path / "notes", notes)
+    shutil.rmtree(store.path)
+    Database.create(store.path, write(tmp_path / "others.csv", seed=5), "x", "y")
+    shutil.copytree(notes, store.path / "notes", dirs_exist_ok=True)
+    chosen.clear()
+    assert store() == store(cache=False) != first
+    assert "calibrate" in chosen
+
+
+def test_a_store_with_damaged_rows_saves_no_choices(tmp_path, monkeypatch):
+    monkeypatch.setattr(choice_cache, "_FEWEST_ROWS", 100)
+    Database.create(tmp_path / "s", write(tmp_path / "rows.csv"), "x", "y")
+    Database.open(tmp_path / "s").append(write(tmp_path / "more.csv", seed=1))
+    largest = max((tmp_path / "s" / "rows").iterdir(), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-600])
+    assert Database.open(tmp_path / "s", damaged="skip").ask(3.5).found
+    assert not list(tmp_path.glob("s/notes/*.json"))
+
+
+def test_a_store_that_is_removed_while_it_is_asked_is_not_created_again(store, chosen):
+    opened = Database.open(store.path)
+    opened.column("x")
+    shutil.rmtree(store.path)
+    assert opened.ask(3.5).found
+    assert not store.path.exists()
 
 
 PROCESS = """

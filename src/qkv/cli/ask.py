@@ -195,7 +195,7 @@ def ask(
         if stored:
             if (encoding, delimiter, decimal) != (None, None, None):
                 raise OptionError("--encoding, --delimiter and --decimal must be used with a table. Omit them.")
-            database = _open_store(files[0], key, value, version, memory)
+            database = _open_store(files[0], key, value, version, memory, not no_cache)
         else:
             if files == ["-"] and not arguments and queries in (None, "-"):
                 raise QueryError("QUERY must be given if standard input is the table. Write a query after -.")
@@ -293,10 +293,10 @@ def _write_relation(
         print(f"\n{answers.plan}")
 
 
-def _open_store(path: str, key: str, value: str, version: int | None, memory: str) -> Queryable:
+def _open_store(path: str, key: str, value: str, version: int | None, memory: str, cache: bool) -> Queryable:
     from qkv.database.storage.create import open_database
 
-    opened = open_database(path, key or None, value or None, fold=None, memory=memory, damaged="refuse")
+    opened = open_database(path, key or None, value or None, fold=None, memory=memory, damaged="refuse", cache=cache)
     return opened if version is None else opened.at(version)
 
 

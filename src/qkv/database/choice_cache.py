@@ -1,9 +1,11 @@
-"""Cache on disk of what is chosen from all rows of a file: bandwidths, no-match distances and interval factors.
+"""Cache on disk of what is chosen from all rows of a file or store: bandwidths, no-match distances, interval factors.
 
-Choosing them for five million rows takes seconds to minutes, and the command `qkv ask` would repeat it before every
-answer. Each entry is a JSON file in the user's cache folder, named by a hash of its identity:
+Choosing them for five million rows takes seconds, and the command `qkv ask` would repeat it before every answer. Each
+entry is a JSON file, in the user's cache folder for files and in the cache folder of a store, named by a hash of its
+identity:
 
     files       path, size, time of modification and time of change of each file that was read
+    store       the version of the store and the SHA-256 of its manifest
     options     how the files were read, the key and value columns, and the rows that a predicate selects
     versions    of this format and of the packages that read and choose
     item        what was chosen
@@ -23,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -36,6 +38,9 @@ from qkv.database.execute.uncertainty import Calibration
 from qkv.database.keys.bandwidth import Bandwidth
 from qkv.errors import QkvError
 
+if TYPE_CHECKING:
+    from qkv.store import Store
+
 __all__ = ["NO_CACHE", "ChoiceCache", "cache_folder"]
 
 # To be increased when other bandwidths, distances or factors are chosen from the same rows.
@@ -44,6 +49,8 @@ _PACKAGES = ("qkv", "numpy", "duckdb", "pyarrow")
 _RECENT_NANOSECONDS = 2 * 10**9
 _LARGEST_ENTRY = 2**24
 _MOST_ENTRIES = 1000
+# Choosing takes less than a second for fewer rows.
+_FEWEST_ROWS = 20_000
 _Chosen = TypeVar("_Chosen")
 
 
@@ -59,14 +66,16 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class ChoiceCache:
-    """Cache of what is chosen from the rows of some files.
+    """Cache of what is chosen from the rows of some files or of a store.
 
     Attributes:
-        paths: the files; nothing is saved if there are none.
+        folder: the folder of the entries; None: nothing is saved.
+        paths: the files.
         states: the state of each file before it was read, as `_state` returns it.
-        options: the identity of the columns and of the selected rows, as a JSON object.
+        options: the identity of the store, of the columns and of the selected rows, as a JSON object.
     """
 
+    folder: Path | None
     paths: tuple[str, ...]
     states: tuple[tuple[int, ...], ...]
     options: Mapping[str, object]
@@ -85,17 +94,31 @@ class ChoiceCache:
             states = tuple(_state(path) for path in resolved)
         except OSError:
             return NO_CACHE
-        return cls(resolved, states, dict(options)) if all(state[1] < latest for state in states) else NO_CACHE
+        if not resolved or any(state[1] >= latest for state in states):
+            return NO_CACHE
+        return cls(cache_folder(), resolved, states, dict(options))
+
+    @classmethod
+    def of_store(cls, store: Store) -> ChoiceCache:
+        """Return the cache of the open version of a store, or `NO_CACHE` if rows of it are damaged."""
+        if store.damages:
+            return NO_CACHE
+        rows = {"store": store.identity, "version": store.version, "rows": len(store)}
+        return cls(store.cache_folder, (), (), rows)
+
+    def for_rows(self, count: int) -> ChoiceCache:
+        """Return this cache, or `NO_CACHE` for so few rows that choosing takes less time than a person notices."""
+        return self if count >= _FEWEST_ROWS else NO_CACHE
 
     def with_options(self, **options: object) -> ChoiceCache:
         """Return a cache with more options in its identity; their values are such that JSON can represent them."""
-        return ChoiceCache(self.paths, self.states, {**self.options, **options})
+        return ChoiceCache(self.folder, self.paths, self.states, {**self.options, **options})
 
     def with_rows(self, selected: Bool[np.ndarray, " rows"]) -> ChoiceCache:
         """Return the cache of the choices from the selected rows alone."""
-        if not self.paths:
+        if self.folder is None:
             return self
-        return self.with_options(rows=digest(np.packbits(selected).tobytes()), count=len(selected))
+        return self.with_options(selected=digest(np.packbits(selected).tobytes()), count=len(selected))
 
     def bandwidth(self, item: str, choose: Callable[[], Bandwidth]) -> Bandwidth:
         """Return the bandwidth in the entry `item`, or choose it and write the entry."""
@@ -120,10 +143,10 @@ class ChoiceCache:
         write: Callable[[_Chosen], dict[str, object]],
         read: Callable[[Fields], _Chosen],
     ) -> _Chosen:
-        if not self.paths:
+        if self.folder is None:
             return choose()
         identity = self._identity(item)
-        path = cache_folder() / f"{digest(_json(identity))}.json"
+        path = self.folder / f"{digest(_json(identity))}.json"
         try:
             return read(_content(path, identity))
         except (OSError, QkvError):
@@ -132,7 +155,8 @@ class ChoiceCache:
         entry = {"identity": identity, "content": content, "digest": digest(_json(content))}
         try:
             if all(_state(name) == state for name, state in zip(self.paths, self.states, strict=True)):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                # The folder of a store that was removed meanwhile is not created again.
+                path.parent.mkdir(parents=bool(self.paths), exist_ok=True)
                 with atomic_path(path) as temporary:
                     temporary.write_bytes(_json(entry))
                 _remove_oldest(path.parent)
@@ -145,7 +169,7 @@ class ChoiceCache:
         return {"files": files, "options": dict(self.options), "versions": _versions(), "item": item}
 
 
-NO_CACHE = ChoiceCache((), (), {})
+NO_CACHE = ChoiceCache(None, (), (), {})
 """A cache that saves nothing."""
 
 

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Database"]
 
-# Choosing a bandwidth takes less than a second for fewer rows.
-_CACHED_ROWS = 20_000
-
 
 class Database(Queryable):
     """A table in memory that answers queries. It has one or more key columns and a value column.
@@ -133,7 +130,9 @@ class Database(Queryable):
 
     @overload
     @classmethod
-    def open(cls, source: str | PathLike[str], *, memory: int | str = ..., damaged: str = ...) -> StoredDatabase: ...
+    def open(
+        cls, source: str | PathLike[str], *, memory: int | str = ..., damaged: str = ..., cache: bool = ...
+    ) -> StoredDatabase: ...
 
     @overload
     @classmethod
@@ -190,8 +189,9 @@ class Database(Queryable):
             on_bad_cell: "exclude" leaves out the rows of a table whose key or value is no finite number in a column
                 of numbers, or no date in a column of dates, and counts these cells in the notes of answers;
                 "refuse" raises; "text" reads all cells of such a column of a CSV or JSON file as texts.
-            cache: whether the bandwidth, the no-match distance and the interval factors of files of 20,000 rows or
-                more are saved in the user's cache folder (the environment variable `QKV_CACHE` names another one).
+            cache: whether the bandwidth, the no-match distance and the interval factors of 20,000 rows or more are
+                saved: those of files in the user's cache folder (the environment variable `QKV_CACHE` names another
+                one), those of a store in its folder `notes`.
 
         Raises:
             OptionError: An option of text files is not allowed.
@@ -210,7 +210,7 @@ class Database(Queryable):
                 raise OptionError(
                     f"on_bad_cell must be 'exclude' for a store, got {on_bad_cell!r}. Pass it to create and append."
                 )
-            return open_database(source, key, value, fold=fold, memory=memory, damaged=damaged)
+            return open_database(source, key, value, fold=fold, memory=memory, damaged=damaged, cache=cache)
         if key is None or value is None:
             raise DataError(
                 f"{'key' if key is None else 'value'} must be the name of a column of {describe(source)}, got None. "
@@ -222,9 +222,8 @@ class Database(Queryable):
         choices = ChoiceCache.of_files(table_files(source) if cache else [], identity)
         table = with_microseconds(read(source, required, options))
         out = cls(table, key, value, describe(source), fold is not False)
-        if table.num_rows >= _CACHED_ROWS:
-            columns = {"key": list(out.key), "value": value, "fold": fold is not False}
-            out._in_memory.choices = choices.with_options(**columns)
+        columns = {"key": list(out.key), "value": value, "fold": fold is not False}
+        out._in_memory.choices = choices.with_options(**columns).for_rows(table.num_rows)
         return out
 
     @classmethod

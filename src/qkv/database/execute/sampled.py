@@ -9,7 +9,7 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.database.execute.statistics import TableStatistics
-from qkv.database.keys.bandwidth import Bandwidth, choose_bandwidth
+from qkv.database.keys.bandwidth import Bandwidth
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
 
@@ -41,7 +41,7 @@ class SampledChooser(ComparisonChooser):
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
         """Return the bandwidth saved with the statistics. If there is none, choose one from the sample and save it."""
         saved = self.statistics.bandwidths
-        name = "mean" if self.search is choose_bandwidth else "linear"
+        name = "linear" if self.linear else "mean"
         if name not in saved:
             targets = self.targets(np.arange(len(points)))
             saved[name] = self.search(points, targets, progress, self.total, self._groups)

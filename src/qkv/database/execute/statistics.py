@@ -113,6 +113,10 @@ class TableStatistics:
         for older in sorted(self.path.parent.glob(f"*{_SUFFIX}"))[:-_MOST_SAVED]:
             older.unlink(missing_ok=True)
 
+    def without_choices(self) -> TableStatistics:
+        """Return the statistics without bandwidths and distances, which will not be saved either."""
+        return replace(self, bandwidths={}, nearest_quantiles={}, path=None)
+
 
 def load_statistics(
     rows: StoredRows, key: Sequence[str], value: str, folded: bool, progress: Progress | None = None

@@ -53,6 +53,7 @@ class StreamedExecutor(Executor):
         key, value, name, fold: as in `Executor`.
         progress: called while the statistics are computed.
         hidden: columns that are compared but not shown.
+        cache: whether bandwidths and distances are saved with the statistics, and read from there.
 
     Raises:
         DataError: No row has both key and value.
@@ -69,11 +70,14 @@ class StreamedExecutor(Executor):
         fold: bool = True,
         progress: Progress | None = None,
         hidden: Sequence[str] = (),
+        cache: bool = True,
     ) -> None:
         super().__init__(tuple(key), value, name, fold)
         self.table = StoredRows(store, hidden)
         self.title = f"{name}, version {self.table.store.version}"
-        self.statistics = load_statistics(self.table, key, value, fold, progress)
+        statistics = load_statistics(self.table, key, value, fold, progress)
+        self.cache = cache
+        self.statistics = statistics if cache else statistics.without_choices()
         missing = {name: column.missing for name, column in self.statistics.columns.items()}
         self._set_counts(missing, self.statistics.complete)
         self.examples = self.read_columns(self.table.take(self.statistics.examples))
@@ -104,7 +108,9 @@ class StreamedExecutor(Executor):
         """Return an executor over the selected rows, with statistics of these rows; see `Executor.restrict`."""
         out = copy.copy(self)
         columns = self.key, self.value, self.fold
-        out.statistics = restricted_statistics(self.statistics, self.table, *columns, selected, progress)
+        statistics = restricted_statistics(self.statistics, self.table, *columns, selected, progress)
+        out.statistics = statistics if self.cache else statistics.without_choices()
+        out.choices = self.choices.with_rows(selected)
         out.selected = selected
         out.selected_rows = out.statistics.complete
         out._columns = out._chooser = out._comparison = out._restricted = None

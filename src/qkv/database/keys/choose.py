@@ -92,7 +92,8 @@ class ComparisonChooser:
         cache: ChoiceCache = NO_CACHE,
     ) -> None:
         self.columns, self.value, self.complete, self.targets = columns, value, complete, targets
-        self.search, self._cache, self._bandwidths = choose_bandwidth, cache, dict[object, Bandwidth]()
+        self.linear, self.search = False, choose_bandwidth
+        self._cache, self._bandwidths = cache, dict[object, Bandwidth]()
         self._groups: Int[np.ndarray, " rows"] | None = None
 
     def choose(
@@ -105,7 +106,7 @@ class ComparisonChooser:
         Raises:
             OptionError: The name of the score is unknown, or the score does not support the kinds of the key columns.
         """
-        self.search = choose_linear_bandwidth if linear else choose_bandwidth
+        self.linear, self.search = linear, choose_linear_bandwidth if linear else choose_bandwidth
         named = parse_score(score) if isinstance(score, str) else None
         if named is not None and not named.needs_bandwidth:
             score, named = named.build(), None
@@ -263,7 +264,7 @@ class ComparisonChooser:
         score = named.build(width) if named is not None else Gaussian(width)
         alone = len(columns) == 1
         unit = float(scale[0]) if alone else 1.0
-        reach = min(3.0 * width, 1.0 if self.search is choose_bandwidth else _LINE_REACH)
+        reach = min(3.0 * width, _LINE_REACH if self.linear else 1.0)
         # All rows in the window of a boxcar weigh the same, so that the first one counts as the nearest.
         reach = max(reach, width) if kind == "boxcar" else reach
         limit = max(reach, self.nearest_quantile(key, "standard")) * unit if threshold is None else threshold
@@ -364,10 +365,12 @@ class ComparisonChooser:
             key: the keys as points.
             unit: "own", or "standard" for standardized columns.
         """
+        item = f"distance in {unit} units for {key.shape[1]} columns, groups: {self._groups is not None}"
+        return self._cache.number(item, partial(self._sampled_quantile, key))
+
+    def _sampled_quantile(self, key: Float[np.ndarray, "rows width"]) -> float:
         rows = self.sample
-        groups = None if self._groups is None else self._groups[rows]
-        item = f"distance in {unit} units for {key.shape[1]} columns, groups: {groups is not None}"
-        distance = self._cache.number(item, partial(nearest_distance_quantile, key[rows], groups))
+        distance = nearest_distance_quantile(key[rows], None if self._groups is None else self._groups[rows])
         # Among all rows, neighbors are nearer than in the sample by a factor of ratio^(1 / width).
         ratio = max(1.0, self.total / max(1, len(rows)))
         return float(distance * ratio ** (-1.0 / key.shape[1]))

@@ -127,6 +127,7 @@ def open_database(
     memory: int | str,
     damaged: str,
     checksums: bool | None = None,
+    cache: bool = True,
 ) -> StoredDatabase:
     """Open a database on disk; see `Database.open` and `qkv.store.open` for the arguments."""
     store = stores.open(path, damaged=damaged, checksums=checksums)
@@ -143,7 +144,7 @@ def open_database(
     same_key = list(key_names(key, store.schema.names)) == saved.get("key")
     defaults = {name: saved.get(name) if same_key else None for name in ("score", "normalizer", "threshold")}
     folded = bool(saved.get("fold", True)) if fold is None else fold
-    return StoredDatabase(store, key, value, fold=folded, memory=memory, encoding=encoding, **defaults)
+    return StoredDatabase(store, key, value, fold=folded, memory=memory, encoding=encoding, cache=cache, **defaults)
 
 
 def visible_columns(store: stores.Store) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool
 from qkv.database.answer import Answer
+from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute.base import AskOptions, Executor
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.execute.row_reader import match_blocks
@@ -56,6 +57,7 @@ class StoredDatabase(Queryable):
         score, normalizer, threshold: the defaults of `ask`.
         memory: the memory limit, in bytes or as text.
         encoding: encodes keys and queries as vectors; None: keys are compared unchanged.
+        cache: whether what is chosen from 20,000 rows or more, such as bandwidths, is saved with the store.
 
     Attributes:
         cell_notes: sentences about cells of the rows written last that are not what the column holds, such as "n/a"
@@ -86,8 +88,10 @@ class StoredDatabase(Queryable):
         threshold: float | None = None,
         memory: int | str = "512 MiB",
         encoding: Encoding | None = None,
+        cache: bool = True,
     ) -> None:
         self.store = store
+        self.cache = cache
         self.encoding = encoding
         self.key = key_names(key, store.schema.names)
         self.value = value
@@ -130,7 +134,13 @@ class StoredDatabase(Queryable):
             DataError: There is more than one key column.
         """
         return StoredDatabase(
-            self.store, self.value, self._single_key(), fold=self.fold, memory=self.memory, encoding=self.encoding
+            self.store,
+            self.value,
+            self._single_key(),
+            fold=self.fold,
+            memory=self.memory,
+            encoding=self.encoding,
+            cache=self.cache,
         )
 
     @property
@@ -298,6 +308,7 @@ class StoredDatabase(Queryable):
             threshold=self.threshold,
             memory=self.memory,
             encoding=self.encoding,
+            cache=self.cache,
         )
 
     @property
@@ -334,11 +345,16 @@ class StoredDatabase(Queryable):
             key, visible = self._compared(vectors), self._visible
             hidden = [name for name in self.store.schema.names if name not in visible]
             if self._exceeds_memory(vectors):
-                executor = StreamedExecutor(self.store, key, self.value, self.name, self.fold, progress, hidden)
+                rows = self.store, key, self.value, self.name, self.fold
+                executor = StreamedExecutor(*rows, progress, hidden, self.cache)
             else:
                 columns = [*visible, *hidden] if vectors else visible
                 table = self.store.to_table(columns)
                 executor = InMemoryExecutor(table, key, self.value, self.name, self.fold, hidden)
+            if self.cache:
+                columns = {"key": list(key), "value": self.value, "fold": self.fold}
+                choices = ChoiceCache.of_store(self.store).with_options(**columns, kind=type(executor).__name__)
+                executor.choices = choices.for_rows(len(self.store))
             # A row lacks its vector if it lacks its key.
             names = dict.fromkeys(hidden, ", ".join(self.key))
             executor.missing_cells = {names.get(name, name): count for name, count in executor.missing_cells.items()}
