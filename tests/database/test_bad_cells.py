@@ -9,7 +9,7 @@ import pytest
 from qkv.database import Database
 from qkv.errors import DataError, OptionError, QueryError
 
-BAD = ("n/a", "-", "unknown", "inf", "-Infinity", "1 200", "3,5x", "#REF!")
+BAD = ("n/a", "-", "unknown", "inf", "-Infinity", "1 20", "3,5x", "#REF!")
 
 
 def write(path, cells, header="x,v"):

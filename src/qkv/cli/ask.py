@@ -13,6 +13,10 @@ import typer
 
 from qkv.cli.shared_options import (
     ON_BAD_CELL,
+    DateFormat,
+    Decimal,
+    Delimiter,
+    Encoding,
     KeyColumns,
     NormalizerName,
     OnBadCell,
@@ -96,13 +100,10 @@ def ask(
         str, typer.Option(metavar="SIZE", help="Memory limit; a larger store is read block by block.")
     ] = "512 MiB",
     seed: Annotated[int | None, typer.Option(metavar="NUMBER", help="Seed of random normalizers.")] = None,
-    encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Encoding of FILE: utf-16, latin-1, cp1252 …; default: utf-8.")
-    ] = None,
-    delimiter: Annotated[
-        str | None, typer.Option(metavar="CHARACTER", help="Delimiter of FILE; default: detected.")
-    ] = None,
-    decimal: Annotated[str | None, typer.Option(metavar=".|,", help="Decimal separator of FILE; default: .")] = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
+    date_format: DateFormat = None,
     on_bad_cell: OnBadCell = "exclude",
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Do not save or reuse the bandwidth and distances chosen for FILE.")
@@ -178,6 +179,12 @@ def ask(
             f"{'Pass it to qkv store create and append.' if stored else 'Convert the cells with try_cast in the SQL.'}"
         )
 
+    if sql is not None and (encoding, delimiter, decimal, date_format) != (None, None, None, None):
+        raise OptionError(
+            "--encoding, --delimiter, --decimal and --date-format must be used with a table, got --sql. Pass them to "
+            "read_csv in the SQL."
+        )
+
     from qkv.cli.json_csv import CsvWriter, JsonWriter
     from qkv.cli.query_input import number_lines, read_queries
     from qkv.cli.text_output import TableWriter
@@ -193,8 +200,11 @@ def ask(
     else:
         files, arguments = (arguments[:1], arguments[1:]) if stored else _split_files(arguments)
         if stored:
-            if (encoding, delimiter, decimal) != (None, None, None):
-                raise OptionError("--encoding, --delimiter and --decimal must be used with a table. Omit them.")
+            if (encoding, delimiter, decimal, date_format) != (None, None, None, None):
+                raise OptionError(
+                    "--encoding, --delimiter, --decimal and --date-format must be used with a table, got a store. Pass "
+                    "them to qkv store create and append."
+                )
             database = _open_store(files[0], key, value, version, memory, not no_cache)
         else:
             if files == ["-"] and not arguments and queries in (None, "-"):
@@ -207,6 +217,7 @@ def ask(
                 encoding=encoding,
                 delimiter=delimiter,
                 decimal=decimal,
+                date_format=date_format,
                 on_bad_cell=on_bad_cell,
                 cache=not no_cache,
             )

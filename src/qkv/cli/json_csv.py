@@ -34,7 +34,7 @@ class JsonWriter(AnswerWriter):
 
     The object contains the query, the value, its standard error, the 90 % prediction interval, the spread of the
     values, the effective number of rows, whether a match was found, the keys that match equally well if there are
-    several, and the evidence rows with their weights.
+    several, notes on how the cells of columns were read, and the evidence rows with their weights.
     """
 
     def write_one(self, one: Answer) -> None:
@@ -52,6 +52,8 @@ class JsonWriter(AnswerWriter):
             line["reason"] = one.reason
         if one.candidates:
             line["candidates"] = one.candidates
+        if one.column_notes:
+            line["notes"] = one.column_notes
         if self.rows:
             line["rows"] = [
                 {"weight": row.weight}

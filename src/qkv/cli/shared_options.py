@@ -10,6 +10,10 @@ __all__ = [
     "ON_BAD_CELL",
     "Candidates",
     "Collection",
+    "DateFormat",
+    "Decimal",
+    "Delimiter",
+    "Encoding",
     "JoinedOn",
     "Judgements",
     "KeyColumns",
@@ -51,6 +55,18 @@ OnBadCell = Annotated[
         metavar="exclude|refuse|text",
         help="Cells that are no finite numbers, or no dates, in a column of them: leave out and count, refuse, or "
         "read the column as texts.",
+    ),
+]
+
+Encoding = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Encoding of FILE: utf-16, latin-1, cp1252 …; default: utf-8.")
+]
+Delimiter = Annotated[str | None, typer.Option(metavar="CHARACTER", help="Delimiter of FILE; default: detected.")]
+Decimal = Annotated[str | None, typer.Option(metavar=".|,", help="Decimal separator of FILE; default: detected.")]
+DateFormat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORMAT", help="Format of dates in FILE, such as %m/%d/%Y or %d-%b-%y; default: detected, day first."
     ),
 ]
 

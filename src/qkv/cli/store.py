@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.copy_store import copy, export
-from qkv.cli.shared_options import ON_BAD_CELL, KeyColumns, NormalizerName, OnBadCell, ScoreName, Threshold, ValueColumn
+from qkv.cli.shared_options import (
+    ON_BAD_CELL,
+    DateFormat,
+    Decimal,
+    Delimiter,
+    Encoding,
+    KeyColumns,
+    NormalizerName,
+    OnBadCell,
+    ScoreName,
+    Threshold,
+    ValueColumn,
+)
 from qkv.cli.verify_store import StorePath, verify
 from qkv.core.checks import check_choice
 from qkv.core.printable import printable
@@ -74,6 +86,10 @@ def create(
         str, typer.Option(metavar="arrow|lance", help="Storage format; lance needs the extra of this name.")
     ] = "arrow",
     on_bad_cell: OnBadCell = "exclude",
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
+    date_format: DateFormat = None,
 ) -> None:
     """Create a store from the rows of a file.
 
@@ -103,6 +119,10 @@ def create(
             backend=backend,
             progress=progress,
             on_bad_cell=on_bad_cell,
+            encoding=encoding,
+            delimiter=delimiter,
+            decimal=decimal,
+            date_format=date_format,
         )
     print(printable(str(created)))
     _print_notes(created)
@@ -116,6 +136,10 @@ def append(
         typer.Argument(metavar="FILE", help="Files of rows with the columns of the store.", show_default=False),
     ],
     on_bad_cell: OnBadCell = "exclude",
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
+    date_format: DateFormat = None,
 ) -> None:
     """Append the rows of one or more files to a store as one new version.
 
@@ -129,7 +153,15 @@ def append(
     opened = _open(path)
     before = len(opened.store)
     with ProgressBar() as progress:
-        opened.append(iter(files), progress=progress, on_bad_cell=on_bad_cell)
+        opened.append(
+            iter(files),
+            progress=progress,
+            on_bad_cell=on_bad_cell,
+            encoding=encoding,
+            delimiter=delimiter,
+            decimal=decimal,
+            date_format=date_format,
+        )
     print(printable(f"{counted(len(opened.store) - before, 'row', 'rows')} added; {opened}"))
     _print_notes(opened)
 

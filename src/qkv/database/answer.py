@@ -87,7 +87,8 @@ class Answer:
     For a single query each property is one value; for several queries it is a list with one value per query.
     Indexing and iteration return the answer to each query. A query without a matching key has `found` False, the
     value None, no rows, and a `reason`. A query that several keys match equally
-    well has no value either, but `candidates` and the rows of these keys.
+    well has no value either, but `candidates` and the rows of these keys. `notes` says how the answers were computed;
+    those notes that say how cells of the columns were read, or that they were left out, are also in `column_notes`.
 
     Example:
         >>> from qkv.database import Database
@@ -106,6 +107,7 @@ class Answer:
     measure: str
     plan: Plan | StreamedPlan
     notes: tuple[str, ...]
+    column_notes: tuple[str, ...] = ()
 
     # -- fields -----------------------------------------------------------------------------------------
 
@@ -163,8 +165,8 @@ class Answer:
         return (self[index] for index in range(len(self.entries)))
 
     def __getitem__(self, index: int) -> Answer:
-        entry = self.entries[index]
-        return Answer((entry,), True, self.table, self.keys, self.value_name, self.measure, self.plan, self.notes)
+        entry, notes = self.entries[index], (self.notes, self.column_notes)
+        return Answer((entry,), True, self.table, self.keys, self.value_name, self.measure, self.plan, *notes)
 
     # -- other forms ------------------------------------------------------------------------------------
 

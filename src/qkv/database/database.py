@@ -75,6 +75,10 @@ class Database(Queryable):
         memory: int | str = "512 MiB",
         progress: Progress | None = None,
         on_bad_cell: str = "exclude",
+        encoding: str | None = None,
+        delimiter: str | None = None,
+        decimal: str | None = None,
+        date_format: str | None = None,
     ) -> StoredDatabase:
         """Create a database on disk with its first rows as version 1, and save its settings.
 
@@ -97,6 +101,10 @@ class Database(Queryable):
             memory: as in `open`.
             progress: as in `append`.
             on_bad_cell: as in `append`.
+            encoding: as in `open`.
+            delimiter: as in `open`.
+            decimal: as in `open`.
+            date_format: as in `open`.
 
         Raises:
             DataError: The path is not empty, a column is not in the source, or a bad cell is refused.
@@ -125,7 +133,7 @@ class Database(Queryable):
             backend=backend,
             memory=memory,
             progress=progress,
-            on_bad_cell=on_bad_cell,
+            options=ReadOptions(encoding, delimiter, decimal, on_bad_cell, date_format),
         )
 
     @overload
@@ -149,6 +157,7 @@ class Database(Queryable):
         delimiter: str | None = ...,
         decimal: str | None = ...,
         on_bad_cell: str = ...,
+        date_format: str | None = ...,
         cache: bool = ...,
     ) -> Queryable: ...
 
@@ -166,6 +175,7 @@ class Database(Queryable):
         delimiter: str | None = None,
         decimal: str | None = None,
         on_bad_cell: str = "exclude",
+        date_format: str | None = None,
         cache: bool = True,
     ) -> Queryable:
         """Open a file, data frame, table, dict of columns, list of records, or store as a database.
@@ -185,10 +195,14 @@ class Database(Queryable):
             damaged: for stores: "refuse" raises if a file is damaged, "skip" continues without its rows.
             encoding: for text files: "utf-16", "latin-1", "cp1252" or another encoding of Python; None: UTF-8.
             delimiter: for delimited files: the character between cells; None: detected.
-            decimal: for delimited files: the decimal separator, "." or ","; None: ".".
+            decimal: for delimited files: the decimal separator, "." or ","; None: detected, and "." if no cell of a
+                column decides.
             on_bad_cell: "exclude" leaves out the rows of a table whose key or value is no finite number in a column
                 of numbers, or no date in a column of dates, and counts these cells in the notes of answers;
                 "refuse" raises; "text" reads all cells of such a column of a CSV or JSON file as texts.
+            date_format: for delimited and JSON files: the format of dates that are not in ISO 8601, by directives of
+                `datetime.strptime`, such as "%m/%d/%Y"; None: detected. If no cell of a column decides between day
+                and month, the day is first, which a note of answers says.
             cache: whether the bandwidth, the no-match distance and the interval factors of 20,000 rows or more are
                 saved: those of files in the user's cache folder (the environment variable `QKV_CACHE` names another
                 one), those of a store in its folder `notes`.
@@ -204,8 +218,11 @@ class Database(Queryable):
         if isinstance(source, (str, PathLike)) and is_store(source):
             from qkv.database.storage.create import open_database
 
-            if (encoding, delimiter, decimal) != (None, None, None):
-                raise OptionError("encoding, delimiter and decimal must be None for a store. Omit them.")
+            if (encoding, delimiter, decimal, date_format) != (None, None, None, None):
+                raise OptionError(
+                    "encoding, delimiter, decimal and date_format must be None for a store. Pass them to create and "
+                    "append."
+                )
             if on_bad_cell != "exclude":
                 raise OptionError(
                     f"on_bad_cell must be 'exclude' for a store, got {on_bad_cell!r}. Pass it to create and append."
@@ -216,7 +233,7 @@ class Database(Queryable):
                 f"{'key' if key is None else 'value'} must be the name of a column of {describe(source)}, got None. "
                 "Name the key and value columns; only stores save these names."
             )
-        options = ReadOptions(encoding, delimiter, decimal, on_bad_cell)
+        options = ReadOptions(encoding, delimiter, decimal, on_bad_cell, date_format)
         required = requested_columns(key, value)
         identity = {"reading": asdict(options), "columns": list(required)}
         choices = ChoiceCache.of_files(table_files(source) if cache else [], identity)

@@ -172,8 +172,8 @@ class Executor(ABC):
         if options.linear:
             check_line(comparison, normalizer, self.columns[-1])
         entries, plan = self.run(parsed, comparison, normalizer, options)
-        notes = (self._rows_note(), *comparison.notes, *_time_zone_notes(self.query_columns))
-        notes += self.cell_notes
+        column_notes = (*_reading_notes(self.columns, self.query_columns), *self.cell_notes)
+        notes = (self._rows_note(), *comparison.notes, *column_notes)
         default = normalizer is comparison.normalizer
         if comparison.normalizer_note and default:
             notes += (comparison.normalizer_note,)
@@ -189,7 +189,8 @@ class Executor(ABC):
             )
         elif (options.score, options.mask, options.normalizer) == (None, None, None):
             notes += self._compare_fits(comparison)
-        return Answer(tuple(entries), parsed.single, self.table, self.key, self.value, comparison.measure, plan, notes)
+        names = self.key, self.value, comparison.measure
+        return Answer(tuple(entries), parsed.single, self.table, *names, plan, notes, column_notes)
 
     def _compare_fits(self, comparison: Comparison) -> tuple[str, ...]:
         """Return a sentence if a line is clearly better than the mean. The last result is cached."""
@@ -243,14 +244,16 @@ class Executor(ABC):
         return note if self.selected_rows is None else f"{note}; {self.selected_rows:,} rows satisfy the predicate"
 
 
-def _time_zone_notes(columns: Sequence[Column]) -> tuple[str, ...]:
-    """Return a sentence about each key column of timestamps with a time zone, or of dates in the format of a file."""
-    zones = ((column.name, getattr(column.type, "tz", None)) for column in columns if column.kind == "timestamp")
+def _reading_notes(columns: Sequence[Column], keys: Sequence[Column]) -> tuple[str, ...]:
+    """Return a sentence about each column in the format of a file, and each key of timestamps with a time zone."""
+    zones = ((column.name, getattr(column.type, "tz", None)) for column in keys if column.kind == "timestamp")
     notes = [
         f"{name} is in the time zone {zone}; queries without a time zone are read in it" for name, zone in zones if zone
     ]
-    notes += [f"{column.name} is read in the format {column.date_format}" for column in columns if column.date_format]
-    return tuple(notes)
+    readings = {column.name: column.reading for column in columns if column.reading}
+    # Stores of earlier versions have the format alone.
+    dates = {column.name: f"is read in the format {column.date_format}" for column in keys if column.date_format}
+    return (*notes, *(f"{name} {reading}" for name, reading in {**dates, **readings}.items()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from qkv.database.execute.aggregates import Aggregator, aggregator_for
 from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
 from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
 from qkv.database.execute.uncertainty import Calibration, effective_rows
-from qkv.database.io.bad_cells import cell_note_of
+from qkv.database.io.cell_notes import cell_note_of
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.core.typing import Bool, Num
+from qkv.database.io.date_formats import parse_date
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "ASSUMED",
     "DATE_FORMAT",
+    "NUMBER_FORMAT",
+    "READING",
     "Temporal",
     "decoded_chunks",
     "float_dtype",
@@ -41,6 +45,15 @@ Temporal = dt.date | dt.datetime | dt.time | dt.timedelta
 
 DATE_FORMAT = b"qkv date format"
 """The name in the metadata of an Arrow field of the format of the dates or times in a text file."""
+
+NUMBER_FORMAT = b"qkv number format"
+"""The name of the format of the numbers in a text file, as `NumberFormat.dump` writes it."""
+
+READING = b"qkv reading"
+"""The name of the end of a sentence that says how a column of a text file is read."""
+
+ASSUMED = b"qkv assumed format"
+"""The name of a format that no cell of a text file decided."""
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH = dt.datetime(1970, 1, 1)
@@ -209,13 +222,10 @@ def _bits(buffer: pa.Buffer, chunk: pa.Array) -> Bool[np.ndarray, " rows"]:
 
 
 def _parse_timestamp(text: str, date_format: str) -> dt.datetime:
-    text = text.strip()
     if date_format:
-        # A file of timestamps may be asked for a date in its own format.
-        for form in (date_format, date_format.split(" ")[0]):
-            with contextlib.suppress(ValueError):
-                return dt.datetime.strptime(text, form)
-    return dt.datetime.fromisoformat(text)
+        with contextlib.suppress(ValueError):
+            return parse_date(text, date_format)
+    return dt.datetime.fromisoformat(text.strip())
 
 
 def time_zone(type_: pa.DataType) -> dt.tzinfo | None:

@@ -6,11 +6,14 @@ and whose settings are locked.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,9 +21,10 @@ import numpy as np
 
 from qkv.core.typing import Bool
 from qkv.database.io import arrow_columns
-from qkv.database.io.arrow_columns import with_metadata
-from qkv.database.io.bad_cells import add_cell_notes, detect_conversions, quoted_name
-from qkv.database.io.read_options import ReadOptions, check_complete, guess_encoding, in_utf_8
+from qkv.database.io.bad_cells import Conversions, add_cell_notes, detect_conversions
+from qkv.database.io.date_formats import has_format
+from qkv.database.io.read_options import ReadOptions, check_complete, first_delimiter, guess_encoding, in_utf_8
+from qkv.database.io.text_readings import first_texts, quoted_name
 from qkv.errors import DataError, QkvError, QueryError
 
 if TYPE_CHECKING:
@@ -41,7 +45,8 @@ _ROW = "__qkv_row"
 _PRESENT = "__qkv_present"
 _DEFAULTS = ReadOptions()
 _T = TypeVar("_T")
-_Open = Callable[..., "duckdb.DuckDBPyRelation"]
+_ISO = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9])")
+_TRIED_ROWS = 20_480
 
 
 @contextmanager
@@ -102,19 +107,16 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: Rea
     Raises:
         DataError: The file cannot be read in the format of its suffix, or has a bad cell that is refused.
     """
-    with _reading(path, kind, options) as (open_relation, literal, connection):
-        table, rows = _run_typed(open_relation, path, kind, required, lambda rows: rows.to_arrow_table())
+    with _reading(path, kind, options) as file:
         if kind in PARQUET:
-            return add_cell_notes(table, required, options.on_bad_cell, repr(path))
+            return add_cell_notes(file.open().to_arrow_table(), required, options.on_bad_cell, repr(path))
+        table, rows, dates = _run_typed(file, required, options, lambda rows: rows.to_arrow_table())
         mixed = _mixed_columns(rows)
-        rows = _without_quotes(connection.from_arrow(table), mixed)
-        stated = () if kind in DELIMITED else [name for name in required if name not in mixed]
-        conversions = detect_conversions(
-            rows, required, options.on_bad_cell, repr(path), stated, options.decimal or "."
-        )
-        if mixed or conversions.expressions:
-            table = conversions.relation(rows).to_arrow_table()
-        return conversions.mark(_with_date_formats(table, literal, kind, connection))
+        memory = _without_quotes(file.connection.from_arrow(table), mixed)
+        conversions = _conversions(file, memory, mixed, required, dates, options)
+        if mixed or conversions.readings:
+            table = conversions.relation(memory).to_arrow_table()
+        return conversions.mark(table)
 
 
 def read_parts(
@@ -133,31 +135,66 @@ def read_parts(
     """
     import pyarrow as pa
 
-    with _reading(path, kind, options) as (open_relation, literal, connection):
+    with _reading(path, kind, options) as file:
         if kind in PARQUET:
-            rows = open_relation()
+            rows = file.open()
             texts = {name for name, type_ in zip(rows.columns, rows.types, strict=True) if str(type_) == "VARCHAR"}
             required = tuple(name for name in required if name not in texts)
-            conversions = detect_conversions(rows, required, options.on_bad_cell, repr(path))
+            conversions = detect_conversions(rows, required, options, repr(path))
         else:
             # Counting the cells of all columns finds cells that contradict the detected types.
-            _, rows = _run_typed(open_relation, path, kind, required, _count_cells)
-            mixed = _mixed_columns(rows)
-            rows = _without_quotes(rows, mixed)
-            stated = () if kind in DELIMITED else [name for name in required if name not in mixed]
-            conversions = detect_conversions(
-                rows, required, options.on_bad_cell, repr(path), stated, options.decimal or "."
-            )
+            _, opened, dates = _run_typed(file, required, options, _count_cells)
+            mixed = _mixed_columns(opened)
+            rows = _without_quotes(opened, mixed)
+            conversions = _conversions(file, rows, mixed, required, dates, options)
         rows = conversions.relation(rows)
-        first = conversions.mark(_with_date_formats(rows.limit(0).to_arrow_table(), literal, kind, connection))
+        first = conversions.mark(rows.limit(0).to_arrow_table())
         yield first
         for batch in rows.to_arrow_reader(_ROWS_PER_PART):
             yield pa.Table.from_arrays(batch.columns, schema=first.schema)
 
 
+@dataclass(frozen=True)
+class _File:
+    """A file that is open in DuckDB.
+
+    Attributes:
+        path: the path, for errors.
+        kind: its suffix without that of the compression.
+        open: a function that opens the file as a relation, with options of DuckDB.
+        connection: the connection.
+        delimiter: for delimited files, the delimiter that is most frequent in the first line.
+    """
+
+    path: str
+    kind: str
+    open: Callable[..., duckdb.DuckDBPyRelation]
+    connection: duckdb.DuckDBPyConnection
+    delimiter: str
+
+
+def _conversions(
+    file: _File,
+    rows: duckdb.DuckDBPyRelation,
+    mixed: Sequence[str],
+    required: tuple[str, ...],
+    dates: Sequence[str],
+    options: ReadOptions,
+) -> Conversions:
+    """Return how the required columns of a file are converted, and the columns `dates`, which were read as texts."""
+    stated = () if file.kind in DELIMITED else [name for name in required if name not in mixed]
+    found = detect_conversions(rows, required, options, repr(file.path), stated, file.delimiter)
+    others = [name for name in dates if name not in required]
+    if not others:
+        return found
+    # Bad cells of columns that are only shown are missing, and not counted.
+    more = detect_conversions(rows, others, ReadOptions(assumed=options.assumed), repr(file.path))
+    return Conversions({**found.readings, **more.readings}, found.notes)
+
+
 @contextmanager
-def _reading(path: str, kind: str, given: ReadOptions) -> Iterator[tuple[_Open, str, duckdb.DuckDBPyConnection]]:
-    """Yield a function that opens a file as a DuckDB relation, the path for DuckDB, and the connection."""
+def _reading(path: str, kind: str, given: ReadOptions) -> Iterator[_File]:
+    """Yield a file that DuckDB can open."""
     options = {"delimiter": "\t"} if kind == ".tsv" else {}
     options |= {"delimiter": given.delimiter} if given.delimiter else {}
     options |= {"decimal": given.decimal} if given.decimal else {}
@@ -172,15 +209,16 @@ def _reading(path: str, kind: str, given: ReadOptions) -> Iterator[tuple[_Open, 
 
         with _connection(_OFFLINE, DataError, failure, remedy) as connection:
 
-            def open_relation(**more: int) -> duckdb.DuckDBPyRelation:
+            def open_relation(**more: object) -> duckdb.DuckDBPyRelation:
                 if kind in PARQUET:
                     return connection.read_parquet(literal)
                 if kind in JSON:
                     return connection.read_json(literal, **more)
-                return connection.read_csv(literal, **options, **more)
+                return connection.read_csv(literal, **{**options, **more})
 
             try:
-                yield open_relation, literal, connection
+                delimiter = given.delimiter or (first_delimiter(file) if kind in DELIMITED else "")
+                yield _File(path, kind, open_relation, connection, delimiter)
             except _duckdb_error() as error:
                 if kind in PARQUET or encoding is not None or not _names_encoding(str(error)):
                     raise
@@ -205,41 +243,92 @@ def _names_encoding(message: str) -> bool:
 
 
 def _run_typed(
-    open_relation: _Open, path: str, kind: str, required: tuple[str, ...], run: Callable[[duckdb.DuckDBPyRelation], _T]
-) -> tuple[_T, duckdb.DuckDBPyRelation]:
-    """Open a file with types that all its cells have, and return the result of `run` with the relation.
+    file: _File, required: tuple[str, ...], options: ReadOptions, run: Callable[[duckdb.DuckDBPyRelation], _T]
+) -> tuple[_T, duckdb.DuckDBPyRelation, list[str]]:
+    """Open a file with types that all its cells have, and return the result of `run`, the relation and some columns.
 
     DuckDB detects types from the first 20,480 rows. If a later cell contradicts them, they are detected from all rows.
+    The columns are those that are read as texts although DuckDB would read them as dates, see `_open_typed`.
     """
     import duckdb
 
-    rows = open_relation()
-    header: dict[str, int] = {}
-    if kind in DELIMITED and required and not set(required) <= set(rows.columns):
+    rows = file.open()
+    dialect: dict[str, object] = {}
+    if file.kind in DELIMITED and required and not set(required) <= set(rows.columns):
         first = rows.limit(1).fetchall()
         if first and set(required) <= set(map(str, first[0])):
-            header = {"header": True}
-            rows = open_relation(**header)
+            dialect = {"header": True}
         else:
-            _check_dialect(open_relation, path, kind, required)
+            dialect = _dialect(file, required, options)
+    contradictions = (duckdb.ConversionException, duckdb.InvalidInputException)
+    with contextlib.suppress(contradictions):
+        rows, dates = _open_typed(file, required, options, dialect)
+        return run(rows), rows, dates
     try:
-        return run(rows), rows
-    except (duckdb.ConversionException, duckdb.InvalidInputException):
-        if kind in PARQUET:
+        rows, dates = _open_typed(file, required, options, {**dialect, "sample_size": -1})
+        return run(rows), rows, dates
+    except contradictions:
+        # DuckDB takes the apostrophe of "1'203" for a quotation mark.
+        if file.kind not in DELIMITED or options.delimiter is not None or not required:
             raise
-        rows = open_relation(**header, sample_size=-1)
-        return run(rows), rows
+        dialect = {"header": True, "delimiter": file.delimiter, "quotechar": '"', "escapechar": '"', "skiprows": 0}
+        rows, dates = _open_typed(file, required, options, {**dialect, "sample_size": -1})
+        if not set(required) <= set(rows.columns):
+            raise
+        return run(rows), rows, dates
 
 
-def _check_dialect(open_relation: _Open, path: str, kind: str, required: tuple[str, ...]) -> None:
-    """Raise an error if the first line holds the required columns, but DuckDB skipped it to read uneven rows."""
-    names = open_relation(header=True, skiprows=0).columns
+def _open_typed(
+    file: _File, required: tuple[str, ...], options: ReadOptions, dialect: dict[str, object]
+) -> tuple[duckdb.DuckDBPyRelation, list[str]]:
+    """Open a file, and read columns as texts whose dates this package reads, which are returned."""
+    rows = file.open(**dialect)
+    if file.kind not in DELIMITED:
+        return rows, []
+    types = dict(zip(rows.columns, map(str, rows.types), strict=True))
+    tested = [name for name, type_ in types.items() if type_ == "DATE" or type_.startswith("TIMESTAMP")]
+    form = options.date_format
+    tested += [name for name in required if form and types.get(name) == "BIGINT"]
+    if not tested:
+        return rows, []
+    texts = file.open(**dialect, dtype=dict.fromkeys(tested, "VARCHAR"))
+    dates = []
+    for name in tested:
+        written = first_texts(texts, name)
+        if types[name] == "BIGINT":
+            read = bool(form) and sum(map(partial(has_format, form=str(form)), written)) > len(written) / 2
+        elif name in required and types[name] != "DATE":
+            # DuckDB converts timestamps with and without time zones in one column without a word.
+            read = not options.as_written
+        else:
+            read = not all(map(_ISO.match, written))
+        dates += [name] if read else []
+    return (file.open(**dialect, dtype=dict.fromkeys(dates, "VARCHAR")) if dates else rows), dates
+
+
+def _dialect(file: _File, required: tuple[str, ...], options: ReadOptions) -> dict[str, object]:
+    """Return the delimiter with which the first line holds the required columns; empty if there is none.
+
+    Raises:
+        DataError: The first line holds them, but the other lines do not have as many cells.
+    """
+    import duckdb
+
+    names = file.open(header=True, skiprows=0).columns
     cells = {cell.strip(" \"'") for cell in re.split(r"[,;\t|]", names[0])}
+    if options.delimiter is None and file.delimiter:
+        # DuckDB takes the decimal comma of 1,5;2,5 for the delimiter.
+        dialect: dict[str, object] = {"header": True, "delimiter": file.delimiter}
+        with contextlib.suppress(duckdb.Error):
+            opened = file.open(**dialect)
+            if set(required) <= set(opened.columns) and opened.limit(_TRIED_ROWS).fetchall():
+                return dialect
     if len(names) == 1 and len(cells) > 1 and set(required) <= cells:
         raise DataError(
-            f"{path!r} cannot be read as {kind[1:]}: its rows do not have the {len(cells)} cells of the first line. "
-            "Check quotation marks and separators."
+            f"{file.path!r} cannot be read as {file.kind[1:]}: its rows do not have the {len(cells)} cells of the "
+            "first line. Check quotation marks and separators."
         )
+    return {}
 
 
 def _count_cells(rows: duckdb.DuckDBPyRelation) -> int:
@@ -256,22 +345,6 @@ def _without_quotes(rows: duckdb.DuckDBPyRelation, names: Sequence[str]) -> duck
     """Return a relation in which columns of JSON values are texts without quotation marks."""
     texts = ", ".join(f"json_extract_string({quoted_name(n)}, '$') as {quoted_name(n)}" for n in names)
     return rows.project(f"* replace ({texts})") if texts else rows
-
-
-def _with_date_formats(table: pa.Table, literal: str, kind: str, connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """Return a table with the formats of dates that are not in ISO 8601, see `arrow_columns.DATE_FORMAT`."""
-    import pyarrow as pa
-
-    columns = [each for each in table.schema if pa.types.is_date(each.type) or pa.types.is_timestamp(each.type)]
-    if kind not in DELIMITED or not columns:
-        return table
-    sniffed = "select DateFormat, TimestampFormat from sniff_csv(?)"
-    ((date, timestamp),) = connection.execute(sniffed, [literal]).fetchall()
-    for each in columns:
-        form = date if pa.types.is_date(each.type) else timestamp
-        if form and not form.startswith("%Y-%m-%d"):
-            table = with_metadata(table, each.name, arrow_columns.DATE_FORMAT, form)
-    return table
 
 
 def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:

@@ -12,9 +12,18 @@ from pathlib import Path
 from typing import IO, cast
 
 from qkv.core.checks import check_choice
+from qkv.database.io.date_formats import is_date_format
 from qkv.errors import DataError, OptionError
 
-__all__ = ["COMPRESSIONS", "ReadOptions", "check_complete", "guess_encoding", "in_utf_8", "open_binary"]
+__all__ = [
+    "COMPRESSIONS",
+    "ReadOptions",
+    "check_complete",
+    "first_delimiter",
+    "guess_encoding",
+    "in_utf_8",
+    "open_binary",
+]
 
 COMPRESSIONS = (".gz", ".zst")
 _BLOCK = 1 << 20
@@ -31,15 +40,24 @@ class ReadOptions:
         on_bad_cell: what to do with cells that are no finite numbers in a column of numbers, or no dates in a column
             of dates: "exclude" makes them missing and counts them, "refuse" raises an error, "text" reads the column
             as texts.
+        date_format: the format of dates that are not in ISO 8601, by directives of `datetime.strptime`, such as
+            "%m/%d/%Y"; None: detected.
+        as_written: whether columns of texts, and of dates that are not in ISO 8601, are read as texts.
+        assumed: pairs of a column and the format that it has in other files, which is taken if no cell decides
+            between two formats.
 
     Raises:
-        OptionError: The encoding is unknown, a separator is not one character, or a choice does not exist.
+        OptionError: The encoding or the format of dates is unknown, a separator is not one character, or a choice
+            does not exist.
     """
 
     encoding: str | None = None
     delimiter: str | None = None
     decimal: str | None = None
     on_bad_cell: str = "exclude"
+    date_format: str | None = None
+    as_written: bool = False
+    assumed: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("on_bad_cell", self.on_bad_cell, ("exclude", "refuse", "text"))
@@ -55,6 +73,11 @@ class ReadOptions:
             raise OptionError(f"delimiter must be one character, got {self.delimiter!r}. Use, for example, ';'.")
         if self.decimal not in (None, ".", ","):
             raise OptionError(f"decimal must be '.' or ',', got {self.decimal!r}.")
+        if self.date_format is not None and not is_date_format(self.date_format):
+            raise OptionError(
+                f"date_format must be a format of dates, got {self.date_format!r}. Use directives of strptime, such as "
+                "%d.%m.%Y, %m/%d/%Y or %d-%b-%y."
+            )
         if self.decimal == "," == self.delimiter:
             raise OptionError("decimal must differ from delimiter, got ',' for both. Change one of them.")
 
@@ -88,6 +111,16 @@ def check_complete(path: Path) -> None:
         raise DataError(
             f"{str(path)!r} must be a complete zstd file, but reading it failed: {error}. Check the file."
         ) from None
+
+
+def first_delimiter(path: Path) -> str:
+    """Return the delimiter that is most frequent in the first line of a file."""
+    try:
+        with open_binary(path) as file:
+            first = file.read(_BLOCK).split(b"\n", 1)[0]
+    except (OSError, EOFError):
+        return ""
+    return max(",;\t|", key=lambda delimiter: first.count(delimiter.encode()))
 
 
 def guess_encoding(path: Path) -> str:

@@ -13,6 +13,7 @@ import io
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,11 @@ from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.arrow_reader import read_arrow
-from qkv.database.io.bad_cells import add_cell_notes, join_cell_notes
+from qkv.database.io.bad_cells import add_cell_notes
+from qkv.database.io.cell_notes import decided_formats, join_cell_notes, undecided_columns
 from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
 from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary
-from qkv.errors import DataError, QkvError
+from qkv.errors import DataError, OptionError, QkvError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,6 +83,7 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
                 "Pass columns of equal length, each with cells of one type."
             ) from None
         _refuse_repeated_names(table)
+        _check_stated(describe(source), options)
         table = add_cell_notes(table, required, options.on_bad_cell, describe(source))
     _refuse_repeated_names(table)
     return table
@@ -91,12 +94,29 @@ def read_parts(source: object, required: tuple[str, ...] = (), options: ReadOpti
     if not is_paths(source):
         yield read(source, required, options)
         return
-    for path in source_files(source):
+    paths = source_files(source)
+    options = _with_formats(paths, required, options)
+    for path in paths:
         kind = _suffix(path)
         if kind in _ARROW:
             yield read(path, required, options)
         else:
             yield from duckdb_reader.read_parts(str(path), kind, required, options)
+
+
+def _with_formats(paths: Sequence[Path], required: tuple[str, ...], options: ReadOptions) -> ReadOptions:
+    """Return options with the formats of columns that some of several files decide, if another file does not."""
+    undecided: dict[str, None] = {}
+    decided: dict[str, str] = {}
+    for path in paths if len(paths) > 1 else ():
+        kind = _suffix(path)
+        if kind in (*_ARROW, *duckdb_reader.PARQUET):
+            continue
+        schema = next(duckdb_reader.read_parts(str(path), kind, required, options)).schema
+        undecided |= dict.fromkeys(undecided_columns(schema))
+        decided = decided_formats(schema) | decided
+    assumed = {name: decided[name] for name in undecided if name in decided}
+    return replace(options, assumed=tuple(assumed.items())) if assumed else options
 
 
 def iterate_tables(
@@ -193,7 +213,10 @@ def _read_path(path: Path, required: tuple[str, ...], options: ReadOptions) -> p
     if kind in _ARROW:
         table = read_arrow(path)
         _refuse_repeated_names(table)
+        _check_stated(path.name, options)
         return add_cell_notes(table, required, options.on_bad_cell, repr(str(path)))
+    if kind in duckdb_reader.PARQUET:
+        _check_stated(path.name, options)
     return duckdb_reader.read_file(str(path), kind, required, options)
 
 
@@ -208,6 +231,15 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
         return tables[0]
     import pyarrow as pa
 
+    decided: dict[str, str] = {}
+    for table in tables:
+        decided = decided_formats(table.schema) | decided
+    for index, table in enumerate(tables):
+        # The format that the cells of one file leave open is that of the others.
+        assumed = {name: decided[name] for name in undecided_columns(table.schema) if name in decided}
+        if assumed:
+            again = replace(options, assumed=tuple(assumed.items()))
+            tables[index] = _read_path(paths[index], required, again)
     names = [name for name in required if name in tables[0].column_names]
     for path, table in zip(paths, tables, strict=True):
         require_columns(table, names, str(path))
@@ -311,6 +343,15 @@ def _column(values: Any) -> pa.Array | pa.ChunkedArray:
     if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
         return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
     return pa.array(values if isinstance(values, np.ndarray) else list(values))
+
+
+def _check_stated(name: str, options: ReadOptions) -> None:
+    """Raise an error if a format of dates is given for a table that states the types of its columns."""
+    if options.date_format is not None:
+        raise OptionError(
+            f"date_format must be None for a table that states the types of its columns, got {options.date_format!r} "
+            f"for {name}. Convert the dates, for example with strptime in --sql."
+        )
 
 
 def _refuse_repeated_names(table: pa.Table) -> None:

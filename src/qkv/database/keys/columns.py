@@ -24,7 +24,9 @@ import numpy as np
 
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.io import arrow_columns
+from qkv.database.io.cell_notes import metadata_text
 from qkv.database.io.formatting import format_key
+from qkv.database.io.number_formats import NumberFormat
 from qkv.database.keys import exact_cells
 from qkv.errors import DataError
 
@@ -80,6 +82,8 @@ class Column:
         original: texts as in the table, not folded; None for other kinds.
         source: the Arrow column from which the cells were read; None for texts.
         date_format: the format in which a text file writes dates, such as "%d.%m.%Y"; "" for ISO 8601.
+        number_format: the format in which a text file writes numbers; None for numbers as Python writes them.
+        reading: how the column of a text file is read, as the end of a sentence; "" for usual numbers and dates.
     """
 
     name: str
@@ -91,6 +95,8 @@ class Column:
     original: Shaped[np.ndarray, " rows"] | None = None
     source: pa.ChunkedArray | None = None
     date_format: str = ""
+    number_format: NumberFormat | None = None
+    reading: str = ""
 
     @staticmethod
     def from_table(table: pa.Table, name: str, folded: bool = True, like: Column | None = None) -> Column:
@@ -112,8 +118,10 @@ class Column:
         if kind == "vector":
             return _read_vectors(chunked, name, None if like is None else like.cells.shape[1])
         column = _read_numbers(chunked, name, kind, None if like is None else like.origin)
-        metadata = table.schema.field(name).metadata or {}
-        return replace(column, date_format=metadata.get(arrow_columns.DATE_FORMAT, b"").decode())
+        keys = arrow_columns.DATE_FORMAT, arrow_columns.NUMBER_FORMAT, arrow_columns.READING
+        date_format, number_format, reading = (metadata_text(table.schema, name, key) for key in keys)
+        parsed = NumberFormat.load(number_format) if number_format else None
+        return replace(column, date_format=date_format, number_format=parsed, reading=reading)
 
     @cached_property
     def integers(self) -> Int[np.ndarray, "rows words"] | None:

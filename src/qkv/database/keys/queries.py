@@ -115,7 +115,7 @@ class Queries:
         errors = []
         for query in given:
             try:
-                parts = _parts(query, columns)
+                parts = tuple(_as_number(*pair) for pair in zip(_parts(query, columns), columns, strict=True))
                 cells_of_query = zip(parts, columns, strict=True)
                 rows.append(tuple(_parse_cell(part, column, folded) for part, column in cells_of_query))
                 parts_given.append(parts)
@@ -214,6 +214,18 @@ def _split_text(query: str) -> list[str]:
         raise QueryError(
             f"the query must be one line of CSV, got {shown}: {error}. Quote parts that contain commas."
         ) from None
+
+
+def _as_number(value: object, column: Column) -> object:
+    """Return the number in a text that has the number format of a column; anything else as it is."""
+    if column.number_format is None or not isinstance(value, str):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return column.number_format.parse(value) or value
+    # 1.203 has separated thousands where commas are decimal separators.
+    return value if column.number_format.decimal == "." else column.number_format.parse(value) or value
 
 
 def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:

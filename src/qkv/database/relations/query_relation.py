@@ -59,8 +59,8 @@ def open_relation(source: object, keys: Sequence[str], on: Mapping[str, str] | s
 
     name, names = describe(source), _names(keys, on)
     if is_paths(source):
-        # A cell that is no number is answered by the reason.
-        parts = read_parts(source, tuple(names.values()), ReadOptions(on_bad_cell="text"))
+        # A cell that is no number is answered by the reason, and dates are read in the format of the key.
+        parts = read_parts(source, tuple(names.values()), ReadOptions(as_written=True))
         first = with_microseconds(next(parts))
         schema, tables = first.schema, _parts_of(first, parts, name)
     elif not isinstance(source, pa.Table) and hasattr(source, "__arrow_c_stream__"):

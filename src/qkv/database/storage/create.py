@@ -14,7 +14,7 @@ from qkv import store as stores
 from qkv.core.progress import Progress
 from qkv.core.untrusted_json import Fields
 from qkv.database.execute.aggregates import aggregator_for
-from qkv.database.io.bad_cells import collect_notes, without_notes
+from qkv.database.io.cell_notes import collect_notes, without_notes
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, requested_columns, require_columns
 from qkv.database.keys.bandwidth import choose_bandwidth
@@ -54,7 +54,7 @@ def create_database(
     backend: str,
     memory: int | str,
     progress: Progress | None,
-    on_bad_cell: str = "exclude",
+    options: ReadOptions,
 ) -> StoredDatabase:
     """Create a database on disk; see `Database.create` for the arguments."""
     import pyarrow as pa
@@ -63,7 +63,7 @@ def create_database(
     _check_name(normalizer, parse_normalizer)
     memory_bytes(memory)
     stores.require_free(path, backend)
-    names, notes, options = requested_columns(key, value), list[str](), ReadOptions(on_bad_cell=on_bad_cell)
+    names, notes = requested_columns(key, value), list[str]()
     given = iter([source.empty_table()]) if isinstance(source, pa.Schema) else iterate_tables(source, names, options)
     tables = collect_notes(given, names, notes)
     pending = [table for table in (next(tables, None),) if table is not None]

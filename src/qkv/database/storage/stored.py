@@ -21,7 +21,7 @@ from qkv.database.execute.base import AskOptions, Executor
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.execute.row_reader import match_blocks
 from qkv.database.execute.streamed import StreamedExecutor
-from qkv.database.io.bad_cells import collect_notes
+from qkv.database.io.cell_notes import collect_notes, decided_formats
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, report_rows, require_columns
 from qkv.database.keys.columns import Column, key_names
@@ -175,7 +175,17 @@ class StoredDatabase(Queryable):
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def append(self, source: object, progress: Progress | None = None, on_bad_cell: str = "exclude") -> int:
+    def append(
+        self,
+        source: object,
+        progress: Progress | None = None,
+        on_bad_cell: str = "exclude",
+        *,
+        encoding: str | None = None,
+        delimiter: str | None = None,
+        decimal: str | None = None,
+        date_format: str | None = None,
+    ) -> int:
         """Append rows, save them on disk as a new version, and return the number of the version.
 
         Args:
@@ -183,6 +193,10 @@ class StoredDatabase(Queryable):
                 sources, which become one version.
             progress: called as `progress("writing rows", done, 0)` or `progress("encoding rows", done, 0)`.
             on_bad_cell: as in `Database.open`; excluded cells are stored as missing, and counted in `cell_notes`.
+            encoding: as in `Database.open`.
+            delimiter: as in `Database.open`.
+            decimal: as in `Database.open`; that of the store, if no cell of a column decides.
+            date_format: as in `Database.open`; that of the store, if no cell of a column decides.
 
         Returns:
             The number of the new version.
@@ -193,8 +207,10 @@ class StoredDatabase(Queryable):
             StoreFullError: The disk is full. The store is unchanged.
         """
         names, notes = (*self.key, self.value), list[str]()
-        tables = collect_notes(iterate_tables(source, names, ReadOptions(on_bad_cell=on_bad_cell)), names, notes)
         schema = self.store.empty(self._visible).schema
+        assumed = tuple(decided_formats(schema).items())
+        options = ReadOptions(encoding, delimiter, decimal, on_bad_cell, date_format, assumed=assumed)
+        tables = collect_notes(iterate_tables(source, names, options), names, notes)
         version = self.store.append(prepare_rows(self.encoding, tables, schema, self.name, progress))
         self.cell_notes = tuple(notes)
         return version

@@ -1,0 +1,140 @@
+"""Notes about the cells of columns, which are stored in the metadata of Arrow fields and get into the notes of answers.
+
+A note about bad cells holds for the rows of one file. How a column is read, such as the format of its dates, is
+stored with the column, also in stores.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from qkv.database.io.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, READING, with_metadata
+from qkv.database.io.number_formats import NumberFormat
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "CellNote",
+    "cell_note_of",
+    "collect_notes",
+    "decided_formats",
+    "join_cell_notes",
+    "metadata_text",
+    "undecided_columns",
+    "with_cell_note",
+    "without_notes",
+]
+
+_NOTE = b"qkv cell note"
+
+
+@dataclass(frozen=True)
+class CellNote:
+    """A count of cells that are not what the column holds, or another remark about a column of texts.
+
+    Attributes:
+        count: the number of bad cells; of cells that are numbers, if the column holds texts.
+        noun: what the other cells are, such as "finite number" or "date"; "" if the column holds texts.
+        example: one of the bad cells.
+        total: the number of all cells of a column of texts.
+        remark: the rest of a sentence about a column of texts; "" for a count.
+    """
+
+    count: int = 0
+    noun: str = ""
+    example: str = ""
+    total: int = 0
+    remark: str = ""
+
+    def text(self, name: str) -> str:
+        """Return the count as a sentence about the column `name`."""
+        if self.remark:
+            return f"{name} {self.remark}"
+        if not self.noun:
+            return f"{name} holds texts, although {self.count:,} of {self.total:,} cells are numbers"
+        counted = f"1 cell is not a {self.noun}" if self.count == 1 else f"{self.count:,} cells are not {self.plural}"
+        return f"{name}: {counted}, such as {self.example!r}, left out"
+
+    @property
+    def plural(self) -> str:
+        """The noun in the plural."""
+        return re.sub("(number|date)", r"\1s", self.noun, count=1)
+
+    def dump(self) -> str:
+        """Return the count as JSON text, for the metadata of a column."""
+        return json.dumps(asdict(self))
+
+
+def with_cell_note(table: pa.Table, name: str, note: CellNote) -> pa.Table:
+    """Return a table with a note in the metadata of the column `name`."""
+    return with_metadata(table, name, _NOTE, note.dump())
+
+
+def cell_note_of(table: pa.Table, name: str) -> CellNote | None:
+    """Return the note about the cells of a column that were found when it was read."""
+    dumped = metadata_text(table.schema, name, _NOTE)
+    return CellNote(**json.loads(dumped)) if dumped else None
+
+
+def metadata_text(schema: pa.Schema, name: str, key: bytes) -> str:
+    """Return a text in the metadata of the field `name`, or "" if there is no such field or text."""
+    metadata: Mapping[bytes, bytes] = (schema.field(name).metadata or {}) if name in schema.names else {}
+    return metadata.get(key, b"").decode()
+
+
+def join_cell_notes(table: pa.Table, parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
+    """Return the concatenation of tables with the sums of their notes about the columns `names`, and their readings."""
+    for name in dict.fromkeys(names):
+        each = [part for part in parts if name in part.column_names]
+        notes = [note for part in each if (note := cell_note_of(part, name))]
+        if notes:
+            bad = [note for note in notes if note.noun] or notes
+            total = sum(note.total for note in bad)
+            table = with_cell_note(table, name, replace(bad[0], count=sum(note.count for note in bad), total=total))
+        for key in (DATE_FORMAT, NUMBER_FORMAT, READING):
+            found = dict.fromkeys(text for part in each if (text := metadata_text(part.schema, name, key)))
+            if found:
+                joined = "; in other files it ".join(found) if key == READING else next(iter(found))
+                table = with_metadata(table, name, key, joined)
+    return table
+
+
+def collect_notes(tables: Iterable[pa.Table], names: Sequence[str], notes: list[str]) -> Iterator[pa.Table]:
+    """Yield the tables, and append the notes about the columns `names` to a list, each once."""
+    for table in tables:
+        for name in names:
+            note = cell_note_of(table, name) if name in table.column_names else None
+            reading = metadata_text(table.schema, name, READING)
+            for text in ([f"{name} {reading}"] if reading else []) + ([note.text(name)] if note else []):
+                if text not in notes:
+                    notes.append(text)
+        yield table
+
+
+def decided_formats(schema: pa.Schema) -> dict[str, str]:
+    """Return the formats of dates and the decimal separators that cells of a file decided, by column."""
+    formats = {}
+    for name in schema.names:
+        number = metadata_text(schema, name, NUMBER_FORMAT)
+        form = NumberFormat.load(number).decimal if number else metadata_text(schema, name, DATE_FORMAT)
+        if form and not metadata_text(schema, name, ASSUMED):
+            formats[name] = form
+    return formats
+
+
+def undecided_columns(schema: pa.Schema) -> list[str]:
+    """Return the columns of a file whose format no cell decided."""
+    return [name for name in schema.names if metadata_text(schema, name, ASSUMED)]
+
+
+def without_notes(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without notes about cells, which hold for the rows of one file only."""
+    for index, each in enumerate(schema):
+        metadata = {name: text for name, text in (each.metadata or {}).items() if name not in (_NOTE, ASSUMED)}
+        schema = schema.set(index, each.with_metadata(metadata or None))
+    return schema

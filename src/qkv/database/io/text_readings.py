@@ -1,0 +1,304 @@
+"""Detection of how a column of texts is read: as numbers or dates of a format, or as texts.
+
+The formats that some texts of the first rows may have are counted over all rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qkv.database.io.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, READING
+from qkv.database.io.cell_notes import CellNote
+from qkv.database.io.date_formats import candidate_formats, choose_format, date_reading, format_sql
+from qkv.database.io.number_formats import NumberFormat, affix_counts
+from qkv.database.io.read_options import ReadOptions
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["MISSING", "TextReading", "detect_reading", "first_texts", "in_iso", "quoted_name", "text_remark"]
+
+MISSING: tuple[str, ...] = (
+    "",
+    "-",
+    "--",
+    "—",
+    "–",
+    ".",
+    "..",
+    "...",
+    "?",
+    "*",
+    "na",
+    "n/a",
+    "#n/a",
+    "#na",
+    "n.a.",
+    "nan",
+    "null",
+)
+MISSING += ("none", "nil", "missing", "unknown", "not available", "#ref!", "#value!", "#div/0!", "inf", "-inf")
+_FIRST_ROWS = 20_480
+_FIRST_TEXTS = 1_000
+_LEAST_SHARE = 0.1
+"""A column of texts with a larger share of numbers is mentioned in a note."""
+_MOST_TEXTS = 0.9
+"""A column with a larger share of numbers of one unit is read as numbers, or mentioned if there are several units."""
+
+_CELL = "lower(trim(x))"
+_ZONE = "regexp_matches(trim(x), ':[0-9.]+ ?(Z|[+-][0-9]{2}(:?[0-9]{2})?)$')"
+_PLAIN = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?")
+_MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[.]?"
+_LIKE_DATES = re.compile(
+    rf"{_MONTH}[-' /]?[0-9]{{2}}|[0-9]{{1,2}}[-/. ]{_MONTH}|[0-9]{{4}}[- /]?Q[1-4]|Q[1-4][- /]?[0-9]{{4}}|"
+    r"[0-9]{4}-?W[0-9]{2}(-?[0-9])?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class TextReading:
+    """How a column of texts is read.
+
+    Attributes:
+        noun: what the cells are, such as "finite number" or "date".
+        type: the DuckDB type.
+        date_format: the format of dates; "" for numbers and dates in ISO 8601.
+        number_format: the format of numbers; None for dates and for numbers without separators of thousands.
+        zoned: for timestamps in ISO 8601 beside others, whether those with a time zone are read; None for all.
+        decimal: the decimal separator of numbers without a format.
+        said: how the column is read, as the end of a sentence; "" for numbers and dates of the usual form.
+        assumed: the name of a format that no cell decided; "" if it is decided.
+    """
+
+    noun: str
+    type: str
+    date_format: str = ""
+    number_format: NumberFormat | None = None
+    zoned: bool | None = None
+    decimal: str = "."
+    said: str = ""
+    assumed: str = ""
+
+    def sql(self, cell: str) -> str:
+        """Return the SQL expression of the converted cell, which is null for bad cells."""
+        if self.date_format:
+            return f"{format_sql(cell, self.date_format)}::{self.type}"
+        if self.noun.startswith("date"):
+            wanted = in_iso(cell)
+            if self.zoned is not None:
+                wanted += f" and {'' if self.zoned else 'not '}{_ZONE.replace('(x)', f'({cell})')}"
+            return f"case when {wanted} then try_cast(trim({cell}) as {self.type}) end"
+        if self.number_format is not None:
+            return self.number_format.sql(cell, self.type)
+        text = _with_point(cell, self.decimal)
+        return f"case when {_is_number(text)} then try_cast({text} as {self.type}) end"
+
+    def bad(self, cell: str) -> str:
+        """Return the SQL condition that a cell is filled, but not of this type."""
+        return f"trim({cell}) <> '' and ({self.sql(cell)}) is null"
+
+    @property
+    def metadata(self) -> dict[bytes, str]:
+        """The texts in the metadata of the converted column."""
+        number = "" if self.number_format is None else self.number_format.dump()
+        texts = {DATE_FORMAT: self.date_format, NUMBER_FORMAT: number, READING: self.said, ASSUMED: self.assumed}
+        return {key: text for key, text in texts.items() if text}
+
+
+def detect_reading(
+    relation: duckdb.DuckDBPyRelation, name: str, stated: bool, options: ReadOptions, delimiter: str
+) -> tuple[TextReading | None, CellNote | None]:
+    """Return how a column of texts is read, or None and a note if it stays texts.
+
+    Args:
+        relation: all rows of the file.
+        name: the column.
+        stated: whether the file states that the column holds texts; only dates are read then.
+        options: the decimal separator, the format of dates and the formats of other files.
+        delimiter: the delimiter of the file.
+    """
+    column = relation.project(f"{quoted_name(name)} as x")
+    texts = first_texts(column, "x")
+    assumed = dict(options.assumed).get(name, "")
+    dates = candidate_formats(texts)
+    for form in (assumed, options.date_format or ""):
+        if "%" in form:
+            dates = [form, *(each for each in dates if each != form)]
+    numbers = [] if stated else _number_formats(texts, options.decimal)
+    decimal = options.decimal or "."
+    is_number = _is_number(_with_point("x", decimal))
+    is_whole = "regexp_full_match(trim(x), '[+-]?[0-9]+')"
+    iso = in_iso("x")
+    tests = (
+        f"{_CELL} <> ''",
+        f"{_CELL} not in ({', '.join(map(_literal, MISSING))})",
+        is_number,
+        "regexp_full_match(trim(x), '[+-]?0[0-9].*')",
+        is_whole,
+        f"{is_whole} and try_cast(trim(x) as bigint) is null",
+        f"{iso} and try_cast(x as timestamp) is not null",
+        f"{iso} and contains(x, ':')",
+        f"{iso} and {_ZONE}",
+        *(f"{format_sql('x', form)} is not null" for form in dates),
+        *(f"{form.sql('x', 'double')} is not null" for form in numbers),
+    )
+    counts = ", ".join(f"count(*) filter ({test})" for test in tests)
+    for part in (column.limit(_FIRST_ROWS), column):
+        found = part.aggregate(counts).fetchall()[0]
+        filled, present, plain, leading_zeros, whole, beyond_int64, isos, clocks, zones, *more = found
+        by_date = dict(zip(dates, more, strict=False))
+        by_number = dict(zip(numbers, more[len(dates) :], strict=True))
+        best = max(plain, isos, *more)
+        # The first rows decide about names and other texts.
+        if present and best < 0.01 * present:
+            return None, _remark(texts)
+    given = options.date_format
+    if given and 2 * by_date[given] > present:
+        return _in_format(given, date_reading(given)), None
+    most = max(by_number.values(), default=0)
+    if 2 * best > present:
+        # Texts of digits with a leading zero are codes, such as postal codes.
+        if plain == best and not leading_zeros and not stated and plain < filled:
+            type_ = "double" if whole < plain else "hugeint" if beyond_int64 else "bigint"
+            return TextReading("finite number", type_, decimal=decimal), None
+        if isos == best:
+            if 0 < zones < isos:
+                zoned = 2 * zones > isos
+                noun = f"date with{'' if zoned else 'out'} a time zone"
+                return TextReading(noun, "timestamptz" if zoned else "timestamp", zoned=zoned), None
+            return TextReading("date", "timestamptz" if zones else "timestamp" if clocks else "date"), None
+        if best in by_date.values():
+            form, other = choose_format(by_date)
+            if "%" in assumed and by_date[assumed] == best:
+                form, other = assumed, ""
+            return _in_format(form, date_reading(form, other), form if other else ""), None
+        enough = most > _MOST_TEXTS * present or (numbers and numbers[0].kind != "unit")
+        if numbers and most == best and not leading_zeros and enough:
+            return _in_number_format(column, texts, by_number, assumed, delimiter), None
+    if _LEAST_SHARE * filled <= plain < filled and not leading_zeros:
+        return None, CellNote(plain, total=filled)
+    return None, None if stated else _remark(texts)
+
+
+def _in_format(form: str, said: str, assumed: str = "") -> TextReading:
+    type_ = "timestamp" if re.search("%[HIMSf]", form) else "date"
+    return TextReading("date", type_, form, said=said, assumed=assumed)
+
+
+def _number_formats(texts: Sequence[str], decimal: str | None) -> list[NumberFormat]:
+    """Return the formats of numbers that some texts may have, or none if no text has a separator or an affix."""
+    affixes = affix_counts(texts)
+    if not affixes:
+        return []
+    # Some cells of a column of amounts may lack the currency.
+    affix = next((text for text, _ in affixes.most_common(2) if NumberFormat(affix=text).kind == "currency"), None)
+    affix = affixes.most_common(1)[0][0] if affix is None else affix
+    if NumberFormat(affix=affix).kind == "unknown":
+        return []
+    formats = [NumberFormat(each, affix) for each in ((decimal,) if decimal else (".", ","))]
+    return formats if any(not _PLAIN.fullmatch(t) and any(f.parse(t) for f in formats) for t in texts) else []
+
+
+def _in_number_format(
+    column: duckdb.DuckDBPyRelation,
+    texts: Sequence[str],
+    counts: Mapping[NumberFormat, int],
+    assumed: str,
+    delimiter: str,
+) -> TextReading:
+    """Return how a column of formatted numbers is read: with the decimal separator that most cells fit."""
+    ranked = sorted(counts, key=lambda form: -counts[form])
+    form, others = ranked[0], [each for each in ranked[1:] if counts[each] == counts[ranked[0]]]
+    other = ""
+    if others:
+        # Semicolons delimit cells where commas are decimal separators.
+        decimal = assumed or ("," if delimiter == ";" else ".")
+        form, second = sorted((form, *others), key=lambda each: each.decimal != decimal)
+        pairs = ((text, form.parse(text), second.parse(text)) for text in texts)
+        differing = next(((t, b) for t, a, b in pairs if a and b and float(a) != float(b)), None)
+        other = "" if differing is None or assumed else str(differing[1])
+        texts = [differing[0], *texts] if differing else texts
+    tests = (
+        "{0} is not null and regexp_matches({1}, '[.eE]')",
+        "{0} is not null and abs({0}) >= 9223372036854775807",
+        "{0} is not null and starts_with({2}, '(')",
+    )
+    names = form.sql("x", "double"), form.body("x"), form.trimmed("x")
+    sums = ", ".join(f"count(*) filter ({test.format(*names)})" for test in tests)
+    ((broken, large, parenthesized),) = column.aggregate(sums).fetchall()
+    type_ = "double" if broken else "hugeint" if large else "bigint"
+    parsed = [text for text in texts if form.parse(text)]
+    example = parsed[0] if other else max(parsed, key=len, default="")
+    said = form.reading(example, bool(parenthesized), other)
+    return TextReading("finite number", type_, number_format=form, said=said, assumed=form.decimal if other else "")
+
+
+def first_texts(relation: duckdb.DuckDBPyRelation, name: str) -> list[str]:
+    """Return the most common texts of the first rows of a column, trimmed, without marks of missing cells."""
+    text = f"trim({quoted_name(name)}::varchar)"
+    distinct = relation.limit(_FIRST_ROWS).aggregate(f"{text} as t, count(*) as n", text)
+    found = sorted(distinct.fetchall(), key=lambda pair: (-pair[1], str(pair[0])))
+    return [text for text, _ in found if text is not None and text.lower() not in MISSING][:_FIRST_TEXTS]
+
+
+def text_remark(texts: Iterable[str], stated: bool = False) -> str:
+    """Return what is said about a column that stays texts, but looks like numbers or dates; otherwise "".
+
+    Args:
+        texts: some of its cells.
+        stated: whether the table states that they are texts.
+    """
+    present = [text.strip() for text in texts if text.strip().lower() not in MISSING]
+    least = max(1.0, _MOST_TEXTS * len(present))
+    if not present:
+        return ""
+    example = present[0]
+    like_dates = sum(_LIKE_DATES.fullmatch(text) is not None for text in present)
+    formats = candidate_formats(present[:100])
+    if like_dates >= least or (stated and formats and sum(bool(candidate_formats([t])) for t in present) >= least):
+        remedy = "convert them" if stated else "write them in ISO 8601, or pass --date-format,"
+        return f"holds texts that look like dates, such as {example!r}; {remedy} to compare them as dates"
+    affixes = affix_counts(present)
+    known = {affix: count for affix, count in affixes.items() if affix and NumberFormat(affix=affix).kind != "unknown"}
+    if len(known) > 1 and sum(known.values()) >= least:
+        units = ", ".join(sorted(known)[:5])
+        return f"holds texts, because its numbers have several units ({units}); convert them to one to compare numbers"
+    most = affixes.most_common(1)[0] if affixes else ("", 0)
+    formatted = [text for text in present if not _PLAIN.fullmatch(text)]
+    if most[1] >= least and len(present) > 1 and formatted and (stated or most[0]):
+        about = f"numbers with {most[0]!r}" if most[0] else "numbers"
+        return f"holds texts, although its cells are {about}, such as {formatted[0]!r}; convert them to compare numbers"
+    return ""
+
+
+def _remark(texts: Sequence[str]) -> CellNote | None:
+    remark = text_remark(texts)
+    return CellNote(remark=remark) if remark else None
+
+
+def in_iso(cell: str) -> str:
+    """Return the SQL condition that a cell begins like a date in ISO 8601."""
+    return f"regexp_matches(trim({cell}), '^[0-9]{{4}}-[0-9]{{1,2}}-[0-9]')"
+
+
+def quoted_name(name: str) -> str:
+    """Return a column name as a SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _is_number(cell: str) -> str:
+    return f"isfinite(try_cast({cell} as double))"
+
+
+def _with_point(cell: str, decimal: str) -> str:
+    if decimal == ".":
+        return f"trim({cell})"
+    return f"(case when not contains({cell}, '.') then replace(trim({cell}), {_literal(decimal)}, '.') end)"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,181 @@
+"""Dates in texts: month names, months, day and month in doubt, two-digit years, and time zones."""
+
+import datetime as dt
+import gzip
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from qkv.cli.main import run
+from qkv.database import Database
+from qkv.database.io.date_formats import candidate_formats, parse_date
+from qkv.database.io.sources import read
+from qkv.database.keys.columns import Column
+from qkv.database.keys.queries import Queries
+from qkv.errors import DataError, OptionError
+
+from .test_bad_cells import write
+
+FORMATS = [
+    *("%b %d %Y", "%d-%b-%y", "%d %B %Y", "%Y-%m", "%m/%Y", "%B %d, %Y", "%A, %d %B %Y", "%b %Y", "%Y %b %d"),
+    *(
+        "%d.%m.%Y",
+        "%m/%d/%Y",
+        "%d/%m/%y",
+        "%m-%d-%y",
+        "%d. %m. %Y",
+        "%Y.%m.%d",
+        "%m/%d/%Y %I:%M %p",
+        "%d-%b-%Y %H:%M:%S",
+    ),
+]
+
+
+def random_days(form):
+    draw = random.Random(form)
+    days = [
+        dt.datetime(1970, 1, 1) + dt.timedelta(draw.randint(0, 20_000), 60 * draw.randint(0, 1439)) for _ in range(60)
+    ]
+    return [dt.datetime.strptime(day.strftime(form), form) for day in days]
+
+
+def test_dates_in_many_formats_are_dates(tmp_path):
+    expected = {form: random_days(form) for form in FORMATS}
+    names = [f"c{index}" for index in range(len(FORMATS))]
+    columns = [[f'"{day.strftime(form)}"' for day in expected[form]] for form in FORMATS]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([",".join(names), *map(",".join, zip(*columns, strict=True))]) + "\n")
+    table = read(path, tuple(names))
+    for name, form in zip(names, FORMATS, strict=True):
+        assert [dt.datetime.fromisoformat(day.isoformat()) for day in table[name].to_pylist()] == expected[form]
+        column = Column.from_table(table, name)
+        assert column.reading.startswith("is read in the format %")
+        queries = [text for day in expected[form][:5] for text in (day.strftime(form), day.isoformat())]
+        cells = Queries.parse(queries, [column]).columns[0].cells
+        assert cells.tolist() == np.repeat(column.cells[:5], 2).tolist()
+
+
+def test_dates_of_a_store_are_asked_in_the_format_of_the_file(tmp_path):
+    days = random_days("%d-%b-%y")
+    path = write(tmp_path / "t.csv", [day.strftime("%d-%b-%y") for day in days])
+    stored = Database.create(tmp_path / "s", path, key="x", value="v")
+    answer = stored.ask([days[3].strftime("%d-%b-%y"), days[3].date()], score="exact")
+    assert answer.value == [3, 3]
+    assert answer.column_notes[0].startswith("x is read in the format %d-%b-%y; years 69 to 99")
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".jsonl"])
+def test_a_column_in_which_no_cell_decides_says_so(tmp_path, ending):
+    cells = ["03/04/2024", "05/06/2024", "11/12/2024"]
+    path = write(tmp_path / "t.csv", cells)
+    if ending == ".csv.gz":
+        path = tmp_path / f"t{ending}"
+        path.write_bytes(gzip.compress((tmp_path / "t.csv").read_bytes()))
+    elif ending == ".jsonl":
+        path = tmp_path / f"t{ending}"
+        path.write_text("".join(f'{{"x": "{cell}", "v": {row}}}\n' for row, cell in enumerate(cells)))
+    (note,) = Database.open(path, "x", "v").ask("03/04/2024").column_notes
+    said = "day first, as no cell decides; --date-format %m/%d/%Y (in Python: date_format) reads the month first"
+    assert note == f"x is read in the format %d/%m/%Y, {said}"
+    month_first = Database.open(path, "x", "v", date_format="%m/%d/%Y")
+    assert month_first.table["x"].to_pylist()[0] == dt.date(2024, 3, 4)
+    assert month_first.ask("2024-03-04", score="exact").column_notes == ("x is read in the format %m/%d/%Y",)
+    decided = Database.open(write(tmp_path / "d.csv", [*cells, "13/04/2024"]), "x", "v").ask("03/04/2024")
+    assert decided.column_notes == ("x is read in the format %d/%m/%Y",)
+
+
+def test_the_command_states_how_dates_are_read(tmp_path, capfd):
+    def printed(*arguments):
+        assert run(list(arguments)) == 0
+        return capfd.readouterr().out
+
+    path, store = str(write(tmp_path / "t.csv", ["03/04/2024", "05/06/2024"])), str(tmp_path / "s")
+    options = ("--key", "x", "--value", "v", "--format", "json", "--score", "exact")
+    assert '"notes": ["x is read in the format %d/%m/%Y, day first' in printed("ask", path, "2024-04-03", *options)
+    other = printed("ask", path, "2024-03-04", *options, "--date-format", "%m/%d/%Y")
+    assert '"found": true' in other
+    assert '"notes": ["x is read in the format %m/%d/%Y"]' in other
+    created = printed("store", "create", store, path, "--key", "x", "--value", "v", "--date-format", "%m/%d/%Y")
+    assert "x is read in the format %m/%d/%Y" in created
+    # A file that does not decide is read like the store.
+    printed("store", "append", store, path)
+    assert '"effective_rows": 2.0' in printed("ask", store, "2024-03-04", "--format", "json", "--score", "exact")
+    assert run(["ask", store, "2024-03-04", "--date-format", "%m/%d/%Y"]) == 2
+    assert "--date-format must be used with a table, got a store" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_one_of_several_files_decides_for_all(tmp_path, reverse):
+    cells = [["03/04/2024", "05/06/2024"], ["12/31/2024"]]
+    paths = [write(tmp_path / f"{n}.csv", each) for n, each in enumerate(cells[::-1] if reverse else cells)]
+    memory = Database.open(paths, "x", "v")
+    stored = Database.create(tmp_path / "s", paths, "x", "v")
+    for database in (memory, stored):
+        answer = database.ask("2024-03-04", score="exact")
+        assert answer.value == 0
+        assert answer.column_notes == ("x is read in the format %m/%d/%Y",)
+
+
+def test_years_of_two_digits_are_stated(tmp_path):
+    database = Database.open(write(tmp_path / "t.csv", ["13/05/68", "14/05/69", "03/04/24"]), "x", "v")
+    assert [day.year for day in database.table["x"].to_pylist()] == [2068, 1969, 2024]
+    assert "years 69 to 99 are 1969 to 1999, 00 to 68 are 2000 to 2068" in database.ask("13/05/68").column_notes[0]
+
+
+def test_a_format_that_fits_no_column_is_refused(tmp_path):
+    path = write(tmp_path / "t.csv", ["13/05/2024", "14/05/2024"])
+    with pytest.raises(OptionError, match=r"date_format must be the format of most cells .* got '%m/%d/%Y'"):
+        Database.open(path, "x", "v", date_format="%m/%d/%Y")
+    with pytest.raises(OptionError, match="date_format must be a format of dates, got 'day first'"):
+        Database.open(path, "x", "v", date_format="day first")
+    with pytest.raises(OptionError, match="date_format must be None for a table that states the types"):
+        Database.open({"x": ["13/05/2024"], "v": [1]}, "x", "v", date_format="%d/%m/%Y")
+
+
+def test_digits_without_separators_are_dates_on_request(tmp_path):
+    path = write(tmp_path / "t.csv", ["20240131", "20240201"])
+    assert Database.open(path, "x", "v").ask("20240131").value is not None
+    database = Database.open(path, "x", "v", date_format="%Y%m%d")
+    assert database.table["x"].to_pylist() == [dt.date(2024, 1, 31), dt.date(2024, 2, 1)]
+
+
+@pytest.mark.parametrize(("zoned", "naive"), [(5, 2), (2, 5), (3, 3)])
+def test_timestamps_without_a_time_zone_beside_others_are_counted(tmp_path, zoned, naive):
+    cells = [f"2024-01-0{n + 1}T10:00:00+02:00" for n in range(zoned)]
+    cells += [f"2024-02-0{n + 1}T10:00:00" for n in range(naive)]
+    path = write(tmp_path / "t.csv", cells)
+    database = Database.open(path, "x", "v")
+    kind, other = ("with", naive) if zoned > naive else ("without", zoned)
+    answer = database.ask("2024-01-01T08:00:00+00:00" if kind == "with" else "2024-02-01T10:00:00", score="exact")
+    assert answer.value == (0 if kind == "with" else zoned)
+    assert any(f"x: {other} cells are not dates {kind} a time zone, such as" in note for note in answer.column_notes)
+    with pytest.raises(DataError, match=f"must be dates {kind} a time zone"):
+        Database.open(path, "x", "v", on_bad_cell="refuse")
+    texts = Database.open(path, "x", "v", on_bad_cell="text")
+    assert texts.ask(cells[-1], score="exact").value == len(cells) - 1
+
+
+def test_texts_that_look_like_dates_are_mentioned(tmp_path):
+    quarters = ["2024Q1", "2024Q2", "2024Q3"]
+    answer = Database.open(write(tmp_path / "t.csv", quarters), "x", "v").ask("2024Q1")
+    assert "x holds texts that look like dates, such as '2024Q1'" in answer.column_notes[0]
+    table = pa.table({"x": ["15-Jun-06", "16-Jun-06"], "v": [1, 2]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    for source in (table, tmp_path / "t.parquet"):
+        assert "x holds texts that look like dates" in Database.open(source, "x", "v").ask("15-Jun-06").column_notes[0]
+
+
+def test_a_table_of_queries_has_the_dates_of_the_key(tmp_path, capfd):
+    path = write(tmp_path / "t.csv", ["03/04/2024", "12/31/2024"])
+    queries, out = write(tmp_path / "q.csv", ["03/04/2024"], "x,n"), tmp_path / "out.csv"
+    assert run(["ask", str(path), "--key", "x", "--value", "v", "--queries", str(queries), "--output", str(out)]) == 0
+    assert out.read_text().splitlines()[1].startswith("03/04/2024,0,0.0")
+    assert "x is read in the format %m/%d/%Y" in capfd.readouterr().out
+
+
+def test_shapes_that_are_no_dates():
+    assert candidate_formats(["02139-1234", "12-34-567", "1.2.3.4", "x 12 2006", "2006.06", "", "2024-01-02"]) == []
+    assert parse_date("Thursday, June 15th, 2006", "%b %d, %Y") == dt.datetime(2006, 6, 15)

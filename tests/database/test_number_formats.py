@@ -1,0 +1,148 @@
+"""Numbers in texts: separated thousands, decimal commas, parentheses, currencies, percent and units."""
+
+import random
+
+import pytest
+
+from qkv.cli.main import run
+from qkv.database import Database
+from qkv.database.io.number_formats import NumberFormat, affix_counts
+from qkv.database.io.sources import read
+from qkv.database.keys.columns import Column
+from qkv.database.keys.queries import Queries
+from qkv.errors import DataError
+
+from .test_bad_cells import write
+
+
+def with_format(number, decimal, group, before="", behind="", brackets=False):
+    text = f"{abs(number):,.2f}".translate(str.maketrans({",": group, ".": decimal}))
+    text = f"{before}{text}{behind}"
+    return text if number >= 0 else f"({text})" if brackets else f"-{text}"
+
+
+FORMATS = [
+    (".", ","),
+    (",", "."),
+    (".", " "),
+    (",", "\u202f"),
+    (".", "'"),
+    (".", ",", "$"),
+    (",", ".", "€ "),
+    (",", "", "", " €"),
+    (".", "", "", "%"),
+    (",", ".", "", " %"),
+    (".", ",", "", " kg"),
+    (".", ",", "$", "", True),
+    (".", ",", "CHF "),
+    (".", "", "", " °C"),
+]
+
+
+def test_formatted_numbers_are_numbers(tmp_path):
+    draw = random.Random(0)
+    names = [f"c{index}" for index in range(len(FORMATS))]
+    numbers = [[round(draw.choice([1, 1, -1]) * 10 ** draw.uniform(-1, 7), 2) for _ in range(60)] for _ in FORMATS]
+    cells = [[with_format(each, *form) for each in column] for column, form in zip(numbers, FORMATS, strict=True)]
+    lines = [",".join(f'"{cell}"' for cell in row) for row in zip(*cells, strict=True)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([",".join(names), *lines]) + "\n")
+    table = read(path, tuple(names))
+    for name, column, texts in zip(names, numbers, cells, strict=True):
+        assert table[name].to_pylist() == column
+        read_column = Column.from_table(table, name)
+        assert read_column.reading.startswith("is read as ")
+        queries = [text for row in range(5) for text in (texts[row], repr(column[row]))]
+        if read_column.number_format.decimal == ".":
+            parsed = Queries.parse(queries, [read_column]).columns[0].cells
+            assert parsed.tolist() == [number for number in column[:5] for _ in range(2)]
+        assert Queries.parse(texts[:5], [read_column]).columns[0].cells.tolist() == column[:5]
+
+
+def test_a_format_is_kept_in_a_store_and_bad_cells_are_counted(tmp_path):
+    path = write(tmp_path / "t.csv", ['"$1,203.50"', "$5", "5 $", "n/a", '"$2,000"', "9"])
+    for database in (Database.open(path, "x", "v"), Database.create(tmp_path / "s", path, "x", "v")):
+        answer = database.ask("$1,203.50", score="exact")
+        assert answer.value == 0
+        assert "x is read as amounts of $, such as '$1,203.50' as 1203.50" in answer.column_notes
+        assert database.ask(9, score="exact").value == 5
+    assert "x: 1 cell is not a finite number, such as 'n/a', left out" in Database.open(path, "x", "v").ask(5).notes
+    with pytest.raises(DataError, match=r"must be finite numbers in .*, got 'n/a'"):
+        Database.open(path, "x", "v", on_bad_cell="refuse")
+    assert Database.open(path, "x", "v", on_bad_cell="text").ask("n/a", score="exact").value == 3
+
+
+@pytest.mark.parametrize(("delimiter", "value"), [(",", 1203), (";", 1.203)])
+def test_a_decimal_separator_in_doubt_is_stated_and_can_be_given(tmp_path, delimiter, value):
+    path = tmp_path / "t.csv"
+    path.write_text(f'x{delimiter}v\n"1,203"{delimiter}1\n"2,500"{delimiter}2\n')
+    database = Database.open(path, "x", "v")
+    assert database.table["x"].to_pylist()[0] == value
+    other, decimal = (1.203, ",") if value == 1203 else (1203, ".")
+    note = f"no cell decides about the decimal separator, and --decimal {decimal} reads '1,203' as {other}"
+    assert note in database.ask("1,203", score="exact").column_notes[0]
+    if decimal == "." or delimiter != ",":
+        given = Database.open(path, "x", "v", decimal=decimal)
+        assert given.table["x"].to_pylist()[0] == other
+        assert "no cell decides" not in given.ask(other, score="exact").column_notes[0]
+
+
+@pytest.mark.parametrize("rows", ["1,5;2,5\n2,5;3,5\n", "1.203,5;2,5\n2,5;3\n", '"1,5";2\n"2";3,5\n'])
+def test_decimal_commas_beside_semicolons_are_read_and_stated(tmp_path, rows, capfd):
+    path = tmp_path / "t.csv"
+    path.write_text("x;v\n" + rows)
+    expected = [
+        [float(cell.strip('"').replace(".", "").replace(",", ".")) for cell in row.split(";")]
+        for row in rows.splitlines()
+    ]
+    database = Database.open(path, "x", "v")
+    assert [list(map(float, row.values())) for row in database.table.to_pylist()] == expected
+    assert any("with decimal commas" in note for note in database.ask(2.5).column_notes)
+    assert run(["ask", str(path), "--key", "x", "--value", "v", "2,5"]) == 0
+    assert "with decimal commas" in capfd.readouterr().out
+
+
+def test_one_of_several_files_decides_about_the_decimal_separator(tmp_path):
+    paths = [tmp_path / "0.csv", tmp_path / "1.csv"]
+    for path, cell in zip(paths, ["1,203", "3,5"], strict=True):
+        path.write_text(f'x,v\n"{cell}",1\n"{cell}",1\n')
+    for database in (Database.open(paths, "x", "v"), Database.create(tmp_path / "s", paths, "x", "v")):
+        assert database.ask(1.203, score="exact").found
+        assert not any("no cell decides" in note for note in database.ask(1.203, score="exact").column_notes)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["5 kg", "7 g", "9 kg", "1 g"], "x holds texts, because its numbers have several units (g, kg)"),
+        (["5 apples", "7 apples", "9 apples"], "x holds texts, although its cells are numbers with 'apples'"),
+    ],
+)
+def test_units_that_are_not_read_are_mentioned(tmp_path, cells, said):
+    answer = Database.open(write(tmp_path / "t.csv", cells), "x", "v").ask(cells[0])
+    assert answer.column_notes[0].startswith(said)
+    texts = Database.open({"x": ["$5", "$7"], "v": [1, 2]}, "x", "v").ask("$5")
+    assert texts.column_notes == (
+        "x holds texts, although its cells are numbers with '$', such as '$5'; convert them to compare numbers",
+    )
+
+
+@pytest.mark.parametrize(
+    "cells", [["10 Elm St", "12 Oak Rd", "9 Elm St"], ["007,5", "008,5"], ["1.2.3", "1.2.4"], ["A1", "B2"]]
+)
+def test_other_texts_stay_texts_without_a_word(tmp_path, cells):
+    database = Database.open(write(tmp_path / "t.csv", [f'"{cell}"' for cell in cells]), "x", "v")
+    assert database.table["x"].to_pylist() == cells
+    assert database.ask(cells[0], score="exact").column_notes == ()
+
+
+def test_large_numbers_with_separators_stay_exact(tmp_path):
+    numbers = [2**63 - 1, 2**63 - 2, 2**53 + 1]
+    database = Database.open(write(tmp_path / "t.csv", [f'"{number:,}"' for number in numbers]), "x", "v")
+    assert [database.ask(f"{number:,}", score="exact").value for number in numbers] == [0, 1, 2]
+
+
+def test_cells_that_are_no_numbers_of_a_format():
+    bad = ["", "$", "1,20", "1,2034", "1,203,", "--5", "(5", "5)", "5 kg", "1.2.3", "$5$", "1e", "5 5"]
+    assert [NumberFormat().parse(text) for text in bad] == [None] * len(bad)
+    assert affix_counts(["$5 kg", "x5", "5 5 a 5"]) == {}
