@@ -97,7 +97,8 @@ def detect_conversions(
             reading, note = detect_reading(relation, name, name in stated, options, delimiter)
             if reading is not None:
                 counted = "count" if policy == "text" else policy
-                note = _count_bad(relation, name, reading.bad("x"), reading.noun, counted, source)
+                if reading.bad_cells:
+                    note = _count_bad(relation, name, reading.bad("x"), reading.noun, counted, source)
                 if policy == "text" and note:
                     continue
                 readings[name] = reading

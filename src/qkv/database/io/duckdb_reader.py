@@ -262,7 +262,7 @@ def _run_typed(
             dialect = _dialect(file, required, options)
     contradictions = (duckdb.ConversionException, duckdb.InvalidInputException)
     with contextlib.suppress(contradictions):
-        rows, dates = _open_typed(file, required, options, dialect)
+        rows, dates = _open_typed(file, required, options, dialect, None if dialect else rows)
         return run(rows), rows, dates
     try:
         rows, dates = _open_typed(file, required, options, {**dialect, "sample_size": -1})
@@ -279,10 +279,14 @@ def _run_typed(
 
 
 def _open_typed(
-    file: _File, required: tuple[str, ...], options: ReadOptions, dialect: dict[str, object]
+    file: _File,
+    required: tuple[str, ...],
+    options: ReadOptions,
+    dialect: dict[str, object],
+    opened: duckdb.DuckDBPyRelation | None = None,
 ) -> tuple[duckdb.DuckDBPyRelation, list[str]]:
     """Open a file, and read columns as texts whose dates this package reads, which are returned."""
-    rows = file.open(**dialect)
+    rows = file.open(**dialect) if opened is None else opened
     if file.kind not in DELIMITED:
         return rows, []
     types = dict(zip(rows.columns, map(str, rows.types), strict=True))
@@ -303,7 +307,9 @@ def _open_typed(
         else:
             read = not all(map(_ISO.match, written))
         dates += [name] if read else []
-    return (file.open(**dialect, dtype=dict.fromkeys(dates, "VARCHAR")) if dates else rows), dates
+    if len(dates) < len(tested):
+        texts = file.open(**dialect, dtype=dict.fromkeys(dates, "VARCHAR")) if dates else rows
+    return texts, dates
 
 
 def _dialect(file: _File, required: tuple[str, ...], options: ReadOptions) -> dict[str, object]:

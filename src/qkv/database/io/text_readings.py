@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from qkv.database.io.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, READING
@@ -50,6 +50,7 @@ _MOST_TEXTS = 0.9
 
 _CELL = "lower(trim(x))"
 _ZONE = "regexp_matches(trim(x), ':[0-9.]+ ?(Z|[+-][0-9]{2}(:?[0-9]{2})?)$')"
+_ISO = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]")
 _PLAIN = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?")
 _MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[.]?"
 _LIKE_DATES = re.compile(
@@ -72,6 +73,7 @@ class TextReading:
         decimal: the decimal separator of numbers without a format.
         said: how the column is read, as the end of a sentence; "" for numbers and dates of the usual form.
         assumed: the name of a format that no cell decided; "" if it is decided.
+        bad_cells: the number of filled cells that are not read.
     """
 
     noun: str
@@ -82,6 +84,7 @@ class TextReading:
     decimal: str = "."
     said: str = ""
     assumed: str = ""
+    bad_cells: int = 0
 
     def sql(self, cell: str) -> str:
         """Return the SQL expression of the converted cell, which is null for bad cells."""
@@ -100,6 +103,16 @@ class TextReading:
     def bad(self, cell: str) -> str:
         """Return the SQL condition that a cell is filled, but not of this type."""
         return f"trim({cell}) <> '' and ({self.sql(cell)}) is null"
+
+    def read(self, counts: Mapping[str, int]) -> int:
+        """Return the number of cells that are read, from the number of cells that pass each test."""
+        if self.number_format is not None:
+            return counts[self.number_format.dump()]
+        if self.date_format or self.noun == "finite number":
+            return counts[self.date_format or "plain"]
+        if self.zoned is None:
+            return counts["iso"]
+        return counts["zones"] if self.zoned else counts["iso"] - counts["zones"]
 
     @property
     def metadata(self) -> dict[bytes, str]:
@@ -130,58 +143,92 @@ def detect_reading(
             dates = [form, *(each for each in dates if each != form)]
     numbers = [] if stated else _number_formats(texts, options.decimal)
     decimal = options.decimal or "."
-    is_number = _is_number(_with_point("x", decimal))
-    is_whole = "regexp_full_match(trim(x), '[+-]?[0-9]+')"
-    iso = in_iso("x")
-    tests = (
-        f"{_CELL} <> ''",
-        f"{_CELL} not in ({', '.join(map(_literal, MISSING))})",
-        is_number,
-        "regexp_full_match(trim(x), '[+-]?0[0-9].*')",
-        is_whole,
-        f"{is_whole} and try_cast(trim(x) as bigint) is null",
-        f"{iso} and try_cast(x as timestamp) is not null",
-        f"{iso} and contains(x, ':')",
-        f"{iso} and {_ZONE}",
-        *(f"{format_sql('x', form)} is not null" for form in dates),
-        *(f"{form.sql('x', 'double')} is not null" for form in numbers),
-    )
-    counts = ", ".join(f"count(*) filter ({test})" for test in tests)
+    plain = _is_number(_with_point("x", decimal))
+    whole, iso = "regexp_full_match(trim(x), '[+-]?[0-9]+')", in_iso("x")
+    # Tests that no text of the first rows passes are not made for all rows.
+    written = [text.replace(decimal, ".") for text in texts]
+    some_plain = not texts or any(map(_PLAIN.fullmatch, written))
+    some_iso = not texts or any(map(_ISO.match, texts))
+    tests = {
+        "filled": f"{_CELL} <> ''",
+        "present": f"{_CELL} not in ({', '.join(map(_literal, MISSING))})",
+        "plain": plain if some_plain else "false",
+        "codes": "regexp_full_match(trim(x), '[+-]?0[0-9].*')" if some_plain or numbers else "false",
+        "whole": whole if some_plain else "false",
+        "beyond int64": f"{whole} and try_cast(trim(x) as bigint) is null" if some_plain else "false",
+        "iso": f"{iso} and try_cast(x as timestamp) is not null" if some_iso else "false",
+        "clocks": f"{iso} and contains(x, ':')" if some_iso else "false",
+        "zones": f"{iso} and {_ZONE}" if some_iso else "false",
+        **{form: f"{format_sql('x', form)} is not null" for form in dates},
+        **{form.dump(): f"{form.sql('x', 'double')} is not null" for form in numbers},
+    }
+    counted = ", ".join(["count(*)", *(f"count(*) filter ({test})" for test in tests.values())])
     for part in (column.limit(_FIRST_ROWS), column):
-        found = part.aggregate(counts).fetchall()[0]
-        filled, present, plain, leading_zeros, whole, beyond_int64, isos, clocks, zones, *more = found
-        by_date = dict(zip(dates, more, strict=False))
-        by_number = dict(zip(numbers, more[len(dates) :], strict=True))
-        best = max(plain, isos, *more)
+        rows, *found = part.aggregate(counted).fetchall()[0]
+        counts: dict[str, int] = dict(zip(tests, found, strict=True))
+        best = max(counts["plain"], counts["iso"], *list(counts.values())[9:], 0)
         # The first rows decide about names and other texts.
-        if present and best < 0.01 * present:
-            return None, _remark(texts)
-    given = options.date_format
-    if given and 2 * by_date[given] > present:
-        return _in_format(given, date_reading(given)), None
-    most = max(by_number.values(), default=0)
-    if 2 * best > present:
-        # Texts of digits with a leading zero are codes, such as postal codes.
-        if plain == best and not leading_zeros and not stated and plain < filled:
-            type_ = "double" if whole < plain else "hugeint" if beyond_int64 else "bigint"
-            return TextReading("finite number", type_, decimal=decimal), None
-        if isos == best:
-            if 0 < zones < isos:
-                zoned = 2 * zones > isos
-                noun = f"date with{'' if zoned else 'out'} a time zone"
-                return TextReading(noun, "timestamptz" if zoned else "timestamp", zoned=zoned), None
-            return TextReading("date", "timestamptz" if zones else "timestamp" if clocks else "date"), None
-        if best in by_date.values():
-            form, other = choose_format(by_date)
-            if "%" in assumed and by_date[assumed] == best:
-                form, other = assumed, ""
-            return _in_format(form, date_reading(form, other), form if other else ""), None
-        enough = most > _MOST_TEXTS * present or (numbers and numbers[0].kind != "unit")
-        if numbers and most == best and not leading_zeros and enough:
-            return _in_number_format(column, texts, by_number, assumed, delimiter), None
-    if _LEAST_SHARE * filled <= plain < filled and not leading_zeros:
-        return None, CellNote(plain, total=filled)
+        if counts["present"] and best < 0.01 * counts["present"]:
+            return None, None if stated else _remark(texts)
+        if rows < _FIRST_ROWS:
+            break
+    reading = _choose(counts, dates, numbers, stated, options.date_format, assumed, decimal)
+    if reading is not None and reading.number_format is not None:
+        reading = _in_number_format(column, texts, {form: counts[form.dump()] for form in numbers}, assumed, delimiter)
+    if reading is not None:
+        return replace(reading, bad_cells=counts["filled"] - reading.read(counts)), None
+    if _LEAST_SHARE * counts["filled"] <= counts["plain"] < counts["filled"] and not counts["codes"]:
+        return None, CellNote(counts["plain"], total=counts["filled"])
     return None, None if stated else _remark(texts)
+
+
+def _choose(
+    counts: Mapping[str, int],
+    dates: Sequence[str],
+    numbers: Sequence[NumberFormat],
+    stated: bool,
+    given: str | None,
+    assumed: str,
+    decimal: str,
+) -> TextReading | None:
+    """Return the reading that most cells allow, or None if the column stays texts.
+
+    Args:
+        counts: the number of cells that pass each test of `detect_reading`.
+        dates: the formats of dates that were counted.
+        numbers: the formats of numbers that were counted.
+        stated: as in `detect_reading`.
+        given: the format of dates that the user gives.
+        assumed: the format of the column in other files.
+        decimal: the decimal separator of numbers without a format.
+    """
+    by_date = {form: counts[form] for form in dates}
+    most = max((counts[form.dump()] for form in numbers), default=0)
+    plain, iso, zones = counts["plain"], counts["iso"], counts["zones"]
+    best = max(plain, iso, most, *by_date.values(), 0)
+    if given and 2 * by_date[given] > counts["present"]:
+        return _in_format(given, date_reading(given))
+    if 2 * best <= counts["present"]:
+        return None
+    # Texts of digits with a leading zero are codes, such as postal codes.
+    if plain == best and not counts["codes"] and not stated:
+        type_ = "double" if counts["whole"] < plain else "hugeint" if counts["beyond int64"] else "bigint"
+        return TextReading("finite number", type_, decimal=decimal)
+    if iso == best:
+        if 0 < zones < iso:
+            zoned = 2 * zones > iso
+            noun = f"date with{'' if zoned else 'out'} a time zone"
+            return TextReading(noun, "timestamptz" if zoned else "timestamp", zoned=zoned)
+        return TextReading("date", "timestamptz" if zones else "timestamp" if counts["clocks"] else "date")
+    if best in by_date.values():
+        form, other = choose_format(by_date)
+        if "%" in assumed and by_date[assumed] == best:
+            form, other = assumed, ""
+        return _in_format(form, date_reading(form, other), form if other else "")
+    enough = most > _MOST_TEXTS * counts["present"] or (numbers and numbers[0].kind != "unit")
+    if numbers and most == best and not counts["codes"] and enough:
+        return TextReading("finite number", "double", number_format=numbers[0])
+    return None
 
 
 def _in_format(form: str, said: str, assumed: str = "") -> TextReading:
