@@ -23,7 +23,8 @@ from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
 from qkv.database.keys.row_sample import sample_rows
 from qkv.database.storage.encoding import FILE, Encoding
-from qkv.database.storage.stored import StoredDatabase, prepare_rows
+from qkv.database.storage.row_preparation import prepare_rows
+from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import memory_bytes
 

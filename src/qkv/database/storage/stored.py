@@ -6,7 +6,7 @@ same answers. The plan of an answer says which.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Self
@@ -23,22 +23,22 @@ from qkv.database.execute.row_reader import match_blocks
 from qkv.database.execute.streamed import StreamedExecutor
 from qkv.database.io.cell_notes import collect_notes, decided_formats
 from qkv.database.io.read_options import ReadOptions
-from qkv.database.io.sources import iterate_tables, report_rows, require_columns
+from qkv.database.io.sources import iterate_tables, require_columns
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.part_registry import parse_score
 from qkv.database.protocol import Queryable
 from qkv.database.storage.encoding import Encoding
+from qkv.database.storage.row_preparation import prepare_rows
 from qkv.errors import DataError
 from qkv.plan.cost import counted, memory_bytes
 from qkv.scores.base import Score
 from qkv.store import Block, Damage, Store, Version, export
 from qkv.store import copy as copy_store
-from qkv.store.fitting import fit_table
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
-__all__ = ["StoredDatabase", "prepare_rows"]
+__all__ = ["StoredDatabase"]
 
 _EXAMPLES = 64
 
@@ -391,26 +391,3 @@ class StoredDatabase(Queryable):
             # Numbers as read, standardized and projected; Python texts as read and folded.
             row_bytes += 200 if text else 4 * 8 * max(1, width)
         return len(self.store) * row_bytes > self.memory
-
-
-def prepare_rows(
-    encoding: Encoding | None,
-    tables: Iterator[pa.Table],
-    schema: pa.Schema,
-    name: str,
-    progress: Progress | None = None,
-    done: int = 0,
-) -> Iterator[pa.Table]:
-    """Yield tables in the form in which a store keeps them, with a column of vectors if the store has an encoder.
-
-    Args:
-        encoding: the encoder of the store, or None.
-        tables: tables with the visible columns.
-        schema: the visible columns of the store.
-        name: names the store in errors.
-        progress: as in `StoredDatabase.append`.
-        done: number of rows that were already prepared.
-    """
-    if encoding is None:
-        return report_rows(tables, progress)
-    return encoding.encode_tables((fit_table(table, schema, name) for table in tables), progress, done)

@@ -1,0 +1,244 @@
+"""Opening of delimited, JSON and Parquet files as DuckDB relations with types that all their cells have."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from qkv.database.io.date_formats import has_format
+from qkv.database.io.read_options import ReadOptions, check_complete, first_delimiter, guess_encoding, in_utf_8
+from qkv.database.io.text_readings import first_texts
+from qkv.errors import DataError, QkvError
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["CLOSED", "DELIMITED", "JSON", "OFFLINE", "PARQUET", "OpenFile", "open_connection", "open_file", "run_typed"]
+
+DELIMITED = (".csv", ".tsv", ".txt")
+JSON = (".jsonl", ".ndjson", ".json")
+PARQUET = (".parquet", ".pq")
+
+# By default DuckDB downloads a missing extension the first time a query names it.
+OFFLINE = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+CLOSED = {**OFFLINE, "enable_external_access": "false"}
+_ISO = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9])")
+_TRIED_ROWS = 20_480
+_T = TypeVar("_T")
+
+
+@contextmanager
+def open_connection(
+    settings: dict[str, str], error_class: type[QkvError], failure: str, remedy: str
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a DuckDB connection, and raise its errors as `error_class` with the texts `failure` and `remedy`."""
+    with _signals_deferred():
+        import duckdb
+
+    connection = duckdb.connect(config=settings)
+    try:
+        # DuckDB prints the progress of slow reads to standard output, where answers are.
+        connection.execute("set enable_progress_bar = false")
+        if settings is CLOSED:
+            connection.execute("set lock_configuration = true")
+        yield connection
+    except (duckdb.Error, RuntimeError) as error:
+        if isinstance(error, duckdb.InterruptException) or str(error) == "Query interrupted":
+            raise KeyboardInterrupt from None  # Ctrl-C
+        if not isinstance(error, duckdb.Error):
+            raise
+        raise error_class(f"{failure}: {_first_sentence(error)}. {remedy}") from None
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block: DuckDB aborts the process if its import is interrupted."""
+    if not hasattr(signal, "pthread_sigmask") or "duckdb" in sys.modules:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _first_sentence(error: Exception) -> str:
+    """Return the first line of the message of a DuckDB error, without the name of the error class."""
+    first = str(error).strip().split("\n")[0]
+    head, colon, rest = first.partition("Error: ")
+    return (rest if colon and len(head) < 40 else first).rstrip(".!: ")
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A file that is open in DuckDB.
+
+    Attributes:
+        path: the path, for errors.
+        kind: its suffix without that of the compression.
+        open: a function that opens the file as a relation, with options of DuckDB.
+        connection: the connection.
+        delimiter: for delimited files, the delimiter that is most frequent in the first line.
+    """
+
+    path: str
+    kind: str
+    open: Callable[..., duckdb.DuckDBPyRelation]
+    connection: duckdb.DuckDBPyConnection
+    delimiter: str
+
+
+@contextmanager
+def open_file(path: str, kind: str, given: ReadOptions) -> Iterator[OpenFile]:
+    """Yield a file that DuckDB can open."""
+    options = {"delimiter": "\t"} if kind == ".tsv" else {}
+    options |= {"delimiter": given.delimiter} if given.delimiter else {}
+    options |= {"decimal": given.decimal} if given.decimal else {}
+    failure = f"{path!r} cannot be read as {kind[1:]}"
+    remedy = "Check the file, or rename it with the suffix of its format."
+    encoding = None if kind in PARQUET else given.encoding
+    if encoding is None:
+        check_complete(Path(path))
+    with in_utf_8(Path(path), encoding) as file:
+        # Glob characters in a path are escaped as character classes, so that the path names one file.
+        literal = "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
+
+        with open_connection(OFFLINE, DataError, failure, remedy) as connection:
+
+            def open_relation(**more: object) -> duckdb.DuckDBPyRelation:
+                if kind in PARQUET:
+                    return connection.read_parquet(literal)
+                if kind in JSON:
+                    return connection.read_json(literal, **more)
+                return connection.read_csv(literal, **{**options, **more})
+
+            try:
+                delimiter = given.delimiter or (first_delimiter(file) if kind in DELIMITED else "")
+                yield OpenFile(path, kind, open_relation, connection, delimiter)
+            except _duckdb_error() as error:
+                if kind in PARQUET or encoding is not None or not _names_encoding(str(error)):
+                    raise
+                guess = guess_encoding(Path(path))
+                windows = " (or cp1252, if it is from Windows)" if guess == "latin-1" else ""
+                raise DataError(
+                    f"{path!r} must be text in UTF-8, got other bytes, probably {guess}{windows}. Pass "
+                    f"--encoding {guess} to qkv ask (in Python: encoding={guess!r} to Database.open), or convert the "
+                    "file with iconv."
+                ) from None
+
+
+def _duckdb_error() -> type[Exception]:
+    import duckdb
+
+    error: type[Exception] = duckdb.Error
+    return error
+
+
+def _names_encoding(message: str) -> bool:
+    return any(part in message.lower() for part in ("utf-8", "utf8", "unicode"))
+
+
+def run_typed(
+    file: OpenFile, required: tuple[str, ...], options: ReadOptions, run: Callable[[duckdb.DuckDBPyRelation], _T]
+) -> tuple[_T, duckdb.DuckDBPyRelation, list[str]]:
+    """Open a file with types that all its cells have, and return the result of `run`, the relation and some columns.
+
+    DuckDB detects types from the first 20,480 rows. If a later cell contradicts them, they are detected from all rows.
+    The columns are those that are read as texts although DuckDB would read them as dates, see `_open_typed`.
+    """
+    import duckdb
+
+    rows = file.open()
+    dialect: dict[str, object] = {}
+    if file.kind in DELIMITED and required and not set(required) <= set(rows.columns):
+        first = rows.limit(1).fetchall()
+        if first and set(required) <= set(map(str, first[0])):
+            dialect = {"header": True}
+        else:
+            dialect = _dialect(file, required, options)
+    contradictions = (duckdb.ConversionException, duckdb.InvalidInputException)
+    with contextlib.suppress(contradictions):
+        rows, dates = _open_typed(file, required, options, dialect, None if dialect else rows)
+        return run(rows), rows, dates
+    try:
+        rows, dates = _open_typed(file, required, options, {**dialect, "sample_size": -1})
+        return run(rows), rows, dates
+    except contradictions:
+        # DuckDB takes the apostrophe of "1'203" for a quotation mark.
+        if file.kind not in DELIMITED or options.delimiter is not None or not required:
+            raise
+        dialect = {"header": True, "delimiter": file.delimiter, "quotechar": '"', "escapechar": '"', "skiprows": 0}
+        rows, dates = _open_typed(file, required, options, {**dialect, "sample_size": -1})
+        if not set(required) <= set(rows.columns):
+            raise
+        return run(rows), rows, dates
+
+
+def _open_typed(
+    file: OpenFile,
+    required: tuple[str, ...],
+    options: ReadOptions,
+    dialect: dict[str, object],
+    opened: duckdb.DuckDBPyRelation | None = None,
+) -> tuple[duckdb.DuckDBPyRelation, list[str]]:
+    """Open a file, and read columns as texts whose dates this package reads, which are returned."""
+    rows = file.open(**dialect) if opened is None else opened
+    if file.kind not in DELIMITED:
+        return rows, []
+    types = dict(zip(rows.columns, map(str, rows.types), strict=True))
+    tested = [name for name, type_ in types.items() if type_ == "DATE" or type_.startswith("TIMESTAMP")]
+    form = options.date_format
+    tested += [name for name in required if form and types.get(name) == "BIGINT"]
+    if not tested:
+        return rows, []
+    texts = file.open(**dialect, dtype=dict.fromkeys(tested, "VARCHAR"))
+    dates = []
+    for name in tested:
+        written = first_texts(texts, name)
+        if types[name] == "BIGINT":
+            read = bool(form) and sum(map(partial(has_format, form=str(form)), written)) > len(written) / 2
+        elif name in required and types[name] != "DATE":
+            # DuckDB converts timestamps with and without time zones in one column without a word.
+            read = not options.as_written
+        else:
+            read = not all(map(_ISO.match, written))
+        dates += [name] if read else []
+    if len(dates) < len(tested):
+        texts = file.open(**dialect, dtype=dict.fromkeys(dates, "VARCHAR")) if dates else rows
+    return texts, dates
+
+
+def _dialect(file: OpenFile, required: tuple[str, ...], options: ReadOptions) -> dict[str, object]:
+    """Return the delimiter with which the first line holds the required columns; empty if there is none.
+
+    Raises:
+        DataError: The first line holds them, but the other lines do not have as many cells.
+    """
+    import duckdb
+
+    names = file.open(header=True, skiprows=0).columns
+    cells = {cell.strip(" \"'") for cell in re.split(r"[,;\t|]", names[0])}
+    if options.delimiter is None and file.delimiter:
+        # DuckDB takes the decimal comma of 1,5;2,5 for the delimiter.
+        dialect: dict[str, object] = {"header": True, "delimiter": file.delimiter}
+        with contextlib.suppress(duckdb.Error):
+            opened = file.open(**dialect)
+            if set(required) <= set(opened.columns) and opened.limit(_TRIED_ROWS).fetchall():
+                return dialect
+    if len(names) == 1 and len(cells) > 1 and set(required) <= cells:
+        raise DataError(
+            f"{file.path!r} cannot be read as {file.kind[1:]}: its rows do not have the {len(cells)} cells of the "
+            "first line. Check quotation marks and separators."
+        )
+    return {}
