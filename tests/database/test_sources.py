@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from qkv.database import Database
-from qkv.database.io.duckdb_reader import _first_sentence
+from qkv.database.io.duckdb_file import _first_sentence
 from qkv.database.io.sources import suggest_name
 from qkv.errors import DataError, QueryError
 
