@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Self
@@ -16,13 +16,14 @@ from qkv.database.answer import Answer, Entry
 from qkv.database.choice_cache import NO_CACHE, ChoiceCache
 from qkv.database.execute.aggregates import Aggregate
 from qkv.database.execute.calibration import calibrate
+from qkv.database.execute.group_answers import ambiguous_reason, run_by_group
 from qkv.database.execute.line_fit import check_line, comparison_note
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, mean_precision, prediction_interval, standard_error
 from qkv.database.io import duckdb_reader
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
-from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.comparisons import Comparison, MixedComparison
 from qkv.database.keys.coordinates import find_coordinates
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["AskOptions", "Executor", "QueryResults", "build_entries"]
 
 NO_MATCHING_ROW = "no row satisfies the predicate"
-# Number of candidates in the reason of an ambiguous query.
-_SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +125,12 @@ class Executor(ABC):
         """Return the entries that answer the queries, and the plan."""
 
     @abstractmethod
+    def group_rows(
+        self, comparison: MixedComparison, options: AskOptions
+    ) -> Iterator[tuple[MixedComparison, Bool[np.ndarray, " rows"]]]:
+        """Yield a comparison over each part of the rows, and which of its rows are selected, have key and value."""
+
+    @abstractmethod
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
         """Return a comparison over a sample of the selected rows, and the value column of the sample."""
 
@@ -171,7 +176,7 @@ class Executor(ABC):
         normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
         if options.linear:
             check_line(comparison, normalizer, self.columns[-1])
-        entries, plan = self.run(parsed, comparison, normalizer, options)
+        entries, plan = run_by_group(self, parsed, comparison, normalizer, options)
         column_notes = (*_reading_notes(self.columns, self.query_columns), *self.cell_notes)
         notes = (self._rows_note(), *comparison.notes, *column_notes)
         default = normalizer is comparison.normalizer
@@ -180,7 +185,7 @@ class Executor(ABC):
         if comparison.lookup() is not None and default and not comparison.one_key:
             notes += ("a query that equals a key is answered from the rows of this key alone",)
         one_key = comparison.lookup() if comparison.one_key and default else None
-        if one_key is None and comparison.mixes_keys and normalizer.top_k != 1:
+        if comparison.mixes_keys and not (default and comparison.one_key) and normalizer.top_k != 1:
             notes += ("rows of different keys take part in one answer; omit score and normalizer for those of one key",)
         notes += (f"weights by {normalizer if one_key is None else one_key.normalizer}",)
         if options.linear:
@@ -335,7 +340,7 @@ def build_entries(
             more = len(weighted_rows) >= comparison.candidate_rows > 0 and len(candidates) == len(
                 set(comparison.key[weighted_rows].tolist())
             )
-            reason = _ambiguous(candidates, more)
+            reason = ambiguous_reason(candidates, more)
             entries.append(Entry(original, False, None, None, 0.0, reason, {}, *evidence, candidates=candidates))
             continue
         effective = np.nan if results.effective_rows is None else float(results.effective_rows[i])
@@ -362,12 +367,6 @@ def build_entries(
         )
         entries.append(entry)
     return entries
-
-
-def _ambiguous(candidates: tuple[str, ...], more: bool) -> str:
-    """Return the reason why a query that several keys, or more than these, match about equally well has no answer."""
-    shown = ", ".join(map(repr, candidates[:_SHOWN])) + ", …" * (len(candidates) > _SHOWN)
-    return f"{len(candidates)}{' or more' * more} keys match about equally: {shown}; ask for one of them"
 
 
 def _no_match_reasons(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -21,7 +21,7 @@ from qkv.database.io.cell_notes import cell_note_of
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names
-from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.comparisons import Comparison, MixedComparison
 from qkv.database.keys.coordinates import Coordinates, find_coordinates
 from qkv.database.keys.local_linear import fit_rows
 from qkv.database.keys.name_comparison import NameComparison
@@ -168,6 +168,13 @@ class InMemoryExecutor(Executor):
         found = [self._present_names.best_rows(text, score, count) for text in texts]
         # Of a group of missing queries, the first row is compared.
         return np.unique(np.concatenate([np.flatnonzero(self.complete)[:1], *found]))
+
+    def group_rows(
+        self, comparison: MixedComparison, options: AskOptions
+    ) -> Iterator[tuple[MixedComparison, Bool[np.ndarray, " rows"]]]:
+        """Yield the comparison over all rows; see `Executor.group_rows`."""
+        mask = options.mask
+        yield comparison, self.complete & np.asarray(mask.array) if isinstance(mask, KeysMask) else self.complete
 
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
         """Return a comparison over a sample of the selected rows, and the value column; see `Executor.sample`."""

@@ -11,7 +11,7 @@ for a table in memory.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -22,6 +22,7 @@ from qkv.core.typing import Bool, Float, Int
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.base import AskOptions, Executor
+from qkv.database.execute.group_answers import finds_groups
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.sampled import SampledChooser
 from qkv.database.execute.scan import (
@@ -31,7 +32,7 @@ from qkv.database.execute.statistics import load_statistics, restricted_statisti
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.streamed_call import StreamedCall
 from qkv.database.keys.columns import Column
-from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.comparisons import Comparison, MixedComparison
 from qkv.database.keys.queries import Queries
 from qkv.engine import explain
 from qkv.errors import KindError, OptionError, RefusedError, ShapeError
@@ -128,12 +129,27 @@ class StreamedExecutor(Executor):
         step = call.queries_at_once
         for start in range(0, len(queries), step):
             entries += call.answer(queries.slice(start, min(start + step, len(queries))), options.progress)
-        return entries, call.plan(len(queries))
+        plan = call.plan(len(queries))
+        if finds_groups(comparison, normalizer, options):
+            plan = replace(plan, passes=plan.passes + 1)  # the pass that finds the groups
+        return entries, plan
 
     def read_columns(self, table: pa.Table) -> tuple[Column, ...]:
         """Return the key columns and the value column of a table as arrays."""
         like = [self._empty_column(name) for name in (*self.key, self.value)]
         return tuple(Column.from_table(table, column.name, self.fold, column) for column in like)
+
+    def group_rows(
+        self, comparison: MixedComparison, options: AskOptions
+    ) -> Iterator[tuple[MixedComparison, Bool[np.ndarray, " rows"]]]:
+        """Yield a comparison over each tile of rows, in one pass; see `Executor.group_rows`."""
+        selected = self._present(options)
+        for tile in self.table.tiles(tuple(dict.fromkeys((*self.key, self.value)))):
+            columns = self.read_columns(tile.table)
+            present = ~np.logical_or.reduce([column.missing for column in columns])
+            if selected is not None:
+                present &= selected[tile.number : tile.number + len(present)]
+            yield comparison.with_rows(columns[:-1]), present
 
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
         """Return a comparison over a sample of the selected rows, and the value column; see `Executor.sample`."""

@@ -7,11 +7,11 @@
     one vector             Cosine                    top 10, softmax of s/0.05     cosine < 0.5
     numbers, timestamps    Gaussian, standardized    Softmax                       too far away
     of several kinds       ByColumn of the above,    Softmax                       one part has no match
-                           Spelling for texts
+                           over one group of texts
 
 In a key of several kinds, rows with equal texts, categories and identifiers are a group: the bandwidth of the numbers
-is chosen such that each row is predicted from the other rows of its group. A text that equals a key is answered from
-the rows with that key alone.
+is chosen such that each row is predicted from the other rows of its group. Texts are answered from the rows of one
+group alone, see `qkv.database.keys.find_group`.
 
 Numbers are too far away beyond the larger of three bandwidths (at most 1 standard deviation, 0.25 for local linear
 regression) and the 99th percentile of the distances between a key and its nearest other key. If a text occurs in ten
@@ -181,15 +181,13 @@ class ComparisonChooser:
         unit = _unit_name(columns)
         return DistanceComparison(every, columns, score, None, points, notes, zeros, zeros + 1, 1.0, unit, limit)
 
-    def _single_column(self, index: int, threshold: float | None, mixed: bool = False) -> Comparison:
+    def _single_column(self, index: int, threshold: float | None) -> Comparison:
         column = self.columns[index]
         if self._reasons[index]:
             return self._equal((index,), ("compared by equality",))
         if column.kind == "text":
-            notes: tuple[str, ...] = ("compared by Names, the larger of similarity by words and by spelling",)
-            if mixed:
-                notes = ("compared by Spelling, the mean of Jaro–Winkler and edit similarity",)
-            return self._texts(index, Spelling() if mixed else Names(), threshold, notes)
+            notes = ("compared by Names, the larger of similarity by words and by spelling",)
+            return self._texts(index, Names(), threshold, notes)
         if column.kind == "vector":
             return self._vectors(index, threshold)
         return self._equal((index,), ("compared by equality",))
@@ -296,7 +294,7 @@ class ComparisonChooser:
                 continue
             # A similarity has the same weight as in a key of one column; several texts share the weight of one.
             weight = 1.0 / (_VECTOR_TEMPERATURE if column.kind == "vector" else _TEXT_TEMPERATURE)
-            own = self._single_column(index, threshold if column.kind == "text" else None, mixed=True)
+            own = self._single_column(index, threshold if column.kind == "text" else None)
             if column.kind == "category":
                 own = SimilarityComparison((index,), (column,), Exact(), None, column.cells, own.notes, 1.0)
             shared = column.kind == "text" and not identifiers[index]
@@ -306,7 +304,8 @@ class ComparisonChooser:
         key = structured({name: part.key for name, part, _ in parts})
         notes = tuple(f"{name}: {note}" for name, part, _ in parts for note in part.notes)
         named_parts = tuple((name, part) for name, part, _ in parts)
-        return MixedComparison((), (), score, Softmax(), key, notes, named_parts)
+        one = "the answer comes from the rows with the most similar texts" * any(p.one_key for _, p in named_parts)
+        return MixedComparison((), (), score, Softmax(), key, notes, named_parts, normalizer_note=one)
 
     # -- statistics of the rows, which `SampledChooser` overrides ----------------------------------------
 

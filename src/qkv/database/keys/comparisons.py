@@ -68,8 +68,6 @@ class Comparison:
     notes: tuple[str, ...]
     normalizer_note: str = field(default="", kw_only=True)
     candidate_rows: int = field(default=0, kw_only=True)
-    one_key: ClassVar[bool] = False
-    """Whether the default answer comes from the rows of one key alone, the most similar one."""
     measure: ClassVar[str] = ""
     """The unit of `nearness`: "similarity", "distance", or "" where there is no single number."""
 
@@ -112,6 +110,11 @@ class Comparison:
         The other queries are answered by this comparison.
         """
         return None
+
+    @property
+    def one_key(self) -> bool:
+        """Whether the default answer comes from the rows with the most similar texts alone."""
+        return False
 
     @property
     def mixes_keys(self) -> bool:
@@ -319,6 +322,16 @@ class MixedComparison(Comparison):
     """Comparison of key columns of several kinds in parts. A query has a match if every part matches."""
 
     parts: tuple[tuple[str, Comparison], ...]
+
+    @property
+    def one_key(self) -> bool:
+        """Whether a part compares texts such that the default answer comes from the most similar ones alone."""
+        return any(part.one_key for _, part in self.parts)
+
+    @property
+    def mixes_keys(self) -> bool:
+        """Whether a part compares texts by similarity."""
+        return any(part.mixes_keys for _, part in self.parts)
 
     def query_array(self, columns: Sequence[KeyCells]) -> Shaped[np.ndarray, " q"]:
         """Return the parsed cells of queries as a structured array with one field for each part."""

@@ -18,7 +18,6 @@ surnames are one typing error away from the query and differ by less than 0.02, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,11 +26,12 @@ from qkv.database.keys.comparisons import SimilarityComparison
 from qkv.scores.name_words import clean_name
 from qkv.scores.names import Names
 
-__all__ = ["NameComparison"]
+__all__ = ["MARGIN", "NameComparison", "close_keys"]
 
 # Similarities that differ by less are equal.
 _SAME = 1e-9
-_MARGIN = 0.01
+MARGIN = 0.01
+"""The least lead in similarity of the best key, with exceptions."""
 _MARGIN_OF_COMPLETE = 0.005
 _MARGIN_OF_ONE_ERROR = 0.02
 
@@ -40,7 +40,10 @@ _MARGIN_OF_ONE_ERROR = 0.02
 class NameComparison(SimilarityComparison):
     """Comparison of texts by `Names`, which finds no answer if several keys match the query about equally well."""
 
-    one_key: ClassVar[bool] = True
+    @property
+    def one_key(self) -> bool:
+        """True, unless the keys are compared by equality."""
+        return isinstance(self.score, Names)
 
     def candidates(self, query: object, rows: Int[np.ndarray, " n"], default: bool) -> tuple[str, ...]:
         """Return the different keys that match one query about equally well, or an empty tuple if one matches best.
@@ -82,7 +85,7 @@ def close_keys(
     same = (np.abs(share - share[0]) < _SAME) & ~complete & ~complete[0]
     margin = np.full(len(keys), _SAME)
     if margins and similar[0] < score.same_words - _SAME:
-        margin[:] = _MARGIN
+        margin[:] = MARGIN
         margin[bool(complete[0]) & ~complete] = _MARGIN_OF_COMPLETE
         asked = clean_name(text)
         errors = np.array([OSA.distance(asked, clean_name(key)) for key in keys])
