@@ -130,7 +130,8 @@ class InMemoryExecutor(Executor):
         If only the best rows by `Names` take part, they are found by an index, and attention is over these rows.
         """
         calibration = partial(self.calibration, comparison, normalizer, options)
-        if not (self._is_indexed(comparison, normalizer, options) and len(queries)):
+        indexed = self._is_indexed(normalizer, options) and len(queries)
+        if not (indexed and isinstance(comparison, NameComparison) and isinstance(comparison.score, Names)):
             return attend_to_rows(queries, comparison, normalizer, self.aggregator, self.complete, options, calibration)
         quiet = replace(options, progress=None)
         entries: list[Entry] = []
@@ -150,12 +151,11 @@ class InMemoryExecutor(Executor):
             report(options.progress, "answering", len(entries), len(queries))
         return entries, plans[0]
 
-    def _is_indexed(self, comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> bool:
+    def _is_indexed(self, normalizer: Normalizer, options: AskOptions) -> bool:
         few = len(self.complete) < _INDEXED_ROWS or not self.complete.any() or options.mask is not None
-        names = isinstance(comparison, NameComparison) and isinstance(comparison.score, Names)
-        return names and not few and normalizer.top_k is not None and not normalizer.stochastic
+        return not few and normalizer.top_k is not None and not normalizer.stochastic
 
-    def _find(self, comparison: Comparison, queries: Queries, count: int) -> Int[np.ndarray, " n"]:
+    def _find(self, comparison: NameComparison, queries: Queries, count: int) -> Int[np.ndarray, " n"]:
         """Return the rows that are among the `count` best of some query or equal it, in ascending order."""
         key, score = comparison.columns[0], comparison.score
         assert isinstance(score, Names)
@@ -165,7 +165,8 @@ class InMemoryExecutor(Executor):
                 self._name_indexes[key] = NameIndex(names)
             self._present_names = PresentNames(self._name_indexes[key], self.complete)
         texts = comparison.query_array(queries.columns).tolist()
-        found = [self._present_names.best_rows(text, score, count) for text in texts]
+        least = comparison.threshold
+        found = [self._present_names.best_rows(text, score, count, least) for text in texts]
         # Of a group of missing queries, the first row is compared.
         return np.unique(np.concatenate([np.flatnonzero(self.complete)[:1], *found]))
 

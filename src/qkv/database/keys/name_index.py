@@ -154,10 +154,11 @@ class PresentNames:
         self.repeats = np.bincount(index.rows[self.present], minlength=len(index.texts))
         self.some = self.repeats > 0
 
-    def best_rows(self, query: str, score: Names, count: int) -> Int[np.ndarray, " n"]:
+    def best_rows(self, query: str, score: Names, count: int, threshold: float = 0.0) -> Int[np.ndarray, " n"]:
         """Return the `count` rows with the largest logits and all rows that equal the query, in ascending order.
 
-        Ties go to the lowest row. If there are no more names than `count`, all rows are returned.
+        Ties go to the lowest row. If there are no more names than `count`, all rows are returned. If no logit reaches
+        the threshold, the row with the largest logit is returned alone.
 
         Example:
             >>> names = np.array(["denver intl", "dover afb", "denver", None], object)
@@ -177,19 +178,18 @@ class PresentNames:
         own = index.numbers.get(query)
         if own is not None and self.some[own]:
             least[own] = 1.0
-        limit = self._compare_whole(text, score, least, count)
+        logit = self._whole_bounds(text, score)
+        if least.max() < threshold and self._compare_whole(text, score, least, logit, 1) < threshold:
+            count = 1
+        limit = self._compare_whole(text, score, least, logit, count)
         rows = index.rows_of(np.flatnonzero((least >= limit) & self.some))
         rows = rows[self.present[rows]]
         order = np.argsort(-least[index.rows[rows]], kind="stable")
         repeats = 0 if own is None else int(self.repeats[own])
         return np.sort(rows[order[: max(count, repeats)]])
 
-    def _compare_whole(self, text: str, score: Names, least: Float[np.ndarray, " names"], count: int) -> float:
-        """Raise the logits `least` of the names that whole texts can raise into the best `count` rows.
-
-        Returns:
-            The largest number that at least `count` rows reach.
-        """
+    def _whole_bounds(self, text: str, score: Names) -> Float[np.ndarray, " names"]:
+        """Return a bound of the logit by whole texts of each name, −1 for names that are not present."""
         index = self.index
         bound = index.letters.spelling(text, index.letters.shared(text))
         if " " in text:
@@ -197,6 +197,24 @@ class PresentNames:
         none = np.zeros(1, np.float32)
         logit = score.combine(bound + np.float32(1e-6), none, none)
         logit[~self.some] = -1
+        return logit
+
+    def _compare_whole(
+        self,
+        text: str,
+        score: Names,
+        least: Float[np.ndarray, " names"],
+        logit: Float[np.ndarray, " names"],
+        count: int,
+    ) -> float:
+        """Raise the logits `least` of the names that whole texts can raise into the best `count` rows.
+
+        The bound `logit` of a name that is compared becomes −1.
+
+        Returns:
+            The largest number that at least `count` rows reach.
+        """
+        index, none = self.index, np.zeros(1, np.float32)
         logit[logit <= least] = -1
         limit = self._last(least, count, 0.0)
         # At first the names with the largest bounds, which raise the limit for the others.
