@@ -107,7 +107,7 @@ class Names(TextScore):
 
     def compare_whole(self, query: Sequence[str | None], key: Sequence[str | None]) -> Float[np.ndarray, "q k"]:
         """Return Whole for each pair of texts without accents and signs."""
-        spelling = self._spelling(query, key)
+        spelling = self.similarity(query, key)
         several = [np.array([text is not None and " " in text for text in side], bool) for side in (query, key)]
         return self.whole(spelling, several[0][:, None] & several[1])
 
@@ -129,7 +129,7 @@ class Names(TextScore):
             return np.zeros((len(own), len(vocabulary))), np.zeros(len(vocabulary))
         from rapidfuzz import distance, process
 
-        spelling = self._spelling(own, vocabulary)
+        spelling = self.similarity(own, vocabulary)
         begin = process.cdist(own, vocabulary, scorer=distance.Prefix.similarity, dtype="int32")
         order = process.cdist(own, vocabulary, scorer=distance.LCSseq.similarity, dtype="int32")
         size = np.array([len(word) for word in own])[:, None]
@@ -184,7 +184,8 @@ class Names(TextScore):
         equal = np.equal.outer(query, key) & np.not_equal(query, none)[:, None]
         return np.where(equal, 1.0, out)
 
-    def _spelling(self, query: Sequence[str | None], key: Sequence[str | None]) -> Float[np.ndarray, "q k"]:
+    def similarity(self, query: Sequence[str | None], key: Sequence[str | None]) -> Float[np.ndarray, "q k"]:
+        """Return the similarity by spelling of each pair of texts."""
         from rapidfuzz import distance, process
 
         winkler = process.cdist(query, key, scorer=distance.JaroWinkler.normalized_similarity, dtype="float64")

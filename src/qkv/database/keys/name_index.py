@@ -28,6 +28,7 @@ _LONGEST = 255
 _ROUNDING = 1e-9
 # Names are compared in descending order of their bounds, in groups of at least this many.
 _FIRST_NAMES = 500
+_MOST_NAMES = 8000
 
 
 class _Letters:
@@ -223,10 +224,16 @@ class PresentNames:
             last = edge <= limit
             if len(ahead) < _FIRST_NAMES and not last:
                 continue
-            if len(ahead):
-                whole = score.compare_whole([text], [index.texts[name] for name in ahead.tolist()])[0]
-                least[ahead] = np.maximum(least[ahead], score.combine(whole, none, none))
-                logit[ahead] = -1
+            if len(ahead) > _MOST_NAMES:
+                ahead = ahead[np.argsort(-logit[ahead], kind="stable")]
+            for start in range(0, len(ahead), _MOST_NAMES):
+                some = ahead[start : start + _MOST_NAMES]
+                some = some[logit[some] >= limit]
+                whole = score.similarity([text], [index.texts[name] for name in some.tolist()])[0]
+                if " " in text:
+                    whole = score.whole(whole, index.several[some])
+                least[some] = np.maximum(least[some], score.combine(whole, none, none))
+                logit[some] = -1
                 limit = self._last(least, count, limit)
             if last:
                 break
