@@ -6,8 +6,8 @@ The differences are squared and summed, because ‖q‖² − 2<q,k> + ‖k‖²
 PyTorch's `cdist` does this without an array of the features of all pairs; other libraries need that array.
 
 For wide vectors in PyTorch, matrix products compute the distances and their gradients several times faster, after the
-mean key is subtracted. Pairs with d² < (‖q‖² + ‖k‖²) / 16 are then computed again from their differences, so that the
-relative error of a distance is below 16 times that of a rounding; if there are many of them, `cdist` computes all.
+mean key is subtracted. Pairs with d² < (‖q‖² + ‖k‖²) / 64 are then computed again from their differences, so that the
+relative error of a distance is below 64 times that of a rounding; if there are many of them, `cdist` computes all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MIN_WIDTH = 12
 """Width from which matrix products are faster than differences."""
 _MIN_ELEMENTS = 2**15
 """Number of pairs times width from which they are faster."""
-_NEAR = 1 / 16
+_NEAR = 1 / 64
 """Largest d² / (‖q‖² + ‖k‖²) of pairs that are computed from differences."""
 _MAX_NEAR_SHARE = 1 / 32
 """Share of such pairs above which `cdist` computes all pairs."""
@@ -147,18 +147,16 @@ def _by_products(
         return None
     center = key.mean(dim=1, keepdim=True)
     left, right = query - center, key - center
-    lengths = [torch.linalg.vector_norm(x, dim=-1).square_() for x in (left, right)]
-    sums = lengths[0][:, :, None] + lengths[1][:, None]
-    square = torch.baddbmm(sums, left, right.mT, alpha=-2)
-    largest = lengths[1].amax(dim=1, keepdim=True)
-    # A bound for each row, because the comparison of all pairs takes two more passes over them.
-    bounds = torch.stack([largest.amin() + lengths[0].amin(), largest.amax() + lengths[0].amax()])
-    any_near = (square.amin(dim=2) < _NEAR * (lengths[0] + largest)).any().to(bounds.dtype)
-    low, high, suspect = torch.cat([bounds, any_near[None]]).tolist()
-    if not (low > _RANGE[0] and high < _RANGE[1]):  # also if a number is NaN
+    query_length, key_length = (torch.linalg.vector_norm(x, dim=-1).square_() for x in (left, right))
+    square = torch.baddbmm(key_length[:, None], left, right.mT, alpha=-2).add_(query_length[:, :, None])
+    ranges = [*torch.aminmax(query_length), *torch.aminmax(key_length), square.amin()]
+    low_query, high_query, low_key, high_key, smallest = torch.stack(ranges).tolist()
+    if not (low_query + low_key > _RANGE[0] and high_query + high_key < _RANGE[1]):  # also if a number is NaN
         return None
     near = query.new_empty((0, 3), dtype=torch.int64)
-    if suspect:
+    # A bound for all pairs, because the comparison of each takes three more passes over them.
+    if smallest <= _NEAR * (high_query + high_key):
+        sums = query_length[:, :, None] + key_length[:, None]
         close = square <= sums.mul_(_NEAR)  # also 0 and 0
         if int(close.sum()) > _MAX_NEAR_SHARE * close.numel():
             return None

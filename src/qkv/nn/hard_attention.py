@@ -39,7 +39,7 @@ from qkv.nn.scores.base import ScoreLike, wrap_score
 from qkv.normalizers import Sample, Softmax
 from qkv.readouts import Dense, LogProbability, SampledKey, TopWeights
 from qkv.scores import Score
-from qkv.scores.base import PointwiseScore
+from qkv.scores.wrapper import PointwiseScore
 
 __all__ = ["HardAttentionOutput", "HardAttention"]
 

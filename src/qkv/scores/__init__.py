@@ -2,7 +2,7 @@
 
 from qkv.scores.additive import Additive
 from qkv.scores.alibi import ALiBi
-from qkv.scores.base import GeneralScore, InnerProductScore, PointwiseScore, Score
+from qkv.scores.base import GeneralScore, InnerProductScore, Score
 from qkv.scores.biased import Biased
 from qkv.scores.bilinear import Bilinear
 from qkv.scores.by_column import ByColumn
@@ -29,6 +29,7 @@ from qkv.scores.softcap import Softcap
 from qkv.scores.spelling import Spelling
 from qkv.scores.sum_of import SumOf
 from qkv.scores.token_set_ratio import TokenSetRatio
+from qkv.scores.wrapper import PointwiseScore
 
 __all__ = [
     "Score",

@@ -15,7 +15,8 @@ from qkv.core.arrays import cast, namespace
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
-from qkv.scores.base import PointwiseScore, Score
+from qkv.scores.base import Score
+from qkv.scores.wrapper import PointwiseScore
 
 __all__ = ["ALiBi"]
 

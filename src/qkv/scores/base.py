@@ -2,7 +2,7 @@
 
     Score                    logits(query, key, tile)
     ├── InnerProductScore    lift(query, key, tile): the logit is the inner product of two vectors
-    ├── PointwiseScore       offset(tile) or transform(logits, tile): changes each logit of an inner score
+    ├── PointwiseScore       offset(tile) or transform(logits, tile): changes each logit of an inner score (wrapper.py)
     └── GeneralScore         compare(query, key): any function of a pair
 
 To add a score, subclass one of the three base classes as a frozen dataclass and define the method shown next to it.
@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, TypeAlias, final
 from qkv.core.arrays import as_array, is_text, namespace
 from qkv.core.axes import broadcast_batch
 from qkv.core.checks import describe
-from qkv.core.parts import Part, delegates
+from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, ArrayLike, Num, Shaped
@@ -31,9 +31,7 @@ __all__ = [
     "GeneralScore",
     "InnerProductScore",
     "LiftKind",
-    "PointwiseScore",
     "Score",
-    "WrapperScore",
     "require_score",
 ]
 
@@ -62,9 +60,13 @@ class Score(Part, ABC):
         lift_copies: arrays of the size of a side that `lift` computes of it and autograd saves; an estimate.
         distance_factor: a if the logit is −a ‖q − k‖² with a single number a; otherwise None.
         distance_slope: a if the logit is −a ‖q − k‖ with a single number a; otherwise None.
-        unit_factor: c if the logit is c <q, k> / (‖q‖ ‖k‖) with a single number c; otherwise None.
+        unit_temperature: T if the logit is <q, k> / (‖q‖ ‖k‖ T) with a number or array of one element; otherwise None.
         tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) for projections left and right; otherwise None.
         linear_maps: (W, U, b) if `project` returns W q + b and U k, where b may be None; otherwise None.
+        product_maps: (W, U, f) if the logit is f <W q, U k> with a number f, where W or U may be None for no map;
+            otherwise None.
+        gates: (w, u, b, c) if the logit is <q, k> times σ(<w, q> + b + <u, k> + c) for a `gated_product`, or times
+            σ(<w, q> + b) σ(<u, k> + c) for other scores; otherwise None.
         gated_product: whether the logit is <left_:w, right_:w> σ(left_w + right_w) with the last column w of both.
         inner: the inner score, if this score changes each logit of an inner score; otherwise None.
         adds_offset: whether the logit is the logit of `inner` plus `offset(tile)`, which is independent of logits.
@@ -90,9 +92,11 @@ class Score(Part, ABC):
     lift_copies: ClassVar[float] = 1.0
     distance_factor: float | None = None
     distance_slope: float | None = None
-    unit_factor: float | None = None
+    unit_temperature: Array | float | None = None
     tanh_vector: Array | None = None
     linear_maps: tuple[Array, Array, Array | None] | None = None
+    product_maps: tuple[Array | None, Array | None, float] | None = None
+    gates: tuple[Array, Array, Array | float, Array | float] | None = None
     gated_product: bool = False
     inner: Score | None = None
     adds_offset: bool = False
@@ -280,88 +284,6 @@ class InnerProductScore(Score):
         left, right, term = self._lift_with_term(query, key, tile)
         logits = namespace(left).matmul(left, namespace(left).matrix_transpose(right))
         return logits if term is None else logits + term[..., None]
-
-
-@delegates("score", "accepts", "accepts_records", "default_normalizer", "elements_per_logit", "lifted_width")
-@delegates("score", "lift_description", "check_widths", "centre")
-class WrapperScore(Score):
-    """Base class of scores that wrap an inner score and by default accept the same inputs as the inner score."""
-
-    score: Score
-    uses_positions: ClassVar[bool] = False
-    """Whether the wrapper itself depends on positions."""
-
-    def __post_init__(self) -> None:
-        require_score(self.score, f"score of {type(self).__name__}")
-        super().__post_init__()
-
-    @property
-    def positional(self) -> bool:  # type: ignore[override]
-        """Whether the logits depend on positions, because of the wrapper or of its inner score."""
-        return self.uses_positions or self.score.positional
-
-    def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the operations per logit of the inner score plus 4 for changing a logit, an estimate."""
-        return self.score.flop_per_logit(query_width, key_width) + 4
-
-    def _lift_description_with(self, addition: str) -> str:
-        return ", ".join(words for words in (self.score.lift_description(), addition) if words)
-
-
-@delegates("score", "query_term")
-class PointwiseScore(WrapperScore):
-    """Base class of scores that change each logit of an inner score. Subclasses define `offset` or `transform`.
-
-    A subclass that defines `offset` declares `adds_offset = True`, so that kernels add the offset by themselves.
-    """
-
-    @property
-    def inner(self) -> Score:  # type: ignore[override]
-        """The inner score, whose logits this score changes."""
-        return self.score
-
-    @property
-    def is_inner_product(self) -> bool:
-        """Whether the changed logits are exactly the inner products of the vectors of `lift`."""
-        return self.lift_kind == "exact"
-
-    def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch #q #k"]:
-        """Return the array to add to the inner logits of a tile; it broadcasts to `(*batch, q, k)`.
-
-        Args:
-            tile: the tile.
-            reference: an array of the library, device and dtype of the result.
-
-        Raises:
-            KindError: the class defines neither `offset` nor `transform`.
-        """
-        raise KindError(
-            f"subclasses of PointwiseScore must define offset or transform, got neither in {type(self).__name__}."
-        )
-
-    def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the changed logits of a tile, `(*batch, q, k)`. The default adds `offset` to the inner logits."""
-        return logits + self.offset(tile, logits)
-
-    def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the logits of the inner score for a tile, changed by `transform`."""
-        return self.transform(self.score.logits(query, key, tile), tile)
-
-    def project(
-        self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile
-    ) -> tuple[Shaped[Array, "*_"], Shaped[Array, "*_"]]:
-        """Return the projections of this score if its `lift` is exact, otherwise those of the inner score."""
-        if self.is_inner_product:
-            return super().project(query, key, tile)
-        return self.score.project(query, key, tile)
-
-    def projected_logits(
-        self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"], tile: Tile
-    ) -> Num[Array, "*#batch #q #k"]:
-        """Return the changed logits of a tile, `(*batch, q, k)`, from the projections of its queries and keys."""
-        if self.is_inner_product:
-            return super().projected_logits(left, right, tile)
-        return self.transform(self.score.projected_logits(left, right, tile), tile)
 
 
 class GeneralScore(Score):

@@ -11,8 +11,9 @@ from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import OptionError
-from qkv.scores.base import LiftKind, PointwiseScore, Score
+from qkv.scores.base import LiftKind, Score
 from qkv.scores.lifted_vectors import column_of_ones, concat_features
+from qkv.scores.wrapper import PointwiseScore
 
 __all__ = ["Biased"]
 

@@ -70,6 +70,12 @@ class Bilinear(InnerProductScore):
         """Whether the keys are projected, which holds if the weight is factored."""
         return self.key_factor is not None
 
+    @property
+    def product_maps(self) -> tuple[Array, Array | None, float]:  # type: ignore[override]
+        """Wᵀ, or Uᵀ and Vᵀ."""
+        transpose = namespace(self.weight).matrix_transpose
+        return transpose(self.weight), None if self.key_factor is None else transpose(self.key_factor), 1.0
+
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Return the width of the key, or the rank if `key_factor` is given."""
         return key_width if self.key_factor is None else int(self.key_factor.shape[-1])

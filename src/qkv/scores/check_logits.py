@@ -31,6 +31,10 @@ def check_logits(
     """
     axis = -1 if is_text(query) else -2
     lengths = query.shape[axis], key.shape[axis]
+    if type(logits).__module__ == "torch" and isinstance(logits, type(query)):  # a fast path for PyTorch
+        usual = logits.dtype == query.dtype and logits.dtype.is_floating_point
+        if usual and logits.shape == (*tile.batch, *lengths):
+            return logits
     if not is_array(logits) or library(logits) != library(query):
         got = f"a {library(logits)} array" if is_array(logits) else describe(logits)
         raise KindError(

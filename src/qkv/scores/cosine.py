@@ -49,9 +49,10 @@ class Cosine(InnerProductScore):
     lift_copies = 2.5
 
     @property
-    def unit_factor(self) -> float | None:  # type: ignore[override]
-        """1/T, or None if the temperature is an array."""
-        return 1 / self.temperature if isinstance(self.temperature, (int, float)) else None
+    def unit_temperature(self) -> Array | float | None:  # type: ignore[override]
+        """T, or None if it is an array of more than one element."""
+        temperature = self.temperature
+        return temperature if isinstance(temperature, (int, float)) or math.prod(temperature.shape) == 1 else None
 
     def lift_description(self) -> str:
         """Return a description of the normalization that `lift` applies, for the printed plan."""

@@ -21,7 +21,8 @@ from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Int, Num, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
-from qkv.scores.base import Score, WrapperScore
+from qkv.scores.base import Score
+from qkv.scores.wrapper import WrapperScore
 
 __all__ = ["Decay"]
 

@@ -64,6 +64,12 @@ class Gated(GateWeights, GeneralScore):
     key_weight: Array = array_field("width")
     bias: Array | float = array_field(default=0.0)
     gated_product = True
+
+    @property
+    def gates(self) -> tuple[Array, Array, Array | float, Array | float]:  # type: ignore[override]
+        """w_q, w_k, b and 0."""
+        return self.query_weight, self.key_weight, self.bias, 0.0
+
     lift_copies = 2.0
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:

@@ -14,7 +14,8 @@ from qkv.core.parts import array_field, delegates
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
-from qkv.scores.base import Score, WrapperScore
+from qkv.scores.base import Score
+from qkv.scores.wrapper import WrapperScore
 
 __all__ = ["Projected"]
 
@@ -47,6 +48,16 @@ class Projected(WrapperScore):
     score: Score
     query_weight: Array | None = array_field("hidden", "query_width", default=None)
     key_weight: Array | None = array_field("hidden", "key_width", default=None)
+
+    @property
+    def product_maps(self) -> tuple[Array | None, Array | None, float] | None:  # type: ignore[override]
+        """W_Q, W_K and the factor of the inner score, if it is a scaled inner product."""
+        weight = self.key_weight if self.query_weight is None else self.query_weight
+        if weight is None or not self.score.is_scaled_dot:
+            return None
+        vectors = namespace(weight).matrix_transpose(weight)  # of the width that the inner score compares
+        factor = self.score.scaled_lift(vectors, vectors, Tile.whole(vectors.shape[-2], vectors.shape[-2]))[2]
+        return self.query_weight, self.key_weight, factor
 
     def check_widths(self, query_width: int, key_width: int) -> None:
         """Raise a `ShapeError` if a weight does not fit query or key, or the inner score rejects the new widths."""

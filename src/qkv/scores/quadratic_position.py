@@ -14,8 +14,9 @@ from qkv.core.arrays import cast, namespace
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Int, Num
-from qkv.scores.base import LiftKind, PointwiseScore, Score
+from qkv.scores.base import LiftKind, Score
 from qkv.scores.lifted_vectors import concat_features
+from qkv.scores.wrapper import PointwiseScore
 
 __all__ = ["QuadraticPosition"]
 

@@ -17,7 +17,8 @@ from qkv.core.arrays import cast, gather, namespace
 from qkv.core.parts import array_field, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Int, Num
-from qkv.scores.base import PointwiseScore, Score
+from qkv.scores.base import Score
+from qkv.scores.wrapper import PointwiseScore
 
 __all__ = ["RelativePosition", "bucket"]
 

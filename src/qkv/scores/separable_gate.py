@@ -46,6 +46,11 @@ class SeparableGate(GateWeights, InnerProductScore):
     query_bias: Array | float = array_field(default=0.0)
     key_bias: Array | float = array_field(default=0.0)
 
+    @property
+    def gates(self) -> tuple[Array, Array, Array | float, Array | float]:  # type: ignore[override]
+        """w_q, w_k, b_q and b_k."""
+        return self.query_weight, self.key_weight, self.query_bias, self.key_bias
+
     def lift_description(self) -> str:
         """Return a description of the gates that `lift` applies, for the printed plan."""
         return "query and key multiplied by their gates"

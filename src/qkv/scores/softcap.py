@@ -14,7 +14,8 @@ from qkv.core.arrays import asarray_like, namespace, where
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num, Shaped
-from qkv.scores.base import PointwiseScore, Score
+from qkv.scores.base import Score
+from qkv.scores.wrapper import PointwiseScore
 
 __all__ = ["Softcap"]
 

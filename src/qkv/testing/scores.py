@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from qkv.core.arrays import sigmoid
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import ArrayLike
@@ -168,7 +169,7 @@ class ScoreContract(DifferentiableContract):
                 rest = rest - rest[..., :1]
             assert np.abs(rest).max() <= 1e-12 * np.abs(score(query, key, END)).max()
 
-    def test_facts_about_distances_norms_and_linear_maps_hold(self) -> None:
+    def test_facts_about_distances_norms_linear_maps_and_gates_hold(self) -> None:
         for batch in ((), (2,)):
             score = self.make(Draw(1, batch=batch))
             query, key = self._sides(batch)
@@ -182,11 +183,25 @@ class ScoreContract(DifferentiableContract):
             if score.distance_slope is not None:
                 distances = np.linalg.norm(query[..., :, None, :] - key[..., None, :, :], axis=-1)
                 assert_close(score(query, key, END), -score.distance_slope * distances, 1e-12)
-            if score.unit_factor is not None:
+            if score.unit_temperature is not None:
                 units = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
-                assert_close(
-                    score(query, key, END), score.unit_factor * units[0] @ np.swapaxes(units[1], -1, -2), 1e-12
-                )
+                cosines = units[0] @ np.swapaxes(units[1], -1, -2)
+                assert_close(score(query, key, END), cosines / score.unit_temperature, 1e-12)
+            if score.product_maps is not None:
+                *maps, factor = score.product_maps
+                sides = [
+                    x if w is None else x @ np.swapaxes(w, -1, -2) for x, w in zip((query, key), maps, strict=True)
+                ]
+                assert_close(score(query, key, END), factor * sides[0] @ np.swapaxes(sides[1], -1, -2), 1e-12)
+            if score.gates is not None:
+                weights, biases = score.gates[:2], score.gates[2:]
+                terms = [
+                    (x @ w[..., None]) + np.asarray(b)[..., None, None]
+                    for x, w, b in zip((query, key), weights, biases, strict=True)
+                ]
+                left, right = terms[0], np.swapaxes(terms[1], -1, -2)
+                gate = sigmoid(left + right) if score.gated_product else sigmoid(left) * sigmoid(right)
+                assert_close(score(query, key, END), gate * (query @ np.swapaxes(key, -1, -2)), 1e-12)
             if score.linear_maps is not None:
                 weight, key_weight, bias = score.linear_maps
                 left, right = score.project(query, key, Tile.whole(query.shape[-2], key.shape[-2], batch, END))

@@ -26,7 +26,8 @@ from qkv.kernels.fused.call import lift_sides
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
-from qkv.scores.base import PointwiseScore, Score
+from qkv.scores.base import Score
+from qkv.scores.wrapper import PointwiseScore
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -48,7 +48,7 @@ class BatchedAttention:
         rows: function of the logits that returns the weights.
         batch: batch axes of the call.
         equal: whether query, key and value have all batch axes of the call.
-        excluded: pairs to which the mask gives no weight, `(*#batch, q, k)`; None: no pair.
+        bias: 0, or −inf for pairs to which the mask gives no weight, `(*#batch, q, k)`; None: no mask.
         empty: queries whose output is 0, `(*#batch, q, 1)`, because they have no key; None: no query.
         kept: M, the weights that dropout keeps divided by their probability `(*batch, q, k)`; None: all.
         merged: whether all batch axes are merged into one, for which matrix products take less time.
@@ -59,7 +59,7 @@ class BatchedAttention:
     rows: RowWeights
     batch: tuple[int, ...]
     equal: bool
-    excluded: Bool[Tensor, "*_ #q #k"] | None = None
+    bias: Float[Tensor, "*_ #q #k"] | None = None
     empty: Bool[Tensor, "*_ #q 1"] | None = None
     kept: Float[Tensor, "*_ q k"] | None = None
     merged: bool = False
@@ -92,16 +92,14 @@ class BatchedAttention:
             tensors = [None if x is None else self._merge(x, n < 3) for n, x in enumerate(given)]
         else:
             tensors = list(given)
-        found = self.pairs.forward(tensors[1:], gradient)
+        found = self.pairs.forward(tensors[1:], gradient, None if self.bias is None else self._merge(self.bias))
         if found is None:
             return None
         logits, *saved = cast("Sequence[Tensor]", found)
-        if self.excluded is not None:
-            excluded = self._merge(self.excluded)
-            logits = (logits.masked_fill_ if self.pairs.owned else logits.masked_fill)(excluded, -math.inf)
+        if self.empty is not None:
             # The score itself may give −inf to all pairs of an empty query; its weights must be finite for gradients.
-            logits = logits if self.empty is None else logits.masked_fill_(self._merge(self.empty), 0)
-        weights = self.rows.weights(logits)
+            logits = logits.masked_fill_(self._merge(self.empty), 0)
+        weights = self.rows.weights(logits, owned=logits is not tensors[1])
         kept = weights if self.kept is None else weights * self._merge(self.kept)
         output = product(kept, cast("Tensor", tensors[0]))
         if self.empty is not None:
@@ -144,8 +142,8 @@ class BatchedAttention:
     def differentiable(self, given: Tensors) -> Float[Tensor, "*batch q value_width"]:
         """Return the output for tensors given to `forward`, such that autograd can differentiate it repeatedly."""
         logits = self.pairs.differentiable(given[1:])
-        if self.excluded is not None:
-            logits = logits.masked_fill(self.excluded, -math.inf)
+        if self.bias is not None:
+            logits = logits.masked_fill(self.bias != 0, -math.inf)
         if self.empty is not None:
             logits = logits.masked_fill(self.empty, 0)
         weights = self.rows.differentiable(logits)

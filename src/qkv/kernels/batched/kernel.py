@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from qkv.core import arrays
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.random import dropout_rate
-from qkv.core.typing import Array, Bool, Float, Tensor
+from qkv.core.typing import Array, Float, Tensor
 from qkv.kernels.batched.additive import STEP_BYTES
 from qkv.kernels.batched.attention import BatchedAttention
 from qkv.kernels.batched.forms import pair_logits_of
+from qkv.kernels.batched.mask_bias import depends_on_positions_alone, mask_bias
 from qkv.kernels.batched.pair_logits import has_finite_sum
 from qkv.kernels.batched.row_weights import row_weights
 from qkv.kernels.dense.kernel import DenseKernel
@@ -48,7 +49,7 @@ _MAX_BYTES = 1 << 24
 
 
 _KEPT_PAIRS = 1 << 16
-"""Largest number of pairs whose mask, if it holds no arrays, is kept with the plan: 64 KiB."""
+"""Largest number of pairs whose mask, if it holds no arrays, is kept with the plan: 256 KiB."""
 _SORT_SECONDS = 4e-8
 """Time to sort a row, in seconds per element."""
 
@@ -122,7 +123,7 @@ class BatchedKernel(Kernel):
             return None
         tile, gradient, mask = problem.tile, problem.gradient, problem.spec.mask
         checked = projects_nothing(problem.score) or not may_close_over_tensors(problem.score)
-        fixed_mask = problem.axes.q * problem.axes.k <= _KEPT_PAIRS and _depends_on_positions_alone(mask)
+        fixed_mask = problem.axes.q * problem.axes.k <= _KEPT_PAIRS and depends_on_positions_alone(mask)
         built: dict[torch.device, BatchedAttention] = {}
 
         def run(
@@ -142,10 +143,10 @@ class BatchedKernel(Kernel):
                     attention = built[sides[2].device] = _attention_of(call, fixed_mask)
                 if not fixed_mask:
                     common = attention.pairs, attention.rows, attention.batch, attention.equal
-                    attention = BatchedAttention(*common, *_excluded(call))
+                    attention = BatchedAttention(*common, *mask_bias(call))
                 tensors = attention.pairs.operands(call)
             # Without a gradient, elements that are not finite either show in the output or have no effect.
-            if gradient and not (checked and (attention.pairs.checks or _all_finite(*sides))):
+            if gradient and not (checked and (attention.pairs.checks or _all_finite(query, key))):
                 return None
             output = attention(sides[2], *tensors)
             if output is None or (output.requires_grad and not gradient):
@@ -172,13 +173,6 @@ def _all_finite(*tensors: Float[Tensor, "*_"]) -> bool:
     return all([has_finite_sum(x.detach()) for x in tensors])  # noqa: C419 -- half the time of a generator
 
 
-def _depends_on_positions_alone(mask: Mask | None) -> bool:
-    """Return whether a mask is one of this package without arrays, so that it is the same for every call of a plan."""
-    if mask is None:
-        return True
-    return not mask.arrays() and all(type(part).__module__.startswith("qkv.masks.") for part in mask.parts())
-
-
 def _attention_of(call: TorchCall, with_mask: bool = True) -> BatchedAttention:
     """Return the function that computes the output of a call."""
     rows = row_weights(call.normalizer, call.tile.k_total)
@@ -190,8 +184,8 @@ def _attention_of(call: TorchCall, with_mask: bool = True) -> BatchedAttention:
         shape = (*call.batch, call.tile.q_total, call.tile.k_total)
         found = call.tile.dropout_mask(call.value.new_empty(()).expand(shape), call.dropout)
         kept = cast("Tensor", found).to(call.value.dtype).mul_(1 / (1 - dropout_rate(call.dropout)))
-    excluded, empty = _excluded(call) if with_mask else (None, None)
-    return BatchedAttention(pairs, rows, call.batch, equal, excluded, empty, kept)
+    bias, empty = mask_bias(call) if with_mask else (None, None)
+    return BatchedAttention(pairs, rows, call.batch, equal, bias, empty, kept)
 
 
 def _is_product(score: Score) -> bool:
@@ -199,16 +193,3 @@ def _is_product(score: Score) -> bool:
     while not score.is_inner_product and score.inner is not None and (score.adds_offset or score.tanh_cap is not None):
         score = score.inner
     return score.is_inner_product
-
-
-def _excluded(call: TorchCall) -> tuple[Bool[Tensor, "*_ #q #k"] | None, Bool[Tensor, "*_ #q 1"] | None]:
-    """Return the pairs that the mask excludes, without those of queries that have no key, and these queries."""
-    mask, tile = call.mask, call.tile
-    if mask is None or mask.coverage(tile) == "all":
-        return None, None
-    excluded = ~cast("Bool[Tensor, '*_']", mask.allowed(tile, call.value))
-    empty = excluded.all(dim=-1, keepdim=True)
-    if not bool(empty.any()):
-        return excluded, None
-    # A query without keys would divide 0 by 0. It gets any weights here, and the output 0 later.
-    return excluded & ~empty, empty

@@ -48,8 +48,8 @@ class RowWeights(ABC):
     scale: float = 1.0
 
     @abstractmethod
-    def weights(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
-        """Return the weights of scaled logits, without recording a graph."""
+    def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
+        """Return the weights of scaled logits, which may be overwritten if `owned`, without recording a graph."""
 
     def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
         """Return the weights of logits without scale, computed such that autograd can differentiate them repeatedly."""
@@ -64,9 +64,14 @@ class RowWeights(ABC):
 
 @dataclass(frozen=True)
 class _SoftmaxRows(RowWeights):
-    def weights(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
+    def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
         """Return the softmax of each row."""
-        return logits.softmax(-1)
+        import torch
+
+        # In place: each row is read completely before it is written. Another array costs page faults.
+        if owned and logits.is_contiguous():  # PyTorch's result is wrong for other strides
+            return torch._softmax(logits, -1, False, out=logits)
+        return torch._softmax(logits, -1, False)
 
     def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
         """Return the softmax of each row, which autograd can differentiate repeatedly."""
@@ -87,7 +92,7 @@ class _SoftmaxRows(RowWeights):
 class _TopRows(_SoftmaxRows):
     count: int = 1
 
-    def weights(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
+    def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
         """Return the softmax of the largest logits of each row; ties go to the lowest index."""
         import torch
 
@@ -108,7 +113,7 @@ class _TopRows(_SoftmaxRows):
 class _SparseRows(RowWeights):
     power: int = 1
 
-    def weights(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
+    def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
         """Return the sparsemax or entmax weights of each row."""
         import torch
 
@@ -123,11 +128,11 @@ class _SparseRows(RowWeights):
         tau = ordered @ averages
         if self.power == 1:
             tau = tau.sub_(inverse).amax(-1, keepdim=True)
-            return (logits - largest).sub_(tau).relu_()
+            return (logits - largest if not owned else logits.sub_(largest)).sub_(tau).relu_()
         variance = torch.addcmul(inverse, tau, tau).sub_(ordered.square() @ averages)
         tau = tau.sub_(variance.relu_().sqrt_())
         tau = tau.masked_fill_(tau > ordered, -1.0).amax(-1, keepdim=True)
-        return (logits - largest).sub_(tau).relu_().square_()
+        return (logits - largest if not owned else logits.sub_(largest)).sub_(tau).relu_().square_()
 
     def logit_gradient(
         self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
@@ -152,9 +157,10 @@ def _averages(
 
 @dataclass(frozen=True)
 class _SigmoidRows(RowWeights):
-    def weights(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
+    def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
         """Return the sigmoid of each logit plus the bias."""
-        return cast("Tensor", self.normalizer.prepare(logits)).sigmoid()
+        prepared = cast("Tensor", self.normalizer.prepare(logits))
+        return prepared.sigmoid_() if owned else prepared.sigmoid()
 
     def logit_gradient(
         self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]

@@ -1,6 +1,6 @@
 """Logits of all pairs of a batch from queries and keys in few operations, and their gradients.
 
-unit            z = f <q, k> / (‖q‖ ‖k‖)
+unit            z = <q, k> / (‖q‖ ‖k‖ T)
 square          z = −a ‖q − k‖²
 distance        z = −a ‖q − k‖
 tanh            z = Σ_h v_h tanh(a_h + b_h) with a = W q + c and b = U k
@@ -17,12 +17,15 @@ from qkv.core.distances import distance_gradients, pair_distances
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.batched.additive import tanh_sum_gradients, tanh_sums
+from qkv.kernels.batched.mapped_products import map_gradient
 from qkv.kernels.batched.pair_logits import (
     Gradients,
     PairLogits,
     Tensors,
+    biased_product,
     has_finite_sum,
     product,
+    product_gradients,
     scaled_product,
 )
 from qkv.kernels.runtime.isolated_autograd import project_call
@@ -32,20 +35,35 @@ __all__ = ["Distances", "SquaredDistances", "TanhSums", "UnitProducts"]
 
 @dataclass(frozen=True)
 class UnitProducts(PairLogits):
-    """Cosine similarities times `scale`; the similarity with a row of zeros is 0."""
+    """Cosine similarities divided by a temperature; the similarity with a row of zeros is 0.
 
-    scale: float = 1.0
+    If `temperature` is None, a tensor of one element follows queries and keys as the third operand.
+    """
+
+    temperature: float | None = 1.0
     merges = True
-    direct = True
 
-    def forward(self, tensors: Tensors, gradient: bool) -> Tensors | None:
+    @property
+    def direct(self) -> bool:
+        """Whether the operands are the queries and keys of the call."""
+        return self.temperature is not None
+
+    def operands(self, call: TorchCall) -> Tensors:
+        """Return queries and keys, and the temperature if it is a tensor."""
+        if self.temperature is not None:
+            return call.query, call.key
+        return call.query, call.key, cast("Tensor", call.score.unit_temperature).view(1, 1)
+
+    def forward(
+        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
+    ) -> Tensors | None:
         """Return the scaled logits, the unit vectors of queries and keys in one tensor, and their norms."""
         import torch
 
-        query, key = cast("tuple[Tensor, Tensor]", tensors)
+        query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         both = torch.cat((query, key), -2)
         norms = torch.linalg.vector_norm(both, dim=-1, keepdim=True)
-        low, high = (float(x) for x in torch.aminmax(norms))
+        low, high = torch.stack(torch.aminmax(norms)).tolist()
         if low == 0:
             norms = norms.masked_fill_(norms == 0, math.inf)  # the unit vector and its gradient are 0
             low = float(norms.amin())
@@ -54,30 +72,45 @@ class UnitProducts(PairLogits):
             return None
         units = both.div_(norms)
         q = query.shape[-2]
-        return scaled_product(units[..., :q, :], units[..., q:, :].mT, self.scale * self.normalizer_scale), units, norms
+        temperature = self._number(tensors)
+        if temperature == 0:
+            return None
+        logits = biased_product(units[..., :q, :], units[..., q:, :], self.normalizer_scale / temperature, bias)
+        return logits, units, norms
 
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradients of query and key, (du − u <u, du>) / ‖x‖ for each row x with unit vector u."""
+        """Return the gradients of query and key, (du − u <u, du>) / ‖x‖ for each row x with unit vector u.
+
+        The gradient of the temperature is −Σ <u, du> / T over the queries.
+        """
         import torch
 
         units, norms = cast("tuple[Tensor, Tensor]", saved)
-        q, scale = d.shape[-2], self.scale * self.normalizer_scale
+        q, temperature = d.shape[-2], self._number(tensors)
         left, right = units[..., :q, :], units[..., q:, :]
-        found = torch.cat((scaled_product(d, right, scale), scaled_product(d.mT, left, scale)), -2)
-        found = found.addcmul_(units, (found * units).sum(-1, keepdim=True), value=-1).div_(norms)
-        return found[..., :q, :], found[..., q:, :]
+        sides = cast("tuple[Tensor, Tensor]", product_gradients(d, left, right, self.normalizer_scale / temperature))
+        found = torch.cat(sides, -2)
+        radial = (found * units).sum(-1, keepdim=True)
+        found = found.addcmul_(units, radial, value=-1).div_(norms)
+        if self.temperature is not None:
+            return found[..., :q, :], found[..., q:, :]
+        d_temperature = radial[..., :q, :].sum().div_(-temperature).view(1, 1) if needs[2] else None
+        return found[..., :q, :], found[..., q:, :], d_temperature
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
         """Return the logits."""
         import torch
 
         units = []
-        for x in cast("tuple[Tensor, Tensor]", tensors):
+        for x in cast("tuple[Tensor, Tensor]", tensors[:2]):
             square = (x * x).sum(-1, keepdim=True)
             units.append(x / torch.where(square == 0, math.inf, square).sqrt())
-        return units[0] @ units[1].mT * self.scale
+        return units[0] @ units[1].mT / (cast("Tensor", tensors[2]) if self.temperature is None else self.temperature)
+
+    def _number(self, tensors: Tensors) -> float:
+        return cast("Tensor", tensors[2]).item() if self.temperature is None else self.temperature
 
 
 @dataclass(frozen=True)
@@ -92,7 +125,9 @@ class SquaredDistances(PairLogits):
     merges = True
     direct = True
 
-    def forward(self, tensors: Tensors, gradient: bool) -> Tensors | None:
+    def forward(
+        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
+    ) -> Tensors | None:
         """Return the scaled logits, and queries and keys minus the mean key."""
         import torch
 
@@ -103,10 +138,16 @@ class SquaredDistances(PairLogits):
         if not self.shift_invariant:
             lengths = lengths + (left * left).sum(-1, keepdim=True)
         factor = self.factor * self.normalizer_scale
-        logits = torch.baddbmm(lengths, left, right.mT, beta=-factor, alpha=2 * factor)
+        if bias is None:
+            logits = torch.baddbmm(lengths, left, right.mT, beta=-factor, alpha=2 * factor)
+        else:
+            logits = torch.sub(bias, lengths, alpha=factor)
+            fits = logits.shape[-2] == left.shape[-2] and logits.shape[:-2] == left.shape[:-2]
+            add_product = logits.baddbmm_ if fits else logits.baddbmm
+            logits = add_product(left, right.mT, alpha=2 * factor)
         # A key that is not finite makes the center, and so every logit, NaN or infinite. If the weights of a row sum
         # to 1, they are then NaN, as they are for a query that is not finite.
-        if gradient and not self.shift_invariant and not has_finite_sum(logits):
+        if gradient and not self.shift_invariant and not (has_finite_sum(left) and has_finite_sum(right)):
             return None
         return logits, left, right
 
@@ -143,21 +184,28 @@ class Distances(PairLogits):
     merges = True
     direct = True
 
-    def forward(self, tensors: Tensors, gradient: bool) -> Tensors | None:
+    def forward(
+        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
+    ) -> Tensors | None:
         """Return the scaled logits, the distances, and the indices of near pairs or None."""
+        import torch
+
         query, key = cast("tuple[Tensor, Tensor]", tensors)
         found, near = pair_distances(query, key)
-        if gradient and not has_finite_sum(found):
+        if gradient and near is None and not has_finite_sum(found):  # otherwise the lengths of all vectors are finite
             return None
-        return found * (-self.factor * self.normalizer_scale), found, near
+        factor = self.factor * self.normalizer_scale
+        if bias is not None:
+            return torch.sub(bias, found, alpha=factor), found, near
+        return found * -factor if gradient else found.mul_(-factor), found, near
 
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
         """Return the gradients of query and key."""
         (query, key), (found, near) = cast("tuple[Tensor, Tensor]", tensors), saved
-        d = d.mul_(-self.factor * self.normalizer_scale)
-        return distance_gradients(query, key, cast("Tensor", found), near, d)
+        sides = distance_gradients(query, key, cast("Tensor", found), near, d)
+        return tuple([x.mul_(-self.factor * self.normalizer_scale) for x in sides])
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
         """Return the logits."""
@@ -190,7 +238,9 @@ class TanhSums(PairLogits):
         weight, key_weight, bias = cast("tuple[Tensor, Tensor, Tensor | None]", score.linear_maps)
         return call.query, call.key, vector, weight, key_weight, None if bias is None else bias[..., None, :]
 
-    def forward(self, tensors: Tensors, gradient: bool) -> Tensors | None:
+    def forward(
+        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
+    ) -> Tensors | None:
         """Return the scaled logits, the projections, the center, and the reciprocals if they fit one step."""
         vector = cast("Tensor", tensors[2])
         found = tanh_sums(*self._project(tensors), vector.flatten(0, -2))
@@ -198,7 +248,10 @@ class TanhSums(PairLogits):
             return None
         logits, *saved = found
         assert logits is not None
-        return (logits if self.normalizer_scale == 1 else logits.mul_(self.normalizer_scale)), *saved
+        logits = logits if self.normalizer_scale == 1 else logits.mul_(self.normalizer_scale)
+        if bias is None:
+            return logits, *saved
+        return (logits.add_(bias) if bias.ndim < 3 or bias.shape[0] == len(logits) else logits + bias), *saved
 
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
@@ -214,8 +267,8 @@ class TanhSums(PairLogits):
             product(left, maps[0]) if needs[0] else None,
             product(right, maps[1]) if needs[1] else None,
             d_vector,
-            _weight_gradient(left, query, maps[0]) if needs[3] else None,
-            _weight_gradient(right, key, maps[1]) if needs[4] else None,
+            map_gradient(left, query, maps[0]) if needs[3] else None,
+            map_gradient(right, key, maps[1]) if needs[4] else None,
             left.sum(-2, keepdim=True) if needs[5] else None,
         )
 
@@ -231,13 +284,3 @@ class TanhSums(PairLogits):
             return query, key
         left, right = product(query, maps[0].mT), product(key, maps[1].mT)
         return (left if maps[2] is None else left + maps[2]), right
-
-
-def _weight_gradient(
-    gradient: Float[Tensor, "batch n hidden"],
-    x: Float[Tensor, "batch n width"],
-    weight: Float[Tensor, "*_ hidden width"],
-) -> Float[Tensor, "*_ hidden width"]:
-    if weight.ndim > 2:
-        return product(gradient.mT, x)
-    return gradient.flatten(0, -2).mT @ x.flatten(0, -2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import cast
+from weakref import WeakValueDictionary
 
 from qkv.core.arrays import is_array
 from qkv.core.equation import BoundCall, take_range
@@ -12,6 +13,9 @@ from qkv.errors import GradientError
 from qkv.scores import Score
 
 __all__ = ["may_close_over_tensors", "refuse_closure_gradients", "refuse_recorded_closures"]
+
+_SEARCHED: WeakValueDictionary[int, Score] = WeakValueDictionary()
+"""Scores by their `id` whose recorded logits have been searched without an error."""
 
 _OWN = "qkv.scores."
 """Prefix of the modules whose scores hold all their tensors in fields."""
@@ -43,7 +47,7 @@ def refuse_recorded_closures(logits: Num[Tensor, "*#batch #q #k"], call: BoundCa
     """Raise a `GradientError` if logits that autograd recorded depend on a tensor that is not one of the call's.
 
     In contrast to `refuse_closure_gradients` the score is not evaluated again: the graph of the logits is searched up
-    to query, key and the arrays of the score.
+    to query, key and the arrays of the score, once for each score: the gradients of its other tensors would be right.
 
     Args:
         logits: logits of the score, whose `project` returns query and key unchanged.
@@ -52,7 +56,9 @@ def refuse_recorded_closures(logits: Num[Tensor, "*#batch #q #k"], call: BoundCa
     Raises:
         GradientError: the score closes over a tensor that requires a gradient.
     """
-    if not logits.requires_grad or not may_close_over_tensors(call.score):
+    if not logits.requires_grad or _SEARCHED.get(id(call.score)) is call.score:
+        return
+    if not may_close_over_tensors(call.score):
         return
     tensors = [x for x in cast("tuple[Tensor, ...]", (call.query, call.key, *call.score.arrays())) if x.requires_grad]
     own = {id(x) for x in tensors}
@@ -69,6 +75,7 @@ def refuse_recorded_closures(logits: Num[Tensor, "*#batch #q #k"], call: BoundCa
         edges.extend(node.next_functions)
     if logits.grad_fn is None and id(logits) not in own:
         raise _error(call)
+    _SEARCHED[id(call.score)] = call.score
 
 
 def _error(call: BoundCall) -> GradientError:

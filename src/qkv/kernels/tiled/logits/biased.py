@@ -10,7 +10,7 @@ from qkv.kernels.runtime.gradients import leaves_of
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.autograd import accumulate_logits
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, tensors_of
-from qkv.scores.base import PointwiseScore
+from qkv.scores.wrapper import PointwiseScore
 
 __all__ = ["BiasedLogits"]
 

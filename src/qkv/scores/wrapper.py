@@ -1,0 +1,95 @@
+"""Base classes of scores that wrap another score: `WrapperScore`, and `PointwiseScore`, which changes each logit."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from qkv.core.parts import delegates
+from qkv.core.tile import Tile
+from qkv.core.typing import Array, Num, Shaped
+from qkv.errors import KindError
+from qkv.scores.base import Score, require_score
+
+__all__ = ["PointwiseScore", "WrapperScore"]
+
+
+@delegates("score", "accepts", "accepts_records", "default_normalizer", "elements_per_logit", "lifted_width")
+@delegates("score", "lift_description", "check_widths", "centre")
+class WrapperScore(Score):
+    """Base class of scores that wrap an inner score and by default accept the same inputs as the inner score."""
+
+    score: Score
+    uses_positions: ClassVar[bool] = False
+    """Whether the wrapper itself depends on positions."""
+
+    def __post_init__(self) -> None:
+        require_score(self.score, f"score of {type(self).__name__}")
+        super().__post_init__()
+
+    @property
+    def positional(self) -> bool:  # type: ignore[override]
+        """Whether the logits depend on positions, because of the wrapper or of its inner score."""
+        return self.uses_positions or self.score.positional
+
+    def flop_per_logit(self, query_width: int, key_width: int) -> int:
+        """Return the operations per logit of the inner score plus 4 for changing a logit, an estimate."""
+        return self.score.flop_per_logit(query_width, key_width) + 4
+
+    def _lift_description_with(self, addition: str) -> str:
+        return ", ".join(words for words in (self.score.lift_description(), addition) if words)
+
+
+@delegates("score", "query_term")
+class PointwiseScore(WrapperScore):
+    """Base class of scores that change each logit of an inner score. Subclasses define `offset` or `transform`.
+
+    A subclass that defines `offset` declares `adds_offset = True`, so that kernels add the offset by themselves.
+    """
+
+    @property
+    def inner(self) -> Score:  # type: ignore[override]
+        """The inner score, whose logits this score changes."""
+        return self.score
+
+    @property
+    def is_inner_product(self) -> bool:
+        """Whether the changed logits are exactly the inner products of the vectors of `lift`."""
+        return self.lift_kind == "exact"
+
+    def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch #q #k"]:
+        """Return the array to add to the inner logits of a tile; it broadcasts to `(*batch, q, k)`.
+
+        Args:
+            tile: the tile.
+            reference: an array of the library, device and dtype of the result.
+
+        Raises:
+            KindError: the class defines neither `offset` nor `transform`.
+        """
+        raise KindError(
+            f"subclasses of PointwiseScore must define offset or transform, got neither in {type(self).__name__}."
+        )
+
+    def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
+        """Return the changed logits of a tile, `(*batch, q, k)`. The default adds `offset` to the inner logits."""
+        return logits + self.offset(tile, logits)
+
+    def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
+        """Return the logits of the inner score for a tile, changed by `transform`."""
+        return self.transform(self.score.logits(query, key, tile), tile)
+
+    def project(
+        self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile
+    ) -> tuple[Shaped[Array, "*_"], Shaped[Array, "*_"]]:
+        """Return the projections of this score if its `lift` is exact, otherwise those of the inner score."""
+        if self.is_inner_product:
+            return super().project(query, key, tile)
+        return self.score.project(query, key, tile)
+
+    def projected_logits(
+        self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"], tile: Tile
+    ) -> Num[Array, "*#batch #q #k"]:
+        """Return the changed logits of a tile, `(*batch, q, k)`, from the projections of its queries and keys."""
+        if self.is_inner_product:
+            return super().projected_logits(left, right, tile)
+        return self.transform(self.score.projected_logits(left, right, tile), tile)
