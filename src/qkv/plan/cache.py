@@ -274,12 +274,20 @@ def cached_plan(
 
 
 def _in_single_precision(prepared: PreparedCall, dtype: DType) -> PreparedCall:
-    """Return a function that converts query, key and value to float32, and the output of `prepared` to `dtype`."""
+    """Return a function that converts all arrays of `dtype` to float32, and the output of `prepared` to `dtype`."""
+
+    def single(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
+        tensor = cast("Tensor", x)
+        return tensor.float() if tensor.dtype == dtype else tensor
 
     def run(
         query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
     ) -> Result | None:
         sides = cast("tuple[Tensor, Tensor, Tensor]", (query, key, value))
+        if score.arrays():
+            score = score.map_arrays(single)
+        if normalizer.arrays():
+            normalizer = normalizer.map_arrays(single)
         result = prepared(sides[0].float(), sides[1].float(), sides[2].float(), score, normalizer, mask)
         if result is None:
             return None
@@ -299,7 +307,7 @@ def _is_bound(
     value: Num[Array, "*#batch k value_width"],
     dtype: DType,
 ) -> bool:
-    """Return whether calls of a plan need no conversion before they run, except of query, key and value to `dtype`.
+    """Return whether calls of a plan need no conversion before they run, except of arrays of half precision to `dtype`.
 
     They do if they are of text, if arrays of parts must be cast or come from another library, if they use random
     numbers, if their mask must be bound to every call, or if rewrites replaced parts that hold arrays.
@@ -323,8 +331,10 @@ def _is_bound(
         if part is None or not held:
             continue
         converted = part.bind(value, axes.batch, target, lengths).arrays()
-        if any(x is not y for x, y in zip(held, converted, strict=True)):
-            return False
+        for x, y in zip(held, converted, strict=True):
+            cast_alone = x.dtype == value.dtype != y.dtype == target and x.shape == y.shape  # by `_in_single_precision`
+            if x is not y and not cast_alone:
+                return False
     return True
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from qkv.core.typing import Float, Tensor
+from qkv.kernels.batched.pair_logits import half_tanh_
 
 __all__ = ["STEP_BYTES", "tanh_sum_gradients", "tanh_sums"]
 
@@ -30,6 +31,7 @@ def tanh_sums(
     left: Float[Tensor, "batch q hidden"],
     right: Float[Tensor, "batch k hidden"],
     vector: Float[Tensor, "#batch hidden"],
+    gradient: bool = True,
 ) -> tuple[Float[Tensor, "*_"] | None, ...] | None:
     """Return the logits Σ_h v_h tanh(left_ih + right_jh) of all pairs, or None if the ranges are too large for it.
 
@@ -39,6 +41,7 @@ def tanh_sums(
         left: projected queries.
         right: projected keys.
         vector: vector v of the score.
+        gradient: whether `tanh_sum_gradients` follows.
 
     Returns:
         Logits `(batch, q, k)`, and what `tanh_sum_gradients` needs: e^{2a}, e^{2b}, and r if it fits one step; or
@@ -48,9 +51,10 @@ def tanh_sums(
 
     (batch, q, hidden), k = left.shape, right.shape[1]
     if batch * q * k * hidden <= _FEW_ELEMENTS:
-        if not (math.isfinite(left.sum().item()) and math.isfinite(right.sum().item())):
+        # Without a gradient NaN shows in the output, and tanh(∞) is 1 as it should be.
+        if gradient and not math.isfinite((left.sum() + right.sum()).item()):
             return None
-        tanh = (left.unsqueeze(2) + right.unsqueeze(1)).tanh_()
+        tanh = half_tanh_(torch.add((2 * left).unsqueeze(2), right.unsqueeze(1), alpha=2))
         if len(vector) == 1:
             return (tanh.flatten(0, 2) @ vector[0]).view(batch, q, k), None, None, tanh
         return (tanh.flatten(1, 2) @ vector.unsqueeze(2)).view(batch, q, k), None, None, tanh

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchedKernel"]
 
-_MAX_BYTES = 1 << 24
+_MAX_BYTES = 1 << 25
 """Size in bytes of an array of all pairs, with their features if the score holds them, from which it is not chosen."""
 
 

@@ -243,7 +243,7 @@ class TanhSums(PairLogits):
     ) -> Tensors | None:
         """Return the scaled logits, the projections, the center, and the reciprocals if they fit one step."""
         vector = cast("Tensor", tensors[2])
-        found = tanh_sums(*self._project(tensors), vector.flatten(0, -2))
+        found = tanh_sums(*self._project(tensors), vector.flatten(0, -2), gradient)
         if found is None:
             return None
         logits, *saved = found

@@ -63,7 +63,7 @@ def visible_pairs(problem: Problem, rows: int) -> float:
     return axes.pairs * visible / (len(starts) * axes.k)
 
 
-LARGE_BYTES = 2**24
+LARGE_BYTES = 2**25
 """Size in bytes from which arrays are slower per element: memory is requested from the operating system every time."""
 
 
