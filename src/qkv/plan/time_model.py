@@ -53,7 +53,7 @@ def _score_kind(problem: Problem) -> str | None:
     if score.is_inner_product and not score.arrays() and score.distance_factor is not None:
         return "squared distance"
     if score.is_inner_product:
-        return "product" if score.unit_temperature is None else "cosine"
+        return "product" if score.is_scaled_dot else "mapped product" if score.unit_temperature is None else "cosine"
     if score.tanh_vector is not None:
         return "tanh"
     if score.gated_product:

@@ -15,7 +15,7 @@ from qkv.engine import attend, explain
 from qkv.kernels import KERNELS
 from qkv.masks import Causal
 from qkv.plan.time_model import table_key
-from qkv.scores import Additive, Cosine, Gated, Gaussian, Laplace, RelativePosition, ScaledDot, Softcap
+from qkv.scores import Additive, Bilinear, Cosine, Gated, Gaussian, Laplace, RelativePosition, ScaledDot, Softcap
 from qkv.scores.base import GeneralScore, Score
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _WIDTHS = (16, 32, 64, 128)
 _MAX_ELEMENTS = {
-    **dict.fromkeys(("product", "squared distance", "cosine", "changed product", "biased product", "gated"), 1e7),
+    **dict.fromkeys(("product", "mapped product", "squared distance", "cosine"), 1e7),
+    **dict.fromkeys(("changed product", "biased product", "gated"), 1e7),
     "narrow pairwise": 1e7,
     "tanh": 5e7,
     "distance": 1e8,
@@ -137,6 +138,7 @@ def _score(kind: str, width: int) -> Score:
     weight = torch.randn(width, width) / width**0.5
     return {
         "product": ScaledDot(),
+        "mapped product": Bilinear(weight),
         "squared distance": Gaussian(4.0),
         "cosine": Cosine(0.5),
         "changed product": Softcap(ScaledDot(), 5.0),

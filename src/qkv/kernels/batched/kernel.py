@@ -90,18 +90,22 @@ class BatchedKernel(Kernel):
         pairs, gradient = problem.axes.pairs, problem.gradient
         elements, additive = problem.elements_per_logit, problem.score.tanh_vector is not None
         forward, saved, features = (2.0, 0.0, 0) if additive else score_arrays(problem)
+        in_place = 0 if gradient or not problem.normalizer.log_sum_exp else _forward_arrays(problem.score)
         if gradient and (additive or _is_product(problem.score)):  # one autograd node, which changes arrays in place
             arrays = forward + 0.05
         elif gradient:
             arrays = max(3 + saved, 3 * features + 0.5)
+        elif in_place:
+            arrays = in_place + 0.1
         else:
             arrays = max(2.05, forward, 2 * features)
         if not problem.normalizer.online:  # the support, and sums over a sorted row
             arrays += 2.2 if gradient else 0.3
         elif problem.normalizer.selects_keys:  # the order of a row
             arrays = max(5.0, arrays + 1.9 * gradient)
-        if problem.spec.mask is not None:  # the excluded pairs; given logits are copied while they are excluded
-            arrays = max(3.05 if not (gradient or _is_product(problem.score)) else 0.0, arrays + 0.25)
+        if problem.spec.mask is not None:  # the mask; all logits but those of products are copied while it is added
+            copied = not (gradient or problem.score.is_inner_product or problem.score.adds_offset)
+            arrays = max(arrays + 0.25, (in_place + 1.35 if in_place else 3.05) if copied else 0.0)
         scratch = pairs * problem.itemsize * arrays + problem.cast_bytes + (2 * STEP_BYTES if additive else 0)
         scratch += sum(lifted_elements(problem)) * problem.itemsize * (2 if gradient else 1)
         products = (problem.axes.query_width + problem.axes.value_width) * 2 * (3 if gradient else 1) / PRODUCT_RATE
@@ -186,6 +190,13 @@ def _attention_of(call: TorchCall, with_mask: bool = True) -> BatchedAttention:
         kept = cast("Tensor", found).to(call.value.dtype).mul_(1 / (1 - dropout_rate(call.dropout)))
     bias, empty = mask_bias(call) if with_mask else (None, None)
     return BatchedAttention(pairs, rows, call.batch, equal, bias, empty, kept)
+
+
+def _forward_arrays(score: Score) -> int:
+    """Return the arrays of all pairs that one autograd node holds forward, or 0 if the score computes the logits."""
+    if score.gates is not None and score.gated_product:
+        return 2
+    return 1 if _is_product(score) or score.distance_slope is not None else 0
 
 
 def _is_product(score: Score) -> bool:
