@@ -32,6 +32,7 @@ from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work
 from qkv.kernels.runtime.isolated_autograd import projects_nothing
 from qkv.kernels.runtime.memory_model import lifted_elements, score_arrays
+from qkv.kernels.runtime.workspace import raise_malloc_threshold
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost, memory_text
@@ -179,6 +180,7 @@ def _all_finite(*tensors: Float[Tensor, "*_"]) -> bool:
 
 def _attention_of(call: TorchCall, with_mask: bool = True) -> BatchedAttention:
     """Return the function that computes the output of a call."""
+    raise_malloc_threshold()
     rows = row_weights(call.normalizer, call.tile.k_total)
     assert rows is not None  # `BatchedKernel.limits` refuses other normalizers
     pairs = pair_logits_of(call, rows.scale)

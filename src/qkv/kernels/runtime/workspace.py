@@ -10,7 +10,7 @@ from threading import Lock
 
 from qkv.core.typing import Shaped, Tensor
 
-__all__ = ["Workspace", "borrow_workspace"]
+__all__ = ["Workspace", "borrow_workspace", "raise_malloc_threshold"]
 
 
 class Workspace:
@@ -67,7 +67,7 @@ def borrow_workspace() -> Iterator[Workspace]:
     """Provide a workspace that no other thread uses. A workspace of at most 16 MiB is reused by later calls."""
     with _LOCK:
         if not _SPARE:
-            _raise_malloc_threshold()
+            raise_malloc_threshold()
         workspace = _SPARE.pop() if _SPARE else Workspace()
     try:
         yield workspace
@@ -79,12 +79,12 @@ def borrow_workspace() -> Iterator[Workspace]:
 
 
 @cache
-def _raise_malloc_threshold() -> None:
-    """Allocate and free 16 MiB once, so that glibc reuses the memory of freed arrays of up to this size.
+def raise_malloc_threshold() -> None:
+    """Allocate and free 32 MiB once, so that glibc reuses the memory of freed arrays of up to this size.
 
     Below the threshold, freed memory stays in the process. Otherwise glibc would unmap the memory of every tile, and
     the next tile would cause page faults.
     """
     import torch
 
-    torch.empty(4 * 2**20)
+    torch.empty(8 * 2**20 - 1024)  # glibc ignores larger arrays
