@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qkv.database import Database, Evidence
-from qkv.database.io.formatting import format_length, format_value, number
+from qkv.database.io.formatting import format_length, format_query, format_value, number
 from qkv.database.keys.columns import fold
 from qkv.errors import MissingPackageError, OptionError
 
@@ -277,3 +277,34 @@ def test_a_normalizer_that_is_given_averages_similar_keys_too():
     table = {"name": ["anna", "anne"], "pay": [1.0, 3.0]}
     answer = Database.open(table, key="name", value="pay").ask("anna", normalizer="softmax")
     assert len(answer.rows) == 2
+
+
+def vectors(width):
+    draw = np.random.default_rng(0)
+    return {
+        "v": draw.normal(size=(20, width)),
+        "w": draw.normal(size=(20, width)),
+        "name": [f"n{i}" for i in range(20)],
+    }
+
+
+@pytest.mark.parametrize(
+    "form", [list, np.asarray, tuple, lambda v: str(list(map(float, v))), lambda v: " ".join(map(str, v))]
+)
+def test_the_headline_of_a_vector_is_abbreviated(form):
+    table = vectors(300)
+    database = Database.open(table, "v", "w")
+    answer = database.ask(form(table["v"][3].tolist()))
+    headline = answer.headline(answer.entries[0])
+    start = ", ".join(f"{x:.6g}" for x in table["v"][3][:4])
+    assert headline.startswith(f"[{start}, … 300 numbers] → [")
+    assert len(headline) < 250
+    assert len(max(str(answer).splitlines(), key=len)) < 300
+
+
+def test_short_vectors_names_and_keys_of_many_columns_are_shown_in_full():
+    assert format_query((0.1, 0.2)) == "[0.1, 0.2]"
+    assert format_query((1.5, 2.5, 3.5, 4.5, 5.5, 6.5), 6) == "1.5, 2.5, 3.5, 4.5, 5.5, 6.5"
+    assert format_query(([0.5] * 7, "Oslo"), 2) == "[0.5, 0.5, 0.5, 0.5, … 7 numbers], Oslo"
+    for name in ("1 2 3 4 5", "[a, b, c, d, e]", "Room 101", "2020-01-01", "[1, 2]"):
+        assert format_query(name) == name

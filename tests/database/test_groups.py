@@ -101,8 +101,17 @@ def test_airfoil_noise_by_wing_and_frequency_is_as_exact_as_one_table_for_each_w
     with gzip.open(f"{os.environ['QKV_DATA']}/uci-evans/airfoil/data.csv.gz", "rt") as stream:
         rows = np.loadtxt(stream, delimiter=",")
     wing = np.array(["/".join(map(str, row)) for row in rows[:, 1:4]])
-    ratios = [compare_with_splitting(wing, rows[:, 0], rows[:, 5], seed) for seed in range(3)]
-    assert np.mean(ratios) < 1.03
+    ratios = [compare_with_splitting(wing, rows[:, 0], rows[:, 5], seed) for seed in range(2)]
+    assert np.mean(ratios) < 1.0
+
+
+@pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data")
+def test_voices_by_person_and_day_are_as_exact_as_one_table_for_each_person():
+    with gzip.open(f"{os.environ['QKV_DATA']}/uci-evans/parkinsons/data.csv.gz", "rt") as stream:
+        rows = np.loadtxt(stream, delimiter=",")
+    person = np.array([f"person {each:.3f}" for each in rows[:, 0]])
+    assert len(np.unique(person)) == 42
+    assert compare_with_splitting(person, rows[:, 3], rows[:, 9], seed=0) < 1.0  # shimmer by the day of the recording
 
 
 def test_a_text_that_equals_a_key_is_answered_from_its_own_rows_alone():

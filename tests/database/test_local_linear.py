@@ -240,3 +240,56 @@ def test_the_compared_errors_are_those_of_leaving_out_each_row():
     assert found.mean == pytest.approx(best["mean"], rel=1e-6)
     # Lines beyond the other rows are replaced by the mean.
     assert found.linear == pytest.approx(best["linear"], rel=0.02)
+
+
+def functions(draw, x):
+    """Return values of a random function of x: waves, a line, a bend or a step."""
+    waves = np.cos(np.outer(x, draw.normal(size=5)) * draw.choice([2, 20]) + draw.random(5) * 6) @ draw.normal(size=5)
+    return [waves, draw.normal() * 20 * x, np.maximum(x, 0.5) * 20, np.where(x < draw.random(), 0.0, 3.0)][
+        draw.integers(4)
+    ]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_line_that_is_said_to_be_better_predicts_new_rows_of_random_functions_better(grouped, tmp_path):
+    said = 0
+    for seed in range(8):
+        draw = np.random.default_rng(seed)
+        x, shop = draw.random(700), np.array(["a", "b", "c"])[draw.integers(0, 3 if grouped else 1, 700)]
+        number = np.searchsorted(["a", "b", "c"], shop)
+        y = functions(draw, x) * (1 + number) + 100.0 * number + draw.choice([0.02, 0.5]) * draw.normal(size=700)
+        key = "shop,x" if grouped else "x"
+        database = Database.open({"shop": shop[:400], "x": x[:400], "y": y[:400]}, key, "y")
+        queries = list(zip(shop[400:].tolist(), x[400:].tolist(), strict=True)) if grouped else x[400:].tolist()
+        answers = [database.ask(queries, top=1, fit=fit) for fit in ("mean", "local-linear")]
+        if not any("is clearly better" in note for note in answers[0].notes):
+            continue
+        said += 1
+        values = np.array([answer.value for answer in answers], float)
+        errors = np.nanmean(np.square(values - y[400:]), axis=1)
+        assert errors[1] < errors[0], seed
+    assert said >= 2
+
+
+@pytest.mark.parametrize("noise", ["normal", "heavy tails", "growing"])
+def test_no_line_is_said_to_be_better_in_noise(noise):
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        x, groups = draw.random((int(draw.choice([45, 150, 500])), 1)), None
+        groups = draw.integers(0, 3, len(x)) if seed % 2 else None
+        values = draw.standard_t(3, len(x)) if noise == "heavy tails" else draw.normal(size=len(x))
+        found = compare_fits(x, values * x[:, 0] ** 3 if noise == "growing" else values, groups)
+        assert not found.clear
+
+
+def test_groups_of_identifiers_and_texts_are_compared_with_lines_and_those_of_vectors_are_not(tmp_path):
+    draw = np.random.default_rng(0)
+    x, shop = draw.random(300), draw.integers(1000, 1004, 300)
+    table = {"shop_id": shop, "x": x, "y": shop * x + 0.1 * draw.normal(size=300), "city": shop.astype(str)}
+    for key, query in (("shop_id,x", (1001, 0.5)), ("city,x", ("1001", 0.5)), ("city,shop_id,x", ("1001", 1001, 0.5))):
+        Database.create(tmp_path / key, table, key, "y")
+        for database in (Database.open(table, key, "y"), Database.open(tmp_path / key, memory=1)):
+            assert any("is clearly better" in note for note in database.ask(query).notes)
+    vectors = {"v": draw.normal(size=(300, 3)), "x": x, "y": 1000 * x}
+    notes = Database.open(vectors, "v,x", "y").ask([([0.1, 0.2, 0.3], 0.5)]).notes
+    assert not any("is clearly better" in note for note in notes)

@@ -29,7 +29,7 @@ def query(model, place=2.0, colour="blue"):
 
 
 def labelled(axes, label):
-    return next(drawn for drawn in [*axes.lines, *axes.patches] if drawn.get_label() == label)
+    return next(drawn for drawn in [*axes.lines, *axes.patches, *axes.collections] if drawn.get_label() == label)
 
 
 def test_the_line_the_band_and_the_answer_are_those_of_the_model(model):
@@ -105,7 +105,8 @@ def test_a_plot_of_a_vote_shows_the_probabilities():
     assert [bar.get_width() for bar in cells.patches] == list(answer.probabilities.values())
     # A vote has a probability, and no spread.
     share = answer.probabilities[answer.value]
-    assert figure.get_suptitle() == f"36  →  {answer.value} ({share:.0%})"
+    error = answer.standard_error
+    assert figure.get_suptitle() == f"36  →  {answer.value} ({share:.0%}, standard error {error:.1%})"
     database = Database.open(table, key="age", value="city")
     assert look.plot_query(database, answer).get_suptitle() == figure.get_suptitle()
 
@@ -129,3 +130,36 @@ def test_an_answer_without_a_match_shows_the_reason_and_several_are_refused():
     assert words.split()[:3] == nobody.reason.split()[:3]
     with pytest.raises(DataError, match="got 2"):
         look.plot_answer(names.ask(["John", "Jane"]))
+
+
+def test_rows_of_negative_weight_are_drawn_and_marked():
+    draw = np.random.default_rng(0)
+    x = draw.uniform(0, 10, 120)
+    database = Database.open({"x": x, "z": draw.uniform(0, 10, 120), "y": 2 * x + draw.normal(size=120)}, "x", "y")
+    answer = database.ask(10.0, fit="local-linear", top=120)
+    weights = np.array([row.weight for row in answer.rows])
+    assert (weights[:12] > 0).all()
+    assert weights.min() < -0.01 * weights.max()
+    bars, cells = look.plot_answer(answer).axes
+    widths = np.array([bar.get_width() for bar in bars.patches])
+    assert (widths < 0).sum() == 3
+    assert len({bar.get_facecolor()[:3] for bar in bars.patches}) == 2
+    points = labelled(cells, "rows of negative weight").get_xydata()
+    assert len(points) == (weights < 0).sum()
+    assert points[:, 1].max() < 0
+    assert cells.get_ylim()[0] < weights.min()
+    (axes, _) = look.plot_query(database, answer, fit="local-linear").axes
+    drawn = labelled(axes, "negative weight").get_offsets()
+    assert len(drawn) == (weights < -0.01 * weights.max()).sum()
+    positive = look.plot_answer(database.ask(5.0, top=120))
+    assert "rows of negative weight" not in [text.get_text() for text in positive.axes[1].get_legend().texts]
+
+
+def test_rings_of_negative_weight_are_dashed_in_a_map():
+    draw = np.random.default_rng(0)
+    x, z = draw.uniform(0, 10, (2, 120))
+    database = Database.open({"x": x, "z": z, "y": 2 * x + z + draw.normal(size=120)}, "x,z", "y")
+    for fit, dashed in (("local-linear", True), ("mean", False)):
+        answer = database.ask((9.9, 9.5), fit=fit, top=120)
+        near = look.plot_query(database, answer, fit=fit).axes[1]
+        assert ("dashed: negative" in near.get_title("left")) == dashed

@@ -49,7 +49,7 @@ class TableWriter(AnswerWriter):
 
         from qkv.database.io.formatting import format_estimate, format_gradient, format_query, format_statistics
 
-        line = Text(format_query(one.query), style="bold")
+        line = Text(format_query(one.query, len(one.keys)), style="bold")
         line.append(" → ", style="dim")
         if one.found:
             line.append(format_estimate(one), style="bold green")

@@ -187,7 +187,7 @@ class Answer:
             ]
         if len(self.keys) > 1 and any(isinstance(entry.query, str) for entry in self.entries):
             # Queries given as one text remain one text.
-            columns = {"query": [format_query(entry.query) for entry in self.entries]}
+            columns = {"query": [format_query(entry.query, len(self.keys)) for entry in self.entries]}
         columns["value"] = [
             entry.value.tolist() if isinstance(entry.value, np.ndarray) else entry.value for entry in self.entries
         ]
@@ -245,7 +245,7 @@ class Answer:
 
     def headline(self, entry: Entry) -> str:
         """Return an entry as one line of text, with its value or with the reason for "no match"."""
-        query = format_query(entry.query)
+        query = format_query(entry.query, len(self.keys))
         if not entry.found:
             return f"{query} → {'cannot be read' if entry.invalid else 'no match'}: {entry.reason}"
         parts = [f"{query} → {format_estimate(entry)}", *format_statistics(entry)]

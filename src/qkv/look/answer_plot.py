@@ -2,7 +2,8 @@
 
 The left panel has one bar per evidence row; its length is the weight of the row. The right panel depends on the
 value column: numbers and dates are plotted against their weights, with the answer and its standard error; texts,
-categories and booleans are shown with their probabilities.
+categories and booleans are shown with their probabilities. Rows of negative weight, which local linear regression has,
+have another color and marker.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.errors import DataError
-from qkv.look.figure import ANSWER_COLOR, CURVE_COLOR, DARK, INK, PAPER, label_axes, new_figure, set_title, style_axes
+from qkv.look.figure import (
+    ANSWER_COLOR,
+    CURVE_COLOR,
+    DARK,
+    INK,
+    NEGATIVE_COLOR,
+    PAPER,
+    label_axes,
+    new_figure,
+    set_title,
+    style_axes,
+)
 from qkv.look.query_plot import answer_title, draw_weight_bars, set_footer
 
 if TYPE_CHECKING:
@@ -81,8 +93,17 @@ def _is_point(value: object) -> bool:
 def _draw_values(axes: Axes, answer: Answer, ink: str) -> None:
     values = [row.record[answer.value_name] for row in answer.rows]
     weights = np.array([row.weight for row in answer.rows])
-    axes.vlines(values, 0, weights, color=ANSWER_COLOR, lw=1.2, alpha=0.5, zorder=3)
-    axes.plot(values, weights, "o", ms=5, color=ANSWER_COLOR, alpha=0.85, mew=0, zorder=4, label="rows")
+    below = weights < 0
+    for some, color, marker, name in (
+        (~below, ANSWER_COLOR, {"marker": "o", "mew": 0}, "rows"),
+        (below, NEGATIVE_COLOR, {"marker": "v", "mfc": "none"}, "rows of negative weight"),
+    ):
+        if some.any():
+            chosen = [value for value, shown in zip(values, some, strict=True) if shown]
+            axes.vlines(chosen, 0, weights[some], color=color, lw=1.2, alpha=0.5, zorder=3)
+            axes.plot(chosen, weights[some], ls="", ms=5, color=color, alpha=0.85, zorder=4, label=name, **marker)
+    if below.any():
+        axes.axhline(0, color=ink, lw=0.8, zorder=2)
     axes.axvline(answer.value, color=CURVE_COLOR, lw=1.8, zorder=5, label="answer")
     deviation = answer.spread if answer.standard_error is None else answer.standard_error
     if deviation is not None:

@@ -25,6 +25,7 @@ __all__ = [
     "DATA_COLOR",
     "FORMATS",
     "INK",
+    "NEGATIVE_COLOR",
     "PAPER",
     "check_figure_path",
     "draw_weighted_points",
@@ -41,6 +42,7 @@ DARK = {"ink": "#e4e6ea", "paper": "#15181d"}
 DATA_COLOR = "#b8bec6"
 CURVE_COLOR = "#3b6ea8"
 ANSWER_COLOR = "#c8321e"
+NEGATIVE_COLOR = "#7a3fb0"
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -91,7 +93,7 @@ def draw_weighted_points(
 ) -> None:
     """Draw a scatter plot in which points of larger weight are darker and larger, and add a color bar.
 
-    Points with at most 1 % of the largest weight are not drawn.
+    Points of negative weight are hollow triangles. Points with at most 1 % of the largest weight are not drawn.
 
     Args:
         figure: the figure, to which the color bar is added.
@@ -104,13 +106,18 @@ def draw_weighted_points(
         cmap: a matplotlib color map.
         size: factor of the area of the points.
     """
-    maximum = weights.max()
+    maximum = np.abs(weights).max()
     share = weights / maximum
     # In order of increasing weight, so that the largest are on top; the smallest would hide the data below them.
     order = [i for i in np.argsort(share, kind="stable") if share[i] > 0.01]
     style = {"cmap": cmap, "vmin": -0.1 * maximum, "vmax": maximum, "lw": 0, "zorder": 5}
     points = [x[i] for i in order], [y[i] for i in order]
     dots = axes.scatter(*points, c=weights[order], s=size * (8 + 42 * share[order]), **style)
+    below = np.flatnonzero(share < -0.01)
+    if len(below):
+        negative = {"facecolors": "none", "edgecolors": NEGATIVE_COLOR, "marker": "v", "zorder": 5}
+        sizes = size * (8 - 42 * share[below])
+        axes.scatter([x[i] for i in below], [y[i] for i in below], s=sizes, label=f"negative {label}", **negative)
     bar = figure.colorbar(dots, ax=axes, shrink=0.8, aspect=30)
     bar.set_label(label, color=ink)
     bar.ax.set_ylim(0, maximum)

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.core.typing import Float
-from qkv.look.figure import ANSWER_COLOR, CURVE_COLOR, DATA_COLOR, INK, draw_weighted_points, label_axes
+from qkv.look.figure import (
+    ANSWER_COLOR,
+    CURVE_COLOR,
+    DATA_COLOR,
+    INK,
+    draw_weighted_points,
+    label_axes,
+)
 from qkv.look.plot_axis import PlotAxis
 
 if TYPE_CHECKING:
@@ -29,6 +36,8 @@ MOST_POINTS = 3000
 """More rows than this are drawn as their density."""
 
 _RING = (0.78, 0.20, 0.12)
+# Bright, as rows far from the query are mostly on dark colors or light ones.
+_NEGATIVE_RING = (0.93, 0.45, 1.0)
 _LINE_QUERIES, _KEY_QUERIES = 140, 60
 _PAIRS, _LEAST_CELLS, _MOST_CELLS = 2 * 10**8, 150, 1500
 _MAP_COLORS = "cividis"
@@ -134,10 +143,20 @@ def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mappi
     drawn = near.pcolormesh(*edges, np.ma.masked_invalid(field), cmap=_MAP_COLORS, norm=norm)
     inside = (x >= limits[0][0]) & (x <= limits[0][1]) & (y >= limits[1][0]) & (y <= limits[1][1])
     near.plot(x[inside], y[inside], "o", ms=2.2, mfc=INK, mec="white", mew=0.35)
-    heavy = share > 0.02
-    style = {"facecolors": "none", "edgecolors": [(*_RING, max(0.35, each)) for each in share[heavy]]}
-    near.scatter(rings[0][heavy], rings[1][heavy], s=12 + 130 * share[heavy], linewidths=1.2, **style)
-    near.set_title("answer, rings by weight", loc="left", fontsize=9, color=INK)
+    title = "answer, rings by weight"
+    for some, color, style in (
+        (weights > 0, _RING, "-"),
+        (weights < 0, _NEGATIVE_RING, (0, (2, 1))),
+    ):
+        heavy = some & (share > 0.02)
+        if not heavy.any():
+            continue
+        edges_of = [(*color, max(0.35, each)) for each in share[heavy]]
+        points = [ring[heavy] for ring in rings]
+        near.scatter(*points, s=12 + 130 * share[heavy], lw=1.2, fc="none", ec=edges_of, ls=style)
+        if style != "-":
+            title += " (dashed: negative)"
+    near.set_title(title, loc="left", fontsize=9, color=INK)
     for axes in (whole, near):
         axes.plot([center[0]], [center[1]], "*", ms=12, color=ANSWER_COLOR, mec="white", zorder=5)
         axes.set_xlabel(across.label, color=INK)

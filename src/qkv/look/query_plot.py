@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.errors import DataError
-from qkv.look.figure import INK, check_figure_path, new_figure, save_figure, set_title, style_axes
+from qkv.look.figure import INK, NEGATIVE_COLOR, check_figure_path, new_figure, save_figure, set_title, style_axes
 from qkv.look.key_plots import draw_map, draw_one_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from qkv.database.answer import Answer
+    from qkv.database.answer import Answer, Evidence
     from qkv.database.protocol import Queryable
 
 __all__ = ["answer_title", "draw_weight_bars", "set_footer", "plot_query", "save_query_plot"]
@@ -99,7 +99,7 @@ def answer_title(answer: Answer) -> str:
     """Return a figure title with a query, its answer, and the standard error or the share of the vote, if any."""
     from qkv.database.io.formatting import format_estimate, format_query
 
-    query = _truncated(format_query(answer.query), 40)
+    query = _truncated(format_query(answer.query, len(answer.keys)), 40)
     if not answer.found:
         return f"{query}  →  no match"
     return f"{query}  →  {_truncated(format_estimate(answer), 60)}"
@@ -128,11 +128,14 @@ def set_footer(figure: Figure, answer: Answer, ink: str = INK) -> None:
 def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
     """Draw the weights of the first evidence rows, at most 12, as horizontal bars with the value of each row.
 
-    If the answer has no rows, the reason for "no match" is written instead.
+    Bars of negative weights have another color; some are among the bars if the answer has such rows. If the answer has
+    no rows, the reason for "no match" is written instead.
     """
+    from matplotlib.colors import to_rgb
+
     from qkv.database.io.formatting import format_value
 
-    rows = answer.rows[:_MAX_BARS]
+    rows = _bar_rows(answer)
     if not rows:
         text = textwrap.fill(answer.reason or "no row", 60)
         axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=ink)
@@ -143,7 +146,8 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
     weights = np.array([row.weight for row in rows])
     maximum = max(np.abs(weights).max(), 1e-300)
     places = np.arange(len(rows))
-    colors = [(*_RING, 0.25 + 0.75 * share) for share in np.abs(weights) / maximum]
+    shares = weights / maximum
+    colors = [(*(_RING if share >= 0 else to_rgb(NEGATIVE_COLOR)), 0.25 + 0.75 * abs(share)) for share in shares]
     axes.barh(places, weights, color=colors, height=0.66)
     axes.set_yticks(places, names)
     axes.invert_yaxis()
@@ -154,6 +158,15 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
         end = (max(weight, 0), place)
         axes.annotate(text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=ink)
     axes.set_xlabel(f"weight of the row, labelled with its {answer.value_name}", color=ink)
+
+
+def _bar_rows(answer: Answer) -> list[Evidence]:
+    """Return the rows that have a bar: the first 12, or the first 9 and three of negative weight if that shows more."""
+    rows = list(answer.rows)
+    first, negative = rows[:_MAX_BARS], [row for row in rows if row.weight < 0]
+    if len(rows) <= _MAX_BARS or not negative or any(row.weight < 0 for row in first):
+        return first
+    return [*rows[: _MAX_BARS - len(negative[:3])], *negative[:3]]
 
 
 def _truncated(text: str, length: int) -> str:

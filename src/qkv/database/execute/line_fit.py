@@ -12,7 +12,11 @@ from qkv.database.execute.top_rows import largest_weights
 from qkv.database.execute.uncertainty import Precision
 from qkv.database.io.formatting import number
 from qkv.database.keys.columns import Column
-from qkv.database.keys.comparisons import Comparison, DistanceComparison
+from qkv.database.keys.comparisons import (
+    Comparison,
+    DistanceComparison,
+    MixedComparison,
+)
 from qkv.database.keys.coordinates import Coordinates, find_coordinates
 from qkv.database.keys.local_linear import LocalFits
 from qkv.database.keys.local_linear_search import compare_fits
@@ -92,6 +96,15 @@ def largest_effective(
     return rows, np.take_along_axis(weights, np.maximum(rows, 0), axis=1) * (rows >= 0)
 
 
+def _group_rows(comparison: MixedComparison, numbers: str) -> Int[np.ndarray, " rows"]:
+    """Return the group of each row, in which all keys but the numbers are equal."""
+    fields = [comparison.key[name] for name, _ in comparison.parts if name != numbers]
+    # The keys of identifiers are rows of integers.
+    cells = [map(tuple, field.tolist()) if field.ndim > 1 else field.tolist() for field in fields]
+    codes: dict[object, int] = {}
+    return np.array([codes.setdefault(row, len(codes)) for row in zip(*cells, strict=True)], np.int64)
+
+
 def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:
     """Return a sentence if local linear regression predicts rows that are left out clearly better than the mean.
 
@@ -99,11 +112,18 @@ def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:
         comparison: the comparison over some rows.
         value: the value column of the same rows.
     """
-    coordinates = find_coordinates(comparison) if isinstance(comparison, DistanceComparison) else None
-    if coordinates is None or value.kind not in ("number", "timestamp") or comparison.score.distance_factor is None:
+    coordinates = find_coordinates(comparison)
+    if coordinates is None or value.kind not in ("number", "timestamp"):
+        return ()
+    groups = None
+    if isinstance(comparison, MixedComparison):
+        if any(column.kind == "vector" for _, part in comparison.parts for column in part.key_columns):
+            return ()  # equal vectors are no groups
+        groups = _group_rows(comparison, coordinates.field)
+    elif not isinstance(comparison, DistanceComparison) or comparison.score.distance_factor is None:
         return ()
     unit = value.units_per_day if value.kind == "timestamp" else 1.0
-    found = compare_fits(coordinates.of(comparison.key), value.cells / unit)
+    found = compare_fits(coordinates.of(comparison.key), value.cells / unit, groups)
     if found is None or not found.clear:
         return ()
     days = " days" * (value.kind == "timestamp")

@@ -25,6 +25,9 @@ __all__ = [
     "number",
 ]
 
+# So many numbers without brackets are a vector and not a name.
+_LONG_LIST = 8
+
 
 def number(value: float, spread: float | None = None) -> str:
     """Return a number as text, rounded to six significant digits or to two significant digits of its error.
@@ -103,9 +106,38 @@ def format_key(key: object) -> str:
     return str(key) if isinstance(key, int) else format_value(key)
 
 
-def format_query(query: object) -> str:
-    """Return a query as text, with commas between the parts of a query for several key columns."""
-    return ", ".join(map(format_key, query)) if isinstance(query, tuple) else format_key(query)
+def format_query(query: object, columns: int = 1) -> str:
+    """Return a query as text, with commas between the parts of a query for several key columns.
+
+    Vectors of more than four numbers are abbreviated, also those that are given as text.
+
+    Args:
+        query: the query.
+        columns: the number of key columns.
+
+    Example:
+        >>> format_query((0.5, "Oslo"), 2), format_query([0.25] * 300), format_query("[1, 2, 3, 4, 5]")
+        ('0.5, Oslo', '[0.25, 0.25, 0.25, 0.25, … 300 numbers]', '[1, 2, 3, 4, … 5 numbers]')
+    """
+    if columns > 1 and isinstance(query, tuple):
+        return ", ".join(map(format_query, query))
+    if isinstance(query, str):
+        numbers = _numbers(query)
+        return format_value(printable(query)) if numbers is None else format_value(numbers)
+    return format_key(list(query) if isinstance(query, tuple) else query)
+
+
+def _numbers(text: str) -> list[float] | None:
+    """Return the elements of a vector of more than four numbers that is given as text, or None for other texts."""
+    inside = text.strip()
+    bracketed = inside.startswith("[") and inside.endswith("]")
+    words = inside.strip("[]").replace(",", " ").split()
+    if len(words) <= (4 if bracketed else _LONG_LIST):
+        return None
+    try:
+        return [float(word) for word in words]
+    except ValueError:
+        return None
 
 
 def format_estimate(answer: Answer | Entry) -> str:

@@ -199,8 +199,10 @@ def _parts(query: object, columns: Sequence[Column]) -> tuple[object, ...]:
     parts = _split_text(query) if isinstance(query, str) else query
     if not isinstance(parts, (Sequence, np.ndarray)) or len(parts) != len(columns):
         count = len(parts) if isinstance(parts, (Sequence, np.ndarray)) else 1
+        text = " ".join(repr(query).split())
+        shown = text if len(text) < 80 else text[:77] + "…"
         raise QueryError(
-            f"the query must have {len(columns)} parts, one for each of {', '.join(names)}, got {count} in {query!r}. "
+            f"the query must have {len(columns)} parts, one for each of {', '.join(names)}, got {count} in {shown}. "
             f"Pass one value per key column, such as {','.join(_example(c) for c in columns)}."
         )
     return tuple(parts)
