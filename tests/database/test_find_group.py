@@ -1,6 +1,7 @@
 """Texts beside other key columns select the rows of one group, as a filter would, in memory and from a store."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from qkv.database import Database
@@ -90,6 +91,21 @@ def test_texts_in_no_row_together_have_no_match():
     assert people.ask("Ann Leh,Olso").value == 1
     assert people.ask([("Ann Lee", None)])[0].reason == "the query is missing"
     assert "no row satisfies" in people.ask("Ann Lee,Oslo", where="v > 9").reason
+
+
+def test_categories_and_identifiers_beside_texts_are_equal():
+    names = ["Ann Lee", "Ann Leeds", "Ann Lee", "Bo Ek"]
+    kind = pa.array(["a", "b", "a", "b"]).dictionary_encode()
+    table = pa.table(
+        {"name": names, "kind": kind, "zip": ["00123", "00124", "00123", "00124"], "v": [1.0, 5.0, 3.0, 7.0]}
+    )
+    for key, one, other, none in (("name,kind", "a", "b", "c"), ("name,zip", "00123", "00124", "99999")):
+        people = Database.open(table, key=key, value="v")
+        assert people.ask([("Ann Leh", one)])[0].value == 2.0
+        assert people.ask([("Ann", other)])[0].value == 5.0
+        assert people.ask([("Ann Lee", other)])[0].reason == "no row matches name 'ann lee' and the other columns"
+        reason = people.ask([("Ann Lee", none)])[0].reason
+        assert reason.startswith(f"{key.split(',')[1]}: ")
 
 
 def test_a_chosen_normalizer_mixes_groups_and_says_so():

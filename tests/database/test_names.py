@@ -193,3 +193,10 @@ def test_a_chosen_score_or_temperature_mixes_keys_and_says_so():
 def test_more_names_than_are_compared_are_counted_as_or_more():
     answer = opened([f"San {letter}{letter}{letter}" for letter in "abcdefghijklmno"]).ask("san")
     assert answer.reason.startswith("10 or more keys match about equally: ")
+
+
+def test_the_plan_of_a_streamed_store_states_the_cost_of_names(tmp_path):
+    Database.create(tmp_path / "store", {"name": PLACES, "row": list(range(len(PLACES)))}, key="name", value="row")
+    plan = str(Database.open(tmp_path / "store", memory=1).ask("denver").plan)
+    assert "names have no index here: about 3 µs of CPU time per row and query" in " ".join(plan.split())
+    assert "names have no index" not in str(Database.open(tmp_path / "store").ask("denver").plan)

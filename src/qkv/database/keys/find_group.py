@@ -179,12 +179,11 @@ class GroupFinder:
         for (name, part), (similarity, label) in zip(self._texts, self._nearest[number], strict=True):
             if 0 <= similarity < part.threshold:
                 return f"{name}: the nearest key, {label!r}, has similarity {similarity:.2f}, under {part.threshold:g}"
-        if self._equal and not self._groups[number]:
-            return ""
-        if len(texts) == 1 or self._nearest[number][0][0] < 0:
+        # Where there is no row, or no equal category or identifier, the comparison of all columns has the reason.
+        if self._nearest[number][0][0] < 0 or (self._equal and not self._groups[number]):
             return ""
         asked = " and ".join(f"{name} {text!r}" for (name, _), text in zip(self._texts, texts, strict=True))
-        return f"no row matches {asked}"
+        return f"no row matches {asked}" + " and the other columns" * bool(self._equal)
 
 
 def _compares_equality(part: Comparison) -> bool:
