@@ -163,3 +163,13 @@ def test_the_command_reads_patterns_of_the_shell_and_standard_input(tmp_path):
     both = command("ask", "-", *options, cwd=tmp_path, stdin="name,pay\nLi,7\n")
     assert (both.returncode, both.stdout) == (2, "")
     assert "QUERY must be given if standard input is the table" in both.stderr
+
+
+def test_a_repeated_column_that_is_asked_for_is_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,note,X,v,note\n1,a,2,3,b\n4,c,5,6,d\n")
+    for opened in (lambda: Database.open(path, "x", "v"), lambda: Database.create(tmp_path / "s", path, "x", "v")):
+        with pytest.raises(DataError, match=r"column names must be unique in '.*t.csv', got 'x' more than once"):
+            opened()
+    path.write_text("x,note,v,note\n1,a,3,b\n4,c,6,d\n")
+    assert Database.open(path, "x", "v").ask(4, score="exact").value == 6

@@ -171,3 +171,16 @@ def test_a_sample_of_many_equal_rows_holds_each_content_in_proportion():
     assert len(rows) == len(set(rows.tolist())) == 5000
     shares = np.bincount(column.cells[rows].astype(int)) / 5000
     assert shares == pytest.approx([0.5, 0.4, 0.1], abs=0.02)
+
+
+def test_a_filter_that_selects_no_row_or_one_is_stated_in_one_sentence(tmp_path):
+    table = {"x": [1.0, 2.0, 3.0], "v": [1.0, 2.0, 3.0]}
+    for database in (Database.open(table, "x", "v"), Database.create(tmp_path / "s", table, "x", "v")):
+        empty = database.ask(1.0, where="v > 9")
+        assert (empty.found, empty.reason) == (False, "no row satisfies the predicate")
+        (note,) = empty.notes
+        assert note.startswith("3 rows of ")
+        assert note.endswith("; 0 rows satisfy the predicate")
+        one = database.ask(1.0, where="v = 1")
+        assert one.notes[0].endswith("; 1 row satisfies the predicate")
+        assert not any("1 rows" in text for text in one.notes)

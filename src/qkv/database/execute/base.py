@@ -31,6 +31,7 @@ from qkv.errors import DataError
 from qkv.masks.base import Mask
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
+from qkv.plan.cost import counted
 from qkv.scores.base import Score
 
 if TYPE_CHECKING:
@@ -194,6 +195,9 @@ class Executor(ABC):
             )
         elif (options.score, options.mask, options.normalizer) == (None, None, None):
             notes += self._compare_fits(comparison)
+        if self.selected_rows == 0:
+            # Nothing was chosen from rows that do not exist.
+            notes = (self._rows_note(),)
         names = self.key, self.value, comparison.measure
         return Answer(tuple(entries), parsed.single, self.table, *names, plan, notes, column_notes)
 
@@ -242,11 +246,13 @@ class Executor(ABC):
         return self._restricted[1]
 
     def _rows_note(self) -> str:
-        note = f"{self.complete_rows:,} rows of {self.title}"
+        note = f"{counted(self.complete_rows, 'row', 'rows')} of {self.title}"
         if self.missing_cells:
             missing = ", ".join(f"{name} missing in {count:,}" for name, count in self.missing_cells.items())
             note += f"; {self.table.num_rows - self.complete_rows:,} left out ({missing})"
-        return note if self.selected_rows is None else f"{note}; {self.selected_rows:,} rows satisfy the predicate"
+        if self.selected_rows is None:
+            return note
+        return f"{note}; {counted(self.selected_rows, 'row satisfies', 'rows satisfy')} the predicate"
 
 
 def _reading_notes(columns: Sequence[Column], keys: Sequence[Column]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from qkv.database.io.date_formats import has_format
-from qkv.database.io.read_options import ReadOptions, check_complete, first_delimiter, guess_encoding, in_utf_8
+from qkv.database.io.read_options import ReadOptions, check_complete, first_line, guess_encoding, in_utf_8, split_line
 from qkv.database.io.text_readings import first_texts
 from qkv.errors import DataError, QkvError
 
@@ -90,6 +90,7 @@ class OpenFile:
         open: a function that opens the file as a relation, with options of DuckDB.
         connection: the connection.
         delimiter: for delimited files, the delimiter that is most frequent in the first line.
+        header: for delimited files, the cells of the first line.
     """
 
     path: str
@@ -97,6 +98,7 @@ class OpenFile:
     open: Callable[..., duckdb.DuckDBPyRelation]
     connection: duckdb.DuckDBPyConnection
     delimiter: str
+    header: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -124,8 +126,10 @@ def open_file(path: str, kind: str, given: ReadOptions) -> Iterator[OpenFile]:
                 return connection.read_csv(literal, **{**options, **more})
 
             try:
-                delimiter = given.delimiter or (first_delimiter(file) if kind in DELIMITED else "")
-                yield OpenFile(path, kind, open_relation, connection, delimiter)
+                delimiter, header = "", list[str]()
+                if kind in DELIMITED:
+                    delimiter, header = split_line(first_line(file), given.delimiter)
+                yield OpenFile(path, kind, open_relation, connection, delimiter, tuple(header))
             except _duckdb_error() as error:
                 if kind in PARQUET or encoding is not None or not _names_encoding(str(error)):
                     raise
@@ -159,6 +163,14 @@ def run_typed(
     """
     import duckdb
 
+    lowered = [name.strip().lower() for name in file.header]
+    repeated = [name for name in required if lowered.count(name.lower()) > 1]
+    if repeated:
+        # DuckDB would read the first of them, and give the others names of its own.
+        raise DataError(
+            f"column names must be unique in {file.path!r}, got {repeated[0]!r} more than once. Rename the repeated "
+            "columns."
+        )
     rows = file.open()
     dialect: dict[str, object] = {}
     if file.kind in DELIMITED and required and not set(required) <= set(rows.columns):
@@ -168,7 +180,7 @@ def run_typed(
         else:
             dialect = _dialect(file, required, options)
     contradictions = (duckdb.ConversionException, duckdb.InvalidInputException)
-    with contextlib.suppress(contradictions):
+    with contextlib.suppress(*contradictions):
         rows, dates = _open_typed(file, required, options, dialect, None if dialect else rows)
         return run(rows), rows, dates
     try:

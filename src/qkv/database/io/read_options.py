@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import gzip
 import tempfile
 from collections.abc import Iterator
@@ -19,10 +20,11 @@ __all__ = [
     "COMPRESSIONS",
     "ReadOptions",
     "check_complete",
-    "first_delimiter",
+    "first_line",
     "guess_encoding",
     "in_utf_8",
     "open_binary",
+    "split_line",
 ]
 
 COMPRESSIONS = (".gz", ".zst")
@@ -113,14 +115,19 @@ def check_complete(path: Path) -> None:
         ) from None
 
 
-def first_delimiter(path: Path) -> str:
-    """Return the delimiter that is most frequent in the first line of a file."""
+def first_line(path: Path) -> str:
+    """Return the first line of a file in UTF-8, or "" if the file is damaged."""
     try:
         with open_binary(path) as file:
-            first = file.read(_BLOCK).split(b"\n", 1)[0]
+            return file.readline(_BLOCK).decode("utf-8-sig", "replace").rstrip("\r\n")
     except (OSError, EOFError):
         return ""
-    return max(",;\t|", key=lambda delimiter: first.count(delimiter.encode()))
+
+
+def split_line(line: str, delimiter: str | None) -> tuple[str, list[str]]:
+    """Return the delimiter of a line, which is the most frequent one if None is given, and the cells of the line."""
+    found = delimiter or max(",;\t|", key=line.count)
+    return found, next(csv.reader([line], delimiter=found, skipinitialspace=True), [])
 
 
 def guess_encoding(path: Path) -> str:

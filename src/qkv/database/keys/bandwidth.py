@@ -27,6 +27,7 @@ from qkv.core.untrusted_json import Fields
 from qkv.database.io.formatting import number as format_number
 from qkv.database.keys.bandwidth_errors import LARGEST_EXPONENT, BandwidthErrors, TargetErrors
 from qkv.database.keys.neighbor_blocks import draw_rows, separate_groups
+from qkv.plan.cost import counted
 
 __all__ = ["KERNEL_WIDTHS", "Bandwidth", "choose_bandwidth", "leave_one_out", "method_text", "scott"]
 
@@ -284,7 +285,7 @@ def _group_factors(
 
 def method_text(chosen: Bandwidth) -> str:
     """Return how a bandwidth was chosen, as the end of a sentence."""
-    rows = f"{chosen.rows:,} rows"
+    rows = counted(chosen.rows, "row", "rows")
     if chosen.total > chosen.rows:
         rows = f"a sample of {chosen.rows:,} of {chosen.total:,} rows, multiplied by Scott's factor"
     text = f"by {chosen.method} over {rows}"
