@@ -27,6 +27,23 @@ Rows = list[Any]
 """Query, key and value `(tokens, heads · width)` of one sequence."""
 
 
+def _additive() -> scores.Score:
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(2, HEADS, 3, WIDTH, generator=generator, dtype=torch.float64)
+    vector = torch.randn(HEADS, 3, generator=generator, dtype=torch.float64)
+    return scores.Additive(weights[0].clone(), weights[1].clone(), None, vector)
+
+
+def _bandwidths() -> scores.Score:
+    return scores.Softcap(scores.Gaussian(torch.tensor([1.0, 2.0], dtype=torch.float64)), 3.0)
+
+
+SCORES = [
+    scores.ScaledDot(), scores.ScaledDot(scale=2.0), scores.Gaussian(1.5), scores.Cosine(0.3),
+    scores.SumOf((scores.Gaussian(1.0), scores.Cosine(1.0))), _additive, _bandwidths,
+]  # fmt: skip
+
+
 def _outputs(sequence: Rows, window: int | None, score: Any, normalizer: Any) -> Any:
     mask = masks.Causal() if window is None else masks.Window(window - 1, 0)
     sides = [x.unflatten(-1, (-1, WIDTH)).transpose(0, 1) for x in sequence]
@@ -59,7 +76,7 @@ class CacheMachine(RuleBasedStateMachine):
         key_heads=st.integers(1, HEADS),
         one_chunk=st.sampled_from([0, 500, 2**24, 2**24]),
         products=st.sampled_from([0, 2**20]),
-        score=st.sampled_from([scores.ScaledDot(), scores.ScaledDot(scale=2.0), scores.Gaussian(1.5)]),
+        score=st.sampled_from(SCORES),
         normalizer=st.sampled_from([None, normalizers.Softmax(0.5), normalizers.TopK(3)]),
     )
     def start(
@@ -74,6 +91,7 @@ class CacheMachine(RuleBasedStateMachine):
         score: Any,
         normalizer: Any,
     ) -> None:
+        score = score() if isinstance(score, type(_additive)) else score
         self.window, self.options = window, (score, normalizer)
         chunk_list._ONE_CHUNK_BYTES, last_query._PRODUCT_ELEMENTS = one_chunk, products
         self.attention = nn.MultiHeadAttention(
@@ -113,6 +131,11 @@ class CacheMachine(RuleBasedStateMachine):
                 want = _outputs(sequence, self.window, *self.options)[-counts[b] :]
                 torch.testing.assert_close(got[b, : counts[b]].clone(), want, rtol=0, atol=1e-10, equal_nan=True)
         self.caches[at] = (cache, after)
+
+    @rule(factor=st.sampled_from([0.5, 1.25]))
+    def train(self, factor: float) -> None:
+        for x in self.attention.score.buffers():  # which share memory with the score of the model
+            x.data.mul_(factor)
 
     @rule(data=st.data(), each=st.booleans())
     def crop(self, data: Any, each: bool) -> None:

@@ -19,6 +19,7 @@ from qkv.core.typing import Float
 from qkv.engine import attend
 from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.kernels.chunked.last_query import attend_last, attend_rows, prepare_step, share_keys
+from qkv.kernels.chunked.projected_keys import attend_projected
 from qkv.kernels.chunked.reach import ALL_KEYS, last_keys
 from qkv.masks import Lengths, Mask
 from qkv.nn.align_batch import align_batch
@@ -71,14 +72,14 @@ def decode(
     if query.ndim != 3 or query.shape[1] != 1 or not module.width == module.key_width == module.value_width:
         return None
     query_map, key_map, value_map = module.query_map, module.key_map, module.value_map
-    rows = cache.step_rows()
-    if rows is None or query_map is None or key_map is None or value_map is None:
+    rows, step = cache.step_rows(), _prepared(module.score, module.normalizer, module.mask)
+    if rows is None or step is None or query_map is None or key_map is None or value_map is None:
         return None
     batch, heads, key_heads = check_width("query", query, module.width).shape[0], module.heads, module.key_heads
     left = query_map(query).view(batch, heads, 1, -1)
     key = key_map(query).view(batch, key_heads, 1, -1)
     value = value_map(query).view(batch, key_heads, 1, -1)
-    return _append_and_attend(cache, rows, left, key, value, (module.score, module.normalizer, module.mask))
+    return _append_and_attend(cache, rows, left, key, value, step)
 
 
 def append_and_attend(
@@ -103,18 +104,29 @@ def append_and_attend(
         return None
     if not query.shape[-2] == key.shape[-2] == value.shape[-2] == 1:
         return None
-    rows = cache.step_rows()
-    return None if rows is None else _append_and_attend(cache, rows, query, key, value, parts)
+    rows, step = cache.step_rows(), _prepared(*parts)
+    return None if rows is None or step is None else _append_and_attend(cache, rows, query, key, value, step)
+
+
+def _prepared(
+    score: Callable[[], Score], normalizer: Callable[[], Normalizer | None], mask: Callable[[], Mask | None]
+) -> tuple[Score, Normalizer | None, Mask | None] | None:
+    """Return the parts of modules if a step can be prepared for them, whatever the width, else None."""
+    if not type(score) is type(normalizer) is type(mask) is PartModule:
+        return None
+    if score.arrays or normalizer.arrays or mask.arrays or not score.part.is_scaled_dot:
+        return None
+    return score.part, normalizer.part, mask.part
 
 
 def _append_and_attend(
     cache: KeyValueCache,
     rows: tuple[Float[Tensor, "*batch size width"], Float[Tensor, "*batch size value_width"], int],
-    query: Float[Tensor, "*batch 1 width"],
+    query: Float[Tensor, "*_ 1 query_width"],
     key: Float[Tensor, "*_ 1 width"],
     value: Float[Tensor, "*_ 1 value_width"],
-    parts: _Parts,
-) -> Float[Tensor, "*batch 1 value_width"] | None:
+    parts: tuple[Score, Normalizer | None, Mask | None],
+) -> Float[Tensor, "*_ 1 value_width"] | None:
     """Do as `append_and_attend`, given the memory of the cache and the number of its rows that hold tokens."""
     keys, values, n = rows
     shape, cached = key.shape, keys.shape
@@ -122,11 +134,8 @@ def _append_and_attend(
         return None
     if not query.dtype == key.dtype == value.dtype == keys.dtype or query.shape[-1] != shape[-1]:
         return None
-    score, normalizer, mask = parts
-    if not type(score) is type(normalizer) is type(mask) is PartModule or score.arrays or normalizer.arrays:
-        return None
-    step = prepare_step(score.part, normalizer.part, mask.part, shape[-1])
-    if step is None or mask.arrays:
+    step = prepare_step(*parts, shape[-1])
+    if step is None:
         return None
     keys, values = keys.narrow(-2, 0, n + 1), values.narrow(-2, 0, n + 1)
     keys.narrow(-2, n, 1).copy_(key)
@@ -167,7 +176,44 @@ def attend_step(
         return None
     parts = current_part(score), current_part(normalizer), current_part(mask)
     output = attend_last(query, key, value, *parts, cache.window, cache.lengths)
+    if output is None and isinstance(cache, KeyValueCache) and cache.keeps_projections:
+        output = _attend_projected(cache, query, key, value, *parts)
     return _attend_one_chunk(cache, query, key, value, *parts, memory) if output is None else output
+
+
+def _attend_projected(
+    cache: KeyValueCache,
+    query: Float[Tensor, "*batch q width"],
+    key: ChunkedTensor,
+    value: ChunkedTensor,
+    score: Score,
+    normalizer: Normalizer | None,
+    mask: Mask | None,
+) -> Float[Tensor, "*batch 1 value_width"] | None:
+    """Return the output if the cache can keep the projections of the keys by the score, else None."""
+    reach, grouped = last_keys(mask), share_keys(query, key.shape)
+    if reach is None or grouped is None or (torch.is_grad_enabled() and query.requires_grad):
+        return None
+    if torch.is_autocast_enabled(query.device.type):
+        return None
+    if query.ndim == 3:
+        grouped = query
+    elif grouped is not query and (score.arrays() or (normalizer is not None and normalizer.arrays())):
+        return None
+    found = attend_projected(
+        cache.projected,
+        grouped,
+        key,
+        value,
+        cache.first_position,
+        align_batch(score, query.ndim - 3, None, True),
+        align_batch(normalizer, query.ndim - 3, None, True),
+        reach if cache.window is None else min(reach, cache.window),
+    )
+    if found is None:
+        return None
+    output, cache.projected = found
+    return output.reshape(*query.shape[:-1], output.shape[-1])
 
 
 def _attend_one_chunk(

@@ -14,6 +14,7 @@ from qkv.core.positions import Positions
 from qkv.core.typing import Float, Int
 from qkv.errors import DataError, RefusedError, ShapeError
 from qkv.kernels.chunked.kernel import ChunkedTensor
+from qkv.kernels.chunked.projected_keys import ProjectedKeys
 from qkv.masks import Lengths, Mask, Window
 from qkv.masks.base import and_masks
 from qkv.nn.cache.checks import check_index, check_lengths, check_new_length, check_rows
@@ -30,7 +31,9 @@ class KeyValueCache:
 
     The cache grows by chunks, and existing rows are never copied: a call attends to the chunks one by one
     (`kernels/chunked/kernel.py`). Unused capacity is at most max(one chunk, 1/16 of the cache). One cache serves one
-    attention module; a model holds a list of them. It stores no autograd graph: decode under `torch.no_grad()`.
+    attention module; a model holds a list of them. It stores no autograd graph: decode under `torch.no_grad()`. For
+    scores that project keys, such as `Gaussian` and `Additive`, it also keeps the projections, so that a step projects
+    its own key only; not with `int8`, `memory` or uneven lengths.
 
     Args:
         chunk: number of rows of the smallest chunk.
@@ -74,6 +77,7 @@ class KeyValueCache:
         self.memory = None if memory is None else memory_bytes(memory)
         self._reach = None if window is None else window + rollback
         self._rows = ChunkList(chunk, self._reach, int8, self.memory)
+        self.projected: ProjectedKeys | None = None
         self._dtype: torch.dtype | None = None
         self._finite = [True, True]
         self._total: int | Int[Tensor, " batch"] = 0
@@ -207,6 +211,16 @@ class KeyValueCache:
             new = [bool(x.isfinite().all()) for x in (key, value)]
             self._finite = [old and now for old, now in zip(self._finite, new, strict=True)]
 
+    @property
+    def first_position(self) -> int:
+        """Position of the first key that `append` returned."""
+        return self._first
+
+    @property
+    def keeps_projections(self) -> bool:
+        """Whether the cache keeps the projections of its keys: not with uneven lengths, `int8` or `memory`."""
+        return isinstance(self._total, int) and not self.int8 and self.memory is None
+
     # -- called by users of the cache -------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -215,8 +229,8 @@ class KeyValueCache:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes that are allocated for all chunks."""
-        return self._rows.nbytes
+        """Number of bytes that are allocated for keys, values and projections of keys."""
+        return self._rows.nbytes + (0 if self.projected is None else self.projected.nbytes)
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -253,6 +267,8 @@ class KeyValueCache:
         if len(index) == batch and torch.equal(index, torch.arange(batch, device=index.device)):
             return self
         self._rows.take(index)
+        if self.projected is not None:
+            self.projected.take(index)
         if isinstance(self._total, Tensor):
             self._total = self._total[index]
         return self
@@ -278,6 +294,8 @@ class KeyValueCache:
                 f"of {self.window} were dropped, got {shortest}. Build the cache with rollback={len(self) - shortest}."
             )
         self._rows.crop(longest)
+        if self.projected is not None:
+            self.projected.crop(shortest)
         self._total = self._before = total
         if not all(self._finite):  # the rows that are not finite may be gone
             rows = [chunk.rows() for chunk in self.chunks]
@@ -300,6 +318,7 @@ class KeyValueCache:
         other = KeyValueCache.__new__(KeyValueCache)
         other.__dict__.update(self.__dict__)
         other._rows, other._finite = self._rows.copy(share), list(self._finite)
+        other.projected = None if self.projected is None else self.projected.fork()
         return other
 
     def key_value(self) -> tuple[ChunkedTensor, ChunkedTensor]:
