@@ -17,6 +17,8 @@ from .targets import TARGETS
 __all__ = ["make_files", "run_faults"]
 
 _SECONDS = 60
+_FIRST_SECONDS = 600
+"""Time for the first answer of a process, which imports PyTorch for some targets."""
 _WRITES = 3
 
 
@@ -38,13 +40,15 @@ class _Worker:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=os.environ
         )
+        self.seconds = _FIRST_SECONDS
 
     def run(self, target: str, number: int) -> dict[str, object]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{target} {number}\n")
         self.process.stdin.flush()
-        ready, _, _ = select.select([self.process.stdout], [], [], _SECONDS)
+        ready, _, _ = select.select([self.process.stdout], [], [], self.seconds)
+        self.seconds = _SECONDS
         line = self.process.stdout.readline() if ready else ""
         if line:
             outcome: dict[str, object] = json.loads(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,6 +161,77 @@ def _read_join(path: Path) -> object:
     return found.table.to_pylist()
 
 
+def _estimator(path: Path, seed: int, writes: int) -> None:
+    from qkv.estimators import AttentionClassifier, AttentionRegressor
+
+    table = _people(seed, 0, 24 + writes).select(["income", "city"])
+    values = np.arange(len(table)) % 5.0
+    quick = {"max_steps": 2, "members": 2, "hidden": 4, "width": 2, "random_state": seed}
+    AttentionRegressor(**quick).fit(table, values).save(path / "regressor.model")
+    AttentionClassifier("diagonal", **quick).fit(table, table["city"].to_pylist()).save(path / "classifier.model")
+
+
+def _read_estimator(path: Path) -> object:
+    from qkv.estimators import AttentionClassifier, AttentionRegressor
+
+    table = _people(5, 0, 6).select(["income", "city"])
+    regressor = AttentionRegressor.load(path / "regressor.model")
+    classifier = AttentionClassifier.load(path / "classifier.model")
+    rows = regressor.explain_rows(table, 2)
+    return [regressor.predict(table).tolist(), rows.rows.tolist(), classifier.predict_proba(table).tolist()]
+
+
+def _cache(path: Path, seed: int, writes: int) -> None:
+    import torch
+
+    from qkv.nn import KeyValueCache
+
+    for name, int8, lengths in (("whole", False, None), ("small", True, None), ("uneven", False, [3, 1])):
+        torch.manual_seed(seed)
+        cache = KeyValueCache(chunk=2, int8=int8, lengths=None if lengths is None else torch.tensor(lengths))
+        for _ in range(1 + writes):
+            cache.append(torch.randn(2, 1, 3, 4), torch.randn(2, 1, 3, 2))
+        cache.save(path / f"{name}.safetensors")
+
+
+def _read_cache(path: Path) -> object:
+    import torch
+
+    from qkv import attend
+    from qkv.nn import KeyValueCache
+
+    found = []
+    for file in sorted(path.iterdir()):
+        cache = KeyValueCache.load(file)
+        key, value = cache.key_value()
+        query = torch.ones(2, 1, 1, 4)
+        found.append([repr(cache), attend(query, key, value, mask=cache.mask).tolist()])
+    return found
+
+
+def _times(path: Path, seed: int, writes: int) -> None:
+    from qkv.plan.time_model import WORK
+    from qkv.tuning.table import save_table
+
+    save_table({f"kernel {n}": [float(seed + n)] * len(WORK) for n in range(3 + writes)}, path / "times.json")
+
+
+def _read_times(path: Path) -> object:
+    from qkv.plan.time_model import load_table
+
+    before = os.environ.get("QKV_CACHE")
+    os.environ["QKV_CACHE"] = str(path)
+    try:
+        load_table.cache_clear()
+        return len(load_table()) > 0
+    finally:
+        load_table.cache_clear()
+        if before is None:
+            del os.environ["QKV_CACHE"]
+        else:
+            os.environ["QKV_CACHE"] = before
+
+
 # -- tables ---------------------------------------------------------------------------------------------
 
 
@@ -207,6 +279,9 @@ TARGETS: dict[str, Target] = {
     "sparse index": Target(lambda path, seed, writes: _index(path, seed, writes, "tfidf"), _read_index, single=True),
     "table vectors": Target(_table_vectors, _read_table_vectors, single=True),
     "join": Target(_join, _read_join, single=True),
+    "estimator": Target(_estimator, _read_estimator, single=True),
+    "key-value cache": Target(_cache, _read_cache, single=True),
+    "tuned times": Target(_times, _read_times),
     "arrow": Target(_arrow, _read_arrow, checked=False),
     "feather 1": Target(_feather, _read_arrow, checked=False, slow=True),
     "lance": Target(_lance, _read_store),

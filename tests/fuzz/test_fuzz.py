@@ -10,6 +10,7 @@ from .harness import make_files, run_faults
 from .targets import TARGETS
 
 NEEDED = {"index": "bm25s", "sparse index": "bm25s", "lance": "lance", "encoded store": "sklearn", "join": "sklearn"}
+NEEDED |= {"estimator": "sklearn", "key-value cache": "safetensors"}
 READY = [name for name in TARGETS if name != "lance"]
 
 

@@ -97,14 +97,14 @@ def _read_store(path: Path) -> object:
 
 def _check_store(path: Path) -> None:
     """The next operations work, and what an interrupted process left is removed by a compaction."""
-    from qkv import store as stores
+    from qkv.database import Database
 
-    store = stores.open(path / "store")
-    before = len(store)
-    store.append(_rows(10**6, 10**6 + 3))
-    store.delete(lambda table: table.column("id").to_numpy() >= 10**6)
-    store.compact(keep=1)
-    assert len(stores.open(path / "store")) == before
+    database = Database.open(path / "store")
+    before = len(database)
+    database.append(_rows(10**6, 10**6 + 3))
+    assert database.delete("id >= 1000000") == 3
+    database.compact(keep=1)
+    assert len(Database.open(path / "store")) == before
     left = [file.name for file in path.rglob("*") if ".writing-" in file.name or ".part" in file.name]
     assert left == [], left
     assert sorted(entry.name for entry in path.iterdir() if entry.name.startswith(".")) == []
@@ -201,6 +201,8 @@ OPERATIONS: dict[str, Operation] = {
     "index": _saving("index"),
     "join": _saving("join"),
     "table vectors": _saving("table vectors"),
+    "estimator": _saving("estimator"),
+    "key-value cache": _saving("key-value cache"),
     "Lance append": _on_lance(_APPEND),
     "Lance delete": _on_lance(_DELETE),
     "Lance compact": _on_lance(_COMPACT),

@@ -608,6 +608,22 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
         KeyValueCache.load(path)
 
 
+def test_a_changed_bit_of_a_saved_cache_is_detected(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    x, path = sides(2), tmp_path / "cache"
+    cache = KeyValueCache(int8=True)
+    cache.append(x[1], x[2])
+    cache.save(path)
+    whole = path.read_bytes()
+    draw = torch.Generator().manual_seed(0)
+    for at in torch.randint(len(whole) - 200, len(whole), (20,), generator=draw).tolist():
+        changed = bytearray(whole)
+        changed[at] ^= 8
+        path.write_bytes(changed)
+        with pytest.raises(DataError, match="got another checksum"):
+            KeyValueCache.load(path)
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [

@@ -265,3 +265,11 @@ def test_a_block_has_another_name_after_each_deletion(path: Path) -> None:
         names.append([block.name for block in store.blocks()])
     assert [len(each) for each in names] == [1, 1, 1]
     assert len({each[0] for each in names}) == 3
+
+
+def test_a_database_without_checksums_says_so(tmp_path: Path) -> None:
+    from qkv.database import Database
+
+    rows = {"name": ["Ada"], "income": [1.0]}
+    for backend, end in (("lance", "1 row, version 1, no checksums)"), ("arrow", "1 row, version 1)")):
+        assert repr(Database.create(tmp_path / backend, rows, "name", "income", backend=backend)).endswith(end)

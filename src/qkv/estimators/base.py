@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
@@ -17,10 +16,19 @@ from qkv.core.progress import ProgressBar
 from qkv.core.typing import ArrayLike, Float, Shaped
 from qkv.errors import DataError, OptionError
 from qkv.estimators.bandwidth_search import LOCAL_GRID, WIDE_GRID, search_bandwidth
-from qkv.estimators.features import Features, encode_columns, encoding_sizes, fit_encoding, is_frame, read_columns
+from qkv.estimators.features import (
+    Features,
+    decode_columns,
+    encode_columns,
+    encoding_sizes,
+    fit_encoding,
+    is_frame,
+    read_columns,
+)
 from qkv.estimators.fitted_rows import FittedRows, RowExplanation
 from qkv.estimators.metric import METRICS, Metric, Parameters
 from qkv.estimators.metric_learning import TrainedMetric, TrainingOptions, as_tensors, embed_rows, train_metric
+from qkv.estimators.saved_estimator import SavedEstimator
 
 __all__ = ["AttentionEstimator", "RandomState"]
 
@@ -46,7 +54,7 @@ _FORMER_NAMES = {
 
 
 @dataclass(eq=False, repr=False)
-class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
+class AttentionEstimator(SavedEstimator, ABC):
     """Base class of `AttentionRegressor` and `AttentionClassifier`. Its fields are the options of both."""
 
     metric: str = "network"
@@ -292,6 +300,40 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         ):
             if not allowed:
                 raise OptionError(f"{name} must be {condition}, got {number!r}.")
+
+    def _check_state(self) -> None:
+        self._check_options()
+        rows = Features(self.rows_["numbers"], self.rows_["codes"])
+        count, outputs = self.rows_["values"].shape
+        shapes = {
+            "keys_": (self.keys_, (len(self.keys_), count, self.keys_.shape[2])),
+            "residuals_": (self.residuals_, (len(self.residuals_), count, outputs)),
+            "numbers": (rows.numbers, (count, encoding_sizes(self.features_)[0])),
+            "codes": (rows.codes, (count, len(encoding_sizes(self.features_)[1]))),
+            "out_of_bag_errors_": (self.out_of_bag_errors_, (*self.out_of_bag_rows_.shape, outputs)),
+        }
+        if self.sample_weight_ is not None:
+            shapes["sample_weight_"] = (self.sample_weight_, (count,))
+        for name, (array, shape) in shapes.items():
+            if array.shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+        for codes, size in zip(rows.codes.T, encoding_sizes(self.features_)[1], strict=True):
+            if codes.min() < 0 or codes.max() >= size:
+                raise ValueError(f"codes must be from 0 to {size - 1}, got {codes.min()} to {codes.max()}")
+        if self.out_of_bag_rows_.size and not 0 <= self.out_of_bag_rows_.min() <= self.out_of_bag_rows_.max() < count:
+            raise ValueError(f"out_of_bag_rows_ must be from 0 to {count - 1}, got {self.out_of_bag_rows_.max()}")
+        first = Features(rows.numbers[:1], rows.codes[:1])
+        columns = decode_columns(self.features_, first)
+        if len(columns) != self.n_features_in_:
+            raise ValueError(f"n_features_in_ must be {len(columns)}, got {self.n_features_in_}")
+        predicted = self._predict(encode_columns(self.features_, columns))
+        if predicted.shape != (1, outputs):
+            raise ValueError(f"a prediction must have {outputs} outputs, got shape {predicted.shape}")
+        self._check_outputs(outputs)
+
+    @abstractmethod
+    def _check_outputs(self, outputs: int) -> None:
+        """Raise any error if the fitted attributes about the values are not those of this number of outputs."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({_FORMER_NAMES.get(name, name): value for name, value in state.items()})

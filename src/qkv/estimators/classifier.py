@@ -155,3 +155,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
                 "Pass all classes in the first call: partial_fit(X, y, classes=…)."
             )
         return np.eye(len(self.classes_), dtype=np.float32)[index]
+
+    def _check_outputs(self, outputs: int) -> None:
+        if self.classes_.shape != (outputs,):
+            raise ValueError(f"classes_ must have {outputs} elements, got shape {self.classes_.shape}")

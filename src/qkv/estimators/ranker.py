@@ -17,13 +17,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from qkv.core.checks import check_choice
 from qkv.core.progress import Progress, report
 from qkv.core.typing import ArrayLike, Float, Int
 from qkv.errors import DataError, OptionError, ShapeError
+from qkv.estimators.saved_estimator import SavedEstimator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ class Ranking(NamedTuple):
     weights: Float[np.ndarray, "queries top"]
 
 
-class AttentionRanker(BaseEstimator):  # type: ignore[misc]
+class AttentionRanker(SavedEstimator):
     """Ranker of documents by attention, with projections learned from queries and their relevant documents.
 
     Args:
@@ -183,6 +183,13 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
             if not allowed:
                 raise OptionError(f"{name} must be {condition}, got {number!r}.")
         check_choice("loss", self.loss, _LOSSES)
+
+    def _check_state(self) -> None:
+        self._check()
+        width = self._documents.shape[1]
+        if self.query_weight_.shape != (width, width) or self.key_weight_.shape != (width, width):
+            raise ValueError(f"query_weight_ and key_weight_ must have shape ({width}, {width})")
+        self.rank(self._documents[:1], top=1)
 
     def _learn(
         self,

@@ -178,5 +178,9 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
             )
         return np.asarray((table - self.y_mean_) / self.y_scale_, np.float32)
 
+    def _check_outputs(self, outputs: int) -> None:
+        if self.y_mean_.shape != (outputs,) or self.y_scale_.shape != (outputs,) or not isinstance(self._single, bool):
+            raise ValueError(f"y_mean_ and y_scale_ must have {outputs} elements")
+
     def _like_y(self, table: Shaped[np.ndarray, "rows outputs"]) -> Shaped[np.ndarray, "rows ..."]:
         return np.asarray(table[:, 0] if self._single else table)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
@@ -56,7 +56,10 @@ class Store(ABC):
         schema: the pyarrow schema.
         metadata: values saved with the store.
         damages: the damaged files that were skipped.
+        has_checksums: whether a changed bit of any file is detected.
     """
+
+    has_checksums: ClassVar[bool] = True
 
     path: Path
     version: int

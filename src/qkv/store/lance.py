@@ -79,6 +79,7 @@ class LanceStore(Store):
         MissingPackageError: pylance is not installed.
     """
 
+    has_checksums = False
     _row_folders = FOLDERS
 
     def __init__(

@@ -171,7 +171,8 @@ class StoredDatabase(Queryable):
         key = ", ".join(self.key)
         if self._compares_vectors(None) and self.encoding is not None:
             key += f" by {self.encoding.name}"
-        return f"Database({self.name}: {key} → {self.value}, {rows}, version {self.version})"
+        unchecked = "" if self.store.has_checksums else ", no checksums"
+        return f"Database({self.name}: {key} → {self.value}, {rows}, version {self.version}{unchecked})"
 
     # -- writing ----------------------------------------------------------------------------------------
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from qkv.core.checks import is_int
+from qkv.core.checks import check_integers, is_int
 from qkv.core.typing import Int, Num, Shaped
 from qkv.errors import GradientError, KindError, OptionError, ShapeError
 
-__all__ = ["check_index", "check_lengths", "check_new_length", "check_rows"]
+if TYPE_CHECKING:
+    from qkv.nn.cache.chunk import Chunk
+
+__all__ = ["check_index", "check_lengths", "check_loaded", "check_new_length", "check_rows"]
 
 
 def check_rows(
@@ -131,3 +137,27 @@ def check_new_length(
 
 def _describe(x: object) -> str:
     return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+
+
+def check_loaded(
+    chunks: Sequence[Chunk], total: int | Int[Tensor, " batch"], finite: Sequence[bool], dtype: torch.dtype | None
+) -> None:
+    """Raise any error if the chunks and the number of tokens of a saved cache do not belong together."""
+    if [type(each) for each in finite] != [bool, bool] or not isinstance(dtype, torch.dtype | None):
+        raise ValueError("finite must be two booleans, and dtype a type of elements")
+    ends = [chunk.start + chunk.filled for chunk in chunks]
+    longest = int(total.max()) if isinstance(total, Tensor) else total
+    if [chunk.start for chunk in chunks[1:]] != ends[:-1] or longest != max(ends, default=0):
+        raise ValueError("the chunks must follow one another up to the last token")
+    for chunk in chunks:
+        check_integers(0, start=chunk.start)
+        for name, x in chunk.tensors.items():
+            like = chunks[0].tensors[name]
+            if x.shape[:-2] != chunks[0].tensors["key"].shape[:-2] or x.shape[-1] != like.shape[-1]:
+                raise ValueError(f"{name} must have the same shape in all chunks")
+            if x.shape[-2] != chunk.filled or x.dtype != (like.dtype if "scale" in name else dtype):
+                raise ValueError(f"{name} must have {chunk.filled} rows of {dtype}")
+    if isinstance(total, Tensor):
+        batch = tuple(chunks[0].tensors["key"].shape[:1])
+        if total.dtype != torch.int64 or tuple(total.shape) != batch or int(total.min()) < 0:
+            raise ValueError("total must have one number of tokens for each batch element")

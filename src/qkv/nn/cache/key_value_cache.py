@@ -12,12 +12,12 @@ from torch import Tensor
 from qkv.core.checks import check_integers
 from qkv.core.positions import Positions
 from qkv.core.typing import Float, Int
-from qkv.errors import DataError, RefusedError, ShapeError
+from qkv.errors import DamagedError, RefusedError, ShapeError
 from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.kernels.chunked.projected_keys import ProjectedKeys
 from qkv.masks import Lengths, Mask, Window
 from qkv.masks.base import and_masks
-from qkv.nn.cache.checks import check_index, check_lengths, check_new_length, check_rows
+from qkv.nn.cache.checks import check_index, check_lengths, check_loaded, check_new_length, check_rows
 from qkv.nn.cache.chunk import Chunk
 from qkv.nn.cache.chunk_list import ChunkList
 from qkv.nn.cache.safetensors_file import CacheState, read_cache, write_cache
@@ -332,7 +332,7 @@ class KeyValueCache:
         return self._chunked()
 
     def save(self, path: str | Path) -> None:
-        """Write the cache to a safetensors file atomically.
+        """Write the cache to a safetensors file atomically, with a checksum.
 
         Raises:
             MissingPackageError: if safetensors is not installed.
@@ -360,6 +360,7 @@ class KeyValueCache:
 
         Raises:
             DataError: if the file does not exist or is not a cache.
+            DamagedError: if the file is damaged.
             MissingPackageError: if safetensors is not installed.
         """
         tensors, state = read_cache(Path(path), device, "chunks")
@@ -377,9 +378,10 @@ class KeyValueCache:
             for n, start in enumerate(state["starts"]):
                 rows = {name: tensors[f"{name}.{n}"] for name in names}
                 cache.chunks.append(Chunk(start, rows, rows["key"].shape[-2]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{path} must be a complete key-value cache, but reading failed: {error!r}. Save the cache again."
+            check_loaded(cache.chunks, cache._total, cache._finite, torch.int8 if cache.int8 else cache._dtype)
+        except Exception as error:  # whatever torch raises for crafted values
+            raise DamagedError(
+                f"{path} must be a complete key-value cache, but reading failed: {error!r:.200}. Save the cache again."
             ) from None
         return cache
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from qkv.core.checks import check_integers
 from qkv.core.positions import Positions
 from qkv.core.typing import Float, Int
-from qkv.errors import DataError, OptionError, RefusedError, ShapeError
+from qkv.errors import DamagedError, OptionError, RefusedError, ShapeError
 from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Lengths, Mask, Window
 from qkv.masks.base import and_masks
@@ -288,9 +288,9 @@ class PagedCache:
                 for table, length in zip(tables, lengths, strict=True)
             ):
                 raise ValueError("the tables of blocks do not match the lengths")
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise DataError(
-                f"{path} must be a complete paged cache, but reading failed: {error!r}. Save the cache again."
+        except Exception as error:  # whatever torch raises for crafted values
+            raise DamagedError(
+                f"{path} must be a complete paged cache, but reading failed: {error!r:.200}. Save the cache again."
             ) from None
         held = sorted(pool.tensors.items())
         own = (pool.size, str(pool.dtype).removeprefix("torch."), *((n, x.shape[0], x.shape[2]) for n, x in held))

@@ -1,23 +1,28 @@
-"""Functions that write a key-value cache to a safetensors file atomically, and read it back."""
+"""Functions that write a key-value cache to a safetensors file atomically with a checksum, and read it back."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
+import torch
 from torch import Tensor
 
+from qkv.core.checksums import checksum
 from qkv.core.extras import import_optional
-from qkv.core.files import atomic_path
+from qkv.core.files import atomic_path, fsync
 from qkv.core.typing import Num
-from qkv.errors import DataError
+from qkv.core.untrusted_json import Fields, parse_json
+from qkv.errors import DamagedError, DataError
 
 __all__ = ["CacheState", "read_cache", "write_cache"]
 
 Kind: TypeAlias = Literal["chunks", "paged"]
 
-_KINDS = {"chunks": "qkv key-value cache 1", "paged": "qkv paged cache 1"}
+_KINDS = {"chunks": "qkv key-value cache 2", "paged": "qkv paged cache 2"}
+_UNCHECKED = {"chunks": "qkv key-value cache 1", "paged": "qkv paged cache 1"}
+"""Files that qkv wrote before 2026-11-23, which have no checksum."""
 _CLASSES = {"chunks": "KeyValueCache", "paged": "PagedCache"}
 
 
@@ -59,9 +64,12 @@ def write_cache(path: Path, tensors: dict[str, Num[Tensor, "*_"]], state: CacheS
         MissingPackageError: if safetensors is not installed.
     """
     package = _safetensors()
-    metadata = {"kind": _KINDS[kind], "facts": json.dumps(state)}
-    with atomic_path(path) as partial:
-        package.torch.save_file({k: x.contiguous() for k, x in tensors.items()}, partial, metadata=metadata)
+    tensors = {name: x.detach().contiguous() for name, x in tensors.items()}
+    facts = json.dumps(state)
+    metadata = {"kind": _KINDS[kind], "facts": facts, "check": _check(tensors, facts)}
+    with atomic_path(path, sync=True) as partial:
+        package.torch.save_file(tensors, partial, metadata=metadata)
+    fsync(path.absolute().parent)
 
 
 def read_cache(path: Path, device: str, kind: Kind) -> tuple[dict[str, Num[Tensor, "*_"]], CacheState]:
@@ -73,30 +81,46 @@ def read_cache(path: Path, device: str, kind: Kind) -> tuple[dict[str, Num[Tenso
         kind: which of the caches it must be.
 
     Raises:
-        DataError: if the file does not exist, is damaged, or is not a cache.
+        DataError: if the file does not exist or is not a cache.
+        DamagedError: if the file is damaged.
         MissingPackageError: if safetensors is not installed.
     """
     package = _safetensors()
     try:
         with package.safe_open(path, "pt", device=device) as file:
             metadata = file.metadata() or {}
-            if metadata.get("kind") != _KINDS[kind]:
+            if metadata.get("kind") not in (_KINDS[kind], _UNCHECKED[kind]):
                 raise DataError(
                     f"{path} must be a key-value cache in the current format, got another safetensors file. "
                     f"Pass a file written by {_CLASSES[kind]}.save."
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- not a dictionary
-            state = json.loads(metadata["facts"])
+            if metadata["kind"] == _KINDS[kind] and metadata["check"] != _check(tensors, metadata["facts"]):
+                raise DamagedError(
+                    f"{path} must have the tensors that {_CLASSES[kind]}.save wrote, got another checksum. Save the "
+                    "cache again, or restore the file from a copy."
+                )
+            state = Fields(parse_json(metadata["facts"], str(path)), str(path)).fields
             if "clean" in state:  # the name of `finite` in files of version 0.1
                 state["finite"] = state.pop("clean")
-            return tensors, state
-    except (OSError, package.SafetensorError, KeyError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
+            return tensors, cast("CacheState", state)
+    except DataError:
+        raise
+    except Exception as error:  # whatever safetensors raises for changed bytes
+        kind_of_error = DataError if isinstance(error, OSError) else DamagedError
+        raise kind_of_error(
             f"{path} must be a key-value cache written by {_CLASSES[kind]}.save, but reading failed: {error}. "
             "Check the path, or save the cache again."
         ) from None
+
+
+def _check(tensors: dict[str, Num[Tensor, "*_"]], facts: str) -> str:
+    """Return the checksum of all tensors and of the state."""
+    entries = {
+        name: [str(x.dtype), list(x.shape), checksum(x.cpu().reshape(-1).view(torch.uint8).numpy().data)]
+        for name, x in tensors.items()
+    }
+    return f"{checksum(json.dumps([entries, facts], sort_keys=True).encode()):08x}"
 
 
 def _safetensors() -> Any:
