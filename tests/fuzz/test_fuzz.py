@@ -11,7 +11,7 @@ from .targets import TARGETS
 
 NEEDED = {"index": "bm25s", "sparse index": "bm25s", "lance": "lance", "encoded store": "sklearn", "join": "sklearn"}
 NEEDED |= {"estimator": "sklearn", "key-value cache": "safetensors"}
-READY = [name for name in TARGETS if name != "lance"]
+READY = [name for name in TARGETS if name not in ("lance", "uneven cache")]
 
 
 @pytest.mark.parametrize("target", READY)
@@ -23,4 +23,6 @@ def test_no_fault_crashes_a_reader_or_changes_its_answer(tmp_path: Path, target:
     outcomes = list(run_faults(tmp_path / "base", tmp_path / "scratch", faults))
     assert len(outcomes) == len(faults)
     assert [outcome for outcome in outcomes if outcome["outcome"] not in ("same", "refused")] == []
-    assert {outcome["outcome"] for outcome in outcomes} == {"same", "refused"} or TARGETS[target].slow
+    # Damaged times of kernels are ignored, because those of the package remain.
+    expected = {"same"} if target == "tuned times" else {"same", "refused"}
+    assert {outcome["outcome"] for outcome in outcomes} == expected or TARGETS[target].slow

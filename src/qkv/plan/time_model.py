@@ -94,7 +94,7 @@ def load_table() -> Table:
     for path, processor in ((table_path(), processor_name()), (_DEFAULT, None)):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         table = content.get("nanoseconds") if isinstance(content, dict) else None
         if isinstance(table, dict) and _is_valid(table) and processor in (None, content.get("processor")):
