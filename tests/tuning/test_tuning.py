@@ -77,7 +77,9 @@ def test_a_saved_table_decides_the_kernel(tmp_path: Path, monkeypatch: pytest.Mo
         assert (plan.kernel.name, plan.cost.seconds) == (fastest, 1e-9)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"nanoseconds": {"a": [1]}}', "\x00", '{"nanoseconds": 3}', None])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"nanoseconds": {"a": [1]}}', "\x00", '{"nanoseconds": 3}', "[" * 100_000, None]
+)
 def test_a_damaged_table_or_that_of_another_processor_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
