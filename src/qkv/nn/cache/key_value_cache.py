@@ -359,8 +359,7 @@ class KeyValueCache:
         """Load a cache from a file that `save` wrote.
 
         Raises:
-            DataError: if the file does not exist or is not a cache.
-            DamagedError: if the file is damaged.
+            DataError: if the file does not exist, is damaged (`DamagedError`) or is not a cache.
             MissingPackageError: if safetensors is not installed.
         """
         tensors, state = read_cache(Path(path), device, "chunks")
@@ -380,9 +379,8 @@ class KeyValueCache:
                 cache.chunks.append(Chunk(start, rows, rows["key"].shape[-2]))
             check_loaded(cache.chunks, cache._total, cache._finite, torch.int8 if cache.int8 else cache._dtype)
         except Exception as error:  # whatever torch raises for crafted values
-            raise DamagedError(
-                f"{path} must be a complete key-value cache, but reading failed: {error!r:.200}. Save the cache again."
-            ) from None
+            problem = f"must be a complete key-value cache, but reading failed: {error!r:.200}. Save the cache again."
+            raise DamagedError(f"{path} {problem}") from None
         return cache
 
     def __repr__(self) -> str:
