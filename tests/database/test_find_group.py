@@ -26,7 +26,7 @@ def changed(text, draw):
     return [swapped, text.split()[0], text.upper(), text][kind]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 10))])
 def test_a_text_beside_a_number_selects_the_rows_of_one_group(seed, tmp_path):
     draw, table = np.random.default_rng(seed), panel(seed)
     here = Database.open(table, key="shop,day", value="price")
@@ -59,7 +59,7 @@ def test_a_text_beside_a_number_selects_the_rows_of_one_group(seed, tmp_path):
         assert (np.diff(weights[np.argsort(apart, kind="stable")]) <= 1e-12).all()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 10))])
 def test_two_texts_are_answered_as_by_a_filter(seed):
     draw = np.random.default_rng(seed)
     rows = [(str(draw.choice(NAMES)), str(draw.choice(CITIES)), float(draw.normal())) for _ in range(40)]
