@@ -169,6 +169,32 @@ def test_invalid_input_is_reported_in_one_sentence(qkv, people, arguments, sente
     assert "bug" not in err
 
 
+def test_a_damaged_store_is_repaired(qkv, people, tmp_path):
+    assert qkv("store", "repair", people) == (0, f"{people} is intact: version 1, 24 rows\n", "")
+    assert qkv("store", "append", people, "people.csv")[0] == 0
+    victim = min((tmp_path / "people.qkv" / "rows").glob("*.arrow"), key=lambda file: file.stat().st_mtime_ns)
+    victim.write_bytes(victim.read_bytes()[:100])
+    code, out, err = qkv("store", "repair", people, "--dry-run")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-2:] == [
+        "lost: 24 rows of versions 1 to 2",
+        "would keep 24 rows in version 3; nothing was written",
+    ]
+    assert qkv("store", "verify", people)[0] == 2
+    code, out, err = qkv("store", "repair", people, "--json")
+    done = json.loads(out)
+    assert (code, err, done["rows"], done["version"]) == (0, "", 24, 3)
+    assert done["lost_rows"] == {"1": 24, "2": 24}
+    assert (tmp_path / "people.qkv" / "damaged").is_dir()
+    assert qkv("store", "verify", people)[1].startswith("all checksums match: 24 rows, 3 versions")
+    assert [line.split()[3:] for line in qkv("store", "versions", people)[1].splitlines()] == [
+        ["create", "0", "rows,", "24", "lost"],
+        ["append", "24", "rows,", "24", "lost"],
+        ["repair", "24", "rows,", "24", "lost"],
+    ]
+    assert qkv("ask", people, "Jon Smiht")[0] == 0
+
+
 def test_a_version_is_copied_and_exported(qkv, people, tmp_path):
     assert qkv("store", "append", people, "people.csv")[0] == 0
     for name, version in (("copy", "1"), ("rows.parquet", "1"), ("rows.arrow", "2")):
@@ -191,7 +217,7 @@ def test_a_version_is_copied_and_exported(qkv, people, tmp_path):
 def test_the_examples_of_the_help_run_as_they_stand_one_after_another(qkv, tmp_path, monkeypatch):
     (tmp_path / "people.csv").write_bytes((EXAMPLES / "people.csv").read_bytes())
     monkeypatch.chdir(tmp_path)
-    assert len(HELP) == 12
+    assert len(HELP) == 13
     for line in HELP:
         code, out, err = qkv(*shlex.split(line)[1:])
         assert (code, err) == (0, ""), line
@@ -202,6 +228,6 @@ def test_the_help_lists_the_commands_and_the_examples(qkv):
     for arguments in (("store",), ("store", "--help")):
         code, out, _ = qkv(*arguments)
         assert code == 0
-        for name in ("create", "append", "delete", "versions", "compact", "verify", "copy", "export"):
+        for name in ("create", "append", "delete", "versions", "compact", "verify", "repair", "copy", "export"):
             assert f"\n  {name} " in out
         assert all(line in out for line in HELP)

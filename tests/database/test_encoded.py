@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 pytest.importorskip("sklearn")
 
+from qkv import store as stores
 from qkv.database import Database
 from qkv.database.keys.columns import Column
 from qkv.database.storage import encoding
@@ -575,3 +576,20 @@ def test_vectors_of_an_encoder_are_copied_but_not_exported(tmp_path: Path) -> No
     database.export(tmp_path / "a.parquet")
     assert parquet.read_table(tmp_path / "a.parquet").to_pydict() == texts
     assert len(Database.create(tmp_path / "c", tmp_path / "a.parquet", "text", "days", encoder="latent:2")) == 4
+
+
+def test_a_repaired_store_without_its_encoder_compares_by_spelling_and_is_created_again(tmp_path: Path) -> None:
+    texts = {"text": ["a golden ring", "shadows in the den", "the ship sails", "dark dens"], "days": [1, 2, 3, 4]}
+    Database.create(tmp_path / "a", texts, "text", "days", encoder="latent:2")
+    (tmp_path / "a" / "attached" / "encoder.npz").write_bytes(b"")
+    done = stores.repair(tmp_path / "a")
+    assert (done.rows, done.lost) == (4, {})
+    database = Database.open(tmp_path / "a")
+    assert database.verify() == []
+    assert database.ask("a goldn ring", score="spelling").rows[0].record == {"text": "a golden ring", "days": 1}
+    for use in (lambda: database.ask("golden ring"), lambda: database.append(texts)):
+        with pytest.raises(DataError, match=r"a repair removed it.* score='spelling', or create the store again"):
+            use()
+    database.export(tmp_path / "a.parquet")
+    again = Database.create(tmp_path / "b", tmp_path / "a.parquet", "text", "days", encoder="latent:2")
+    assert again.ask("golden ring").rows[0].record["days"] == 1

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.verify_store import StorePath, print_wrapped
+from qkv.cli.verify_store import StorePath, describe_damages, print_wrapped
 from qkv.core.progress import ProgressBar
 
 __all__ = ["copy", "export"]
@@ -21,6 +21,9 @@ def copy(
     version: _Version = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store at COPY.")] = False,
     backend: Annotated[str, typer.Option(metavar="arrow|lance", help="Storage format of the copy.")] = "arrow",
+    damaged: Annotated[
+        str, typer.Option(metavar="refuse|skip", help="Refuse to copy a damaged store, or leave out what is damaged.")
+    ] = "refuse",
 ) -> None:
     """Copy one version of a store to another folder, where it is version 1.
 
@@ -37,11 +40,12 @@ def copy(
     from qkv.plan.cost import counted
 
     store.require_free(target, backend, overwrite)
-    opened = store.open(path, version=version)
+    opened = store.open(path, version=version, damaged=damaged)
     with ProgressBar() as progress:
         copied = store.copy(opened, target, backend=backend, overwrite=overwrite, progress=progress)
     rows = counted(len(copied), "row", "rows")
     print_wrapped(f"{rows} of version {opened.version} of {opened.path.name} copied to {target}")
+    describe_damages(opened.damages)
 
 
 def export(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.copy_store import copy, export
+from qkv.cli.repair_store import repair
 from qkv.cli.shared_options import (
     ON_BAD_CELL,
     DateFormat,
@@ -55,6 +56,7 @@ def _store(context: typer.Context) -> None:
       qkv ask people.qkv --version 2 "Jon Smiht"
       qkv store compact people.qkv --keep 1
       qkv store verify people.qkv
+      qkv store repair people.qkv
       qkv store copy people.qkv backup.qkv
       qkv store export people.qkv people.parquet
       qkv store create guests.qkv people.csv --key name --value city --encoder latent
@@ -200,7 +202,8 @@ def versions(path: StorePath) -> None:
 
     for version in _open(path, damaged="skip").versions():
         written = version.written.astimezone().isoformat(" ", "seconds")
-        print(f"{version.number:>8}  {written}  {version.operation:<8} {counted(version.rows, 'row', 'rows')}")
+        lost = f", {version.lost:,} lost" if version.lost else ""
+        print(f"{version.number:>8}  {written}  {version.operation:<8} {counted(version.rows, 'row', 'rows')}{lost}")
 
 
 @store.command(short_help="Merge small blocks and free disk space.")
@@ -223,6 +226,7 @@ def compact(
 
 
 store.command(short_help="Verify the files of all versions.")(verify)
+store.command(short_help="Keep the rows of all intact files.")(repair)
 store.command(short_help="Copy one version to another folder.")(copy)
 store.command(short_help="Write one version to a Parquet or Arrow file.")(export)
 

@@ -6,7 +6,7 @@
     store.blocks()              read the rows, block by block, memory-mapped
     store.at(version)           open an older version  store.compact()   merge small blocks
     copy(store, path)           copy a version         export(store, file)  write a Parquet or Arrow file
-    verify(path)                verify the files of all versions
+    verify(path)                verify all versions    repair(path)         keep all intact rows
 
 Stores do not depend on queries or kernels. They yield blocks of rows, over which the engine computes attention.
 """
@@ -21,7 +21,8 @@ from qkv.store.base import BlockSelector, Store
 from qkv.store.block import Block, Damage, Verification
 from qkv.store.copying import check_exportable, copy, export
 from qkv.store.lance import LanceStore
-from qkv.store.opening import create, is_store, open, remove, require_free, verify
+from qkv.store.opening import create, is_store, open, remove, repair, require_free, verify
+from qkv.store.repairing import Repair
 from qkv.store.versions import Version
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "BlockSelector",
     "Damage",
     "LanceStore",
+    "Repair",
     "Store",
     "Verification",
     "Version",
@@ -41,6 +43,7 @@ __all__ = [
     "open",
     "read_attached",
     "remove",
+    "repair",
     "require_free",
     "verify",
 ]

@@ -31,19 +31,24 @@ class Chain:
     damages: tuple[Damage, ...]
 
 
-def read_chain(folder: Path) -> Chain:
+def read_chain(folder: Path, history: History | None = None) -> Chain:
     """Read the manifests of all versions, from the newest to the oldest.
 
     Args:
         folder: the folder of the manifests.
+        history: the newest version; None: as `find_history` finds it.
 
     Raises:
         DataError: There is no version.
     """
-    history = find_history(folder)
+    history = find_history(folder) if history is None else history
     damages, records = list(history.problems), dict[int, Manifest]()
     number, expected = history.number, history.expected
+    recorded = None if history.newest is None else history.newest.manifest()
+    before_newest = None if recorded is None else recorded.parent
     while number >= history.oldest:
+        if expected is None and before_newest is not None and before_newest.number == number:
+            expected = before_newest.digest
         try:
             records[number] = manifest = read_record(folder, number, expected)
         except DataError as error:

@@ -23,6 +23,7 @@ __all__ = [
     "NEWEST",
     "History",
     "find_history",
+    "find_linked_history",
     "find_newest",
     "read_newest",
     "read_version",
@@ -134,7 +135,7 @@ def _judge(folder: Path, newest: Newest | Damage | None, found: list[int]) -> Hi
     later = [number for number in found if number > newest.number]
     if newest.number not in found:
         earlier = [number for number in found if number < newest.number]
-        problem = Damage(_name(manifest_path(folder, newest.number).name), "missing", 0)
+        problem = Damage(_name(manifest_path(folder, newest.number).name), "missing", 0, (newest.number,), "manifest")
         if not earlier:
             raise DamagedStoreError(f"{folder.parent.name!r} is damaged: {problem}. Restore the store from a copy.")
         return History(earlier[-1], None, newest.oldest, (problem,), newest)
@@ -145,6 +146,25 @@ def _judge(folder: Path, newest: Newest | Damage | None, found: list[int]) -> Hi
         return History(later[0], None, newest.oldest, newest=newest)
     foreign = (Damage(_name(manifest_path(folder, number).name), "not a version of this store", 0) for number in later)
     return replace(known, problems=tuple(foreign))
+
+
+def find_linked_history(folder: Path) -> History:
+    """Find the newest version of a store, also if `newest.json` is older, provided that links lead to its version."""
+    history = find_history(folder)
+    newest = history.newest
+    if newest is None or not history.problems:
+        return history
+    base = Link(newest.number, newest.digest)
+    for number in reversed([number for number in numbers(folder) if number > base.number]):
+        try:
+            record = head = read_record(folder, number)
+            while record.parent is not None and record.parent.number > base.number:
+                record = read_record(folder, record.parent.number, record.parent.digest)
+        except DataError:
+            continue
+        if record.parent == base:
+            return replace(history, number=number, expected=head.digest, problems=())
+    return history
 
 
 def read_version(folder: Path, number: int) -> Manifest:

@@ -122,6 +122,7 @@ class Manifest:
         kept: the number of leading files of the parent that a delta keeps; None for a checkpoint.
         depth: the number of deltas since the last checkpoint, including this one.
         delta_rows: the number of rows in the version of a delta that was not resolved.
+        lost: number of rows of this version that were damaged and that a repair left out.
     """
 
     number: int
@@ -136,6 +137,7 @@ class Manifest:
     kept: int | None = None
     depth: int = 0
     delta_rows: int | None = None
+    lost: int = 0
 
     @property
     def rows(self) -> int:
@@ -145,7 +147,7 @@ class Manifest:
     @property
     def version(self) -> Version:
         """The description of this version, as `Store.versions` returns it."""
-        return Version(self.number, self.operation, self.rows, datetime.fromisoformat(self.written))
+        return Version(self.number, self.operation, self.rows, datetime.fromisoformat(self.written), self.lost)
 
     @property
     def link(self) -> Link:
@@ -220,7 +222,7 @@ class Manifest:
                 "pieces": [_entry(file) for file in self.row_files[self.kept :]],
             }
         body = asdict(self)
-        for name in ("kept", "depth", "delta_rows", *(() if self.digest else ("digest",))):
+        for name in ("kept", "depth", "delta_rows", *(name for name in ("digest", "lost") if not body[name])):
             del body[name]
         body["pieces"] = [_entry(file) for file in self.row_files]  # the name in format 1
         del body["row_files"]
@@ -279,7 +281,9 @@ class Manifest:
             return replace(made, kept=kept, depth=1, delta_rows=rows)
         metadata = fields.record("metadata")
         committed = committed if fields.get("digest") is None else fields.text("digest")
-        return cls(number, operation, written, schema, metadata, files, parent, written_format, committed)
+        lost = 0 if fields.get("lost") is None else fields.integer("lost")
+        made = cls(number, operation, written, schema, metadata, files, parent, written_format, committed)
+        return replace(made, lost=lost)
 
 
 def _entry(file: RowFile) -> dict[str, object]:

@@ -27,6 +27,7 @@ from qkv.store.lance import LanceStore, is_lance
 from qkv.store.lance_files import import_lance
 from qkv.store.lance_verification import verify_lance
 from qkv.store.locking import remove_lock, writer_lock
+from qkv.store.repairing import DAMAGED, Repair, repair_arrow
 
 if TYPE_CHECKING:
     import filelock
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _PART = ".part"
 
-__all__ = ["create", "is_store", "open", "remove", "require_free", "verify"]
+__all__ = ["create", "is_store", "open", "remove", "repair", "require_free", "verify"]
 
 
 def is_store(path: str | PathLike[str]) -> bool:
@@ -192,7 +193,7 @@ def require_free(path: str | PathLike[str], backend: str = "arrow", overwrite: b
 def remove(path: str | PathLike[str]) -> None:
     """Remove the files of all versions of a store, and its folder if the folder is then empty."""
     folder = Path(path)
-    for part in ("versions", "rows", "notes", "_versions", "_transactions", "_deletions", "data", FOLDER):
+    for part in ("versions", "rows", "notes", "_versions", "_transactions", "_deletions", "data", FOLDER, DAMAGED):
         shutil.rmtree(folder / part, ignore_errors=True)
     remove_lock(folder)
     if folder.exists() and not any(folder.iterdir()):
@@ -242,6 +243,44 @@ def verify(path: str | PathLike[str], progress: Progress | None = None) -> Verif
         ((1,), 2, ())
     """
     return (verify_arrow if _kind(path) is ArrowStore else verify_lance)(Path(path), progress)
+
+
+def repair(path: str | PathLike[str], *, dry_run: bool = False, progress: Progress | None = None) -> Repair:
+    """Repair a store of Arrow files: keep every row of an intact file, and return what is lost.
+
+    A damaged or missing newest manifest is restored from `newest.json`, and damaged rows from the files with which a
+    compaction merged them. The other rows of the newest version become a new version, whose manifest is written
+    atomically. Older versions are written again without the lost rows, those whose manifests are lost are left out,
+    and damaged attached files and results in the cache are removed. All damaged files, and copies of the manifests that
+    are replaced, are moved to the folder `damaged` of the store. Afterwards `verify` finds no damage.
+
+    Args:
+        path: the folder of the store.
+        dry_run: return what would be kept and lost, and write nothing.
+        progress: called as `progress("verifying", done, total)`, in files of rows.
+
+    Raises:
+        DataError: The path is not a store, or a Lance store.
+        DamagedStoreError: No manifest can be read.
+        StoreBusyError: Another process is writing.
+        StoreFullError: The disk is full. The command can be repeated.
+
+    Example:
+        >>> import pyarrow as pa, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     names = create(folder, pa.schema({"name": pa.string()}), tables=[pa.table({"name": ["Li", "Ada"]})])
+        ...     _ = names.append(pa.table({"name": ["Max"]}))
+        ...     _ = min((Path(folder) / "rows").iterdir(), key=os.path.getmtime).write_bytes(b"damaged")
+        ...     done = repair(folder)
+        ...     done.version, done.lost, verify(folder).damages, open(folder).to_table().to_pylist()
+        (3, {1: 2, 2: 2}, (), [{'name': 'Max'}])
+    """
+    if _kind(path) is LanceStore:
+        raise DataError(
+            f"path must be a store of Arrow files, got the Lance store {str(path)!r}. Copy the rows that can be read: "
+            f"qkv store copy {path} NEW --damaged skip"
+        )
+    return repair_arrow(Path(path), dry_run, progress)
 
 
 def _kind(path: str | PathLike[str]) -> type[ArrowStore] | type[LanceStore]:

@@ -34,8 +34,10 @@ __all__ = [
     "load_present",
     "modified_files",
     "save_verified",
+    "serialize",
     "split_table",
     "with_deleted",
+    "write_file",
     "write_rows",
 ]
 
@@ -69,14 +71,20 @@ def write_rows(folder: Path, tables: Iterable[pa.Table], written: list[Path]) ->
 
 
 def _write_file(folder: Path, table: pa.Table, written: list[Path]) -> RowFile:
+    data = serialize(table)
+    written.append(folder / f"{uuid.uuid4().hex}.arrow")
+    return write_file(written[-1], table.num_rows, data)
+
+
+def serialize(table: pa.Table) -> pa.Buffer:
+    """Return the bytes of a file of rows."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
     # One batch, so that each column is contiguous in memory.
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
-    written.append(folder / f"{uuid.uuid4().hex}.arrow")
-    return write_file(written[-1], table.num_rows, sink.getvalue())
+    return sink.getvalue()
 
 
 def write_file(path: Path, rows: int, data: bytes | pa.Buffer) -> RowFile:

@@ -17,15 +17,17 @@ class Version:
 
     Attributes:
         number: the number, 1 for the empty store that `create` makes, increased by 1 with each commit.
-        operation: the operation that committed the version: `create`, `append`, `delete` or `compact`.
+        operation: the operation that committed the version: `create`, `append`, `delete`, `compact` or `repair`.
         rows: number of rows.
         written: time of the commit, in UTC.
+        lost: number of rows that were damaged and that a repair left out.
     """
 
     number: int
     operation: str
     rows: int
     written: datetime
+    lost: int = 0
 
 
 def missing_version(store: str, version: int, versions: Sequence[int]) -> DataError:

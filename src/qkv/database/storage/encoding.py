@@ -26,6 +26,7 @@ from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import Queries, QueryCells
 from qkv.errors import DataError, OptionError
 from qkv.store import Store, read_attached
+from qkv.store.attachments import attached_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,13 +118,22 @@ class Encoding:
                 "store with damaged='skip' to read its rows."
             )
 
+        def load() -> Encoder:
+            if FILE not in [file.name for file in attached_files(store.path, store.metadata)]:
+                raise DataError(
+                    f"the encoder of {store.path.name!r} must be intact, but it was damaged and a repair removed it. "
+                    "Compare by another score, such as score='spelling', or create the store again from an export: "
+                    "qkv store export."
+                )
+            return unpack(name, settings, read_attached(store.path, store.metadata, FILE))
+
         encoding = cls(
             tuple(fields.texts("columns")),
             name,
             settings,
             fields.integer("width", 1, 2**31),
             fields.text(description),
-            lambda: unpack(name, settings, read_attached(store.path, store.metadata, FILE)),
+            load,
         )
         if encoding.vector not in store.schema.names:
             raise fields.damaged("columns", "the columns whose vectors are in the store")
