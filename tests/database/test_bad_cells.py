@@ -71,6 +71,17 @@ def test_marks_of_missing_cells_do_not_make_a_column_texts(tmp_path):
     assert "x: 5 cells are not finite numbers, such as '-', left out" in answer.notes
 
 
+def test_marks_of_missing_cells_among_texts_are_mentioned(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,v\n1,red\n2,n/a\n3,blue\n4,red\n")
+    note = """v holds texts, and 'n/a' is one of them; --where "v <> 'n/a'" leaves it out"""
+    assert Database.open(path, "x", "v").ask(2).column_notes == (note,)
+    answer = Database.open(path, "x", "v").ask(2, where="v <> 'n/a'", score="exact")
+    assert not answer.found
+    path.write_text("x,v\n1,red\n2,\n3,Unknown\n")
+    assert Database.open(path, "x", "v").ask(1).column_notes == ()
+
+
 def test_texts_that_are_partly_numbers_are_mentioned(tmp_path):
     cells = [*"abcdef", 1, 2, 3]
     note = "x holds texts, although 3 of 9 cells are numbers"

@@ -40,6 +40,7 @@ MISSING: tuple[str, ...] = (
     "nan",
     "null",
 )
+_MARKS = len(MISSING)
 MISSING += ("none", "nil", "missing", "unknown", "not available", "#ref!", "#value!", "#div/0!", "inf", "-inf")
 _FIRST_ROWS = 20_480
 _FIRST_TEXTS = 1_000
@@ -169,7 +170,7 @@ def detect_reading(
         best = max(counts["plain"], counts["iso"], *list(counts.values())[9:], 0)
         # The first rows decide about names and other texts.
         if counts["present"] and best < 0.01 * counts["present"]:
-            return None, None if stated else _remark(texts)
+            return None, None if stated else _remark(texts) or _mark_note(part, name)
         if rows < _FIRST_ROWS:
             break
     reading = _choose(counts, dates, numbers, stated, options.date_format, assumed, decimal)
@@ -179,7 +180,18 @@ def detect_reading(
         return replace(reading, bad_cells=counts["filled"] - reading.read(counts)), None
     if _LEAST_SHARE * counts["filled"] <= counts["plain"] < counts["filled"] and not counts["codes"]:
         return None, CellNote(counts["plain"], total=counts["filled"])
-    return None, None if stated else _remark(texts)
+    return None, None if stated else _remark(texts) or _mark_note(column, name)
+
+
+def _mark_note(column: duckdb.DuckDBPyRelation, name: str) -> CellNote | None:
+    """Return a note about a cell of a column of texts that marks a missing value in other files, such as "n/a"."""
+    marks = ", ".join(_literal(mark) for mark in MISSING[1:_MARKS])
+    found = column.filter(f"{_CELL} in ({marks})").aggregate("min(trim(x))").fetchall()
+    mark = found[0][0] if found else None
+    if mark is None:
+        return None
+    where = f"{quoted_name(name) if not name.isidentifier() else name} <> {_literal(mark)}"
+    return CellNote(remark=f"holds texts, and {mark!r} is one of them; --where {where!r} leaves it out")
 
 
 def _choose(
