@@ -115,9 +115,9 @@ def draw_weighted_points(
     dots = axes.scatter(*points, c=weights[order], s=size * (8 + 42 * share[order]), **style)
     below = np.flatnonzero(share < -0.01)
     if len(below):
-        negative = {"facecolors": "none", "edgecolors": NEGATIVE_COLOR, "marker": "v", "zorder": 5}
         sizes = size * (8 - 42 * share[below])
-        axes.scatter([x[i] for i in below], [y[i] for i in below], s=sizes, label=f"negative {label}", **negative)
+        hollow = axes.scatter([x[i] for i in below], [y[i] for i in below], sizes, marker="v", zorder=5)
+        hollow.set(facecolors="none", edgecolors=NEGATIVE_COLOR, label=f"negative {label}")
     bar = figure.colorbar(dots, ax=axes, shrink=0.8, aspect=30)
     bar.set_label(label, color=ink)
     bar.ax.set_ylim(0, maximum)

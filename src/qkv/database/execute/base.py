@@ -325,6 +325,10 @@ def build_entries(
         scale = found.scale_at(None if coordinates is None else coordinates.of(query), len(query))
         return np.asarray(scale[:, None] * [found.lower, found.upper])
 
+    def factors_of(index: int) -> tuple[float, float]:
+        lower, upper = factors()[index].tolist()
+        return lower, upper
+
     entries = []
     for i, original in enumerate(queries.originals):
         if reasons[i]:
@@ -363,9 +367,7 @@ def build_entries(
             aggregate.probabilities,
             *evidence,
             standard_error=standard_error(precision, value),
-            prediction_interval=prediction_interval(
-                aggregate.center, precision, value, lambda i=i: tuple(factors()[i].tolist())
-            ),
+            prediction_interval=prediction_interval(aggregate.center, precision, value, partial(factors_of, i)),
             effective_rows=None if np.isnan(effective) else effective,
             gradient={} if fit is None else fit.gradient,
             gradient_error={} if fit is None else fit.gradient_error,

@@ -100,7 +100,7 @@ def _group_residuals(comparison: Comparison, cells: Float[np.ndarray, " rows"]) 
     left = np.maximum(squares - np.square(deviation) * count / others, 0.0)
     spread = np.where(left > _ROUNDING * squares, np.sqrt(left / others), 0.0)
     found = _studentized(deviation * count / others, *_noise(spread, np.where(count >= 3, others, 1.0)), cells)
-    return found[~np.isnan(found)]
+    return np.asarray(found[~np.isnan(found)])
 
 
 def _residuals(

@@ -52,13 +52,13 @@ class LocalScale:
             >>> scale.at(np.array([[-1.0], [0.5], [9.0]])).round(9).tolist()
             [1.0, 2.0, 4.0]
         """
-        return np.exp(self._means(self._exponents(points)))
+        return np.asarray(np.exp(self._means(self._exponents(points))))
 
     def left_out(self) -> Float[np.ndarray, " rows"]:
         """Return the scale at each calibration row, from the others."""
         exponents = self._exponents(self.points)
         np.fill_diagonal(exponents, -np.inf)
-        return np.exp(self._means(exponents))
+        return np.asarray(np.exp(self._means(exponents)))
 
     def _exponents(self, points: Float[np.ndarray, "q width"]) -> Float[np.ndarray, "q rows"]:
         exponents = np.zeros((len(points), len(self.points)))

@@ -184,7 +184,8 @@ def leave_one_out(
         last, previous = found[-1][-1].mean(), found[-1][-2].mean()
         if targets.isolated > 0.5 or abs(last - previous) <= 1e-9 * last:
             break  # most rows have no neighbors but identical rows, so narrower kernels change nothing
-    every, factors = np.concatenate(found), ()
+    every = np.concatenate(found)
+    factors: tuple[tuple[int, float], ...] = ()
     if groups is None:
         means = every.mean(axis=1) if len(targets.rows) == len(points) else _refined(errors, targets, every, widest)
     else:

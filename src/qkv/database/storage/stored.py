@@ -369,9 +369,9 @@ class StoredDatabase(Queryable):
                 table = self.store.to_table(columns)
                 executor = InMemoryExecutor(table, key, self.value, self.name, self.fold, hidden)
             if self.cache:
-                columns = {"key": list(key), "value": self.value, "fold": self.fold}
-                choices = ChoiceCache.of_store(self.store).with_options(**columns, kind=type(executor).__name__)
-                executor.choices = choices.for_rows(len(self.store))
+                choices = ChoiceCache.of_store(self.store).for_rows(len(self.store))
+                kind = type(executor).__name__
+                executor.choices = choices.with_options(key=list(key), value=self.value, fold=self.fold, kind=kind)
             # A row lacks its vector if it lacks its key.
             names = dict.fromkeys(hidden, ", ".join(self.key))
             executor.missing_cells = {names.get(name, name): count for name, count in executor.missing_cells.items()}
