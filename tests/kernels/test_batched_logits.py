@@ -160,6 +160,29 @@ def test_distances_of_near_vectors_are_exact() -> None:
         assert float((found / wanted - 1).abs().max()) < 64 * torch.finfo(torch.float32).eps
 
 
+@pytest.mark.parametrize("kernel", ["dense", "batched"])
+@pytest.mark.parametrize("n", [4, 64])
+def test_distances_have_second_derivatives_with_respect_to_one_side(kernel: str, n: int) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(n, 16, dtype=torch.float64) for _ in range(3))
+    for x, attend in (
+        (query, lambda x: qkv.attend(x, key, value, score=scores.Laplace(), kernel=kernel)),
+        (key, lambda x: qkv.attend(query, x, value, score=scores.Laplace(), kernel=kernel)),
+    ):
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(attend(leaf).square().sum(), leaf, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.sum(), leaf)
+        step = 1e-5
+        ahead, behind = (
+            torch.autograd.grad(attend(y).square().sum(), y)[0].sum()
+            for y in (
+                (x + step * torch.eye(n, 16)[:1]).requires_grad_(),
+                (x - step * torch.eye(n, 16)[:1]).requires_grad_(),
+            )
+        )
+        torch.testing.assert_close((ahead - behind) / (2 * step), second[:, 0].sum(), rtol=1e-4, atol=1e-5)
+
+
 def test_calls_with_parameters_in_half_precision_are_prepared() -> None:
     torch.manual_seed(0)
     sides = [torch.randn(2, 5, 8, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
