@@ -134,7 +134,7 @@ class FusedKernel(Kernel):
         """
         from qkv.kernels.fused.layout import layout_of
 
-        axes, amounts = problem.axes, amounts_of_work(problem, visible_pairs(problem, 64), array_elements=0)
+        axes, amounts = problem.axes, amounts_of_work(problem, visible_pairs(problem, 64, _KEY_BLOCK), array_elements=0)
         layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
         same = layout is not None and layout.is_identity(axes.query, axes.key, axes.value)
         if problem.score.is_scaled_dot and not same:
@@ -158,6 +158,8 @@ class FusedKernel(Kernel):
         return dataclasses.replace(TiledKernel().run(tensors, problem), guards=("not all finite: tiled",))
 
 
+_KEY_BLOCK = 512
+"""Number of keys of a block of PyTorch's operator, which computes whole blocks."""
 _SCRATCH = 2**20
 """Bytes that the operator's own tiles and the matrix product library allocate."""
 

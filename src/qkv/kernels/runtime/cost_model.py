@@ -47,10 +47,11 @@ def _score_passes(score: Score, query_width: int, key_width: int, elements: int,
     return 4.0 * elements + 4
 
 
-def visible_pairs(problem: Problem, rows: int) -> float:
+def visible_pairs(problem: Problem, rows: int, keys: int = 1) -> float:
     """Estimate the number of pairs in the tiles that the mask does not exclude, from a sample of the queries.
 
-    The sample is up to 16 blocks of `rows` queries, for each of which the key range of the mask is computed.
+    The sample is up to 16 blocks of `rows` queries, for each of which the key range of the mask is computed, and
+    extended to whole blocks of `keys` keys.
     """
     axes, mask = problem.axes, problem.spec.mask
     if mask is None or 0 in (axes.q, axes.k):
@@ -59,7 +60,8 @@ def visible_pairs(problem: Problem, rows: int) -> float:
     visible = 0
     for start in starts:
         first, last = mask.key_range(problem.tile.restrict((start, min(axes.q, start + rows)), (0, axes.k)))
-        visible += max(0, last - first)
+        if last > first:
+            visible += min(axes.k, -(-last // keys) * keys) - first // keys * keys
     return axes.pairs * visible / (len(starts) * axes.k)
 
 
