@@ -57,12 +57,13 @@ def test_what_is_no_moment_is_refused_with_what_to_pass(value):
         to_units(value, pa.timestamp("us"))
 
 
-def test_nanoseconds_of_a_table_are_truncated_and_other_columns_stay():
-    moments = pa.array([1_999, None, -1], pa.timestamp("ns", "UTC"))
+@pytest.mark.parametrize(("units", "unit"), [([2_000, None, -1_000], "us"), ([2_000, None, -1], "ns")])
+def test_nanoseconds_of_a_table_become_microseconds_if_no_digit_is_lost(units, unit):
+    moments = pa.array(units, pa.timestamp("ns", "UTC"))
     table = pa.table({"name": ["a", "b", "c"], "at": moments, "ms": pa.array([1, 2, 3], pa.timestamp("ms"))})
     got = with_microseconds(table)
-    assert got.schema.types == [pa.string(), pa.timestamp("us", "UTC"), pa.timestamp("ms")]
-    assert got.column("at").cast(pa.int64()).to_pylist()[:2] == [1, None]
+    assert got.schema.types == [pa.string(), pa.timestamp(unit, "UTC"), pa.timestamp("ms")]
+    assert got.column("at").cast(moments.type).to_pylist() == table.column("at").to_pylist()
     assert got.drop_columns("at").equals(table.drop_columns("at"))
 
 

@@ -74,10 +74,13 @@ def test_case_space_and_width_do_not_tell_texts_apart(text):
     assert fold(text) == "john doe"
 
 
-def test_without_folding_case_tells_texts_apart():
+def test_case_tells_texts_apart_for_exact_or_without_folding():
     table = {"name": ["Li", "LI"], "n": [1, 2]}
     assert Database.open(table, key="name", value="n", fold=False).ask("LI", score="exact").value == 2.0
-    assert Database.open(table, key="name", value="n").ask("LI", score="exact").value == 1.5
+    assert Database.open(table, key="name", value="n").ask("LI", score="exact").value == 2.0
+    # Without a score, a query that equals a key regardless of case is answered from the rows of this key.
+    assert Database.open(table, key="name", value="n").ask("li", threshold=1).value == 1.5
+    assert not Database.open(table, key="name", value="n").ask("lit", threshold=1).found
 
 
 def test_rows_without_key_or_value_are_left_out_and_counted():

@@ -1,22 +1,28 @@
 """Keys of every type are compared exactly, and a printed key is read as the same key."""
 
+import csv
 import datetime as dt
 import decimal
+import functools
 import json
 import math
+import unicodedata
 import uuid
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qkv.core.printable import printable
+from qkv.cli.query_input import QueryLine, ask_lines
 from qkv.database import Database
 from qkv.database.io.formatting import format_key
+from qkv.database.io.identifier_names import has_identifier_name
+from qkv.database.io.nanoseconds import to_python
 from qkv.database.keys.columns import fold
-from qkv.database.keys.identifiers import has_identifier_name
 from qkv.errors import QueryError
 
 SETTINGS = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
@@ -45,6 +51,19 @@ def moments(unit, zone=None):
     return pa.timestamp(unit, zone), whole
 
 
+def variants(text):
+    """Texts that look or fold like a text: in case, white space, width, accents, and with escapes written out."""
+    forms = [unicodedata.normalize(form, text) for form in ("NFC", "NFD", "NFKC", "NFKD")]
+    wide = "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text)
+    spaced = [f" {text}", f"{text} ", f"{text}\u00a0", text.replace(" ", "  "), f"{text}\n", f"\t{text}"]
+    acting = [f"{text}\0", f"{text}\\x00", f"{text}\\x5cx00", f"{text}\x1b[31m", f"\u202e{text}"]
+    return [text, text.upper(), text.lower(), text.swapcase(), text.casefold(), wide, *forms, *spaced, *acting]
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).filter(fold)
+SIMILAR = st.sampled_from(["Ab c", "É1", "straße", "ﬁ", "Ǆ", "C:\\x41\\new"]).flatmap(
+    lambda text: st.sampled_from([form for form in variants(text) if fold(form)])
+)
 INTEGERS = [
     (pa.from_numpy_dtype(np.dtype(name)), near_limits(int(np.iinfo(name).min), int(np.iinfo(name).max)))
     for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -58,61 +77,151 @@ DECIMALS = [
     (pa.decimal128(38, 0), decimals(38, 0)),
     (pa.decimal128(38, 20), decimals(38, 20)),
     (pa.decimal256(70, 30), decimals(70, 30)),
+    (pa.decimal256(60, 0), decimals(60, 0)),
 ]
+NANOSECONDS = st.sampled_from([1_600_000_000_123_456_789, 0, -1_000_000_001]).flatmap(
+    lambda base: st.integers(base - 2000, base + 2000)
+)
 TIMES = [
     (pa.date32(), st.dates()),
     *(moments(unit) for unit in ("s", "ms", "us")),
     *(moments("us", zone) for zone in ZONES),
+    *((pa.timestamp("ns", zone), NANOSECONDS) for zone in (None, *ZONES)),
     (pa.time64("us"), st.times()),
     (pa.duration("us"), st.timedeltas(dt.timedelta(days=-36_500), dt.timedelta(days=36_500))),
 ]
 TEXTS = [
-    (pa.string(), st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(fold)),
+    (pa.string(), WORDS | SIMILAR),
+    (pa.string(), SIMILAR),
     (pa.string(), st.uuids().map(str)),
     (pa.string(), st.integers(0, 10**9).map(lambda x: f"{x:09d}")),
-    (pa.dictionary(pa.int32(), pa.string()), st.text("abcXY 1", min_size=1).filter(fold)),
+    (pa.dictionary(pa.int32(), pa.string()), SIMILAR),
 ]
 VECTORS = [(pa.list_(pa.int64(), 2), st.lists(near_limits(-(2**63), 2**63 - 1), min_size=2, max_size=2))]
+MIXED = [(None, near_limits(-(2**70), 2**70) | st.floats(-1e6, 1e6).map(lambda x: round(x, 5)) | decimals(20, 20))]
+OBJECTS = [(None, st.uuids()), (None, near_limits(-(2**200), 2**200))]
 TYPES = [*INTEGERS, *FLOATS, *DECIMALS, *TIMES, *TEXTS, *VECTORS, (pa.bool_(), st.booleans())]
 
 
+def identity(cell):
+    """What two equal keys have in common: numbers their value, other cells their text."""
+    if isinstance(cell, float):
+        return decimal.Decimal(repr(cell)) + 0
+    return decimal.Decimal(cell) if isinstance(cell, int | decimal.Decimal) else str(cell)
+
+
 @st.composite
-def columns(draw):
-    """An Arrow array of different keys of a type."""
-    type_, cells = draw(st.sampled_from(TYPES))
-    same = fold if pa.types.is_string(type_) or pa.types.is_dictionary(type_) else str
-    same = (lambda x: x + 0.0) if pa.types.is_floating(type_) else same
-    return pa.array(draw(st.lists(cells, min_size=1, max_size=8, unique_by=same)), type_)
+def columns(draw, types=TYPES, most=8):
+    """An Arrow array, or a list for objects of Python, of any different keys of a type."""
+    type_, cells = draw(st.sampled_from(types))
+    keys = draw(st.lists(cells, min_size=1, max_size=most, unique_by=identity))
+    return keys if type_ is None else pa.array(keys, type_)
 
 
-def check_keys(database, keys):
-    for row, key in enumerate(keys.to_pylist()):
-        # Control characters of texts are printed as escapes, which a terminal cannot act on.
-        escaped = isinstance(key, str) and printable(key) != key
-        for query in ([key] if isinstance(key, list) else key, key if escaped else format_key(key)):
-            answer = database.ask(query, score="exact", top=3)
-            answer = answer if answer.single else answer[0]
-            assert answer.found, (key, query, answer.reason)
-            assert [evidence.index for evidence in answer.rows] == [row], (key, query)
+def ask_printed(database, text):
+    """Ask for a key as it was printed, as the command does."""
+    ask = functools.partial(database.ask, score="exact", top=3)
+    return ask_lines(ask, [QueryLine(text)], exact=True)[0]
+
+
+def check_keys(database, keys, raw=True):
+    """Each key, and each printed key, is answered from its own row, whose cell is printed as the same text."""
+    for row, key in enumerate(keys):
+        own = database.ask([key], score="exact", top=3)[0] if raw else ask_printed(database, format_key(key))
+        printed = ask_printed(database, format_key(own.rows[0].record["k"])) if own.found else own
+        for answer in (own, printed):
+            assert answer.found, (key, answer.query, answer.reason)
+            assert [evidence.index for evidence in answer.rows] == [row], (key, answer.query)
             assert answer.value == row
 
 
-@given(keys=columns())
-@settings(SETTINGS, max_examples=250)
+def python_keys(keys):
+    return keys if isinstance(keys, list) else to_python(keys)
+
+
+def numbered(keys):
+    return {"k": keys, "v": np.arange(len(keys), dtype=float)}
+
+
+@given(keys=columns([*TYPES, *MIXED, *OBJECTS]))
+@settings(SETTINGS, max_examples=200)
 def test_different_keys_are_not_merged_and_a_printed_key_is_read_as_itself(keys):
-    table = pa.table({"k": keys, "v": np.arange(len(keys), dtype=float)})
-    check_keys(Database.open(table, key="k", value="v"), keys)
+    check_keys(Database.open(numbered(keys), key="k", value="v"), python_keys(keys))
 
 
 @given(keys=columns())
 @settings(SETTINGS, max_examples=25)
 def test_a_store_read_block_by_block_compares_keys_as_exactly(keys, tmp_path_factory):
-    table = pa.table({"k": keys, "v": np.arange(len(keys), dtype=float)})
     folder = tmp_path_factory.mktemp("store") / "s"
-    Database.create(folder, table, key="k", value="v")
+    Database.create(folder, pa.table(numbered(keys)), key="k", value="v")
     stored = Database.open(folder, memory=1)
     assert stored.streams
-    check_keys(stored, keys)
+    check_keys(stored, python_keys(keys))
+
+
+# -- files, which do not all state types
+
+
+def cell_text(key):
+    return key if isinstance(key, str) else format_key(key)
+
+
+def write_csv(path, keys):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC if isinstance(keys[0], str) else csv.QUOTE_MINIMAL)
+        lines.writerow(["k", "v"])
+        lines.writerows([cell_text(key), row] for row, key in enumerate(keys))
+
+
+def write_json(path, keys):
+    exact = [key if isinstance(key, str | int | float) else format_key(key) for key in keys]
+    path.write_text("".join(json.dumps({"k": key, "v": row}) + "\n" for row, key in enumerate(exact)))
+
+
+def write_parquet(path, keys):
+    pyarrow.parquet.write_table(pa.table(numbered(keys)), path)
+
+
+def write_arrow(path, keys):
+    pyarrow.feather.write_feather(pa.table(numbered(keys)), path)
+
+
+TYPED = [*INTEGERS, *FLOATS, *TIMES, *TEXTS, DECIMALS[0], DECIMALS[1], DECIMALS[2], (pa.bool_(), st.booleans())]
+NUMBERS_IN_JSON = near_limits(-(2**70), 2**70) | st.floats(-1e6, 1e6).map(lambda x: round(x, 5))
+LETTERS = st.sampled_from(variants("Ab c")) | WORDS.map(lambda text: f"{text[:3]}ab{text[3:]}")
+BY_FORMAT = {
+    ".csv": (write_csv, [*MIXED, *DECIMALS, *FLOATS[:1], *OBJECTS, TEXTS[2], (pa.string(), LETTERS), *TIMES[1:4]]),
+    ".jsonl": (write_json, [(None, NUMBERS_IN_JSON), FLOATS[0], TEXTS[2], (pa.string(), LETTERS)]),
+    ".parquet": (write_parquet, TYPED),
+    ".arrow": (write_arrow, TYPES),
+}
+
+
+def check_file(draw, ending, folder):
+    write, types = BY_FORMAT[ending]
+    keys = draw(columns(types, 5))
+    path = folder / f"t{ending}"
+    write(path, python_keys(keys) if ending in (".csv", ".jsonl") else keys)
+    typed = ending in (".parquet", ".arrow")
+    check_keys(Database.open(path, key="k", value="v"), python_keys(keys), raw=typed)
+    if draw(st.booleans()):
+        Database.create(folder / "s", path, key="k", value="v")
+        check_keys(Database.open(folder / "s", memory=1), python_keys(keys), raw=typed)
+
+
+@pytest.mark.parametrize("ending", sorted(BY_FORMAT))
+@given(data=st.data())
+@settings(SETTINGS, max_examples=8)
+def test_different_keys_of_a_file_are_not_merged(ending, data, tmp_path_factory):
+    check_file(data.draw, ending, tmp_path_factory.mktemp("files"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ending", sorted(BY_FORMAT))
+@given(data=st.data())
+@settings(SETTINGS, max_examples=300)
+def test_different_keys_of_many_files_are_not_merged(ending, data, tmp_path_factory):
+    check_file(data.draw, ending, tmp_path_factory.mktemp("files"))
 
 
 @given(first=columns(), second=columns())

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from qkv.core.files import check_writable, write_atomic
 from qkv.core.printable import quoted_formula
+from qkv.database.io.nanoseconds import to_python
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _text_writer(kind: str, schema: pa.Schema, text: io.TextIOWrapper, quote_for
 
 
 def _rows(table: pa.Table) -> Iterator[tuple[object, ...]]:
-    return zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return zip(*(to_python(column) for column in table.columns), strict=True)
 
 
 def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,9 +70,12 @@ def ask(
     score: ScoreName = None,
     normalizer: NormalizerName = None,
     fit: Annotated[
-        str,
-        typer.Option(metavar="mean|local-linear", help="Weighted mean, or a line through the rows near the query."),
-    ] = "mean",
+        str | None,
+        typer.Option(
+            metavar="mean|vote|local-linear",
+            help="Weighted mean, vote of the values, or a line through the rows near the query.",
+        ),
+    ] = None,
     gradient: Annotated[
         bool, typer.Option("--gradient", help="Show the slope of the line along each key; needs --fit local-linear.")
     ] = False,
@@ -163,8 +167,9 @@ def ask(
             f"--{'value' if key else 'key'} must be given unless FILE is a store. "
             "Name the column, for example --key name --value income."
         )
-    check_choice("--fit", fit, ("mean", "local-linear"))
-    if gradient and (fit == "mean" or output is not None or format_ == "csv"):
+    if fit is not None:
+        check_choice("--fit", fit, ("mean", "vote", "local-linear"))
+    if gradient and (fit != "local-linear" or output is not None or format_ == "csv"):
         raise OptionError(
             "--gradient must be used with --fit local-linear and --format table or json. Add or omit one of them."
         )
@@ -186,7 +191,7 @@ def ask(
         )
 
     from qkv.cli.json_csv import CsvWriter, JsonWriter
-    from qkv.cli.query_input import number_lines, read_queries
+    from qkv.cli.query_input import ask_lines, number_lines, read_queries
     from qkv.cli.text_output import TableWriter
     from qkv.core.progress import ProgressBar
     from qkv.database.database import Database
@@ -239,8 +244,8 @@ def ask(
     writer = writers[format_](database, rows, explain, quote_formulas, gradient)
     with ProgressBar() as progress:
         for lines in chunks:
-            answer = database.ask(
-                [line.text if line.decoded else None for line in lines],
+            ask_texts = partial(
+                database.ask,
                 score=score,
                 normalizer=normalizer,
                 where=where,
@@ -251,7 +256,7 @@ def ask(
                 on_bad_query="refuse" if arguments or plot is not None else "report",
                 fit=fit,
             )
-            answer = number_lines(answer, lines)
+            answer = number_lines(ask_lines(ask_texts, lines, score == "exact"), lines)
             if plot is not None:
                 from qkv.look.query_plot import save_query_plot
 

@@ -70,17 +70,27 @@ class CsvWriter(AnswerWriter):
 
     def __post_init__(self) -> None:
         self._writer = csv.writer(sys.stdout, lineterminator="\n")
-        probability = ["probability"] if self.database.votes else []
-        self._writer.writerow(["query", "value", *probability, *_STATISTICS, "found", "reason"])
+        self._began = False
 
     def write_one(self, one: Answer) -> None:
-        """Print the answer to one query as one row of CSV."""
-        probability = [one.probabilities.get(one.value)] if self.database.votes else []
+        """Print the answer to one query as one row of CSV, after the header if it is the first."""
+        self._begin(one.votes)
+        probability = [one.probabilities.get(one.value)] if one.votes else []
         lower, upper = one.prediction_interval or (None, None)
         statistics = [one.standard_error, lower, upper, one.spread, one.effective_rows]
         cells = [one.query, one.value, *probability, *statistics, one.found, one.reason]
         plain = [to_csv(cell) for cell in cells]
         self._writer.writerow([quoted_formula(cell) for cell in plain] if self.quote_formulas else plain)
+
+    def finish(self) -> None:
+        """Print the header if there was no answer, and the execution plan to stderr if `explain` is True."""
+        self._begin(self.database.votes)
+        super().finish()
+
+    def _begin(self, votes: bool) -> None:
+        if not self._began:
+            self._writer.writerow(["query", "value", *["probability"] * votes, *_STATISTICS, "found", "reason"])
+        self._began = True
 
 
 def to_json(value: object) -> object:

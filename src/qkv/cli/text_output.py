@@ -143,10 +143,10 @@ def _column_width(one: Answer, name: str) -> ColumnWidth:
 
 
 def _cell_text(one: Answer, name: str, cell: object) -> str:
-    """Return the cell of an evidence row as text; keys are printed in full, so that they can be asked."""
+    """Return the cell of an evidence row as text; keys and votes are printed in full, so that they can be asked."""
     from qkv.database.io.formatting import format_key, format_value
 
-    return format_key(cell) if name in one.keys else format_value(cell)
+    return format_key(cell) if one.in_full(name) else format_value(cell)
 
 
 def _weight_text(weight: float, signed: bool) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["escaped_json", "printable", "quoted_formula"]
+__all__ = ["escaped_json", "printable", "printable_key", "quoted_formula", "read_escapes"]
 
 _CONTROLS = "\x00-\x1f\x7f-\x9f"  # C0 with NUL and ESC, DEL, C1
 _HIDDEN = (
@@ -17,6 +17,8 @@ _HIDDEN = (
 _ACTING = re.compile(f"[{_CONTROLS}{_HIDDEN}]")
 _ACTING_EXCEPT_LAYOUT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_HIDDEN}]")
 _ACTING_IN_JSON = re.compile(f"[\x7f-\x9f{_HIDDEN}]")
+
+_WRITTEN_ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})")
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
@@ -37,6 +39,34 @@ def printable(text: str, *, lines: bool = False) -> str:
         'année 日本 👩‍🚀'
     """
     return (_ACTING_EXCEPT_LAYOUT if lines else _ACTING).sub(_escape, text)
+
+
+def printable_key(text: str) -> str:
+    r"""Return a key as one line of text from which `read_escapes` reads the same key.
+
+    Control characters, marks of direction, and white space at the ends are written as \xHH or \uHHHH, and so is the
+    backslash of a key that holds such an escape itself.
+
+    Example:
+        >>> print(printable_key("a\tb "), printable_key("C:\\new"), printable_key("\\x09"))
+        a\x09b\x20 C:\new \x5cx09
+    """
+    text = _WRITTEN_ESCAPE.sub(lambda found: "\\x5c" + found[0][1:], text)
+    inner = text.strip()
+    start = text.index(inner) if inner else len(text)
+    ends = text[:start], text[start + len(inner) :]
+    before, after = ("".join(map(_hexadecimal, end)) for end in ends)
+    return before + _ACTING.sub(lambda found: _hexadecimal(found[0]), inner) + after
+
+
+def read_escapes(text: str) -> str:
+    r"""Return a text with the characters that `printable_key` writes as escapes.
+
+    Example:
+        >>> [read_escapes(printable_key(key)) for key in ("a\tb ", "C:\\new", "\\x09", "é")]
+        ['a\tb ', 'C:\\new', '\\x09', 'é']
+    """
+    return _WRITTEN_ESCAPE.sub(lambda found: chr(int(found[1] or found[2], 16)), text)
 
 
 def escaped_json(document: str) -> str:
@@ -68,6 +98,11 @@ def quoted_formula(cell: object) -> object:
     except ValueError:
         return f"'{cell}"
     return cell
+
+
+def _hexadecimal(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def _escape(found: re.Match[str]) -> str:

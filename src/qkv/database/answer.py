@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,6 +12,8 @@ import numpy as np
 
 from qkv.core.typing import Float, Int, Num
 from qkv.database.io.formatting import format_estimate, format_key, format_query, format_statistics, format_value
+from qkv.database.io.nanoseconds import to_records
+from qkv.database.io.python_cells import exact_array
 from qkv.errors import MissingPackageError, OptionError
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ class Answer:
     value None, no rows, and a `reason`. A query that several keys match equally
     well has no value either, but `candidates` and the rows of these keys. `notes` says how the answers were computed;
     those notes that say how cells of the columns were read, or that they were left out, are also in `column_notes`.
+    `votes` says whether values are votes rather than averages.
 
     Example:
         >>> from qkv.database import Database
@@ -108,6 +111,7 @@ class Answer:
     plan: Plan | StreamedPlan
     notes: tuple[str, ...]
     column_notes: tuple[str, ...] = ()
+    votes: bool = False
 
     # -- fields -----------------------------------------------------------------------------------------
 
@@ -150,7 +154,8 @@ class Answer:
         "candidates", "The keys that match the query equally well, so that there is no single answer; else empty."
     )
     probabilities = _entry_field(
-        "probabilities", "Shares of the vote for texts, categories and booleans, the largest first; else empty."
+        "probabilities",
+        "Shares of the vote for texts, categories, booleans and identifiers, the largest first; else empty.",
     )
 
     @cached_property
@@ -165,8 +170,8 @@ class Answer:
         return (self[index] for index in range(len(self.entries)))
 
     def __getitem__(self, index: int) -> Answer:
-        entry, notes = self.entries[index], (self.notes, self.column_notes)
-        return Answer((entry,), True, self.table, self.keys, self.value_name, self.measure, self.plan, *notes)
+        entry = self.entries[index]
+        return replace(self, entries=(entry,), single=True)
 
     # -- other forms ------------------------------------------------------------------------------------
 
@@ -199,7 +204,7 @@ class Answer:
         for name in ("spread", "effective_rows", "found"):
             columns[name] = [getattr(entry, name) for entry in self.entries]
         columns["reason"] = [entry.reason or None for entry in self.entries]
-        return pa.table(columns)
+        return pa.table({name: exact_array(cells) for name, cells in columns.items()})
 
     def to_frame(self, library: str | None = None) -> Any:
         """Return the answers as a pandas or polars data frame with one row per query.
@@ -237,11 +242,15 @@ class Answer:
             near = evidence.similarity if evidence.similarity is not None else evidence.distance
             measured = f"  {self.measure} {near:.3g}" if near is not None else ""
             cells = "  ".join(
-                f"{name}={format_key(cell) if name in self.keys else format_value(cell)}"
+                f"{name}={format_key(cell) if self.in_full(name) else format_value(cell)}"
                 for name, cell in evidence.record.items()
             )
             lines.append(f"  {evidence.weight:6.3f}{measured}  {cells}")
         return "\n".join(lines)
+
+    def in_full(self, name: str) -> bool:
+        """Return whether the cells of a column are printed with all digits: those of keys and of votes."""
+        return name in self.keys or (self.votes and name == self.value_name)
 
     def headline(self, entry: Entry) -> str:
         """Return an entry as one line of text, with its value or with the reason for "no match"."""
@@ -258,7 +267,7 @@ class Answer:
 
     def _evidence(self, entry: Entry) -> tuple[Evidence, ...]:
         # Slices, not `take`, which imports pyarrow.compute, at a tenth of the time of a small query.
-        records = [self.table.slice(int(row), 1).to_pylist()[0] for row in entry.rows]
+        records = [to_records(self.table.slice(int(row), 1))[0] for row in entry.rows]
         near = [None] * len(records) if entry.nearness is None else entry.nearness.tolist()
         return tuple(
             Evidence(float(weight), int(row), record, **({self.measure: nearness} if self.measure else {}))

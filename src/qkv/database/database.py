@@ -54,7 +54,7 @@ class Database(Queryable):
     def __init__(self, table: pa.Table, key: str | Sequence[str], value: str, name: str, fold: bool = True) -> None:
         self._in_memory = InMemoryExecutor(table, key, value, name, fold)
         self.key, self.value, self.name = self._in_memory.key, value, name
-        self.votes = self._in_memory.aggregator.votes
+        self.votes = self._in_memory.votes
 
     # -- construction -----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer
 from qkv.database.execute.base import AskOptions, Executor
-from qkv.database.execute.line_fit import FITS
+from qkv.database.execute.interpretation import check_fit
 from qkv.database.keys.columns import Column
 from qkv.errors import DataError
 from qkv.masks.base import Mask
@@ -35,8 +35,8 @@ class Queryable(ABC):
         key: the names of the key columns.
         value: the name of the value column.
         name: the name of the table in messages.
-        votes: whether an answer is the weighted vote of the values (texts, categories, booleans) rather than their
-            average.
+        votes: whether an answer is the weighted vote of the values (texts, categories, booleans, identifiers) rather
+            than their average, unless `fit` or `where` is given.
     """
 
     key: tuple[str, ...]
@@ -57,7 +57,7 @@ class Queryable(ABC):
         seed: int | None = None,
         progress: Progress | None = None,
         on_bad_query: str = "refuse",
-        fit: str = "mean",
+        fit: str | None = None,
     ) -> Answer:
         """Answer one or more queries by attention over the rows of the table.
 
@@ -76,10 +76,11 @@ class Queryable(ABC):
             progress: called as `progress(description, done, total)` during long computations.
             on_bad_query: "refuse" raises if a query does not fit the key; "report" answers it by "no match" with
                 the reason, sets `Answer.invalid`, and takes each element of a list as one query.
-
-            fit: "mean", the weighted mean; or "local-linear", the value at the query of the line through the rows near
-                it, for keys and values of numbers or dates: without bias at the edges of the keys and on slopes. See
-                `qkv.database.keys.local_linear`, `Answer.gradient` and `Answer.fit_note`.
+            fit: "mean", the weighted mean; "vote", the value with the largest total weight; or "local-linear", the
+                value at the query of the line through the rows near it, for keys and values of numbers or dates:
+                without bias at the edges of the keys and on slopes, see `qkv.database.keys.local_linear`,
+                `Answer.gradient` and `Answer.fit_note`. None: a vote for texts, categories, booleans and identifiers,
+                otherwise the mean. Texts, categories and booleans vote also if `fit` is "mean".
 
         Raises:
             QueryError: A query does not fit the key, or the predicate fails.
@@ -99,7 +100,7 @@ class Queryable(ABC):
         """
         check_integers(top=top)
         check_choice("on_bad_query", on_bad_query, ("refuse", "report"))
-        check_choice("fit", fit, FITS)
+        check_fit(fit)
         options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, on_bad_query, fit)
         return self._ask(queries, options)
 
@@ -117,7 +118,7 @@ class Queryable(ABC):
         threshold: float | None = None,
         seed: int | None = None,
         progress: Progress | None = None,
-        fit: str = "mean",
+        fit: str | None = None,
     ) -> pa.RecordBatchReader:
         """Answer a relation of queries by a relation of answers, which is computed as it is read.
 
@@ -143,7 +144,7 @@ class Queryable(ABC):
             threshold: the least similarity, or the largest distance, of a match, as in `ask`.
             seed: random seed of normalizers that sample.
             progress: called as `progress("answering", done, 0)`.
-            fit: "mean" or "local-linear", as in `ask`.
+            fit: "mean", "vote" or "local-linear", as in `ask`.
 
         Raises:
             QueryError: A column of the queries does not exist or cannot fit its key, or the predicate fails.
@@ -162,7 +163,7 @@ class Queryable(ABC):
         from qkv.database.relations.query_relation import open_relation
 
         check_integers(top=top)
-        check_choice("fit", fit, FITS)
+        check_fit(fit)
         options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, fit=fit)
         return AnswerRelation(self, open_relation(queries, self.key, on), options, id).reader()
 
@@ -177,7 +178,7 @@ class Queryable(ABC):
         where: str | None = None,
         top: int = 3,
         threshold: float | None = None,
-        fit: str = "mean",
+        fit: str | None = None,
     ) -> None:
         """Register a function of a DuckDB connection that answers a query per row: `select pay(years).value from t`.
 
@@ -193,7 +194,7 @@ class Queryable(ABC):
             where: a SQL predicate over the columns of the table.
             top: number of rows of evidence. It does not affect the value.
             threshold: the least similarity, or the largest distance, of a match, as in `ask`.
-            fit: "mean" or "local-linear", as in `ask`.
+            fit: "mean", "vote" or "local-linear", as in `ask`.
 
         Raises:
             OptionError: An option is not allowed, the normalizer samples, or the name is taken.
@@ -212,7 +213,7 @@ class Queryable(ABC):
         from qkv.database.relations.duckdb_function import create_function
 
         check_integers(top=top)
-        check_choice("fit", fit, FITS)
+        check_fit(fit)
         options = AskOptions(score, normalizer, None, where, top, threshold, fit=fit)
         create_function(self, connection, name, options, id)
 

@@ -63,7 +63,7 @@ def plot_query(
     columns = [database.column(name) for name in database.key]
     continuous = all(column.kind in ("number", "timestamp") for column in columns)
     averaged = database.column(database.value).kind in ("number", "timestamp")
-    if answer.found and continuous and averaged and len(columns) <= 2:
+    if answer.found and continuous and averaged and not answer.votes and len(columns) <= 2:
         detailed = database.ask([answer.query], **options, top=min(database.table.num_rows, _MAX_ROWS))[0]
         if len(columns) == 1:
             axes = draw_one_key(figure, database, detailed, options)

@@ -23,6 +23,7 @@ import numpy as np
 
 from qkv.core.typing import Float, Int
 from qkv.database.execute.uncertainty import Precision
+from qkv.database.io.nanoseconds import to_python
 from qkv.database.keys.columns import Column
 
 if TYPE_CHECKING:
@@ -113,9 +114,15 @@ class Aggregator(ABC):
         """Return the aggregate of each query, from the weighted sums of `matrix` and the weights."""
 
 
-def aggregator_for(column: Column) -> Aggregator:
-    """Return an aggregator for a column: averages of numbers, timestamps and vectors, votes of other cells."""
-    return _Averages(column) if column.kind in ("vector", "number", "timestamp") else _Votes(column)
+def aggregator_for(column: Column, votes: bool = False) -> Aggregator:
+    """Return an aggregator for a column: votes if `votes` is True and of texts, categories and booleans, or averages.
+
+    Args:
+        column: the value column.
+        votes: whether numbers and timestamps vote.
+    """
+    averaged = column.kind in ("vector", "number", "timestamp") and not votes
+    return _Averages(column) if averaged else _Votes(column)
 
 
 class _Averages(Aggregator):
@@ -140,7 +147,7 @@ class _Averages(Aggregator):
 
 
 class _Votes(Aggregator):
-    """Aggregator of texts, categories and booleans, in which each row votes for its value with its weight."""
+    """Aggregator of texts, booleans and identifiers, in which each row votes for its value with its weight."""
 
     votes = True
 
@@ -228,9 +235,25 @@ def first_rows(
 
 def label_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, " rows"]:
     """Return the integer code of the label in each cell of a column, and add new labels to `labels`."""
+    if column.original is None and column.kind != "boolean":
+        return _number_codes(column, labels)
     # Original texts, not folded ones: λ and Λ are the same key, but different values.
     cells = column.cells.astype(bool) if column.original is None else column.original
     return np.array([labels.setdefault(cell, len(labels)) for cell in cells.tolist()], dtype=np.int64)
+
+
+def _number_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, " rows"]:
+    """Return the code of each number or timestamp, which are told apart with all their digits."""
+    integers = column.integers
+    assert integers is not None
+    assert column.source is not None
+    compared = integers[:, 0] if integers.shape[1] == 1 else integers
+    _, first, inverse = np.unique(compared, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    codes = np.empty(len(first), np.int64)
+    for place, row in zip(order.tolist(), first[order].tolist(), strict=True):
+        codes[place] = labels.setdefault(to_python(column.source.slice(row, 1))[0], len(labels))
+    return np.asarray(codes[inverse.reshape(-1)])
 
 
 def rounded_deviation(variance: float, mean: Float[np.ndarray, " width"]) -> float | None:

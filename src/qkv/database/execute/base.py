@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Self
@@ -17,7 +18,9 @@ from qkv.database.choice_cache import NO_CACHE, ChoiceCache
 from qkv.database.execute.aggregates import Aggregate
 from qkv.database.execute.calibration import calibrate
 from qkv.database.execute.group_answers import ambiguous_reason, run_by_group
+from qkv.database.execute.interpretation import identifier_note, is_vote, reading_notes, value_reason
 from qkv.database.execute.line_fit import check_line, comparison_note
+from qkv.database.execute.match_reasons import no_match_reasons
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, mean_precision, prediction_interval, standard_error
 from qkv.database.io import duckdb_reader
@@ -58,7 +61,7 @@ class AskOptions:
     seed: int | None = None
     progress: Progress | None = None
     on_bad_query: str = "refuse"
-    fit: str = "mean"
+    fit: str | None = None
 
     @property
     def linear(self) -> bool:
@@ -81,6 +84,8 @@ class Executor(ABC):
         selected_rows: number of these rows that satisfy the predicate; None without a predicate.
         query_columns: the key columns by which queries are parsed.
         choices: the cache of what is chosen from the rows of a file.
+        votes: whether answers are votes rather than averages, see `qkv.database.execute.interpretation`.
+        value_reason: why the values are read as identifiers; "" if they are not.
     """
 
     table: pa.Table | StoredRows
@@ -90,12 +95,15 @@ class Executor(ABC):
     selected_rows: int | None = None
     query_columns: tuple[Column, ...]
     choices: ChoiceCache = NO_CACHE
+    votes: bool = False
+    value_reason: str = ""
 
     def __init__(self, key: tuple[str, ...], value: str, name: str, fold: bool) -> None:
         self.key, self.value, self.fold = key, value, fold
         self.name = self.title = name
         self._comparison: tuple[object, Comparison] | None = None
         self._restricted: tuple[str, Self] | None = None
+        self._otherwise: Self | None = None
         self._calibrations: dict[str, Calibration] = {}
         self._fit_note: tuple[Comparison, tuple[str, ...]] | None = None
 
@@ -108,6 +116,22 @@ class Executor(ABC):
             )
         self.missing_cells = {name: count for name, count in missing.items() if count}
         self.complete_rows = complete_rows
+
+    def _interpret_values(self, value: Column, largest: float) -> None:
+        self.value_reason = value_reason(value, largest)
+        self.votes = is_vote(value, self.value_reason, None)
+
+    def _with_votes(self, votes: bool) -> Self:
+        """Return an executor over the same rows whose answers are votes if `votes` is True. The last one is cached."""
+        if votes != self.votes and self._otherwise is None:
+            self._otherwise = other = copy.copy(self)
+            other.votes = votes
+            other._forget()
+        return self if votes == self.votes or self._otherwise is None else self._otherwise
+
+    def _forget(self) -> None:
+        self._comparison = self._restricted = self._otherwise = self._fit_note = None
+        self._calibrations = {}
 
     @property
     @abstractmethod
@@ -142,10 +166,11 @@ class Executor(ABC):
         """
         if options.mask is not None:
             return Calibration()
-        name = f"{options.fit} {comparison.score} {normalizer}"
+        fit = "local-linear" if options.linear else "mean"
+        name = f"{fit} {comparison.score} {normalizer}"
         if name not in self._calibrations:
             named = all(part is None or isinstance(part, str) for part in (options.score, options.normalizer))
-            item = f"interval by {options.score!r}, {options.normalizer!r}, {options.threshold!r}, {options.fit}"
+            item = f"interval by {options.score!r}, {options.normalizer!r}, {options.threshold!r}, {fit}"
 
             def estimate() -> Calibration:
                 return calibrate(*self.sample(comparison), normalizer, options.linear)
@@ -163,6 +188,9 @@ class Executor(ABC):
         if options.where is not None:
             restricted = self._where(options.where, options.progress)
             return restricted.ask(queries, replace(options, where=None))
+        return self._with_votes(is_vote(self.value_column, self.value_reason, options.fit))._answer(queries, options)
+
+    def _answer(self, queries: object, options: AskOptions) -> Answer:
         parsed = queries
         if not isinstance(parsed, Queries):
             parsed = Queries.parse(queries, self.query_columns, self.fold, options.on_bad_query)
@@ -178,7 +206,9 @@ class Executor(ABC):
         if options.linear:
             check_line(comparison, normalizer, self.columns[-1])
         entries, plan = run_by_group(self, parsed, comparison, normalizer, options)
-        column_notes = (*_reading_notes(self.columns, self.query_columns), *self.cell_notes)
+        column_notes = (*reading_notes(self.columns, self.query_columns), *self.cell_notes)
+        if self.value_reason and self.votes and options.fit is None:
+            column_notes += (identifier_note(self.value_column, self.value_reason),)
         notes = (self._rows_note(), *comparison.notes, *column_notes)
         default = normalizer is comparison.normalizer
         if comparison.normalizer_note and default:
@@ -193,13 +223,13 @@ class Executor(ABC):
             notes += (
                 "answers by local linear regression; the weights of rows are effective weights, which can be negative",
             )
-        elif (options.score, options.mask, options.normalizer) == (None, None, None):
+        elif (options.score, options.mask, options.normalizer) == (None, None, None) and not self.votes:
             notes += self._compare_fits(comparison)
         if self.selected_rows == 0:
             # Nothing was chosen from rows that do not exist.
             notes = (self._rows_note(),)
         names = self.key, self.value, comparison.measure
-        return Answer(tuple(entries), parsed.single, self.table, *names, plan, notes, column_notes)
+        return Answer(tuple(entries), parsed.single, self.table, *names, plan, notes, column_notes, self.votes)
 
     def _compare_fits(self, comparison: Comparison) -> tuple[str, ...]:
         """Return a sentence if a line is clearly better than the mean. The last result is cached."""
@@ -210,6 +240,11 @@ class Executor(ABC):
 
     def _compare_sampled_fits(self, comparison: Comparison) -> tuple[str, ...]:
         return comparison_note(*self.sample(comparison))
+
+    @property
+    @abstractmethod
+    def value_column(self) -> Column:
+        """The value column as an array, of all rows or of a few of them."""
 
     def column(self, name: str) -> Column:
         """Return the key or value column `name` as NumPy arrays, of all rows or of a sample of the rows.
@@ -253,18 +288,6 @@ class Executor(ABC):
         if self.selected_rows is None:
             return note
         return f"{note}; {counted(self.selected_rows, 'row satisfies', 'rows satisfy')} the predicate"
-
-
-def _reading_notes(columns: Sequence[Column], keys: Sequence[Column]) -> tuple[str, ...]:
-    """Return a sentence about each column in the format of a file, and each key of timestamps with a time zone."""
-    zones = ((column.name, getattr(column.type, "tz", None)) for column in keys if column.kind == "timestamp")
-    notes = [
-        f"{name} is in the time zone {zone}; queries without a time zone are read in it" for name, zone in zones if zone
-    ]
-    readings = {column.name: column.reading for column in columns if column.reading}
-    # Stores of earlier versions have the format alone.
-    dates = {column.name: f"is read in the format {column.date_format}" for column in keys if column.date_format}
-    return (*notes, *(f"{name} {reading}" for name, reading in {**dates, **readings}.items()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,7 +337,7 @@ def build_entries(
         table_rows: the indices of these rows in the table; None if they are the whole table.
         top: number of rows in each entry; None for all.
     """
-    reasons = _no_match_reasons(queries, query, comparison, results, normalizer, no_row_reason)
+    reasons = no_match_reasons(queries, query, comparison, results.nearest, results.weights, normalizer, no_row_reason)
     safe = np.maximum(results.rows, 0)
     nearness = comparison.nearness(query, safe) if len(comparison.key) else None
 
@@ -375,26 +398,3 @@ def build_entries(
         )
         entries.append(entry)
     return entries
-
-
-def _no_match_reasons(
-    queries: Queries,
-    query: Shaped[np.ndarray, "q ..."],
-    comparison: Comparison,
-    results: QueryResults,
-    normalizer: Normalizer,
-    no_row_reason: str,
-) -> list[str]:
-    """Return for each query the reason why it has no match, or an empty string if it has a match."""
-    without_weight = (results.nearest < 0) | (results.weights[:, 0] == 0)
-    # Equal weights do not depend on the query, so every query has a match.
-    mismatches: list[str | None] = [None] * len(results.nearest)
-    if not normalizer.constant and len(comparison.key):
-        mismatches = comparison.mismatches(query, np.maximum(results.nearest, 0))
-    errors = queries.errors or [""] * len(queries)
-    return [
-        error or "the query is missing"
-        if missing
-        else no_row_reason or (comparison.no_weight_reason if no_weight else mismatch or "")
-        for missing, error, no_weight, mismatch in zip(queries.missing, errors, without_weight, mismatches, strict=True)
-    ]

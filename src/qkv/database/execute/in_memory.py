@@ -15,6 +15,7 @@ from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Aggregator, aggregator_for
 from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
+from qkv.database.execute.interpretation import votes_by_kind
 from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
 from qkv.database.execute.uncertainty import Calibration, effective_rows
 from qkv.database.io.cell_notes import cell_note_of
@@ -23,6 +24,7 @@ from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.comparisons import Comparison, MixedComparison
 from qkv.database.keys.coordinates import Coordinates, find_coordinates
+from qkv.database.keys.identifiers import is_whole_number
 from qkv.database.keys.local_linear import fit_rows
 from qkv.database.keys.name_comparison import NameComparison
 from qkv.database.keys.name_index import NameIndex, PresentNames
@@ -83,13 +85,15 @@ class InMemoryExecutor(Executor):
             raise DataError(f"{name} must have at least one row, got none. Open a table with rows.")
         self.table = table.select([name for name in table.column_names if name not in hidden]) if hidden else table
         self.query_columns = tuple(Column.from_table(table, column, fold) for column in self.key)
-        self.aggregator = aggregator_for(Column.from_table(table, value, fold))
+        self._value_column = Column.from_table(table, value, fold)
         columns = {column.name: column for column in self.columns}
         self.complete = ~np.logical_or.reduce([column.missing for column in columns.values()])
         missing = {name: int(column.missing.sum()) for name, column in columns.items()}
         self.cell_notes = tuple(note.text(name) for name in columns if (note := cell_note_of(table, name)))
         self._set_counts(missing, int(self.complete.sum()))
         self._chooser: ComparisonChooser | None = None
+        self._interpret_values(self.value_column, self._largest())
+        self._aggregators: dict[bool, Aggregator] = {}
         # Shared with the executors over selected rows.
         self._name_indexes: dict[int, NameIndex] = {}
         self._present_names: PresentNames | None = None
@@ -97,7 +101,25 @@ class InMemoryExecutor(Executor):
     @property
     def columns(self) -> tuple[Column, ...]:
         """The key columns and the value column of all rows, as arrays."""
-        return (*self.query_columns, self.aggregator.column)
+        return (*self.query_columns, self._value_column)
+
+    @property
+    def value_column(self) -> Column:
+        """The value column of all rows, as an array."""
+        return self._value_column
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """The aggregator of the value column."""
+        if self.votes not in self._aggregators:
+            self._aggregators[self.votes] = aggregator_for(self._value_column, self.votes)
+        return self._aggregators[self.votes]
+
+    def _largest(self) -> float:
+        """Return the largest magnitude of the selected values if they are whole numbers, otherwise 0."""
+        if not is_whole_number(self._value_column):
+            return 0.0
+        return float(np.abs(self._value_column.cells[self.complete]).max(initial=0.0))
 
     @property
     def chooser(self) -> ComparisonChooser:
@@ -105,7 +127,9 @@ class InMemoryExecutor(Executor):
         if self._chooser is None:
             aggregator = self.aggregator
             columns = self.query_columns, aggregator.column
-            self._chooser = ComparisonChooser(*columns, self.complete, aggregator.targets, self.choices)
+            unusual = self.votes and not votes_by_kind(aggregator.column)
+            choices = self.choices.with_options(by_vote=True) if unusual else self.choices
+            self._chooser = ComparisonChooser(*columns, self.complete, aggregator.targets, choices)
         return self._chooser
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
@@ -113,10 +137,15 @@ class InMemoryExecutor(Executor):
         out = copy.copy(self)
         out.complete = self.complete & selected
         out.selected_rows = int(out.complete.sum())
-        out._chooser = out._comparison = out._restricted = out._present_names = None
-        out._calibrations, out._fit_note = {}, None
+        out._present_names = None
+        out._forget()
         out.choices = self.choices.with_rows(out.complete)
+        out._interpret_values(out.value_column, out._largest())
         return out
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._chooser = None
 
     def complete_positions(self) -> Int[np.ndarray, " n"]:
         """Return the positions of the selected rows with key and value."""
@@ -142,7 +171,7 @@ class InMemoryExecutor(Executor):
             columns = [column.take(rows) for column in self.columns]
             own, value, every = (
                 comparison.with_rows(columns[:-1]),
-                aggregator_for(columns[-1]),
+                aggregator_for(columns[-1], self.votes),
                 np.ones(len(rows), bool),
             )
             found, plan = attend_to_rows(group, own, normalizer, value, every, quiet, calibration)

@@ -23,10 +23,7 @@ from qkv.database.keys.local_linear_search import compare_fits
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
 
-__all__ = ["FITS", "check_line", "comparison_note", "effective_evidence", "largest_effective", "line_aggregates"]
-
-FITS = ("mean", "local-linear")
-"""The values of the argument `fit` of `Database.ask`."""
+__all__ = ["check_line", "comparison_note", "effective_evidence", "largest_effective", "line_aggregates"]
 
 
 def check_line(comparison: Comparison, normalizer: Normalizer, value: Column) -> None:

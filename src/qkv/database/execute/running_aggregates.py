@@ -91,15 +91,16 @@ class StreamedAggregator(ABC):
         """Return the aggregate of each query. `scale` multiplies its running sums, and `total` is its total weight."""
 
 
-def streamed_aggregator_for(like: Column, folded: bool, queries: int) -> StreamedAggregator:
+def streamed_aggregator_for(like: Column, folded: bool, queries: int, votes: bool = False) -> StreamedAggregator:
     """Return an aggregator over a store: averages of numbers, timestamps and vectors, vote counts of other cells.
 
     Args:
         like: some rows of the column.
         folded: whether texts are folded.
         queries: number of queries.
+        votes: whether numbers and timestamps vote.
     """
-    kind = _StreamedAverages if like.kind in ("number", "timestamp", "vector") else VoteCounts
+    kind = _StreamedAverages if like.kind in ("number", "timestamp", "vector") and not votes else VoteCounts
     return kind(like, folded, queries)
 
 
@@ -216,7 +217,7 @@ class _StreamedAverages(StreamedAggregator):
 
 
 class VoteCounts(StreamedAggregator):
-    """Aggregator that sums the weights of each label in a column of texts, categories or booleans of a store."""
+    """Aggregator that sums the weights of each label in a column of texts, booleans or identifiers of a store."""
 
     def __init__(self, like: Column, folded: bool, queries: int) -> None:
         super().__init__(like, folded)

@@ -26,6 +26,7 @@ class SampledChooser(ComparisonChooser):
         value: the value column of the sample.
         statistics: the statistics of all rows.
         targets: as in `ComparisonChooser`.
+        votes: whether answers are votes, for which bandwidths are chosen apart.
     """
 
     def __init__(
@@ -34,14 +35,15 @@ class SampledChooser(ComparisonChooser):
         value: Column,
         statistics: TableStatistics,
         targets: Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n targets"] | str],
+        votes: bool = False,
     ) -> None:
         super().__init__(tuple(columns), value, np.ones(len(columns[0].cells), bool), targets)
-        self.statistics = statistics
+        self.statistics, self.votes = statistics, votes
 
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
         """Return the bandwidth saved with the statistics. If there is none, choose one from the sample and save it."""
         saved = self.statistics.bandwidths
-        name = "linear" if self.linear else "mean"
+        name = ("linear" if self.linear else "mean") + " by vote" * self.votes
         if name not in saved:
             targets = self.targets(np.arange(len(points)))
             saved[name] = self.search(points, targets, progress, self.total, self._groups)

@@ -24,7 +24,7 @@ from qkv.database.execute.row_reader import RowTile, StoredRows
 from qkv.database.io import arrow_columns
 from qkv.database.keys.bandwidth import Bandwidth
 from qkv.database.keys.columns import Column
-from qkv.database.keys.identifiers import same_form
+from qkv.database.keys.identifiers import TextForms
 from qkv.database.keys.row_sample import MOST_ROWS, RowSampler
 from qkv.errors import DamagedError
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TableStatistics", "load_statistics", "restricted_statistics"]
 
-_FORMAT = 7
+_FORMAT = 8
 _SUFFIX = ".statistics"
 _MOST_SAVED = 16
 _EXAMPLES = 256
@@ -52,7 +52,7 @@ class _ColumnStatistics:
             relative to the origin. Vectors have a mean alone; both are empty for texts and categories.
         repeats: number of complete rows with the most common text.
         largest: the largest magnitude of the numbers of complete rows.
-        form: the form of the texts of all complete rows, see `identifiers.same_form`.
+        form: the form of the texts of the complete rows, see `identifiers.TextForms`.
     """
 
     missing: int = 0
@@ -75,7 +75,8 @@ class TableStatistics:
         columns: statistics by column name.
         sample: indices of a sample of the complete rows.
         incomplete_tiles: indices of the tiles with an incomplete row.
-        bandwidths: the bandwidths of standardized points that were chosen, for the fits "mean" and "linear".
+        bandwidths: the bandwidths of standardized points that were chosen, for the fits "mean" and "linear", with
+            " by vote" if answers are votes.
         nearest_quantiles: 99th percentiles of nearest-neighbor distances, by unit.
         tile: number of rows of a tile.
         path: the file in which the statistics are saved.
@@ -246,7 +247,7 @@ class _StatisticsScan:
         self.earliest: dict[str, int] = {}
         self.variances = {name: _RunningVariance() for name in self.names}
         self.texts = {name: _TextCounts() for name in self.names}
-        self.forms: dict[str, str] = {}
+        self.forms = {name: TextForms() for name in self.names}
         self.sampler = RowSampler(MOST_ROWS)
 
     def run(self, progress: Progress | None) -> TableStatistics:
@@ -264,7 +265,7 @@ class _StatisticsScan:
             if column is None:
                 continue
             statistics.repeats = self.texts[name].most()
-            statistics.form = self.forms.get(name, "")
+            statistics.form = self.forms[name].form(name)
             if variance.count:
                 shift = column.origin - self.earliest[name] if column.kind == "timestamp" else 0
                 statistics.mean = (variance.mean + shift).tolist()
@@ -297,9 +298,7 @@ class _StatisticsScan:
         for name, column in columns.items():
             if column.kind == "text":
                 self.texts[name].add(column.cells[present])
-                if present.any():
-                    form = same_form(column, present) if self.forms.get(name) != "" else ""
-                    self.forms[name] = form if self.forms.get(name, form) == form else ""
+                self.forms[name] += TextForms.count(column, present)
             elif column.kind != "category":
                 cells = column.cells[present]
                 if column.kind == "number":

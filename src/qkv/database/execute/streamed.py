@@ -83,6 +83,7 @@ class StreamedExecutor(Executor):
         self._set_counts(missing, self.statistics.complete)
         self.examples = self.read_columns(self.table.take(self.statistics.examples))
         self.query_columns = self.examples[:-1]
+        self._interpret_values(self.value_column, self.statistics.columns[value].largest)
         self.norms = VectorNorms()
         self.selected: Bool[np.ndarray, " rows"] | None = None
         self._columns: tuple[Column, ...] | None = None
@@ -102,7 +103,7 @@ class StreamedExecutor(Executor):
             numeric = any(column.kind in ("number", "timestamp", "boolean") for column in self.query_columns)
             columns = self.columns[:-1] if numeric else self.query_columns
             value = self.columns[-1] if numeric else self.examples[-1]
-            self._chooser = SampledChooser(columns, value, self.statistics, self._targets)
+            self._chooser = SampledChooser(columns, value, self.statistics, self._targets, self.votes)
         return self._chooser
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
@@ -114,9 +115,19 @@ class StreamedExecutor(Executor):
         out.choices = self.choices.with_rows(selected)
         out.selected = selected
         out.selected_rows = out.statistics.complete
-        out._columns = out._chooser = out._comparison = out._restricted = None
-        out._calibrations, out._fit_note = {}, None
+        out._columns = None
+        out._forget()
+        out._interpret_values(out.value_column, out.statistics.columns[self.value].largest)
         return out
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._chooser = None
+
+    @property
+    def value_column(self) -> Column:
+        """The value column of a few rows, as an array."""
+        return self.examples[-1]
 
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
@@ -162,7 +173,7 @@ class StreamedExecutor(Executor):
         return replace(empty, cells=np.zeros((0, statistics.width)), origin=statistics.origin)
 
     def _targets(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n targets"] | str:
-        return aggregator_for(self.columns[-1]).targets(rows)
+        return aggregator_for(self.columns[-1], self.votes).targets(rows)
 
     def _check(self, comparison: Comparison, normalizer: Normalizer, queries: Queries) -> None:
         """Raise an error if the normalizer samples, or if the engine does not support the score for the key columns."""

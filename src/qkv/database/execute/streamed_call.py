@@ -84,10 +84,9 @@ class StreamedCall:
         self.incomplete_tiles = set(self.statistics.incomplete_tiles.tolist())
         self.elements = max(1, comparison.score.elements_per_logit(1, 1))
         self.accumulates = accumulator_for(normalizer, 1, self._plain_values(1), 1) is not None
-        value_kind = executor.examples[-1].kind
-        self._votes = value_kind not in ("number", "timestamp", "vector")
-        # A column of texts may have as many labels as rows.
-        self.many_labels = value_kind == "text"
+        self._votes = executor.votes
+        # A column of texts or identifiers may have as many labels as rows.
+        self.many_labels = self._votes and executor.value_column.kind not in ("category", "boolean")
         cell_logits, fast = self._logits(comparison.query_array(queries.slice(0, 1).columns))
         self.logits = fast or cell_logits
 
@@ -187,7 +186,8 @@ class StreamedCall:
         return cell_logits, fast_logits(self.comparison, columns, query, self.executor.norms)
 
     def _plain_values(self, queries: int) -> StreamedAggregator:
-        return streamed_aggregator_for(self.executor.examples[-1], self.executor.fold, queries)
+        executor = self.executor
+        return streamed_aggregator_for(executor.value_column, executor.fold, queries, executor.votes)
 
     def _values(self, query: Shaped[np.ndarray, "q ..."]) -> StreamedAggregator:
         if self.line is None:
@@ -273,7 +273,7 @@ class StreamedCall:
             return self._entries(queries, query, comparison, results, rows)
         options = replace(self.options, mask=None, progress=None)
         every = np.ones(len(rows), bool)
-        values, how = aggregator_for(columns[-1]), self.normalizer
+        values, how = aggregator_for(columns[-1], self.executor.votes), self.normalizer
         entries, _ = attend_to_rows(queries, comparison, how, values, every, options, self.calibration)
         return [replace(entry, rows=rows[entry.rows]) for entry in entries]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import re
 import zoneinfo
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ __all__ = [
     "vector_matrix",
     "with_metadata",
     "with_microseconds",
+    "with_uuid_texts",
 ]
 
 Temporal = dt.date | dt.datetime | dt.time | dt.timedelta
@@ -58,6 +60,7 @@ ASSUMED = b"qkv assumed format"
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH = dt.datetime(1970, 1, 1)
 _SECONDS_PER_DAY = 86_400
+_FRACTION = re.compile(r":\d\d[.,]\d{6}(\d+)")
 
 
 def decoded_chunks(column: pa.ChunkedArray) -> list[pa.Array]:
@@ -123,13 +126,28 @@ def row_numbers(count: int) -> pa.Array:
 
 
 def with_microseconds(table: pa.Table) -> pa.Table:
-    """Return a table with nanosecond timestamps truncated to microseconds, the finest unit of Python's datetime."""
+    """Return a table with timestamps in microseconds, the unit of Python's datetime, for those in nanoseconds.
+
+    A column with a digit below the microsecond is unchanged.
+    """
     import pyarrow as pa
 
     for index, field in enumerate(table.schema):
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
-            cut = table.column(index).cast(pa.timestamp("us", field.type.tz), safe=False)
-            table = table.set_column(index, field.with_type(cut.type), cut)
+            with contextlib.suppress(pa.ArrowInvalid):
+                cut = table.column(index).cast(pa.timestamp("us", field.type.tz))
+                table = table.set_column(index, field.with_type(cut.type), cut)
+    return table
+
+
+def with_uuid_texts(table: pa.Table) -> pa.Table:
+    """Return a table with texts in place of UUIDs of the Arrow extension type."""
+    import pyarrow as pa
+
+    for index, field in enumerate(table.schema):
+        if getattr(field.type, "extension_name", "") == "arrow.uuid":
+            texts = [None if cell is None else str(cell) for cell in table.column(index).to_pylist()]
+            table = table.set_column(index, field.with_type(pa.string()), pa.chunked_array([texts], pa.string()))
     return table
 
 
@@ -178,6 +196,11 @@ def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool 
             clock = clock.time()
         return _whole_units(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit, exact)
     timestamp = _parse_timestamp(value, date_format) if isinstance(value, str) else value
+    below = getattr(timestamp, "nanosecond", 0)
+    if isinstance(value, str) and not date_format:
+        below, rest = _digits_below(value)
+        if exact and rest:
+            raise ArithmeticError(value)
     if not isinstance(timestamp, dt.date):
         raise TypeError(f"value must be a date or timestamp, got {value!r}. Pass a datetime or an ISO text.")
     if not isinstance(timestamp, dt.datetime):
@@ -189,7 +212,17 @@ def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool 
         timestamp = timestamp.astimezone(dt.UTC).replace(tzinfo=None)
     if pa.types.is_date32(type_):
         return (timestamp - _EPOCH).days
-    return _whole_units(timestamp - _EPOCH, "ms" if pa.types.is_date64(type_) else type_.unit, exact)
+    if below and exact and (pa.types.is_date64(type_) or type_.unit != "ns"):
+        raise ArithmeticError(value)
+    units = _whole_units(timestamp - _EPOCH, "ms" if pa.types.is_date64(type_) else type_.unit, exact)
+    return units + below if pa.types.is_timestamp(type_) and type_.unit == "ns" else units
+
+
+def _digits_below(text: str) -> tuple[int, bool]:
+    """Return the nanoseconds in the digits of a text after the sixth of a second, and whether more digits follow."""
+    found = _FRACTION.search(text)
+    digits = found[1] if found else ""
+    return int(digits[:3].ljust(3, "0") or 0), bool(digits[3:].strip("0"))
 
 
 def has_time_zone(value: object, date_format: str = "") -> bool:

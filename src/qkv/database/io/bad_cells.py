@@ -19,8 +19,16 @@ import numpy as np
 from qkv.core.typing import Num
 from qkv.database.io.arrow_columns import null_mask, stored_numbers, with_metadata
 from qkv.database.io.cell_notes import CellNote, with_cell_note
+from qkv.database.io.identifier_names import as_integers, has_identifier_name, is_mostly_whole
 from qkv.database.io.read_options import ReadOptions
-from qkv.database.io.text_readings import TextReading, detect_reading, quoted_name, text_remark
+from qkv.database.io.text_readings import (
+    TextReading,
+    detect_reading,
+    number_reading,
+    quoted_name,
+    text_remark,
+)
+from qkv.database.io.whole_floats import WholeFloats
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -71,6 +79,7 @@ def detect_conversions(
     source: str,
     stated: Sequence[str] = (),
     delimiter: str = ",",
+    numeric: Sequence[str] = (),
 ) -> Conversions:
     """Return how the columns of a file are converted that hold mostly numbers or dates.
 
@@ -82,16 +91,28 @@ def detect_conversions(
         source: the name of the file, for errors.
         stated: columns of texts in a file that states that they are texts; only dates are converted.
         delimiter: the delimiter of the file; decimal commas are more likely beside ";".
+        numeric: columns of texts, in some of which DuckDB detected numbers.
 
     Raises:
         DataError: A cell is no finite number or no date, and bad cells are refused.
         OptionError: No column has the format of dates that is given.
     """
-    readings, notes = {}, {}
+    readings: dict[str, TextReading] = {}
+    notes = {}
     types = dict(zip(relation.columns, map(str, relation.types), strict=True))
     policy = options.on_bad_cell
     for name in dict.fromkeys(names):
-        if types.get(name) in ("FLOAT", "DOUBLE"):
+        found = None
+        if types.get(name) == "VARCHAR" and name in numeric:
+            found = number_reading(relation, name, options.decimal or ".", policy == "text")
+        if found is not None:
+            readings[name] = found
+            bad = f"{found.bad('x')} and lower(trim(x)) not in ('nan', '-nan')"
+            note = _count_bad(relation, name, bad, found.noun, policy, source)
+        elif types.get(name) in ("FLOAT", "DOUBLE") and is_mostly_whole(relation, name, "x", policy == "text"):
+            readings[name] = WholeFloats("whole number", "bigint")
+            note = _count_bad(relation, name, readings[name].bad("x"), "whole number", policy, source)
+        elif types.get(name) in ("FLOAT", "DOUBLE"):
             note = _count_bad(relation, name, "isinf(x)", "finite number", policy, source)
         elif types.get(name) == "VARCHAR" and not options.as_written:
             reading, note = detect_reading(relation, name, name in stated, options, delimiter)
@@ -155,6 +176,9 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
             continue
         column = table.column(name)
         note = None
+        if pa.types.is_floating(column.type) and has_identifier_name(name):
+            table, note = _with_whole_numbers(table, name, on_bad_cell, source)
+            column = table.column(name)
         if pa.types.is_floating(column.type):
             infinite = [_infinite_cells(chunk) for chunk in column.chunks]
             found = np.concatenate([np.zeros(0), *infinite])
@@ -170,6 +194,21 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
         if note:
             table = with_cell_note(table, name, note)
     return table
+
+
+def _with_whole_numbers(table: pa.Table, name: str, on_bad_cell: str, source: str) -> tuple[pa.Table, CellNote | None]:
+    """Return a table in which floats that are mostly whole numbers are integers, and a note about the other cells.
+
+    Raises:
+        DataError: A cell is no whole number, and `on_bad_cell` is "refuse".
+    """
+    integers, other = as_integers(table.column(name))
+    if integers is None or (len(other) and on_bad_cell == "text"):
+        return table, None
+    example = repr(float(other[0])) if len(other) else ""
+    note = _bad_note(name, len(other), example, "whole number", on_bad_cell, source)
+    field = table.schema.field(name).with_type(integers.type)
+    return table.set_column(table.column_names.index(name), field, integers), note
 
 
 def _infinite_cells(chunk: pa.Array) -> Num[np.ndarray, " infinite"]:

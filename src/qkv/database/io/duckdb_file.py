@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from qkv.database.io.date_formats import has_format
+from qkv.database.io.exact_types import inexact_columns
 from qkv.database.io.read_options import ReadOptions, check_complete, first_line, guess_encoding, in_utf_8, split_line
 from qkv.database.io.text_readings import first_texts
 from qkv.errors import DataError, QkvError
@@ -121,6 +122,10 @@ def open_file(path: str, kind: str, given: ReadOptions) -> Iterator[OpenFile]:
             def open_relation(**more: object) -> duckdb.DuckDBPyRelation:
                 if kind in PARQUET:
                     return connection.read_parquet(literal)
+                if kind in JSON and isinstance(types := more.pop("dtype", None), dict):
+                    rows = connection.read_json(literal, **more)
+                    detected = dict(zip(rows.columns, map(str, rows.types), strict=True))
+                    return connection.read_json(literal, columns={**detected, **types})
                 if kind in JSON:
                     return connection.read_json(literal, **more)
                 return connection.read_csv(literal, **{**options, **more})
@@ -153,13 +158,16 @@ def _names_encoding(message: str) -> bool:
     return any(part in message.lower() for part in ("utf-8", "utf8", "unicode"))
 
 
+_FIRST_ROWS = 20_480
+
+
 def run_typed(
     file: OpenFile, required: tuple[str, ...], options: ReadOptions, run: Callable[[duckdb.DuckDBPyRelation], _T]
 ) -> tuple[_T, duckdb.DuckDBPyRelation, list[str]]:
     """Open a file with types that all its cells have, and return the result of `run`, the relation and some columns.
 
     DuckDB detects types from the first 20,480 rows. If a later cell contradicts them, they are detected from all rows.
-    The columns are those that are read as texts although DuckDB would read them as dates, see `_open_typed`.
+    The columns are those that are read as texts although DuckDB would read them as dates or numbers, see `_open_typed`.
     """
     import duckdb
 
@@ -204,16 +212,20 @@ def _open_typed(
     dialect: dict[str, object],
     opened: duckdb.DuckDBPyRelation | None = None,
 ) -> tuple[duckdb.DuckDBPyRelation, list[str]]:
-    """Open a file, and read columns as texts whose dates this package reads, which are returned."""
+    """Open a file, and read columns as texts whose dates or numbers this package reads, which are returned."""
     rows = file.open(**dialect) if opened is None else opened
-    if file.kind not in DELIMITED:
-        return rows, []
     types = dict(zip(rows.columns, map(str, rows.types), strict=True))
+    numbers = inexact_columns(types, required, file.kind in DELIMITED) if not options.as_written else []
+    if numbers and file.kind in DELIMITED:
+        # Raises an error if the first rows contradict the types, from which `run_typed` learns the dialect.
+        rows.limit(_FIRST_ROWS).to_arrow_table()
+    if file.kind not in DELIMITED:
+        return (file.open(**dialect, dtype=dict.fromkeys(numbers, "VARCHAR")) if numbers else rows), numbers
     tested = [name for name, type_ in types.items() if type_ == "DATE" or type_.startswith("TIMESTAMP")]
     form = options.date_format
     tested += [name for name in required if form and types.get(name) == "BIGINT"]
     if not tested:
-        return rows, []
+        return (file.open(**dialect, dtype=dict.fromkeys(numbers, "VARCHAR")) if numbers else rows), numbers
     texts = file.open(**dialect, dtype=dict.fromkeys(tested, "VARCHAR"))
     dates = []
     for name in tested:
@@ -226,7 +238,8 @@ def _open_typed(
         else:
             read = not all(map(_ISO.match, written))
         dates += [name] if read else []
-    if len(dates) < len(tested):
+    dates += numbers
+    if len(dates) < len(tested) or numbers:
         texts = file.open(**dialect, dtype=dict.fromkeys(dates, "VARCHAR")) if dates else rows
     return texts, dates
 

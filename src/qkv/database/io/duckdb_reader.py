@@ -25,6 +25,7 @@ from qkv.database.io.duckdb_file import (
     open_file,
     run_typed,
 )
+from qkv.database.io.exact_types import with_microsecond_columns
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import quoted_name
 from qkv.errors import QueryError
@@ -84,7 +85,7 @@ def read_parts(
 
     with open_file(path, kind, options) as file:
         if kind in PARQUET:
-            rows = file.open()
+            rows = with_microsecond_columns(file.open())
             texts = {name for name, type_ in zip(rows.columns, rows.types, strict=True) if str(type_) == "VARCHAR"}
             required = tuple(name for name in required if name not in texts)
             conversions = detect_conversions(rows, required, options, repr(path))
@@ -92,7 +93,7 @@ def read_parts(
             # Counting the cells of all columns finds cells that contradict the detected types.
             _, opened, dates = run_typed(file, required, options, _count_cells)
             mixed = _mixed_columns(opened)
-            rows = _without_quotes(opened, mixed)
+            rows = _without_quotes(with_microsecond_columns(opened), mixed)
             conversions = _conversions(file, rows, mixed, required, dates, options)
         rows = conversions.relation(rows)
         first = conversions.mark(rows.limit(0).to_arrow_table())
@@ -110,8 +111,8 @@ def _conversions(
     options: ReadOptions,
 ) -> Conversions:
     """Return how the required columns of a file are converted, and the columns `dates`, which were read as texts."""
-    stated = () if file.kind in DELIMITED else [name for name in required if name not in mixed]
-    found = detect_conversions(rows, required, options, repr(file.path), stated, file.delimiter)
+    stated = () if file.kind in DELIMITED else [name for name in required if name not in (*mixed, *dates)]
+    found = detect_conversions(rows, required, options, repr(file.path), stated, file.delimiter, dates)
     others = [name for name in dates if name not in required]
     if not others:
         return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.printable import printable
+from qkv.core.printable import printable, printable_key
 
 if TYPE_CHECKING:
     from qkv.database.answer import Answer, Entry
@@ -32,7 +32,7 @@ _LONG_LIST = 8
 def number(value: float, spread: float | None = None) -> str:
     """Return a number as text, rounded to six significant digits or to two significant digits of its error.
 
-    Integers without a spread are not rounded.
+    Integers without a spread are not rounded, and 15 digits are shown if the spread is 0.
 
     Thousands are separated by commas from 10,000 on.
 
@@ -42,7 +42,10 @@ def number(value: float, spread: float | None = None) -> str:
     """
     if not math.isfinite(value):
         return str(value)
-    if float(value).is_integer() and not spread and abs(value) < 1e15:
+    if spread == 0 and abs(value) < 1e15:
+        # All values are equal: their digits, without those that rounding adds.
+        text = f"{value:,.15g}" if value == 0 or abs(value) >= 1e-4 else f"{value:.15g}"
+    elif float(value).is_integer() and not spread and abs(value) < 1e15:
         text = f"{value:,.0f}"
     elif value and not 1e-5 < abs(value) < 1e15:
         return f"{value:.6g}"
@@ -71,6 +74,8 @@ def format_value(value: object, spread: object = None) -> str:
         return f"{value:,}" if abs(value) >= 10_000 else str(value)
     if isinstance(value, int | float | np.number):
         return number(float(value), spread if isinstance(spread, float) else None)
+    if isinstance(value, decimal.Decimal):
+        return _decimal_text(value)
     if isinstance(value, dt.datetime):
         coarse = isinstance(spread, dt.timedelta) and spread >= dt.timedelta(days=1)
         return value.date().isoformat() if coarse else value.isoformat(" ", "seconds")
@@ -83,7 +88,8 @@ def format_value(value: object, spread: object = None) -> str:
 def format_key(key: object) -> str:
     """Return a key as one line of text that is read as the same key: numbers in full, dates in ISO 8601.
 
-    Durations are numbers of days. Vectors of more than four numbers are abbreviated.
+    Characters that act are written as escapes, see `printable_key`. Durations are numbers of days. Vectors of more than
+    four numbers are abbreviated.
 
     Example:
         >>> format_key(2**63 - 1), format_key(0.1 + 0.2), format_key(1200.0), format_key(dt.timedelta(hours=12))
@@ -96,14 +102,22 @@ def format_key(key: object) -> str:
     if isinstance(key, float):
         return repr(key).removesuffix(".0")
     if isinstance(key, decimal.Decimal):
-        return f"{key:f}"
+        return _decimal_text(key)
     if isinstance(key, dt.timedelta):
         return format_key(key / dt.timedelta(days=1))
     if isinstance(key, dt.datetime):
         return key.isoformat(" ")
     if isinstance(key, np.ndarray | list) and len(key) <= 4:
         return "[" + ", ".join(map(format_key, key)) + "]"
+    if isinstance(key, str):
+        return printable_key(key)
     return str(key) if isinstance(key, int) else format_value(key)
+
+
+def _decimal_text(value: decimal.Decimal) -> str:
+    """Return a decimal with all its digits, without the zeros at its end if there are more than 15 digits."""
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text and len(text) > 16 else text
 
 
 def format_query(query: object, columns: int = 1) -> str:
@@ -146,7 +160,9 @@ def format_estimate(answer: Answer | Entry) -> str:
     Digits are those that the standard error leaves, or without one, those that the spread leaves.
     """
     error = answer.standard_error
-    text = format_value(answer.value, answer.spread if error is None else error)
+    # Only votes are whole numbers and decimals; averages are floats.
+    full = answer.probabilities or isinstance(answer.value, int | decimal.Decimal)
+    text = format_key(answer.value) if full else format_value(answer.value, answer.spread if error is None else error)
     if answer.probabilities and answer.value in answer.probabilities:
         share = f"{answer.probabilities[answer.value]:.0%}"
         return f"{text} ({share})" if not isinstance(error, float) else f"{text} ({share}, standard error {error:.1%})"

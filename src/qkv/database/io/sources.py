@@ -21,11 +21,12 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
-from qkv.database.io.arrow_columns import with_microseconds
+from qkv.database.io.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.database.io.arrow_reader import read_arrow
 from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.cell_notes import decided_formats, join_cell_notes, undecided_columns
 from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
+from qkv.database.io.python_cells import exact_array
 from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary
 from qkv.errors import DataError, OptionError, QkvError
 
@@ -86,20 +87,20 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
         _check_stated(describe(source), options)
         table = add_cell_notes(table, required, options.on_bad_cell, describe(source))
     _refuse_repeated_names(table)
-    return table
+    return with_uuid_texts(table)
 
 
 def read_parts(source: object, required: tuple[str, ...] = (), options: ReadOptions = _DEFAULTS) -> Iterator[pa.Table]:
     """Yield the rows of a source as pyarrow tables. A CSV, JSON or Parquet file is read in parts of 131,072 rows."""
     if not is_paths(source):
-        yield read(source, required, options)
+        yield with_microseconds(read(source, required, options))
         return
     paths = source_files(source)
     options = _with_formats(paths, required, options)
     for path in paths:
         kind = _suffix(path)
         if kind in _ARROW:
-            yield read(path, required, options)
+            yield with_microseconds(read(path, required, options))
         else:
             yield from duckdb_reader.read_parts(str(path), kind, required, options)
 
@@ -122,11 +123,10 @@ def _with_formats(paths: Sequence[Path], required: tuple[str, ...], options: Rea
 def iterate_tables(
     source: object, required: tuple[str, ...] = (), options: ReadOptions = _DEFAULTS
 ) -> Iterator[pa.Table]:
-    """Yield the tables of a source or of an iterator of sources, with timestamps truncated to microseconds."""
+    """Yield the tables of a source or of an iterator of sources."""
     each: Iterable[object] = source if isinstance(source, Iterator) else (source,)
     for one in each:
-        for table in read_parts(one, required, options):
-            yield with_microseconds(table)
+        yield from read_parts(one, required, options)
 
 
 def report_rows(tables: Iterable[pa.Table], progress: Progress | None) -> Iterator[pa.Table]:
@@ -311,17 +311,32 @@ def _read_object(source: Any) -> pa.Table:
     if type(source).__module__.split(".")[0] == "pandas" and hasattr(source, "columns"):
         # A named index is a column to its owner; the row numbers that pandas adds are not.
         named = [name for name in source.index.names if name is not None]
-        return pa.Table.from_pandas(source.reset_index(level=named) if named else source, preserve_index=False)
+        return _frame_table(source.reset_index(level=named) if named else source)
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         return pa.table(source)
     if isinstance(source, Mapping):
         return pa.table({str(name): _column(values) for name, values in source.items()})
     if isinstance(source, Sequence) and source and all(isinstance(row, Mapping) for row in source):
-        return pa.Table.from_pylist([dict(row) for row in source])
+        return pa.table({str(name): exact_array([row.get(name) for row in source]) for name in source[0]})
     raise DataError(
         "source must be a path, a pandas or polars frame, a pyarrow table, a dict of columns or a list of records, "
         f"got a {type(source).__name__}. Convert the source to one of these types."
     )
+
+
+def _frame_table(frame: Any) -> pa.Table:
+    """Return a pandas frame as an Arrow table, with the digits of large integers in columns of objects."""
+    import pyarrow as pa
+
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError):
+        objects = [name for name in frame.columns if frame[name].dtype == object]
+        table = pa.Table.from_pandas(frame.drop(columns=objects), preserve_index=False)
+        for name in objects:
+            cells = frame[name].astype(object).where(frame[name].notna(), None).tolist()
+            table = table.append_column(str(name), exact_array(cells))
+        return table.select([str(name) for name in frame.columns])
 
 
 def _column(values: Any) -> pa.Array | pa.ChunkedArray:
@@ -342,7 +357,7 @@ def _column(values: Any) -> pa.Array | pa.ChunkedArray:
         return values
     if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
         return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
-    return pa.array(values if isinstance(values, np.ndarray) else list(values))
+    return pa.array(values) if isinstance(values, np.ndarray) and values.dtype != object else exact_array(list(values))
 
 
 def _check_stated(name: str, options: ReadOptions) -> None:

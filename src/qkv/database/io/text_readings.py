@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from qkv.database.io.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, READING
 from qkv.database.io.cell_notes import CellNote
 from qkv.database.io.date_formats import candidate_formats, choose_format, date_reading, format_sql
+from qkv.database.io.exact_types import exact_number_type
+from qkv.database.io.identifier_names import is_mostly_whole
 from qkv.database.io.number_formats import NumberFormat, affix_counts
 from qkv.database.io.read_options import ReadOptions
 
@@ -99,6 +101,8 @@ class TextReading:
         if self.number_format is not None:
             return self.number_format.sql(cell, self.type)
         text = _with_point(cell, self.decimal)
+        if self.noun == "whole number":
+            return f"try_cast(regexp_extract({text}, '^([+-]?[0-9]+)([.]0*)?$', 1) as {self.type})"
         return f"case when {_is_number(text)} then try_cast({text} as {self.type}) end"
 
     def bad(self, cell: str) -> str:
@@ -109,7 +113,7 @@ class TextReading:
         """Return the number of cells that are read, from the number of cells that pass each test."""
         if self.number_format is not None:
             return counts[self.number_format.dump()]
-        if self.date_format or self.noun == "finite number":
+        if self.date_format or self.noun in ("finite number", "whole number"):
             return counts[self.date_format or "plain"]
         if self.zoned is None:
             return counts["iso"]
@@ -121,6 +125,28 @@ class TextReading:
         number = "" if self.number_format is None else self.number_format.dump()
         texts = {DATE_FORMAT: self.date_format, NUMBER_FORMAT: number, READING: self.said, ASSUMED: self.assumed}
         return {key: text for key, text in texts.items() if text}
+
+
+def number_reading(
+    relation: duckdb.DuckDBPyRelation, name: str, decimal: str, entirely: bool = False, mixed: bool = False
+) -> TextReading | None:
+    """Return how a column of numbers is read; None if some cells are none, or if it cannot be read exactly.
+
+    Args:
+        relation: all rows of the file.
+        name: the column.
+        decimal: the decimal separator.
+        entirely: whether identifiers are read as whole numbers only if all of them are.
+        mixed: whether cells that are no numbers are allowed.
+    """
+    column, text = relation.project(f"{quoted_name(name)} as x"), _with_point("x", decimal)
+    if is_mostly_whole(relation, name, f"try_cast({text} as double)", entirely):
+        return TextReading("whole number", "bigint", decimal=decimal)
+    # A cast accepts "1_203", which is a number with a separator of thousands.
+    other = f"trim(x) <> '' and (try_cast({text} as double) is null or contains(x, '_'))"
+    others = not mixed and column.aggregate(f"count(*) filter ({other})").fetchall()[0][0]
+    type_ = "varchar" if others else exact_number_type(column, text, _is_number(text))
+    return None if type_ == "varchar" else TextReading("finite number", type_, decimal=decimal)
 
 
 def detect_reading(
@@ -145,7 +171,7 @@ def detect_reading(
     numbers = [] if stated else _number_formats(texts, options.decimal)
     decimal = options.decimal or "."
     plain = _is_number(_with_point("x", decimal))
-    whole, iso = "regexp_full_match(trim(x), '[+-]?[0-9]+')", in_iso("x")
+    iso = in_iso("x")
     # Tests that no text of the first rows passes are not made for all rows.
     written = [text.replace(decimal, ".") for text in texts]
     some_plain = not texts or any(map(_PLAIN.fullmatch, written))
@@ -155,8 +181,6 @@ def detect_reading(
         "present": f"{_CELL} not in ({', '.join(map(_literal, MISSING))})",
         "plain": plain if some_plain else "false",
         "codes": "regexp_full_match(trim(x), '[+-]?0[0-9].*')" if some_plain or numbers else "false",
-        "whole": whole if some_plain else "false",
-        "beyond int64": f"{whole} and try_cast(trim(x) as bigint) is null" if some_plain else "false",
         "iso": f"{iso} and try_cast(x as timestamp) is not null" if some_iso else "false",
         "clocks": f"{iso} and contains(x, ':')" if some_iso else "false",
         "zones": f"{iso} and {_ZONE}" if some_iso else "false",
@@ -167,7 +191,7 @@ def detect_reading(
     for part in (column.limit(_FIRST_ROWS), column):
         rows, *found = part.aggregate(counted).fetchall()[0]
         counts: dict[str, int] = dict(zip(tests, found, strict=True))
-        best = max(counts["plain"], counts["iso"], *list(counts.values())[9:], 0)
+        best = max(counts["plain"], counts["iso"], *list(counts.values())[7:], 0)
         # The first rows decide about names and other texts.
         if counts["present"] and best < 0.01 * counts["present"]:
             return None, None if stated else _remark(texts) or _mark_note(part, name)
@@ -176,6 +200,14 @@ def detect_reading(
     reading = _choose(counts, dates, numbers, stated, options.date_format, assumed, decimal)
     if reading is not None and reading.number_format is not None:
         reading = _in_number_format(column, texts, {form: counts[form.dump()] for form in numbers}, assumed, delimiter)
+    if reading is not None and not reading.type:
+        reading = number_reading(relation, name, decimal, mixed=True)
+        if reading is not None and reading.noun == "whole number":
+            return replace(reading, bad_cells=counts["filled"]), None
+    elif reading is not None and reading.type in ("timestamp", "timestamptz") and not reading.date_format:
+        digits = "coalesce(bool_or(regexp_matches(x, ':[0-9]{2}[.,][0-9]{7}')), false)"
+        ((finer,),) = column.aggregate(digits).fetchall()
+        reading = replace(reading, type=f"{reading.type}_ns") if finer else reading
     if reading is not None:
         return replace(reading, bad_cells=counts["filled"] - reading.read(counts)), None
     if _LEAST_SHARE * counts["filled"] <= counts["plain"] < counts["filled"] and not counts["codes"]:
@@ -224,8 +256,7 @@ def _choose(
         return None
     # Texts of digits with a leading zero are codes, such as postal codes.
     if plain == best and not counts["codes"] and not stated:
-        type_ = "double" if counts["whole"] < plain else "hugeint" if counts["beyond int64"] else "bigint"
-        return TextReading("finite number", type_, decimal=decimal)
+        return TextReading("finite number", "", decimal=decimal)
     if iso == best:
         if 0 < zones < iso:
             zoned = 2 * zones > iso

@@ -17,7 +17,7 @@ Numbers are too far away beyond the larger of three bandwidths (at most 1 standa
 regression) and the 99th percentile of the distances between a key and its nearest other key. If a text occurs in ten
 rows or more, "top 10" grows to one more than that number, so that all equal keys and one other are included. Which
 columns hold identifiers is stated in `qkv.database.keys.identifiers`; a score that compares numbers compares them as
-numbers. `Exact` compares cells of every type exactly, also integers that float64 cannot represent. A score given as an
+numbers. Categories and identifiers equal a query that differs in case, unless the score `Exact` is given. A score
 object compares unstandardized numbers (timestamps in days). A kernel given by name without a bandwidth compares
 standardized columns with a chosen bandwidth.
 """
@@ -46,7 +46,7 @@ from qkv.database.keys.comparisons import (
     structured,
 )
 from qkv.database.keys.groups import group_rows, with_group_bandwidths
-from qkv.database.keys.identifiers import identifier_reason, is_whole_number, same_form
+from qkv.database.keys.identifiers import TextForms, identifier_reason, is_whole_number
 from qkv.database.keys.local_linear_search import choose_linear_bandwidth
 from qkv.database.keys.name_comparison import NameComparison
 from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
@@ -112,7 +112,7 @@ class ComparisonChooser:
             score, named = named.build(), None
         every = tuple(range(len(self.columns)))
         if isinstance(score, Exact):
-            return self._equal(every, (f"compared by {score}",))
+            return self._equal(every, (f"compared by {score}",), folded=False)
         numeric = all(map(_is_numeric, self.columns))
         if len(self.columns) > 1 and not numeric and score is not None:
             self._check_accepts_records(score)
@@ -192,15 +192,15 @@ class ComparisonChooser:
             return self._vectors(index, threshold)
         return self._equal((index,), ("compared by equality",))
 
-    def _equal(self, indices: tuple[int, ...], notes: tuple[str, ...]) -> EqualityComparison:
-        """Return a comparison by equality of the selected columns, which is exact for every type of cells."""
+    def _equal(self, indices: tuple[int, ...], notes: tuple[str, ...], folded: bool = True) -> EqualityComparison:
+        """Return a comparison by equality of the selected columns; if `folded` is True, of texts as they are folded."""
         columns = tuple(self.columns[index] for index in indices)
-        uuids = tuple(self.form(column) == "uuid" for column in columns)
+        uuids = tuple(self.form(column) for column in columns)
         for index in indices:
             reason = self._reasons[index]
             if reason:
                 notes += (f"{self.columns[index].name} is read as an identifier, because {reason}",)
-        comparison = EqualityComparison(indices, columns, Exact(), None, np.zeros(0), notes, uuids=uuids)
+        comparison = EqualityComparison(indices, columns, Exact(), None, np.zeros(0), notes, uuids=uuids, folded=folded)
         return comparison.with_rows(self.columns)
 
     @cached_property
@@ -354,8 +354,8 @@ class ComparisonChooser:
         return float(np.abs(column.cells[self.complete]).max(initial=0.0))
 
     def form(self, column: Column) -> str:
-        """Return the form that the texts of a key column have in all complete rows, see `identifiers.same_form`."""
-        return same_form(column, self.complete)
+        """Return the form of the texts of a key column in the complete rows, see `TextForms`."""
+        return TextForms.count(column, self.complete).form(column.name)
 
     def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
         """Return the 99th percentile of the distances from each key to its nearest other key, estimated from a sample.

@@ -26,6 +26,7 @@ from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.io import arrow_columns
 from qkv.database.io.cell_notes import metadata_text
 from qkv.database.io.formatting import format_key
+from qkv.database.io.nanoseconds import to_python
 from qkv.database.io.number_formats import NumberFormat
 from qkv.database.keys import exact_cells
 from qkv.errors import DataError
@@ -171,7 +172,7 @@ class Column:
         """Return the cell of a row as text that is read as the same cell; a vector is abbreviated."""
         if self.original is not None:
             return str(self.original[row])
-        cell = self.cells[row] if self.source is None else self.source[row].as_py()
+        cell = self.cells[row] if self.source is None else to_python(self.source.slice(row, 1))[0]
         return format_key(cell)
 
     def duration(self, number: float) -> dt.timedelta:

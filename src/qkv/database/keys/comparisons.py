@@ -37,6 +37,10 @@ class KeyCells(Protocol):
     """The cells of rows or of queries for one key column: a `Column`, or the `QueryCells` of `Queries`."""
 
     @property
+    def original(self) -> Shaped[np.ndarray, " n"] | None:
+        """Texts as given, not folded; None for other kinds."""
+
+    @property
     def cells(self) -> Shaped[np.ndarray, "n ..."]:
         """The cells, see `Column.cells`."""
 
@@ -168,22 +172,28 @@ class EqualityComparison(Comparison):
     of texts or of tuples.
 
     Attributes:
-        uuids: for each compared column, whether its texts are compared as UUIDs.
+        uuids: for each compared column "uuid" if its texts are compared as UUIDs, "mostly uuid" if those are that are
+            UUIDs; other texts are compared as they are.
+        folded: whether texts that differ only in case, width or white space are equal.
     """
 
-    uuids: tuple[bool, ...] = ()
+    uuids: tuple[str, ...] = ()
+    folded: bool = True
 
     def query_array(self, columns: Sequence[KeyCells]) -> Shaped[np.ndarray, "q ..."]:
         """Return the parsed cells of queries as rows of integers, or as texts or tuples if a column has no integers."""
         own = [columns[index] for index in self.columns]
         unequal = np.zeros(len(own[0].cells), bool)
         parts: list[np.ndarray] = []
-        for column, as_uuid in zip(own, self.uuids or (False,) * len(own), strict=True):
+        for column, as_uuid in zip(own, self.uuids or ("",) * len(own), strict=True):
             integers, others = column.integers, getattr(column, "unequal", None)
-            if as_uuid:
+            if as_uuid == "uuid":
                 integers, others = exact_cells.uuid_integers(column.cells.tolist())
             unequal |= others if others is not None else False
-            parts.append(column.cells if integers is None else integers)
+            texts = column.cells if self.folded or column.original is None else column.original
+            if as_uuid == "mostly uuid":
+                texts = np.array([exact_cells.uuid_text(text) for text in texts], dtype=object)
+            parts.append(texts if integers is None else integers)
         if all(part.dtype == np.int64 for part in parts):
             return np.concatenate([*parts, unequal[:, None].astype(np.int64)], axis=1)
         return parts[0] if len(parts) == 1 else _tuples(parts, unequal)

@@ -19,11 +19,12 @@ import numpy as np
 
 from qkv.core.typing import Bool, Int, Num, Shaped
 from qkv.database.io import arrow_columns
+from qkv.database.io.exact_types import is_written_float
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BOOLEANS", "cell_integers", "is_uuid", "query_integers", "uuid_integers", "width_of"]
+__all__ = ["BOOLEANS", "cell_integers", "is_uuid", "query_integers", "uuid_integers", "uuid_text", "width_of"]
 
 BOOLEANS = {
     **dict.fromkeys(("true", "t", "yes", "y", "1", 1), 1.0),
@@ -64,7 +65,8 @@ def cell_integers(chunk: pa.Array) -> Int[np.ndarray, "rows words"]:
 def query_integers(value: object, type_: pa.DataType, date_format: str = "") -> tuple[int, ...] | None:
     """Return the integers of a query for a column of an Arrow type, or None if no cell of the type can equal it.
 
-    Floats are rounded to the precision of the column, because this is how the cells were rounded.
+    A float is rounded to the precision of the column, because this is how the cells were rounded. A number with more
+    digits than a float64 represents equals no float.
 
     Args:
         value: a query that a float of the column's kind can represent.
@@ -89,6 +91,8 @@ def query_integers(value: object, type_: pa.DataType, date_format: str = "") -> 
         except ArithmeticError:
             return None
     if pa.types.is_floating(type_):
+        if not _is_float(value):
+            return None
         rounded = np.array([float(value)], f"f{type_.bit_width // 8}")  # type: ignore[arg-type]
         return (int(_bits(rounded)[0]),)
     if isinstance(value, int) and pa.types.is_integer(type_):
@@ -103,6 +107,14 @@ def query_integers(value: object, type_: pa.DataType, date_format: str = "") -> 
     if not least <= whole < most:
         return None
     return _split(whole, width_of(type_))
+
+
+def _is_float(value: object) -> bool:
+    """Return whether a number is written as a float64, see `exact_types.is_written_float`."""
+    if isinstance(value, float):
+        return True
+    number = _fraction(value)
+    return is_written_float(decimal.Decimal(number.numerator) if number.denominator == 1 else _decimal(value))
 
 
 def is_uuid(text: str) -> bool:
@@ -126,20 +138,35 @@ def uuid_integers(texts: Sequence[object]) -> tuple[Int[np.ndarray, "texts 2"], 
     return words, others
 
 
+def uuid_text(text: str | None) -> str | None:
+    """Return a text that is a UUID with hyphens and in lower case, and another text as it is.
+
+    Example:
+        >>> uuid_text("{6F1B2C3D00004000800000000000000A}"), uuid_text("unknown")
+        ('6f1b2c3d-0000-4000-8000-00000000000a', 'unknown')
+    """
+    match = _UUID.fullmatch(text.strip()) if text and is_uuid(text) else None
+    return str(uuid.UUID("".join(match.groups()))) if match else text
+
+
 def _fraction(value: object) -> Fraction:
     """Return a number or a text of a number as a fraction. A float has the value of its shortest decimal text."""
     if isinstance(value, bool | int):
         return Fraction(int(value))
     if isinstance(value, dt.date | dt.time | dt.timedelta):
         raise TypeError(value)
-    text = value.strip() if isinstance(value, str) else repr(float(value)) if isinstance(value, float) else str(value)
-    try:
-        number = decimal.Decimal(text)
-    except decimal.InvalidOperation:
-        raise ValueError(text) from None
+    number = _decimal(value)
     if not number.is_finite() or abs(number.adjusted()) > 1000:
         return Fraction(1, 3)  # equals no cell, and 10 ** exponent would take long to compute
     return Fraction(number)
+
+
+def _decimal(value: object) -> decimal.Decimal:
+    text = value.strip() if isinstance(value, str) else repr(float(value)) if isinstance(value, float) else str(value)
+    try:
+        return decimal.Decimal(text)
+    except decimal.InvalidOperation:
+        raise ValueError(text) from None
 
 
 def _split(whole: int, width: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import numbers as number_types
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.io import arrow_columns
+from qkv.database.io.nanoseconds import plain_scalar, to_python, to_records
 from qkv.database.keys import exact_cells
 from qkv.database.keys.columns import Column, fold
 from qkv.errors import QueryError
@@ -36,20 +38,22 @@ class QueryCells:
         cells: `(q,)` or `(q, width)` in the form of `Column.cells`.
         integers: `(q, words)` in the form of `Column.integers`.
         unequal: `(q,)`, True for the queries that no cell of the column's type can equal.
+        original: `(q,)` of texts as given, not folded; None for other kinds.
     """
 
     cells: Shaped[np.ndarray, "q ..."]
     integers: Int[np.ndarray, "q words"] | None = None
     unequal: Bool[np.ndarray, " q"] | None = None
+    original: Shaped[np.ndarray, " q"] | None = None
 
     def slice(self, start: int, stop: int) -> QueryCells:
         """Return the cells of the queries with the indices from `start` to `stop`, exclusive."""
-        arrays = (self.cells, self.integers, self.unequal)
+        arrays = (self.cells, self.integers, self.unequal, self.original)
         return QueryCells(*(None if array is None else array[start:stop] for array in arrays))  # type: ignore[arg-type]
 
     def take(self, indices: Int[np.ndarray, " n"]) -> QueryCells:
         """Return the cells of the queries with the given indices."""
-        arrays = (self.cells, self.integers, self.unequal)
+        arrays = (self.cells, self.integers, self.unequal, self.original)
         return QueryCells(*(None if array is None else array[indices] for array in arrays))  # type: ignore[arg-type]
 
 
@@ -130,8 +134,10 @@ class Queries:
         for index, column in enumerate(columns):
             parsed = [row[index] for row in rows]
             missing_cells.append(np.array([cell is None for cell in parsed], dtype=bool))
-            integers, unequal = _integers([parts[index] for parts in parts_given], missing_cells[-1], column)
-            cells.append(QueryCells(_stack(parsed, column), integers, unequal))
+            own = [parts[index] for parts in parts_given]
+            integers, unequal = _integers(own, missing_cells[-1], column)
+            original = np.array(list(map(_text, own)), object) if column.original is not None else None
+            cells.append(QueryCells(_stack(parsed, column), integers, unequal, original))
         missing = np.logical_or.reduce(missing_cells)
         originals = tuple(_display_form(query) for query in given)
         return Queries(originals, tuple(cells), missing, single, tuple(missing_cells), tuple(errors))
@@ -149,7 +155,7 @@ def _split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[obj
     if isinstance(queries, np.ndarray):
         queries = queries.tolist() if queries.dtype != object else list(queries)
     elif hasattr(queries, "to_pylist"):
-        queries = queries.to_pylist()
+        queries = to_python(queries)
     if queries is None or isinstance(queries, (str, bytes, Mapping)) or not isinstance(queries, Sequence):
         return [queries], True
     if len(columns) > 1:
@@ -168,7 +174,7 @@ def _frame_rows(frame: object, columns: Sequence[Column]) -> list[object]:
     import pyarrow as pa
 
     if not hasattr(frame, "columns") and not isinstance(frame, pa.Table):
-        return list(pa.chunked_array(frame).to_pylist())
+        return to_python(pa.chunked_array(frame))
     table = pa.table(frame)
     names = [column.name for column in columns]
     absent = [name for name in names if name not in table.column_names]
@@ -178,8 +184,8 @@ def _frame_rows(frame: object, columns: Sequence[Column]) -> list[object]:
             "Give the columns of the queries the same names as the key columns."
         )
     if len(names) == 1:
-        return list(table.column(names[0]).to_pylist())
-    return list(table.select(names).to_pylist())
+        return to_python(table.column(names[0]))
+    return list(to_records(table.select(names)))
 
 
 def _parts(query: object, columns: Sequence[Column]) -> tuple[object, ...]:
@@ -234,8 +240,9 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, np.generic):
-        value = value.item()
+        value = plain_scalar(value)
     if column.kind in ("text", "category"):
+        value = _text(value)
         if not isinstance(value, str):
             raise _kind_error(value, column)
         return (fold(value) if folded else value) or None
@@ -254,6 +261,11 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
         return parsed
     except (ValueError, TypeError, OverflowError, KeyError):
         raise _kind_error(value, column) from None
+
+
+def _text(value: object) -> object:
+    """Return a UUID as a text, and other objects as they are."""
+    return str(value) if isinstance(value, uuid.UUID) else value
 
 
 def _check_time_zone(value: object, column: Column) -> None:
@@ -279,7 +291,7 @@ def _integers(
             elements = [exact_cells.query_integers(each, column.type.value_type) for each in _elements(value)]
             found = None if None in elements else tuple(word for each in elements for word in each or ())
         else:
-            cell = value.item() if isinstance(value, np.generic) else value
+            cell = plain_scalar(value) if isinstance(value, np.generic) else value
             found = exact_cells.query_integers(cell, column.type, column.date_format)
         if found is None:
             unequal[index] = True

@@ -61,8 +61,10 @@ class AnswerColumns:
         length = number
         if self.value.kind == "boolean":
             type_ = pa.bool_()
-        elif self.votes:
+        elif self.votes and self.value.kind in ("text", "category"):
             type_ = pa.string()
+        elif self.votes:
+            type_ = self.value.type
         elif self.value.kind == "vector":
             type_ = pa.list_(number)
         elif self.value.kind == "timestamp":

@@ -19,6 +19,7 @@ from qkv.core.progress import report
 from qkv.core.typing import Int
 from qkv.database.answer import Answer
 from qkv.database.execute.base import AskOptions
+from qkv.database.io.nanoseconds import to_python
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.relations.answer_columns import AnswerColumns
 from qkv.database.relations.query_relation import QueryRelation
@@ -77,7 +78,7 @@ class AnswerRelation:
         for key, column in pairs if len(self.queries.columns) == len(self.database.key) else ():
             _check_type(schema.field(column).type, self.database.column(key).kind, key, column)
         value = self.database.column(self.database.value)
-        self._answers = AnswerColumns(value, self.database.votes, empty.table, self.id, empty.measure)
+        self._answers = AnswerColumns(value, empty.votes, empty.table, self.id, empty.measure)
         answers = self.answer_schema = self._answers.schema
         carried = [each for each in schema if each.name != self.queries.reasons]
         names = [f"query_{each.name}" if each.name in answers.names else each.name for each in carried]
@@ -109,7 +110,7 @@ class AnswerRelation:
         """
         import pyarrow as pa
 
-        columns = [table.column(name).to_pylist() for name in self.queries.columns]
+        columns = [to_python(table.column(name)) for name in self.queries.columns]
         queries = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         options = self.options
         if self._draws:

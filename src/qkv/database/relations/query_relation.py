@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, is_delimited, is_paths, read, read_parts, suggest_name
 from qkv.errors import DataError, QkvError, QueryError
@@ -61,16 +60,16 @@ def open_relation(source: object, keys: Sequence[str], on: Mapping[str, str] | s
     if is_paths(source):
         # A cell that is no number is answered by the reason, and dates are read in the format of the key.
         parts = read_parts(source, tuple(names.values()), ReadOptions(as_written=True))
-        first = with_microseconds(next(parts))
+        first = next(parts)
         schema, tables = first.schema, _parts_of(first, parts, name)
     elif not isinstance(source, pa.Table) and hasattr(source, "__arrow_c_stream__"):
         try:
             reader = pa.RecordBatchReader.from_stream(source)
         except Exception as error:  # each library raises its own kinds
             raise _unreadable(name, error) from None
-        schema, tables = with_microseconds(reader.schema.empty_table()).schema, _batches_of(reader, name)
+        schema, tables = reader.schema, _batches_of(reader, name)
     else:
-        table = with_microseconds(read(source))
+        table = read(source)
         schema, tables = table.schema, iter([table])
     # The first line of a delimited file with one column may be a query or the name of the column.
     if on is None and len(keys) == 1 and len(schema.names) == 1 and not (is_paths(source) and is_delimited(source)):
@@ -115,8 +114,7 @@ def _parts_of(first: pa.Table, rest: Iterator[pa.Table], name: str) -> Iterator[
     """Yield the tables of files, with the columns and types of the first table."""
     yield first
     for table in rest:
-        part = with_microseconds(table)
-        yield part if part.schema == first.schema else _cast(part, first.schema, name)
+        yield table if table.schema == first.schema else _cast(table, first.schema, name)
 
 
 def _batches_of(reader: pa.RecordBatchReader, name: str) -> Iterator[pa.Table]:
@@ -132,7 +130,7 @@ def _batches_of(reader: pa.RecordBatchReader, name: str) -> Iterator[pa.Table]:
             raise
         except Exception as error:  # each library raises its own kinds
             raise _unreadable(name, error) from None
-        yield with_microseconds(pa.Table.from_batches([batch]))
+        yield pa.Table.from_batches([batch])
 
 
 def _cast(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:

@@ -19,6 +19,7 @@ from qkv.database.answer import Answer
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute.base import AskOptions, Executor
 from qkv.database.execute.in_memory import InMemoryExecutor
+from qkv.database.execute.interpretation import votes_by_kind
 from qkv.database.execute.row_reader import match_blocks
 from qkv.database.execute.streamed import StreamedExecutor
 from qkv.database.io.cell_notes import collect_notes, decided_formats
@@ -103,7 +104,6 @@ class StoredDatabase(Queryable):
         require_columns(store.empty(self._visible), (*self.key, value), self.name)
         for column in (*self.key, value):
             self._empty_column(column)  # raises if its cells can be neither compared nor averaged
-        self.votes = self._empty_column(value).kind in ("text", "category", "boolean")
         self._executors: dict[bool, tuple[int, Executor]] = {}
         self._examples: tuple[int, list[Column]] = (-1, [])
 
@@ -133,15 +133,15 @@ class StoredDatabase(Queryable):
         Raises:
             DataError: There is more than one key column.
         """
+        key = self._single_key()
         return StoredDatabase(
-            self.store,
-            self.value,
-            self._single_key(),
-            fold=self.fold,
-            memory=self.memory,
-            encoding=self.encoding,
-            cache=self.cache,
+            self.store, self.value, key, fold=self.fold, memory=self.memory, encoding=self.encoding, cache=self.cache
         )
+
+    @property
+    def votes(self) -> bool:  # type: ignore[override]
+        """Whether an answer is the weighted vote of the values rather than their average; see `Queryable`."""
+        return self._executor().votes if len(self.store) else votes_by_kind(self._empty_column(self.value))
 
     @property
     def streams(self) -> bool:

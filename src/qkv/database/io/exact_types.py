@@ -1,0 +1,121 @@
+"""Types in which a text file is read so that no two of its keys become one.
+
+DuckDB reads numbers with a fraction, with an exponent or beyond its integers as float64, and timestamps in
+microseconds. The key and value columns that it detects as such are therefore read differently:
+
+    numbers       as texts, which become float64 if it represents each of them, whole numbers of up to 38 digits or
+                  decimals of up to 38 digits; longer whole numbers remain texts
+    timestamps    in nanoseconds, then in microseconds if no digit is lost
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["exact_number_type", "inexact_columns", "is_written_float", "with_microsecond_columns"]
+
+_NANOSECONDS = {"TIMESTAMP_NS": "TIMESTAMP", "TIMESTAMPTZ_NS": "TIMESTAMPTZ"}
+# A decimal of so few digits is the shortest text of a float64.
+_FLOAT_DIGITS = 15
+_MOST_DIGITS = 38
+_AT_ONCE = 10_000
+
+
+def inexact_columns(types: Mapping[str, str], names: Sequence[str], delimited: bool) -> list[str]:
+    """Return the columns that are read as texts, because the type that DuckDB detected may lose digits.
+
+    Args:
+        types: the detected types by column.
+        names: the key and value columns.
+        delimited: whether the file is delimited; timestamps of such files are read as texts in any case.
+    """
+    inexact = ("DOUBLE", "BIGNUM") if delimited else ("DOUBLE", "BIGNUM", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE")
+    return [name for name in dict.fromkeys(names) if types.get(name) in inexact]
+
+
+def exact_number_type(column: duckdb.DuckDBPyRelation, text: str, is_number: str) -> str:
+    """Return the DuckDB type that represents each number in a column of texts.
+
+    Args:
+        column: a relation with the texts.
+        text: the SQL expression of the text with a decimal point.
+        is_number: the SQL expression that says whether the text is a number.
+
+    Returns:
+        "bigint", "hugeint", "double" or a decimal type; "varchar" for whole numbers of more than 38 digits, and for
+        numbers that have more than 38 digits together and of which two would be one float64.
+    """
+    numbers = column.filter(is_number).project(f"{text} as x")
+    whole = "regexp_full_match(x, '[+-]?[0-9]+')"
+    ((most, every_whole, beyond),) = numbers.aggregate(
+        f"max(length(x)), bool_and({whole}), bool_or(try_cast(x as bigint) is null)"
+    ).fetchall()
+    if every_whole:
+        digits = numbers.aggregate("max(length(regexp_extract(x, '^[+-]?0*([0-9]*)$', 1)))").fetchall()[0][0]
+        return "bigint" if not beyond else "hugeint" if digits <= _MOST_DIGITS else "varchar"
+    inexact = (most or 0) > _FLOAT_DIGITS and _find_inexact(numbers)
+    if not inexact:
+        return "double"
+    plain = numbers.filter("not contains(lower(x), 'e')")
+    fraction = "length(regexp_extract(x, '[.]([0-9]*)', 1))"
+    leading = "length(regexp_extract(x, '^[+-]?0*([0-9]*)', 1))"
+    ((scale, before),) = plain.aggregate(f"coalesce(max({fraction}), 0), coalesce(max({leading}), 0)").fetchall()
+    with_exponents = numbers.filter("contains(lower(x), 'e')").distinct().limit(_AT_ONCE + 1).fetchall()
+    for (cell,) in with_exponents:
+        number = decimal.Decimal(cell)
+        scale, before = max(scale, -int(number.as_tuple().exponent)), max(before, number.adjusted() + 1)
+    if len(with_exponents) > _AT_ONCE or scale + before > _MOST_DIGITS:
+        return "varchar" if inexact == "merged" else "double"
+    return f"decimal({_MOST_DIGITS}, {scale})"
+
+
+def _find_inexact(numbers: duckdb.DuckDBPyRelation) -> Literal["", "merged", "rounded"]:
+    """Return "merged" if two numbers of a column `x` are one float64, "rounded" if a number is not a float64 itself."""
+    long = f"length(x) > {_FLOAT_DIGITS} and x <> try_cast(x as double)::varchar"
+    chunks = numbers.filter(long).to_arrow_table().column(0).chunks
+    other = rounded = False
+    for cell in (cell for chunk in chunks for cell in chunk.to_pylist()):
+        number = decimal.Decimal(cell)
+        if number != decimal.Decimal(repr(float(cell))):
+            other, rounded = True, not is_written_float(number)
+            if rounded:
+                break
+    if not other:
+        return ""
+    groups = numbers.aggregate("list(distinct x) as texts, try_cast(x as double) as y", "y")
+    merged = (texts for (texts,) in groups.filter("len(texts) > 1").project("texts").fetchall())
+    if any(len({decimal.Decimal(text) for text in texts}) > 1 for texts in merged):
+        return "merged"
+    return "rounded" if rounded else ""
+
+
+def is_written_float(number: decimal.Decimal) -> bool:
+    """Return whether programs write a float64 as this number: its shortest text, 17 digits, or all of its digits."""
+    nearest = float(number)
+    if not math.isfinite(nearest):
+        return False
+    forms = decimal.Decimal(repr(nearest)), decimal.Decimal(f"{nearest:.17g}"), decimal.Decimal(nearest)
+    return number in forms
+
+
+def with_microsecond_columns(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """Return a relation whose timestamps in nanoseconds are in microseconds where no digit of the column is lost."""
+    types = dict(zip(relation.columns, map(str, relation.types), strict=True))
+    quoted = {name: '"' + name.replace('"', '""') + '"' for name in types}
+    names = [name for name, type_ in types.items() if type_ in _NANOSECONDS]
+    if not names:
+        return relation
+    tests = ", ".join(f"coalesce(bool_or(epoch_ns({quoted[name]}) % 1000 <> 0), false)" for name in names)
+    (lossy,) = relation.aggregate(tests).fetchall()
+    casts = [
+        f"{quoted[name]}::{_NANOSECONDS[types[name]]} as {quoted[name]}"
+        for name, lost in zip(names, lossy, strict=True)
+        if not lost
+    ]
+    return relation.project(f"* replace ({', '.join(casts)})") if casts else relation
