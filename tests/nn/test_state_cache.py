@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import qkv
 from qkv import masks, nn, normalizers, scores
-from qkv.errors import GradientError, RefusedError, ShapeError
+from qkv.errors import GradientError, KindError, OptionError, RefusedError, ShapeError
 
 
 def pieces(n: int, cuts: list[int]) -> list[slice]:
@@ -156,3 +156,63 @@ def test_half_precision_accumulates_the_state_in_float32() -> None:
     assert cache.state.dtype == torch.float32
     expected = qkv.attend(*[x.double()] * 3, score=scores.Features(), mask=masks.Causal(), kernel="dense")
     assert float((torch.cat(outputs, dim=1).double() - expected).abs().max()) < 4e-3
+
+
+@settings(max_examples=15)
+@given(
+    kind=st.sampled_from(["dot", "features", "number"]),
+    normalizer=st.sampled_from([normalizers.Identity(), normalizers.Sum()]),
+    steps=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=6),
+    rollback=st.integers(0, 8),
+)
+def test_random_crops_forks_reordering_and_files_give_the_outputs_of_one_call_over_the_tokens_left(
+    kind: str,
+    normalizer: Any,
+    steps: list[tuple[int, int, int]],
+    rollback: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    torch.manual_seed(0)
+    score = drawn_score("features" if normalizer.sums_to_one else kind, 2, torch.zeros(1))
+    tokens = torch.randn(2, 2, 0, 4, dtype=torch.float64)
+    cache, path = nn.StateCache(rollback=rollback), tmp_path_factory.mktemp("state") / "cache"
+    longest = saved = 0
+    for n, removed, action in steps:
+        new = torch.randn(2, 2, n, 4, dtype=torch.float64)
+        with torch.no_grad():
+            got = cache.attend(new, new, new, score=score, normalizer=normalizer, mask=masks.Causal())
+        tokens = torch.cat([tokens, new], 2)
+        longest = max(longest, tokens.shape[2])
+        options = {"score": score, "normalizer": normalizer, "mask": masks.Causal(), "kernel": "dense"}
+        want = qkv.attend(tokens, tokens, tokens, **options)
+        torch.testing.assert_close(got, want[:, :, -n:], rtol=1e-9, atol=1e-9)
+        left = max(0, tokens.shape[2] - removed)
+        refusal = ""
+        try:
+            cache.crop(left)
+        except RefusedError as error:
+            refusal = str(error)
+        if refusal:
+            assert left < max(longest - rollback, saved)
+            assert f"with rollback={tokens.shape[2] - left}, also before saving it." in refusal
+        else:
+            tokens = tokens[:, :, :left]
+        if action == 1:
+            fork = cache.fork()
+            with torch.no_grad():
+                cache.attend(new, new, new, score=score, normalizer=normalizer, mask=masks.Causal())
+            cache = fork
+        elif action == 2:
+            index = torch.tensor([1, 1])
+            cache, tokens = cache.reorder(index), tokens[index]
+        elif action == 3:
+            cache.save(path)
+            cache, saved, longest = nn.StateCache.load(path), len(cache), len(cache)
+        assert len(cache) == tokens.shape[2]
+
+
+def test_lengths_that_are_no_number_of_earlier_tokens_are_refused() -> None:
+    cache = nn.StateCache(rollback=2)
+    for length, error in ((torch.tensor([0]), KindError), (-1, OptionError), (1, OptionError)):
+        with pytest.raises(error, match="length must be"):
+            cache.crop(length)

@@ -39,7 +39,7 @@ _LAST = Positions(align="end")
 
 
 class _Projections(Protocol):
-    """Projections and parts of `nn.MultiHeadAttention`, which a decoding step needs."""
+    """Projections of `nn.MultiHeadAttention`, which a decoding step needs."""
 
     width: int
     key_width: int
@@ -49,13 +49,10 @@ class _Projections(Protocol):
     query_map: torch.nn.Linear | None
     key_map: torch.nn.Linear | None
     value_map: torch.nn.Linear | None
-    score: Callable[[], Score]
-    normalizer: Callable[[], Normalizer | None]
-    mask: Callable[[], Mask | None]
 
 
 def decode(
-    cache: Cache, query: Float[Tensor, "*_ q width"], module: _Projections
+    cache: Cache, query: Float[Tensor, "*_ q width"], module: _Projections, parts: _Parts
 ) -> Float[Tensor, "batch heads 1 head_width"] | None:
     """Project one token per sequence, append its key to the cache and return the heads' outputs, or None.
 
@@ -66,13 +63,14 @@ def decode(
         cache: the cache.
         query: the tokens, from which queries, keys and values are projected.
         module: the attention module.
+        parts: modules that return the score, the normalizer and the mask.
     """
     if type(cache) is not KeyValueCache or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
     if query.ndim != 3 or query.shape[1] != 1 or not module.width == module.key_width == module.value_width:
         return None
     query_map, key_map, value_map = module.query_map, module.key_map, module.value_map
-    rows, step = cache.step_rows(), _prepared(module.score, module.normalizer, module.mask)
+    rows, step = cache.step_rows(), _prepared(*parts)
     if rows is None or step is None or query_map is None or key_map is None or value_map is None:
         return None
     batch, heads, key_heads = check_width("query", query, module.width).shape[0], module.heads, module.key_heads
@@ -112,7 +110,7 @@ def _prepared(
     score: Callable[[], Score], normalizer: Callable[[], Normalizer | None], mask: Callable[[], Mask | None]
 ) -> tuple[Score, Normalizer | None, Mask | None] | None:
     """Return the parts of modules if a step can be prepared for them, whatever the width, else None."""
-    if not type(score) is type(normalizer) is type(mask) is PartModule:
+    if not (type(score) is PartModule and type(normalizer) is PartModule and type(mask) is PartModule):
         return None
     if score.arrays or normalizer.arrays or mask.arrays or not score.part.is_scaled_dot:
         return None

@@ -233,7 +233,8 @@ class MultiHeadAttention(torch.nn.Module):
         if cache is not None:
             require_cache(cache)
             if simple and key is None and value is None and self.maps == "both" and self._is_plain:
-                output = None if self.positions or self.query_norm else decode(cache, query, self)
+                parts = self.score, self.normalizer, self.mask
+                output = None if self.positions or self.query_norm else decode(cache, query, self, parts)
                 if output is not None:
                     return self._project_output(output, query, None)
         readouts = as_readouts(readouts)

@@ -18,12 +18,12 @@ from qkv.errors import DamagedError, DataError
 
 __all__ = ["CacheState", "read_cache", "write_cache"]
 
-Kind: TypeAlias = Literal["chunks", "paged"]
+Kind: TypeAlias = Literal["chunks", "paged", "state"]
 
-_KINDS = {"chunks": "qkv key-value cache 2", "paged": "qkv paged cache 2"}
+_KINDS = {"chunks": "qkv key-value cache 2", "paged": "qkv paged cache 2", "state": "qkv state cache 2"}
 _UNCHECKED = {"chunks": "qkv key-value cache 1", "paged": "qkv paged cache 1"}
 """Files that qkv wrote before 2026-11-23, which have no checksum."""
-_CLASSES = {"chunks": "KeyValueCache", "paged": "PagedCache"}
+_CLASSES = {"chunks": "KeyValueCache", "paged": "PagedCache", "state": "StateCache"}
 
 
 class CacheState(TypedDict, total=False):
@@ -89,7 +89,7 @@ def read_cache(path: Path, device: str, kind: Kind) -> tuple[dict[str, Num[Tenso
     try:
         with package.safe_open(path, "pt", device=device) as file:
             metadata = file.metadata() or {}
-            if metadata.get("kind") not in (_KINDS[kind], _UNCHECKED[kind]):
+            if metadata.get("kind") not in (_KINDS[kind], _UNCHECKED.get(kind)):
                 raise DataError(
                     f"{path} must be a key-value cache in the current format, got another safetensors file. "
                     f"Pass a file written by {_CLASSES[kind]}.save."

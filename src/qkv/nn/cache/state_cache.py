@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Self, cast
 
 import torch
@@ -9,16 +11,18 @@ from torch import Tensor
 
 from qkv.core.arrays import accumulation_dtype, where
 from qkv.core.axes import broadcast_batch
+from qkv.core.checks import check_integers, describe, is_int
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Float, Int
-from qkv.errors import GradientError, RefusedError, ShapeError
+from qkv.core.typing import Float, Int, Num
+from qkv.errors import DataError, GradientError, KindError, OptionError, RefusedError, ShapeError
 from qkv.kernels.linear.autograd import differentiable_recurrence
 from qkv.kernels.linear.decay import recur_with_decay
 from qkv.kernels.linear.product import divide_by_totals, has_decay, step_decays, with_ones
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.masks import Mask
 from qkv.nn.cache.checks import check_index
+from qkv.nn.cache.safetensors_file import read_cache, write_cache
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.plan.cost import memory_text
 from qkv.scores import Score
@@ -32,9 +36,15 @@ class StateCache:
         state = e^g state + φ(k) vᵀ          output = φ(q) state
 
     A step takes constant time and memory, however many tokens came before. The score must be an inner product of
-    features, optionally with decays (`scores.Decay`), the normalizer `Identity` or `Sum`, and the mask causal. Earlier
-    tokens cannot be removed from a state: `copy` the cache before tokens that may be rejected. One cache serves one
-    attention module. It stores no autograd graph: decode under `torch.no_grad()`.
+    features, optionally with decays (`scores.Decay`), the normalizer `Identity` or `Sum`, and the mask causal. One
+    cache serves one attention module. It stores no autograd graph: decode under `torch.no_grad()`.
+
+    Args:
+        rollback: number of last tokens that `crop` can remove, counted from the largest number of tokens so far. Tokens
+            cannot be subtracted from a state exactly, so the state before them is kept, and their features and values.
+
+    Raises:
+        OptionError: if `rollback` is not a non-negative integer.
 
     Example:
         >>> from qkv import masks, nn, normalizers, scores
@@ -51,9 +61,12 @@ class StateCache:
 
     mask: Mask | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, *, rollback: int = 0) -> None:
+        check_integers(0, rollback=rollback)
         self.state: Float[Tensor, "*batch features columns"] | None = None
+        self.rollback = rollback
         self._total = 0
+        self._calls: list[_Call] = []
 
     @property
     def start(self) -> int:
@@ -136,6 +149,10 @@ class StateCache:
                 "query, key and value must not require a gradient with a StateCache, which stores no autograd graph, "
                 "got requires_grad=True. Decode under torch.no_grad(), or train on whole sequences without a cache."
             )
+        if self.rollback:
+            self._calls.append(_Call(self._total, self.state, right, numbers, decays))
+            oldest = self._total + n - self.rollback
+            self._calls = [call for call in self._calls if call.start + call.right.shape[-2] > oldest]
         self.state, self._total = after, self._total + n
         output = cast("Tensor", divide_by_totals(found)) if normalizer.sums_to_one else found
         return output.expand(*batch, *output.shape[-2:]).to(value.dtype)
@@ -175,17 +192,122 @@ class StateCache:
         """
         check_index(index)
         if self.state is not None:
-            self.state = self.state.index_select(0, index.long().to(self.state.device))
+            index, batch, axes = index.long().to(self.state.device), self.state.shape[0], self.state.ndim
+            self._calls = [call.take(index, batch, axes) for call in self._calls]
+            self.state = self.state.index_select(0, index)
+        return self
+
+    def crop(self, length: int) -> Self:
+        """Remove the last tokens until `length` tokens are left, as speculative decoding does with rejected tokens.
+
+        Raises:
+            KindError: if `length` is not an integer.
+            OptionError: if `length` is negative or exceeds the number of tokens.
+            RefusedError: if the state before these tokens was not kept; see `rollback`.
+        """
+        if not is_int(length):
+            raise KindError(f"length must be an integer with a StateCache, got {describe(length)}. Pass one number.")
+        if not 0 <= length <= self._total:
+            raise OptionError(f"length must be between 0 and the number of tokens, {self._total}, got {length}.")
+        if length == self._total:
+            return self
+        oldest = self._calls[0].start if self._calls else self._total
+        if length < oldest:
+            raise RefusedError(
+                f"length must be at least {oldest}, because tokens cannot be removed from a state, got {length}. Build "
+                f"the cache with rollback={self._total - length}, also before saving it."
+            )
+        call = next(call for call in self._calls if call.start <= length < call.start + call.right.shape[-2])
+        kept = call.first(length - call.start)
+        self._calls = [x for x in self._calls if x.start < call.start] + ([kept] if length > call.start else [])
+        self.state, self._total = kept.after(), length
         return self
 
     def copy(self) -> StateCache:
         """Return a copy of the cache, which continues independently."""
-        other = StateCache()
+        other = StateCache(rollback=self.rollback)
         other.state, other._total = self.state, self._total  # states are replaced, never written
+        other._calls = list(self._calls)
         return other
+
+    def fork(self) -> StateCache:
+        """Return a copy of the cache, which continues independently, as `KeyValueCache.fork` does."""
+        return self.copy()
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a safetensors file atomically. `crop` cannot remove tokens from before it was saved.
+
+        Raises:
+            MissingPackageError: if safetensors is not installed.
+        """
+        tensors = {} if self.state is None else {"state": self.state}
+        write_cache(Path(path), tensors, {"rollback": self.rollback, "total": self._total}, "state")
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "cpu") -> StateCache:
+        """Load a cache from a file that `save` wrote.
+
+        Raises:
+            DataError: if the file does not exist or is not a saved state.
+            MissingPackageError: if safetensors is not installed.
+        """
+        tensors, state = read_cache(Path(path), device, "state")
+        try:
+            cache = cls(rollback=state["rollback"])
+            cache._total, cache.state = state["total"], tensors.get("state")
+            if (cache.state is None) != (cache._total == 0):
+                raise ValueError("the state does not match the number of tokens")
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path} must be a complete state of linear attention, but reading failed: {error!r}. Save it again."
+            ) from None
+        return cache
 
     def __repr__(self) -> str:
         return f"StateCache({len(self)} tokens, {memory_text(self.nbytes)})"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Tokens of one call, from which the state after some of them is computed again.
+
+    Attributes:
+        start: number of tokens before the call.
+        before: state before the call; None at the start.
+        right: features of the keys.
+        value: values.
+        decays: logarithms of the decays, or None.
+    """
+
+    start: int
+    before: Float[Tensor, "*_ features columns"] | None
+    right: Float[Tensor, "*_ n features"]
+    value: Float[Tensor, "*_ n columns"]
+    decays: Float[Tensor, "*_ n #features"] | None
+
+    def first(self, n: int) -> _Call:
+        """Return the first `n` tokens of the call."""
+        decays = None if self.decays is None else self.decays[..., :n, :]
+        return _Call(self.start, self.before, self.right[..., :n, :], self.value[..., :n, :], decays)
+
+    def take(self, index: Int[Tensor, " new_batch"], batch: int, axes: int) -> _Call:
+        """Return the call for the batch elements at the indices `index`; arrays without a batch axis are shared."""
+
+        def select(x: Num[Tensor, "*_"] | None) -> Num[Tensor, "*_"] | None:
+            own = x is not None and x.ndim == axes and x.shape[0] == batch
+            return x.index_select(0, index) if x is not None and own else x
+
+        right, value = (cast("Tensor", select(x)) for x in (self.right, self.value))
+        return _Call(self.start, select(self.before), right, value, select(self.decays))
+
+    def after(self) -> Float[Tensor, "*_ features columns"] | None:
+        """Return the state after the call."""
+        if not self.right.shape[-2]:
+            return self.before
+        before = self.before
+        if before is None:
+            before = self.right.new_zeros(self.right.shape[-1], self.value.shape[-1])
+        return _token_by_token(torch.zeros_like(self.right), self.right, self.value, self.decays, before)[1]
 
 
 def _check_parts(score: Score, normalizer: Normalizer, mask: Mask | None, tile: Tile) -> Mask | None:
