@@ -3,7 +3,7 @@
 # make bench  measure every claim of speed (an hour or two), or one: make bench CLAIM=additive
 # make check  lint, types, layers, docs
 # make fuzz   damage saved files in 20,000 ways: no crash, no wrong answer, no error of another library (about ten minutes)
-# make kills   kill and interrupt operations on stores, indexes and models at 500 points each (about an hour)
+# make kills  kill and interrupt operations on stores, indexes and models at 500 points each (about an hour)
 # make test-versions  run the tests from the wheel with the lowest and the newest allowed versions of packages
 # make mutants  does a test fail when the code is wrong? (about an hour)
 PYTHON ?= python3

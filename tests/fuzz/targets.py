@@ -161,24 +161,29 @@ def _read_join(path: Path) -> object:
     return found.table.to_pylist()
 
 
-def _estimator(path: Path, seed: int, writes: int) -> None:
+def _estimator(path: Path, seed: int, writes: int, classes: bool = False) -> None:
     from qkv.estimators import AttentionClassifier, AttentionRegressor
 
     table = _people(seed, 0, 24 + writes).select(["income", "city"])
-    values = np.arange(len(table)) % 5.0
     quick = {"max_steps": 2, "members": 2, "hidden": 4, "width": 2, "random_state": seed}
-    AttentionRegressor(**quick).fit(table, values).save(path / "regressor.model")
-    AttentionClassifier("diagonal", **quick).fit(table, table["city"].to_pylist()).save(path / "classifier.model")
+    if classes:
+        AttentionClassifier("diagonal", **quick).fit(table, table["city"].to_pylist()).save(path / "a.model")
+    else:
+        AttentionRegressor(**quick).fit(table, np.arange(len(table)) % 5.0).save(path / "a.model")
 
 
-def _read_estimator(path: Path) -> object:
-    from qkv.estimators import AttentionClassifier, AttentionRegressor
+def _read_regressor(path: Path) -> object:
+    from qkv.estimators import AttentionRegressor
+
+    table, model = _people(5, 0, 6).select(["income", "city"]), AttentionRegressor.load(path / "a.model")
+    return [model.predict(table).tolist(), model.explain_rows(table, 2).rows.tolist()]
+
+
+def _read_classifier(path: Path) -> object:
+    from qkv.estimators import AttentionClassifier
 
     table = _people(5, 0, 6).select(["income", "city"])
-    regressor = AttentionRegressor.load(path / "regressor.model")
-    classifier = AttentionClassifier.load(path / "classifier.model")
-    rows = regressor.explain_rows(table, 2)
-    return [regressor.predict(table).tolist(), rows.rows.tolist(), classifier.predict_proba(table).tolist()]
+    return AttentionClassifier.load(path / "a.model").predict_proba(table).tolist()
 
 
 def _cache(path: Path, seed: int, writes: int, uneven: bool = False) -> None:
@@ -275,7 +280,10 @@ TARGETS: dict[str, Target] = {
     "sparse index": Target(lambda path, seed, writes: _index(path, seed, writes, "tfidf"), _read_index, single=True),
     "table vectors": Target(_table_vectors, _read_table_vectors, single=True),
     "join": Target(_join, _read_join, single=True),
-    "estimator": Target(_estimator, _read_estimator, single=True),
+    "estimator": Target(_estimator, _read_regressor, single=True),
+    "classifier": Target(
+        lambda path, seed, writes: _estimator(path, seed, writes, True), _read_classifier, single=True
+    ),
     "key-value cache": Target(_cache, _read_cache, single=True),
     "uneven cache": Target(lambda path, seed, writes: _cache(path, seed, writes, True), _read_cache, single=True),
     "tuned times": Target(_times, _read_times),

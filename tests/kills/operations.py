@@ -79,14 +79,14 @@ def _prepare_store(path: Path, seed: int, backend: str = "arrow") -> None:
     _write_csv(path / "more.csv", start, start + 30)
 
 
-def _read_store(path: Path) -> object:
+def _read_store(path: Path, name: str = "store") -> object:
     """Return the rows of the newest version; every version must be intact, and its rows as many as it says."""
     from qkv import store as stores
 
-    if not stores.is_store(path / "store"):
-        assert not (path / "store").exists() or not any((path / "store").iterdir()), "half a store"
+    if not stores.is_store(path / name):
+        assert not (path / name).exists() or not any((path / name).iterdir()), "half a store"
         return None
-    store = stores.open(path / "store")
+    store = stores.open(path / name)
     damages = store.verify()
     assert damages == [], damages
     for version in store.versions():
@@ -142,6 +142,42 @@ def _create(path: Path, *options: str) -> Callable[[], None]:
     return _command("store", "create", path / "store", path / "more.csv", *arguments)
 
 
+def _prepare_copy(path: Path, seed: int) -> None:
+    """Write a store, and for every other seed a copy of another one, which is replaced."""
+    from qkv.database import Database
+
+    _prepare_store(path, seed)
+    if seed % 2:
+        Database.create(path / "copy", _rows(500, 520), "name", "income")
+        (path / "copy.parquet").write_bytes(b"another file")
+
+
+def _copy_steps(path: Path, seed: int) -> list[Callable[[], object]]:
+    overwrite = ["--overwrite"] if seed % 2 else []
+    return [_command("store", "copy", path / "store", path / "copy", *overwrite)]
+
+
+def _export_steps(path: Path, seed: int) -> list[Callable[[], object]]:
+    overwrite = ["--overwrite"] if seed % 2 else []
+    return [_command("store", "export", path / "store", path / "copy.parquet", *overwrite)]
+
+
+def _read_export(path: Path) -> object:
+    from pyarrow import parquet
+
+    file = path / "copy.parquet"
+    if not file.exists() or file.read_bytes() == b"another file":
+        return file.exists()
+    return parquet.read_table(file).column("id").to_pylist()
+
+
+def _check_copy(path: Path) -> None:
+    """The next copy removes the hidden folder that a killed process left."""
+    _command("store", "copy", path / "store", path / "copy", "--overwrite")()
+    left = [entry.name for entry in path.iterdir() if entry.name.startswith(".")]
+    assert left == [], left
+
+
 def _answers(path: Path) -> object:
     from qkv.database import Database
 
@@ -195,6 +231,10 @@ OPERATIONS: dict[str, Operation] = {
     "append": _APPEND,
     "delete": _DELETE,
     "compact": _COMPACT,
+    "copy": Operation(
+        _prepare_copy, _copy_steps, lambda path: [_read_store(path), _read_store(path, "copy")], _check_copy
+    ),
+    "export": Operation(_prepare_copy, _export_steps, _read_export),
     "ask": Operation(
         _prepare_store, lambda path, seed: [lambda: _answers(path)], lambda path: [_read_store(path), _answers(path)]
     ),
