@@ -61,6 +61,10 @@ def read_chain(folder: Path, history: History | None = None) -> Chain:
             earlier = [other for other in numbers(folder) if other < number]
             if not earlier:
                 break
+            # The damaged manifest would tell which one is before it; versions are numbered one after another.
+            for gap in range(number - 1, max(earlier[-1], history.oldest - 1), -1):
+                name = manifest_path(folder, gap).name
+                damages.append(Damage(f"{folder.name}/{name}", "missing", 0, (gap,), "manifest"))
             number, expected = earlier[-1], None
             continue
         if manifest.parent is not None:
