@@ -122,7 +122,7 @@ class PairGates(PairLogits):
         gates = call.score.gates
         assert gates is not None
         weight, key_weight, *biases = cast("list[Tensor]", gates)
-        tensors = [b[..., None, None] for b in biases if is_array(b)]
+        tensors = cast("list[Tensor]", [b[..., None, None] for b in biases if is_array(b)])
         return call.query, call.key, weight[..., None, :], key_weight[..., None, :], *tensors
 
     def forward(
@@ -166,7 +166,9 @@ class PairGates(PairLogits):
         needs: Sequence[bool],
     ) -> Gradients:
         """Return the gradient of each tensor, given those of l and r and what reaches queries and keys besides them."""
-        found, weights, biases = [], [], []
+        found: list[Tensor | None] = []
+        weights: list[Tensor | None] = []
+        biases: list[Tensor] = []
         given = cast("list[Tensor]", tensors)
         for n, (side, term) in enumerate(zip(sides, terms, strict=True)):
             x, w = given[n], given[n + 2]

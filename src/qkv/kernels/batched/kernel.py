@@ -151,7 +151,7 @@ class BatchedKernel(Kernel):
                     attention = BatchedAttention(*common, *mask_bias(call))
                 tensors = attention.pairs.operands(call)
             # Without a gradient, elements that are not finite either show in the output or have no effect.
-            if gradient and not (checked and (attention.pairs.checks or _all_finite(query, key))):
+            if gradient and not (checked and (attention.pairs.checks or _all_finite(*sides[:2]))):
                 return None
             output = attention(sides[2], *tensors)
             if output is None or (output.requires_grad and not gradient):
