@@ -11,7 +11,6 @@ from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, _one_hot
 from qkv.estimators.metric_learning import (
     TrainingOptions,
-    _learning_rate_factor,
     _split_rows,
     _Trainer,
     _TrainingRows,
@@ -168,8 +167,3 @@ def test_dropout_keeps_the_expected_value():
     mask = trainer._dropout_mask(2000)
     assert sorted(set(mask.flatten().tolist())) == pytest.approx([0.0, 4 / 3])
     assert float(mask.mean()) == pytest.approx(1.0, abs=0.02)
-
-
-def test_the_learning_rate_rises_for_twenty_steps_and_falls_to_zero():
-    rates = [_learning_rate_factor(step, 1000) for step in (0, 9, 500, 1000)]
-    assert rates == pytest.approx([0.05, 0.5, 0.5, 0.0], abs=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
@@ -15,7 +16,8 @@ from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
 from qkv.core.typing import ArrayLike, Float, Shaped
 from qkv.errors import DataError, OptionError
-from qkv.estimators.bandwidth_search import LOCAL_GRID, WIDE_GRID, search_bandwidth
+from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, WIDE_GRID, search_bandwidth
+from qkv.estimators.effort import EFFORTS
 from qkv.estimators.features import (
     Features,
     decode_columns,
@@ -35,13 +37,10 @@ __all__ = ["AttentionEstimator", "RandomState"]
 RandomState = int | np.random.RandomState | None
 """Random state as scikit-learn takes it."""
 
-_ENSEMBLE_ROWS = 64_000
-_MAX_MEMBERS = 8
 _MIN_TRAINING_ROWS = 16
-_STEPS = 600, 1000
 _SEARCH_ROWS = 4096
-_AUTOMATIC = {"members": 1, "max_steps": 0, "batch_size": 1}
-_MINIMA = {"width": 1, "hidden": 1, "layers": 1, "patience": 1, "candidates": 2, **_AUTOMATIC}
+_AUTOMATIC = {"members": 1, "max_steps": 0, "batch_size": 1, "hidden": 1, "candidates": 0}
+_MINIMA = {"width": 1, "layers": 1, "patience": 1, **_AUTOMATIC}
 """Smallest values of the options that are integers; those of `_AUTOMATIC` may also be "auto"."""
 
 _FORMER_NAMES = {
@@ -59,19 +58,21 @@ class AttentionEstimator(SavedEstimator, ABC):
 
     metric: str = "network"
     _: KW_ONLY
+    effort: str = "best"
     width: int = 16
-    hidden: int = 128
+    hidden: int | str = "auto"
     layers: int = 2
     members: int | str = "auto"
     max_steps: int | str = "auto"
+    max_seconds: float | None = None
     patience: int = 150
     batch_size: int | str = "auto"
-    candidates: int = 3072
+    candidates: int | str = "auto"
     learning_rate: float | str = "auto"
     weight_decay: float = 1e-3
     dropout: float = 0.1
     bandwidth: float | None = None
-    verbose: bool = False
+    verbose: bool | None = None
     random_state: RandomState = None
 
     _classification = False
@@ -110,13 +111,14 @@ class AttentionEstimator(SavedEstimator, ABC):
         metric = self._build_metric(values.shape[1])
         options = self._training_options(len(features))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with ProgressBar(always=True) as bar:
-            task = f"metric learning ({self.metric})"
+        with ProgressBar(always=bool(self.verbose)) as bar:
+            task = f"metric learning ({self.metric}, {self.effort})"
 
             def progress(step: int, steps: int, loss: float) -> None:
                 bar(task, step, steps, f"loss {loss:.4g}")
 
-            trained = train_metric(metric, features, values, weights, options, seed, progress if self.verbose else None)
+            wanted = self.verbose is not False
+            trained = train_metric(metric, features, values, weights, options, seed, progress if wanted else None)
         self._search_bandwidth(metric, trained, features, values, weights, seed)
         self.rows_ = {"numbers": features.numbers, "codes": features.codes, "values": values}
         self.sample_weight_: Float[np.ndarray, " rows"] | None = weights
@@ -135,7 +137,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         keys, trends = embed_rows(metric, trained.parameters, *as_tensors(features))
         out_of_bag = torch.from_numpy(trained.held_out)
         bandwidth = trained.parameters["log_bandwidth"].detach().exp()
-        factors: tuple[float, ...] = LOCAL_GRID
+        factors: tuple[float, ...] = LOCAL_GRID if self._candidates() else BATCH_GRID
         if trained.steps == 0:
             # Nothing was trained, so every row is out of bag.
             order = np.random.default_rng(seed).permutation(len(features))[:_SEARCH_ROWS]
@@ -146,7 +148,15 @@ class AttentionEstimator(SavedEstimator, ABC):
         sample_weight = None if weights is None else torch.from_numpy(weights.astype(np.float32))[:, None]
         targets = torch.from_numpy(values)
         found = search_bandwidth(
-            keys, trends, targets, sample_weight, out_of_bag, bandwidth, factors, metric.classification
+            keys,
+            trends,
+            targets,
+            sample_weight,
+            out_of_bag,
+            bandwidth,
+            factors,
+            metric.classification,
+            EFFORTS[self.effort].search_pairs,
         )
         parameters = trained.parameters | {"log_bandwidth": found.bandwidth.log()}
         self.parameters_: dict[str, np.ndarray] = {name: each.detach().numpy() for name, each in parameters.items()}
@@ -250,53 +260,59 @@ class AttentionEstimator(SavedEstimator, ABC):
             outputs,
             trend,
             self.width,
-            self.hidden,
+            EFFORTS[self.effort].hidden if isinstance(self.hidden, str) else self.hidden,
             self.layers,
             self._classification,
         )
 
     def _training_options(self, rows: int) -> TrainingOptions:
-        rate = self.learning_rate
+        effort, rate = EFFORTS[self.effort], self.learning_rate
         if rate == "auto":
             # Factors and directions start at 1 and change much; the weights of a network change less.
-            rate = 3e-3 if self._build_metric(1).has_network else 3e-2
+            rate = effort.network_rate if self._build_metric(1).has_network else 3e-2
         members = self.members
         if members == "auto":
-            members = max(1, min(_MAX_MEMBERS, _ENSEMBLE_ROWS // rows, rows // _MIN_TRAINING_ROWS))
-        batch = max(32, min(512, rows // 4)) if self.batch_size == "auto" else self.batch_size
-        steps = self.max_steps
-        if steps == "auto":
-            # Between one and thirty epochs.
-            steps = max(_STEPS[0], min(_STEPS[1], 30 * rows // int(batch)), -(-rows // int(batch)))
+            members = max(1, min(effort.members, effort.ensemble_rows // rows, rows // _MIN_TRAINING_ROWS))
+        batch = effort.batch_size(rows) if self.batch_size == "auto" else int(self.batch_size)
+        steps = effort.steps(rows, batch) if self.max_steps == "auto" else self.max_steps
         if rows < _MIN_TRAINING_ROWS or self.metric == self._trend() == "none":
             members, steps = 1, 0
         return TrainingOptions(
             int(members),
             int(steps),
-            int(batch),
-            self.candidates,
+            batch,
+            self._candidates(),
             float(rate),
             self.weight_decay,
             self.dropout,
             self.patience,
+            math.inf if self.max_seconds is None else float(self.max_seconds),
         )
+
+    def _candidates(self) -> int:
+        return EFFORTS[self.effort].candidates if isinstance(self.candidates, str) else int(self.candidates)
 
     def _tensors(self, dtype: type[np.floating[Any]]) -> Parameters:
         return {name: torch.from_numpy(each.astype(dtype)) for name, each in self.parameters_.items()}
 
     def _check_options(self) -> None:
         check_choice("metric", self.metric, METRICS)
+        check_choice("effort", self.effort, tuple(EFFORTS))
+        if not isinstance(self.candidates, str) and self.candidates == 1:
+            raise OptionError("candidates must be 0 or at least 2, got 1. Pass 0 to use the rows of the batch.")
         for name, minimum in _MINIMA.items():
             n = getattr(self, name)
             if not (n == "auto" and name in _AUTOMATIC):
                 check_integers(minimum, **{name: n})
         rate, decay, dropout, h = self.learning_rate, self.weight_decay, self.dropout, self.bandwidth
+        seconds = self.max_seconds
         positive_rate = rate == "auto" if isinstance(rate, str) else rate > 0
         for name, number, allowed, condition in (
             ("learning_rate", rate, positive_rate, "a positive number or 'auto'"),
             ("weight_decay", decay, decay >= 0, "a non-negative number"),
             ("dropout", dropout, 0 <= dropout < 1, "a number in [0, 1)"),
             ("bandwidth", h, h is None or h > 0, "a positive number or None"),
+            ("max_seconds", seconds, seconds is None or seconds > 0, "a positive number or None"),
         ):
             if not allowed:
                 raise OptionError(f"{name} must be {condition}, got {number!r}.")

@@ -28,11 +28,13 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
 
     Args:
         metric: distance metric; see `AttentionRegressor` for all arguments.
+        effort: "quick", "standard" or "best".
         width: width of a key.
         hidden: hidden units per layer.
         layers: layers of the network.
         members: size of the ensemble.
-        max_steps: maximum number of training steps.
+        max_steps: maximum number of training steps of a member.
+        max_seconds: time after which the training of the metric stops; None means no limit.
         patience: steps without a smaller validation loss before training stops.
         batch_size: rows that are predicted in one training step.
         candidates: rows from which a batch is predicted.

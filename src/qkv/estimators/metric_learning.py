@@ -2,14 +2,16 @@
 
     loss = mean over rows i of the batch of  error(y_i, t(x_i) + Σ_{j≠i} w_ij (y_j − t(x_j)))
 
-The other rows are all fitted rows, or a new random sample for every batch if there are many. All members of an
-ensemble are trained at once along the first axis. Each member holds out some rows, evaluates a running mean of its
-parameters on the held-out rows, and keeps the best mean.
+The other rows are the rows of the same batch (see `batch_training`), or all fitted rows, or a new random sample for
+every batch if there are many. In the last two cases, all members of an ensemble are trained at once along the first
+axis. Each member holds out some rows, evaluates a running mean of its parameters on the held-out rows, and keeps the
+best mean.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +20,8 @@ import torch
 from torch import Tensor
 
 from qkv.core.typing import Float, Int
+from qkv.estimators.analytic_gradient import MemberParameters, encode_rows
+from qkv.estimators.batch_training import BatchOptions, TrainingRows, learning_rate_factor, train_member
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, Parameters
 from qkv.estimators.nadaraya_watson import Embedded, weighted_mean_with_trend
@@ -51,11 +55,12 @@ class TrainingOptions:
         members: number of ensemble members.
         steps: maximum number of optimizer steps.
         batch: rows that are predicted in one training step.
-        candidates: rows from which a batch is predicted.
+        candidates: rows from which a batch is predicted; 0 means the rows of the batch.
         rate: learning rate.
         decay: weight decay.
         dropout: dropout probability of hidden units.
         patience: steps without a smaller validation loss before training stops.
+        seconds: time after which training stops; the learning rate decreases accordingly.
     """
 
     members: int
@@ -66,6 +71,7 @@ class TrainingOptions:
     decay: float
     dropout: float
     patience: int
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -111,9 +117,53 @@ def train_metric(
     training, held_out = _split_rows(len(features), options.members, seed)
     if held_out.shape[1] == 0 or options.steps == 0 or training.shape[1] < 2:
         return TrainedMetric(parameters, held_out.numpy(), np.full(options.members, np.nan), 0)
+    if options.candidates == 0:
+        rows_ = TrainingRows(
+            encode_rows(features, metric),
+            values,
+            None if sample_weight is None else sample_weight.astype(np.float32)[:, None],
+        )
+        return _train_members(metric, parameters, rows_, training.numpy(), held_out.numpy(), options, seed, progress)
     trainer = _Trainer(metric, parameters, rows, training, held_out, options, generator)
     steps = trainer.run(progress)
     return TrainedMetric(trainer.best, held_out.numpy(), trainer.best_losses.numpy(), steps)
+
+
+def _train_members(
+    metric: Metric,
+    parameters: Parameters,
+    rows: TrainingRows,
+    training: Int[np.ndarray, "members training"],
+    held_out: Int[np.ndarray, "members held_out"],
+    options: TrainingOptions,
+    seed: int,
+    progress: TrainingProgress | None,
+) -> TrainedMetric:
+    """Train the members one after the other; each has an equal part of the remaining time."""
+    start, members = time.monotonic(), options.members
+    trained: list[MemberParameters] = []
+    losses: list[float] = []
+    most = 0
+    for member in range(members):
+        seconds = max(1e-3, (options.seconds - (time.monotonic() - start)) / (members - member))
+        own = BatchOptions(
+            options.steps, options.batch, options.rate, options.decay, options.dropout, options.patience, seconds
+        )
+
+        def inform(step: int, loss: float, member: int = member) -> None:
+            if progress is not None:
+                mean = float(np.mean([*losses, loss]))
+                progress(member * options.steps + step, members * options.steps, mean)
+
+        initial = {name: each[member].numpy() for name, each in parameters.items()}
+        best, loss, steps = train_member(
+            metric, initial, rows, training[member], held_out[member], own, seed + member, inform
+        )
+        trained.append(best)
+        losses.append(loss)
+        most = max(most, steps)
+    stacked = {name: torch.from_numpy(np.stack([each[name] for each in trained])) for name in parameters}
+    return TrainedMetric(stacked, held_out, np.array(losses), most)
 
 
 def row_losses(
@@ -222,22 +272,23 @@ class _Trainer:
         )
         epoch_steps = max(1, self.training.shape[1] // self.batch)
         every = max(10, min(epoch_steps, 50) // 2)
-        waited = 0
+        waited, start = 0, time.monotonic()
         for step in range(options.steps):
             if step % epoch_steps == 0:
                 order = self._shuffle()
+            done = max(step / options.steps, (time.monotonic() - start) / options.seconds)
             for group in optimizer.param_groups:
-                group["lr"] = options.rate * _learning_rate_factor(step, options.steps)
+                group["lr"] = options.rate * learning_rate_factor(step, done)
             loss = self._batch_loss(order, step % epoch_steps)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             self._update_mean(min(0.98, (1 + step) / (10 + step)))
-            if (step + 1) % every == 0 or step + 1 == options.steps:
+            if (step + 1) % every == 0 or step + 1 == options.steps or done >= 1.0:
                 waited = 0 if self._keep_best() else waited + every
                 if progress is not None:
                     progress(step + 1, options.steps, float(self.best_losses.mean()))
-                if waited >= max(options.patience, 2 * min(epoch_steps, options.steps)):
+                if done >= 1.0 or waited >= max(options.patience, 2 * min(epoch_steps, options.steps)):
                     return step + 1
         return options.steps
 
@@ -314,8 +365,3 @@ class _Trainer:
         if weights is None:
             return losses.mean(dim=1)
         return (losses * weights[..., 0]).sum(dim=1) / weights[..., 0].sum(dim=1)
-
-
-def _learning_rate_factor(step: int, steps: int) -> float:
-    """Return the factor of the learning rate at a step: linear warm-up over 20 steps times cosine decay."""
-    return min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))

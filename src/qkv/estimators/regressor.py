@@ -36,19 +36,26 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         metric: "none" (standardized columns; only the bandwidth is chosen, by leave-one-out), "diagonal" (one
             factor per column), "linear", "low_rank" (`width` directions) or "network".
         trend: "none", "linear", "network", or "auto": "network" if the metric is "network", otherwise "none".
+        effort: "quick", "standard" or "best": the options that are "auto". A fit takes about 3, 15 and 100 to 700
+            times as long as histogram gradient boosting; see docs/estimators.md for the errors.
         width: width of a key, for "low_rank" and "network".
-        hidden: hidden units per layer of the network.
+        hidden: hidden units per layer of the network; "auto": 64, and 128 with effort "best".
         layers: layers of the network.
-        members: size of the ensemble; "auto": 8, fewer above 8,000 rows or below 128.
-        max_steps: maximum number of training steps; "auto": 600 to 1,000, or one epoch if that is more.
+        members: size of the ensemble; "auto": 1, 3 or 8 by effort, fewer above 8,000 rows ("best") and in small tables.
+        max_steps: maximum number of training steps of a member; "auto": 150, 250, or with effort "best" 600 to 1,000
+            and at least one epoch.
+        max_seconds: time after which the training of the metric stops; None means no limit. The learning rate decreases
+            accordingly, so a shorter time gives a complete but less exact fit.
         patience: steps without a smaller validation loss before training stops.
-        batch_size: rows that are predicted in one training step; "auto": a quarter of the rows, from 32 to 512.
-        candidates: rows from which a batch is predicted; if there are more rows, a random sample in every step.
-        learning_rate: learning rate of AdamW; "auto": 0.003 with a network, 0.03 without.
+        batch_size: rows that are predicted in one training step; "auto": a part of the rows between 32 and 512.
+        candidates: rows from which a batch is predicted; if there are more rows, a random sample in every step. 0 means
+            the rows of the batch. "auto": 3072 with effort "best", otherwise 0.
+        learning_rate: learning rate of AdamW; "auto": 0.01 with a network (0.003 with effort "best"), 0.03 without.
         weight_decay: weight decay of AdamW.
         dropout: dropout probability of hidden units.
         bandwidth: fixed bandwidth h; None means learned, then chosen for each output on out-of-bag rows.
-        verbose: whether a progress bar is shown on stderr.
+        verbose: whether a progress bar with the remaining time is shown on stderr; None: if stderr is a terminal and
+            the fit takes more than half a second.
         random_state: seed or generator of all random numbers.
 
     Attributes:

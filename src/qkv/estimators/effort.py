@@ -1,0 +1,55 @@
+"""Presets of the options of the attention estimators, from quick to best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["EFFORTS", "Effort"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Values of the options that are "auto".
+
+    Attributes:
+        members: maximum size of the ensemble.
+        ensemble_rows: maximum number of rows of all members together.
+        hidden: hidden units per layer of the network.
+        candidates: rows from which a batch is predicted; 0 means the rows of the batch.
+        network_rate: learning rate with a network.
+        min_steps: least maximum number of steps.
+        max_steps: largest maximum number of steps, unless one epoch has more.
+        batch_part: rows of the table per row of a batch.
+        min_batch: smallest batch.
+        max_batch: largest batch.
+        search_pairs: maximum number of pairs of rows per bandwidth, when the bandwidth is chosen.
+    """
+
+    members: int
+    ensemble_rows: int
+    hidden: int
+    candidates: int
+    network_rate: float
+    min_steps: int
+    max_steps: int
+    batch_part: int
+    min_batch: int
+    max_batch: int
+    search_pairs: float
+
+    def batch_size(self, rows: int) -> int:
+        """Return the number of rows of a batch for a table of `rows` rows."""
+        return max(self.min_batch, min(self.max_batch, rows // self.batch_part))
+
+    def steps(self, rows: int, batch: int) -> int:
+        """Return the maximum number of steps for a table: thirty epochs within the limits, and at least one epoch."""
+        one_epoch = -(-rows // batch) if self.candidates else 0
+        return max(self.min_steps, min(self.max_steps, 30 * rows // batch), one_epoch)
+
+
+EFFORTS = {
+    "quick": Effort(1, 64_000, 64, 0, 1e-2, 150, 150, 4, 64, 256, 4e6),
+    "standard": Effort(3, 1_000_000, 64, 0, 1e-2, 250, 250, 2, 64, 256, 1e7),
+    "best": Effort(8, 64_000, 128, 3072, 3e-3, 600, 1000, 4, 32, 512, 4e8),
+}
+"""The presets by name. The time of a fit and the errors are compared in docs/estimators.md."""
