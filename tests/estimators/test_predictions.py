@@ -274,11 +274,13 @@ def test_tables_of_few_rows_are_fitted(rows):
     assert (model.explain_rows(NEW).rows < rows).all()
 
 
-def test_a_progress_bar_is_shown_only_if_verbose(capsys):
+def test_a_progress_bar_is_shown_if_verbose_or_on_a_terminal(capsys):
     quick().fit(X, Y)
     assert capsys.readouterr().err == ""
     quick(verbose=True).fit(X, Y)
-    assert "metric learning (network)" in capsys.readouterr().err
+    assert "metric learning (network, best)" in capsys.readouterr().err
+    quick(verbose=False).fit(X, Y)
+    assert capsys.readouterr().err == ""
 
 
 def test_without_pytorch_the_error_names_the_extra_to_install():

@@ -113,7 +113,8 @@ def embed(
     weights, (first, second) = _input_weights(metric, parameters, scaled=True)
     product = _times(inputs, rows.flags, weights)
     linear = product[:, :first] + parameters["b0"]
-    activations, slopes = [], []
+    activations: list[np.ndarray] = []
+    slopes: list[np.ndarray] = []
     for layer in range(metric.layers):
         if layer:
             linear = activations[-1] @ parameters[f"W{layer}"]
@@ -270,9 +271,8 @@ def _plain_gradient(
     elif metric.kind == "diagonal":
         count = rows.numbers.shape[1]
         gradient["diagonal"][0, :count] = np.einsum("nd,nd->d", rows.numbers, keys[:, :count])
-        flags = rows.flags
-        product = flags.multiply(keys[:, count:]) if sparse.issparse(flags) else flags * keys[:, count:]
-        gradient["diagonal"][0, count:] = np.asarray(product.sum(axis=0)).ravel()
+        dense = rows.flags if isinstance(rows.flags, np.ndarray) else rows.flags.toarray()
+        gradient["diagonal"][0, count:] = np.einsum("nd,nd->d", dense, keys[:, count:])
     if trends is not None:
         gradient["C"][...] = _transposed_times(rows.numbers, rows.flags, trends)
 
@@ -354,7 +354,7 @@ def _times(
 ) -> Float[np.ndarray, "rows outputs"]:
     """Return the product of the concatenation of numbers and flags with weights."""
     count = numbers.shape[1]
-    product = numbers @ weights[:count]
+    product: np.ndarray = numbers @ weights[:count]
     if len(weights) > count:
         product += flags @ weights[count:]
     return product
