@@ -16,7 +16,13 @@ pytestmark = pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA d
 
 @pytest.mark.parametrize(
     ("table", "splits", "rows", "asked", "columns"),
-    [("yacht", 20, 277, 31, 6), ("california", 5, 16512, 4128, 9), ("adult", 1, 32561, 16281, 14)],
+    [
+        ("yacht", 20, 277, 31, 6),
+        ("airfoil", 10, 1353, 150, 5),
+        ("abalone", 5, 3341, 836, 8),
+        ("california", 5, 16512, 4128, 9),
+        ("adult", 1, 32561, 16281, 14),
+    ],
 )
 def test_a_table_has_its_rows_in_its_splits(table, splits, rows, asked, columns):
     found = list(tables.splits_of(table, Path(os.environ["QKV_DATA"])))
