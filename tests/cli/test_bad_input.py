@@ -100,7 +100,7 @@ CASES = [
     (("ask", "--sql", "select 1 as a", "--key", "a", "--value", "b", "1"), "got 'b'"),
     (("ask", "--sql", "select 1 as a, 2 as b where false", "--key", "a", "--value", "b", "1"), "at least one row"),
     # fits, and tables of answers
-    ((*T, "1", "--fit", "cubic"), "--fit must be one of mean, local-linear"),
+    ((*T, "1", "--fit", "cubic"), "--fit must be one of mean, vote, local-linear"),
     ((*N, "Ann", "--fit", "local-linear"), "fit must be 'mean' for name"),
     ((*T, "1", "--output", "a.xyz"), "must end in"),
     ((*T, "1", "--output", "nowhere/a.csv"), "must exist"),

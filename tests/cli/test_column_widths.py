@@ -32,8 +32,8 @@ def test_the_value_is_visible_in_every_row(tmp_path, width):
     names = ["International Business Machines", "国際電気通信基礎技術研究所 大阪本社", "Bank of the West"]
     rows = [f"{name},{1_234_567_890 * i}.25,{'x' * 30}" for i, name in enumerate(names, 1)]
     (tmp_path / "t.csv").write_text("\n".join(["company name,net revenue in thousands,comment", *rows]) + "\n")
-    arguments = ("--key", "company name", "--value", "net revenue in thousands", "Bnak of the West")
-    out = command("ask", "t.csv", *arguments, cwd=tmp_path, env={"COLUMNS": str(width)}).stdout
+    arguments = ("--key", "company name", "--value", "net revenue in thousands", "--score", "spelling")
+    out = command("ask", "t.csv", *arguments, "Bnak of the West", cwd=tmp_path, env={"COLUMNS": str(width)}).stdout
     evidence = out.split("net rev")[1].splitlines()[1:4]
     assert [line.split()[-1] for line in evidence] == ["3,703,700,000", "1,234,570,000", "2,469,140,000"]
     assert any("█" in line for line in evidence) == (width == 120)

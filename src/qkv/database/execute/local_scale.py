@@ -84,7 +84,7 @@ def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarr
         >>> fit_scale(x, noise) is None
         True
         >>> scale = fit_scale(x, noise * (0.1 + x[:, 0]))
-        >>> 4 < np.divide(*scale.at(np.array([[1.0], [0.0]]))) < 11
+        >>> bool(4 < np.divide(*scale.at(np.array([[1.0], [0.0]]))) < 11)
         True
     """
     finite, sizes = np.isfinite(residuals), np.abs(residuals)

@@ -103,7 +103,7 @@ def detect_conversions(
     policy = options.on_bad_cell
     for name in dict.fromkeys(names):
         found = None
-        if types.get(name) == "VARCHAR" and name in numeric:
+        if types.get(name) == "VARCHAR" and name in numeric and not _has_format(relation, name, options, delimiter):
             found = number_reading(relation, name, options.decimal or ".", policy == "text")
         if found is not None:
             readings[name] = found
@@ -134,6 +134,14 @@ def detect_conversions(
             f"which fits {' and '.join(names) or 'no column'} of {source} in few cells or none. Correct or omit it."
         )
     return Conversions(readings, notes)
+
+
+def _has_format(relation: duckdb.DuckDBPyRelation, name: str, options: ReadOptions, delimiter: str) -> bool:
+    """Return whether a date format is given, and most cells of a column of digits are dates in this format."""
+    if not options.date_format or options.as_written:
+        return False
+    reading, _ = detect_reading(relation, name, True, options, delimiter)
+    return reading is not None and reading.date_format == options.date_format
 
 
 def _count_bad(

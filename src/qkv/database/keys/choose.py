@@ -267,7 +267,8 @@ class ComparisonChooser:
         reach = max(reach, width) if kind == "boxcar" else reach
         limit = max(reach, self.nearest_quantile(key, "standard")) * unit if threshold is None else threshold
         own = ", ".join(
-            f"{width * s:.3g} {'days of ' * (c.kind == 'timestamp')}{c.name}" for c, s in zip(columns, scale, strict=True)
+            f"{width * s:.3g} {'days of ' * (c.kind == 'timestamp')}{c.name}"
+            for c, s in zip(columns, scale, strict=True)
         )
         unit_name = _unit_name(columns) if alone else " standard deviations"
         compared = f"compared by {type(score).__name__} of standardized columns, bandwidth {width:.3g} ({own})"

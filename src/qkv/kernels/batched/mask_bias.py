@@ -76,7 +76,11 @@ def _constants(dtype: torch.dtype, device: torch.device) -> tuple[Float[Tensor, 
 
 
 def depends_on_positions_alone(mask: Mask | None) -> bool:
-    """Return whether a mask is one of this package without arrays, so that it is the same for every call of a plan."""
+    """Return whether a mask is the same for every call of a plan.
+
+    This holds for masks of this package without arrays, unless they call a function of the user.
+    """
     if mask is None:
         return True
-    return not mask.arrays() and all(type(part).__module__.startswith("qkv.masks.") for part in mask.parts())
+    ours = all(type(part).__module__.startswith("qkv.masks.") for part in mask.parts())
+    return ours and not mask.arrays() and not any(isinstance(p, Mask) and p.bound_per_call for p in mask.parts())
