@@ -152,6 +152,18 @@ def test_a_fit_with_less_effort_predicts_new_rows(effort):
     assert np.isfinite(model.predict_std(new)).all()
 
 
+def test_noise_gives_an_ensemble_and_structure_a_longer_training():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, size=(300, 3))
+    noisy, exact = (
+        AttentionRegressor(effort="standard", random_state=0).fit(x, y)
+        for y in (rng.normal(size=300), np.sin(3 * x[:, 0]) * x[:, 1])
+    )
+    assert len(noisy.keys_) > len(exact.keys_) == 1
+    assert exact.n_steps_ > noisy.n_steps_
+    assert len(AttentionRegressor(effort="standard", members=2, max_steps=9).fit(x, x[:, 0]).keys_) == 2
+
+
 @pytest.mark.parametrize("metric", ["diagonal", "linear", "low_rank", "network"])
 def test_quick_classifiers_with_missing_cells_learn_the_classes(metric):
     pandas = pytest.importorskip("pandas")

@@ -287,6 +287,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             self.dropout,
             self.patience,
             math.inf if self.max_seconds is None else float(self.max_seconds),
+            effort.total_steps if self.members == "auto" else math.inf,
         )
 
     def _candidates(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["EFFORTS", "Effort"]
@@ -22,6 +23,7 @@ class Effort:
         batch_part: rows of the table per row of a batch.
         min_batch: smallest batch.
         max_batch: largest batch.
+        total_steps: steps after which no further member is trained; infinite if all are trained at once.
         search_pairs: maximum number of pairs of rows per bandwidth, when the bandwidth is chosen.
     """
 
@@ -35,6 +37,7 @@ class Effort:
     batch_part: int
     min_batch: int
     max_batch: int
+    total_steps: float
     search_pairs: float
 
     def batch_size(self, rows: int) -> int:
@@ -48,8 +51,8 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(1, 64_000, 64, 0, 1e-2, 150, 150, 4, 64, 256, 4e6),
-    "standard": Effort(3, 1_000_000, 64, 0, 1e-2, 250, 250, 2, 64, 256, 1e7),
-    "best": Effort(8, 64_000, 128, 3072, 3e-3, 600, 1000, 4, 32, 512, 4e8),
+    "quick": Effort(1, 64_000, 64, 0, 1e-2, 150, 150, 4, 64, 256, 150, 4e6),
+    "standard": Effort(3, 1_000_000, 64, 0, 1e-2, 500, 900, 2, 64, 512, 700, 1e7),
+    "best": Effort(8, 64_000, 128, 3072, 3e-3, 600, 1000, 4, 32, 512, math.inf, 4e8),
 }
 """The presets by name. The time of a fit and the errors are compared in docs/estimators.md."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +61,9 @@ class TrainingOptions:
         dropout: dropout probability of hidden units.
         patience: steps without a smaller validation loss before training stops.
         seconds: time after which training stops; the learning rate decreases accordingly.
+        total_steps: steps of all members together, if batches are predicted from themselves: no further member is
+            trained where its steps would probably exceed them. Noise ends the training of a member early, so noisy
+            tables have more members, and others are trained longer.
     """
 
     members: int
@@ -72,6 +75,7 @@ class TrainingOptions:
     dropout: float
     patience: int
     seconds: float = math.inf
+    total_steps: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -139,12 +143,14 @@ def _train_members(
     seed: int,
     progress: TrainingProgress | None,
 ) -> TrainedMetric:
-    """Train the members one after the other; each has an equal part of the remaining time."""
+    """Train one member after the other, as long as steps and time suffice for the next one."""
     start, members = time.monotonic(), options.members
     trained: list[MemberParameters] = []
     losses: list[float] = []
-    most = 0
+    counts: list[int] = []
     for member in range(members):
+        if sum(counts) + np.mean(counts or 0) > options.total_steps:
+            break
         seconds = max(1e-3, (options.seconds - (time.monotonic() - start)) / (members - member))
         own = BatchOptions(
             options.steps, options.batch, options.rate, options.decay, options.dropout, options.patience, seconds
@@ -153,7 +159,7 @@ def _train_members(
         def inform(step: int, loss: float, member: int = member) -> None:
             if progress is not None:
                 mean = float(np.mean([*losses, loss]))
-                progress(member * options.steps + step, members * options.steps, mean)
+                progress(sum(counts) + step, _expected_steps(counts, options), mean)
 
         initial = {name: each[member].numpy() for name, each in parameters.items()}
         best, loss, steps = train_member(
@@ -161,9 +167,16 @@ def _train_members(
         )
         trained.append(best)
         losses.append(loss)
-        most = max(most, steps)
+        counts.append(steps)
     stacked = {name: torch.from_numpy(np.stack([each[name] for each in trained])) for name in parameters}
-    return TrainedMetric(stacked, held_out, np.array(losses), most)
+    return TrainedMetric(stacked, held_out[: len(trained)], np.array(losses), max(counts))
+
+
+def _expected_steps(counts: Sequence[int], options: TrainingOptions) -> int:
+    """Return an upper estimate of the steps of all members, given the steps of those that are trained."""
+    if not counts:
+        return int(min(options.members * options.steps, max(options.steps, options.total_steps)))
+    return int(min(sum(counts) + (options.members - len(counts)) * options.steps, options.total_steps + options.steps))
 
 
 def row_losses(

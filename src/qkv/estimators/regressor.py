@@ -41,8 +41,9 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         width: width of a key, for "low_rank" and "network".
         hidden: hidden units per layer of the network; "auto": 64, and 128 with effort "best".
         layers: layers of the network.
-        members: size of the ensemble; "auto": 1, 3 or 8 by effort, fewer above 8,000 rows ("best") and in small tables.
-        max_steps: maximum number of training steps of a member; "auto": 150, 250, or with effort "best" 600 to 1,000
+        members: size of the ensemble; "auto": at most 1, 3 or 8 by effort, fewer in tables that are very small,
+            have more than 8,000 rows ("best"), or hold little noise ("standard").
+        max_steps: maximum number of training steps of a member; "auto": 150, 500, or with effort "best" 600 to 1,000
             and at least one epoch.
         max_seconds: time after which the training of the metric stops; None means no limit. The learning rate decreases
             accordingly, so a shorter time gives a complete but less exact fit.
