@@ -36,8 +36,8 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         metric: "none" (standardized columns; only the bandwidth is chosen, by leave-one-out), "diagonal" (one
             factor per column), "linear", "low_rank" (`width` directions) or "network".
         trend: "none", "linear", "network", or "auto": "network" if the metric is "network", otherwise "none".
-        effort: "quick", "standard" or "best": the options that are "auto". A fit takes about 3, 15 and 100 to 700
-            times as long as histogram gradient boosting; see docs/estimators.md for the errors.
+        effort: "quick", "standard" or "best": the options that are "auto". A fit takes about 3, 6 to 16 and
+            100 to 700 times as long as histogram gradient boosting; docs/estimators.md shows the errors.
         width: width of a key, for "low_rank" and "network".
         hidden: hidden units per layer of the network; "auto": 64, and 128 with effort "best".
         layers: layers of the network.
