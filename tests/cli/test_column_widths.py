@@ -35,5 +35,5 @@ def test_the_value_is_visible_in_every_row(tmp_path, width):
     arguments = ("--key", "company name", "--value", "net revenue in thousands", "--score", "spelling")
     out = command("ask", "t.csv", *arguments, "Bnak of the West", cwd=tmp_path, env={"COLUMNS": str(width)}).stdout
     evidence = out.split("net rev")[1].splitlines()[1:4]
-    assert [line.split()[-1] for line in evidence] == ["3,703,700,000", "1,234,570,000", "2,469,140,000"]
+    assert [line.split()[-1] for line in evidence] == ["3,703,703,670", "1,234,567,890", "2,469,135,780"]
     assert any("█" in line for line in evidence) == (width == 120)

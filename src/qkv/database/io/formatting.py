@@ -25,23 +25,26 @@ __all__ = [
     "number",
 ]
 
+# A spread of this part of a number, or less, comes from rounding.
+_ROUNDING = 1e-12
 # So many numbers without brackets are a vector and not a name.
 _LONG_LIST = 8
 
 
 def number(value: float, spread: float | None = None) -> str:
-    """Return a number as text, rounded to six significant digits or to two significant digits of its error.
+    """Return a number as text, rounded to two significant digits of its spread or to six significant digits.
 
-    Integers without a spread are not rounded, and 15 digits are shown if the spread is 0.
-
-    Thousands are separated by commas from 10,000 on.
+    Without a spread, digits before the decimal point are not rounded. A spread within the rounding errors of the number
+    counts as 0, for which 15 digits are shown. Thousands are separated by commas from 10,000 on.
 
     Example:
-        >>> number(52345.678, 1234.5), number(1100.0), number(3.14159265, 1e-9)
-        ('52,300', '1100', '3.14159')
+        >>> number(52345.678, 1234.5), number(1100.0), number(55_000_029.3, 3.2), number(123_456_789.12)
+        ('52,300', '1100', '55,000,029.3', '123,456,789')
     """
     if not math.isfinite(value):
         return str(value)
+    if spread is not None and abs(spread) <= _ROUNDING * abs(value):
+        spread = 0.0
     if spread == 0 and abs(value) < 1e15:
         # All values are equal: their digits, without those that rounding adds.
         text = f"{value:,.15g}" if value == 0 or abs(value) >= 1e-4 else f"{value:.15g}"
@@ -50,9 +53,9 @@ def number(value: float, spread: float | None = None) -> str:
     elif value and not 1e-5 < abs(value) < 1e15:
         return f"{value:.6g}"
     else:
-        digits = 5 - math.floor(math.log10(abs(value))) if value else 6
+        digits = max(0, 5 - math.floor(math.log10(abs(value)))) if value else 6
         if spread and math.isfinite(spread):
-            digits = min(digits, 1 - math.floor(math.log10(abs(spread))))
+            digits = 1 - math.floor(math.log10(abs(spread)))
         text = f"{round(value, digits):,.{max(0, digits)}f}"
         if not spread and "." in text:
             text = text.rstrip("0").rstrip(".")
