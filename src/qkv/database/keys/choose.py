@@ -271,8 +271,9 @@ class ComparisonChooser:
             for c, s in zip(columns, scale, strict=True)
         )
         unit_name = _unit_name(columns) if alone else " standard deviations"
+        distance = f"{limit:.3g}{unit_name.removesuffix('s') if f'{limit:.3g}' == '1' else unit_name}"
         compared = f"compared by {type(score).__name__} of standardized columns, bandwidth {width:.3g} ({own})"
-        notes = (compared, f"bandwidth {method_text(chosen)}", f"no match beyond a distance of {limit:.3g}{unit_name}")
+        notes = (compared, f"bandwidth {method_text(chosen)}", f"no match beyond a distance of {distance}")
         return DistanceComparison(indices, columns, score, None, key, notes, mean, scale, unit, unit_name, limit)
 
     def _mixed(self, threshold: float | None, progress: Progress | None) -> MixedComparison:
