@@ -12,7 +12,7 @@ import torch
 from qkv.errors import OptionError
 from qkv.estimators import AttentionClassifier, AttentionRegressor, analytic_gradient
 from qkv.estimators.analytic_gradient import embed, encode_rows, loss_and_gradient
-from qkv.estimators.batch_training import BatchOptions, TrainingRows, learning_rate_factor, train_member
+from qkv.estimators.batch_training import TrainingOptions, TrainingRows, learning_rate_factor, train_member
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric
 from qkv.estimators.metric_learning import as_tensors, row_losses
@@ -105,7 +105,7 @@ def train(steps=60, patience=1000, seconds=float("inf"), values=None):
     rows = TrainingRows(encode_rows(FEATURES, metric), values, None)
     initial = {name: each[0].numpy() for name, each in random_parameters(metric).items()}
     reports = []
-    options = BatchOptions(steps, 16, 0.01, 1e-3, 0.1, patience, seconds)
+    options = TrainingOptions(1, steps, 16, 0, 0.01, 1e-3, 0.1, patience, seconds)
     trained = train_member(
         metric, initial, rows, np.arange(8, ROWS), np.arange(8), options, 0, lambda *report: reports.append(report)
     )

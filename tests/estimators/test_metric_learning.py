@@ -7,10 +7,10 @@ pytest.importorskip("torch")
 
 import torch
 
+from qkv.estimators.batch_training import TrainingOptions
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, _one_hot
 from qkv.estimators.metric_learning import (
-    TrainingOptions,
     _split_rows,
     _Trainer,
     _TrainingRows,

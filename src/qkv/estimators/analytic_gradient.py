@@ -25,13 +25,15 @@ from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric
 
 __all__ = [
+    "MIN_PROBABILITY",
     "Embedding",
     "EncodedRows",
     "MemberParameters",
     "embed",
     "encode_rows",
-    "leave_one_out_means",
+    "inverse_bandwidths",
     "loss_and_gradient",
+    "weighted_means",
 ]
 
 MemberParameters = dict[str, np.ndarray]
@@ -39,7 +41,8 @@ MemberParameters = dict[str, np.ndarray]
 
 _MAX_DENSE = 128
 """Maximum number of one-hot encoded codes that are multiplied as a dense matrix."""
-_MIN_PROBABILITY = 1e-6
+MIN_PROBABILITY = 1e-6
+"""Smallest probability of which a loss is computed."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +76,15 @@ class _Network:
     """Intermediate results of a network for the gradient.
 
     Attributes:
-        cosines: cosines of the angles of the periodic features, `(numbers, rows, frequencies)`.
-        sines: their sines.
+        angles: angles of the periodic features, `(numbers, rows, frequencies)`.
+        cosines: their cosines.
         inputs: periodic features and numbers, `(rows, inputs)`.
         activations: hidden units of each layer.
         slopes: derivatives of the hidden units of each layer.
     """
 
+    angles: Float[np.ndarray, "numbers rows frequencies"]
     cosines: Float[np.ndarray, "numbers rows frequencies"]
-    sines: Float[np.ndarray, "numbers rows frequencies"]
     inputs: Float[np.ndarray, "rows inputs"]
     activations: list[Float[np.ndarray, "rows hidden"]]
     slopes: list[Float[np.ndarray, "rows hidden"]]
@@ -138,7 +141,7 @@ def embed(
     trends = None if metric.trend == "none" else product[:, second:]
     if metric.trend == "network":
         trends = trends + activations[-1] @ parameters["D"]
-    return Embedding(keys, trends, _Network(cosines, np.sin(angles), inputs, activations, slopes))
+    return Embedding(keys, trends, _Network(angles, cosines, inputs, activations, slopes))
 
 
 def loss_and_gradient(
@@ -163,14 +166,14 @@ def loss_and_gradient(
     """
     keys, trends, network = embed(metric, parameters, rows, dropout_mask)
     residuals = values if trends is None else values - trends
-    inverse = 0.5 * np.exp(-2.0 * parameters["log_bandwidth"])
-    means, weights = leave_one_out_means(keys, residuals, inverse, sample_weight)
+    inverse = inverse_bandwidths(parameters)
+    means, weights = weighted_means(keys, keys, residuals, inverse, sample_weight, leave_one_out=True)
     predicted = means if trends is None else means + trends
     scale = np.float32(1.0 / len(keys)) if sample_weight is None else sample_weight / np.float32(len(keys))
     if metric.classification:
-        own = np.maximum((predicted * values).sum(axis=1, keepdims=True), _MIN_PROBABILITY)
+        own = np.maximum((predicted * values).sum(axis=1, keepdims=True), MIN_PROBABILITY)
         loss = float((-np.log(own) * scale).sum())
-        error_gradient = np.where(own > _MIN_PROBABILITY, -values / own, 0.0) * scale
+        error_gradient = np.where(own > MIN_PROBABILITY, -values / own, 0.0) * scale
     else:
         errors = predicted - values
         loss = float((errors * errors * scale).sum()) / values.shape[1]
@@ -187,29 +190,41 @@ def loss_and_gradient(
     return loss
 
 
-def leave_one_out_means(
-    keys: Float[np.ndarray, "rows width"],
-    values: Float[np.ndarray, "rows outputs"],
+def inverse_bandwidths(parameters: MemberParameters) -> Float[np.ndarray, " bandwidths"]:
+    """Return g = 1 / 2h² of each bandwidth."""
+    inverse: np.ndarray = 0.5 * np.exp(-2.0 * parameters["log_bandwidth"])
+    return inverse
+
+
+def weighted_means(
+    queries: Float[np.ndarray, "q width"],
+    keys: Float[np.ndarray, "k width"],
+    values: Float[np.ndarray, "k outputs"],
     inverse: Float[np.ndarray, " bandwidths"],
-    sample_weight: Float[np.ndarray, "rows 1"] | None,
-) -> tuple[Float[np.ndarray, "rows outputs"], list[Float[np.ndarray, "rows rows"]]]:
-    """Return the weighted means of the values of all other rows for each row, and the weights for each bandwidth.
+    sample_weight: Float[np.ndarray, "k 1"] | None,
+    leave_one_out: bool = False,
+) -> tuple[Float[np.ndarray, "q outputs"], list[Float[np.ndarray, "q k"]]]:
+    """Return the weighted means of the values for each query, and the weights for each bandwidth.
 
     Args:
+        queries: keys of the queries.
         keys: keys of the rows.
         values: values of the rows.
         inverse: g = 1 / 2h² of each output, or one for all.
         sample_weight: weights s of the rows.
+        leave_one_out: whether the queries are the rows, none of which takes part in its own mean.
     """
-    keys = keys - keys.mean(axis=0)  # smaller squares, smaller rounding errors
+    center = keys.mean(axis=0)  # smaller squares, smaller rounding errors
+    queries, keys = queries - center, keys - center
     squares = np.einsum("nd,nd->n", keys, keys)
     weights, parts = [], []
     for number, g in enumerate(inverse):
-        logits = (keys * (2.0 * g)) @ keys.T
+        logits = (queries * (2.0 * g)) @ keys.T
         logits -= squares * g
         if sample_weight is not None:
             logits += np.log(sample_weight[:, 0])
-        np.fill_diagonal(logits, -np.inf)
+        if leave_one_out:
+            np.fill_diagonal(logits, -np.inf)
         logits -= logits.max(axis=1, keepdims=True)
         np.exp(logits, out=logits)
         logits /= logits.sum(axis=1, keepdims=True)
@@ -322,7 +337,7 @@ def _network_gradient(
     periodic = inputs.reshape(len(rows), numbers, width).transpose(1, 0, 2)
     gradient["Wave"][...] = network.cosines.transpose(0, 2, 1) @ periodic
     angles = periodic @ parameters["Wave"].transpose(0, 2, 1)
-    angles *= network.sines
+    angles *= np.sin(network.angles)
     gradient["phase"][...] = -angles.sum(axis=1)
     gradient["wave"][...] = (rows.numbers.T[:, None, :] @ angles)[:, 0] * np.float32(-2 * math.pi)
 

@@ -17,6 +17,7 @@ from qkv.core.progress import ProgressBar
 from qkv.core.typing import ArrayLike, Float, Shaped
 from qkv.errors import DataError, OptionError
 from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, WIDE_GRID, search_bandwidth
+from qkv.estimators.batch_training import TrainingOptions
 from qkv.estimators.effort import EFFORTS
 from qkv.estimators.features import (
     Features,
@@ -29,7 +30,7 @@ from qkv.estimators.features import (
 )
 from qkv.estimators.fitted_rows import FittedRows, RowExplanation
 from qkv.estimators.metric import METRICS, Metric, Parameters
-from qkv.estimators.metric_learning import TrainedMetric, TrainingOptions, as_tensors, embed_rows, train_metric
+from qkv.estimators.metric_learning import TrainedMetric, as_tensors, embed_rows, train_metric
 from qkv.estimators.saved_estimator import SavedEstimator
 
 __all__ = ["AttentionEstimator", "RandomState"]

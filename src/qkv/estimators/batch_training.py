@@ -15,40 +15,55 @@ import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Float, Int
-from qkv.estimators.analytic_gradient import EncodedRows, MemberParameters, embed, loss_and_gradient
+from qkv.estimators.analytic_gradient import (
+    MIN_PROBABILITY,
+    EncodedRows,
+    MemberParameters,
+    embed,
+    inverse_bandwidths,
+    loss_and_gradient,
+    weighted_means,
+)
 from qkv.estimators.metric import Metric
 
-__all__ = ["BatchOptions", "TrainingRows", "learning_rate_factor", "train_member"]
+__all__ = ["TrainingOptions", "TrainingRows", "learning_rate_factor", "train_member"]
 
 _VALIDATION_KEYS = 2048
 _VALIDATION_ROWS = 1024
 _EVALUATIONS = 12
 """Number of evaluations on the held-out rows in a training of the maximum number of steps."""
 _BETAS = 0.9, 0.95
-_MIN_PROBABILITY = 1e-6
 
 
 @dataclass(frozen=True)
-class BatchOptions:
-    """Options of `train_member`.
+class TrainingOptions:
+    """Options of the training of a metric, such as the maximum number of steps and the learning rate.
 
     Attributes:
+        members: number of ensemble members.
         steps: maximum number of optimizer steps.
-        batch: rows of a batch.
+        batch: rows that are predicted in one training step.
+        candidates: rows from which a batch is predicted; 0 means the rows of the batch.
         rate: learning rate.
         decay: weight decay.
         dropout: dropout probability of hidden units.
         patience: steps without a smaller validation loss before training stops.
         seconds: time after which training stops; the learning rate decreases accordingly.
+        total_steps: steps of all members together, if batches are predicted from themselves: no further member is
+            trained where its steps would probably exceed them. Noise ends the training of a member early, so noisy
+            tables have more members, and others are trained longer.
     """
 
+    members: int
     steps: int
     batch: int
+    candidates: int
     rate: float
     decay: float
     dropout: float
     patience: int
     seconds: float = math.inf
+    total_steps: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,7 @@ def train_member(
     rows: TrainingRows,
     training: Int[np.ndarray, " training"],
     held_out: Int[np.ndarray, " held_out"],
-    options: BatchOptions,
+    options: TrainingOptions,
     seed: int,
     progress: Callable[[int, float], None] | None = None,
 ) -> tuple[MemberParameters, float, int]:
@@ -88,7 +103,7 @@ def train_member(
         rows: all rows.
         training: indices of the training rows, at least two.
         held_out: indices of the held-out rows, at least one.
-        options: training options.
+        options: training options; those of an ensemble have no effect.
         seed: seed of the batches and of the dropout.
         progress: called after each evaluation on held-out rows as `progress(step, smallest loss)`.
 
@@ -205,23 +220,12 @@ class _Validation:
         embedding = embed(self._metric, parameters, self._rows)
         n, values, trends = self._keys, self._values, embedding.trends
         residuals = values[:n] if trends is None else values[:n] - trends[:n]
-        keys = embedding.keys - embedding.keys[:n].mean(axis=0)
-        squares = np.einsum("nd,nd->n", keys[:n], keys[:n])
-        means = []
-        inverses = 0.5 * np.exp(-2.0 * parameters["log_bandwidth"])
-        for number, inverse in enumerate(inverses):
-            logits = (keys[n:] * (2.0 * inverse)) @ keys[:n].T
-            logits -= squares * inverse
-            if self._weights is not None:
-                logits += np.log(self._weights[:n, 0])
-            logits -= logits.max(axis=1, keepdims=True)
-            np.exp(logits, out=logits)
-            part = residuals if len(inverses) == 1 else residuals[:, number : number + 1]
-            means.append(logits @ part / logits.sum(axis=1, keepdims=True))
-        predicted = np.concatenate(means, axis=1)
+        weights = None if self._weights is None else self._weights[:n]
+        inverse, keys = inverse_bandwidths(parameters), embedding.keys
+        predicted, _ = weighted_means(keys[n:], keys[:n], residuals, inverse, weights)
         predicted = predicted if trends is None else predicted + trends[n:]
         if self._metric.classification:
-            losses = -np.log(np.maximum((predicted * values[n:]).sum(axis=1), _MIN_PROBABILITY))
+            losses = -np.log(np.maximum((predicted * values[n:]).sum(axis=1), MIN_PROBABILITY))
         else:
             losses = np.square(predicted - values[n:]).mean(axis=1)
         return float(np.average(losses, weights=None if self._weights is None else self._weights[n:, 0]))

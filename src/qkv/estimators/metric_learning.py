@@ -13,15 +13,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qkv.core.typing import Float, Int
-from qkv.estimators.analytic_gradient import MemberParameters, encode_rows
-from qkv.estimators.batch_training import BatchOptions, TrainingRows, learning_rate_factor, train_member
+from qkv.estimators.analytic_gradient import MIN_PROBABILITY, MemberParameters, encode_rows
+from qkv.estimators.batch_training import TrainingOptions, TrainingRows, learning_rate_factor, train_member
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, Parameters
 from qkv.estimators.nadaraya_watson import Embedded, weighted_mean_with_trend
@@ -29,7 +29,6 @@ from qkv.masks import Documents, Mask
 
 __all__ = [
     "TrainedMetric",
-    "TrainingOptions",
     "TrainingProgress",
     "as_tensors",
     "embed_rows",
@@ -44,38 +43,6 @@ _MAX_HELD_OUT = 4096
 """Maximum number of rows that a member holds out, enough to estimate the error."""
 _MAX_VALIDATION_KEYS = 16_384
 _EMBEDDING_BLOCK = 8192
-_MIN_PROBABILITY = 1e-6
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """Options of `train_metric`, such as the maximum number of steps and the learning rate.
-
-    Attributes:
-        members: number of ensemble members.
-        steps: maximum number of optimizer steps.
-        batch: rows that are predicted in one training step.
-        candidates: rows from which a batch is predicted; 0 means the rows of the batch.
-        rate: learning rate.
-        decay: weight decay.
-        dropout: dropout probability of hidden units.
-        patience: steps without a smaller validation loss before training stops.
-        seconds: time after which training stops; the learning rate decreases accordingly.
-        total_steps: steps of all members together, if batches are predicted from themselves: no further member is
-            trained where its steps would probably exceed them. Noise ends the training of a member early, so noisy
-            tables have more members, and others are trained longer.
-    """
-
-    members: int
-    steps: int
-    batch: int
-    candidates: int
-    rate: float
-    decay: float
-    dropout: float
-    patience: int
-    seconds: float = math.inf
-    total_steps: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -117,17 +84,14 @@ def train_metric(
     """
     generator = torch.Generator().manual_seed(seed)
     parameters = metric.initial_parameters(options.members, generator)
-    rows = _TrainingRows.from_arrays(features, values, sample_weight)
     training, held_out = _split_rows(len(features), options.members, seed)
     if held_out.shape[1] == 0 or options.steps == 0 or training.shape[1] < 2:
         return TrainedMetric(parameters, held_out.numpy(), np.full(options.members, np.nan), 0)
     if options.candidates == 0:
-        rows_ = TrainingRows(
-            encode_rows(features, metric),
-            values,
-            None if sample_weight is None else sample_weight.astype(np.float32)[:, None],
-        )
-        return _train_members(metric, parameters, rows_, training.numpy(), held_out.numpy(), options, seed, progress)
+        weights = None if sample_weight is None else sample_weight.astype(np.float32)[:, None]
+        encoded = TrainingRows(encode_rows(features, metric), values, weights)
+        return _train_members(metric, parameters, encoded, training.numpy(), held_out.numpy(), options, seed, progress)
+    rows = _TrainingRows.from_arrays(features, values, sample_weight)
     trainer = _Trainer(metric, parameters, rows, training, held_out, options, generator)
     steps = trainer.run(progress)
     return TrainedMetric(trainer.best, held_out.numpy(), trainer.best_losses.numpy(), steps)
@@ -152,18 +116,22 @@ def _train_members(
         if sum(counts) + np.mean(counts or 0) > options.total_steps:
             break
         seconds = max(1e-3, (options.seconds - (time.monotonic() - start)) / (members - member))
-        own = BatchOptions(
-            options.steps, options.batch, options.rate, options.decay, options.dropout, options.patience, seconds
-        )
 
-        def inform(step: int, loss: float, member: int = member) -> None:
+        def inform(step: int, loss: float) -> None:
             if progress is not None:
                 mean = float(np.mean([*losses, loss]))
                 progress(sum(counts) + step, _expected_steps(counts, options), mean)
 
         initial = {name: each[member].numpy() for name, each in parameters.items()}
         best, loss, steps = train_member(
-            metric, initial, rows, training[member], held_out[member], own, seed + member, inform
+            metric,
+            initial,
+            rows,
+            training[member],
+            held_out[member],
+            replace(options, seconds=seconds),
+            seed + member,
+            inform,
         )
         trained.append(best)
         losses.append(loss)
@@ -186,7 +154,7 @@ def row_losses(
 ) -> Float[Tensor, "members rows"]:
     """Return the loss of each row, which is its squared error, averaged over outputs, or the log loss of its class."""
     if classification:
-        return -torch.log((predicted * target).sum(dim=-1).clamp_min(_MIN_PROBABILITY))
+        return -torch.log((predicted * target).sum(dim=-1).clamp_min(MIN_PROBABILITY))
     return (predicted - target).square().mean(dim=-1)
 
 

@@ -13,7 +13,7 @@ from qkv.errors import DamagedError
 from qkv.store import row_files
 from qkv.store.arrow_files import parse_schema
 from qkv.store.attachments import attached_damages, attached_files
-from qkv.store.block import Damage, Verification
+from qkv.store.block import Damage, Verification, verify_repeatedly
 from qkv.store.chain import Chain, read_chain, resolve
 from qkv.store.manifest import Manifest, RowFile
 from qkv.store.manifest_files import manifest_path
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FileUse", "cache_damages", "file_uses", "unreadable_versions", "verify_arrow"]
 
-_MOST_PASSES = 20
-
 
 def verify_arrow(path: Path, progress: Progress | None = None) -> Verification:
     """Verify the files of all versions of a store of Arrow files; see `qkv.store.verify`.
@@ -33,14 +31,7 @@ def verify_arrow(path: Path, progress: Progress | None = None) -> Verification:
     So damaged files are verified again by newer manifests, until the same damages are found twice.
     """
     intact: set[tuple[str, int]] = set()
-    before = None
-    for _ in range(_MOST_PASSES):
-        found = _verify_once(path, intact, progress)
-        state = {(damage.file, damage.problem) for damage in found.damages}
-        if not state or state == before:
-            break
-        before = state
-    return found
+    return verify_repeatedly(lambda: _verify_once(path, intact, progress))
 
 
 @dataclass

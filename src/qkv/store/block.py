@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +13,9 @@ from qkv.core.typing import Bool
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Block", "Damage", "Verification"]
+__all__ = ["Block", "Damage", "Verification", "verify_repeatedly"]
+
+_MOST_PASSES = 20
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,21 @@ class Verification:
     damages: tuple[Damage, ...]
     rows: int
     lost: int
+
+
+def verify_repeatedly(verify_once: Callable[[], Verification]) -> Verification:
+    """Verify a store until nothing is damaged or the same damages are found twice, and return the last result.
+
+    While another process appends or compacts, a file may be removed between the reading of its manifest and its own.
+    """
+    before = None
+    for _ in range(_MOST_PASSES):
+        found = verify_once()
+        state = {(damage.file, damage.problem) for damage in found.damages}
+        if not state or state == before:
+            break
+        before = state
+    return found
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ from qkv.core.progress import Progress, track
 from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedError, DataError
 from qkv.store.attachments import attached_damages, attached_files
-from qkv.store.block import Damage, Verification
+from qkv.store.block import Damage, Verification, verify_repeatedly
 from qkv.store.lance_files import METADATA, fragment_damage, fragment_name, manifests, open_version
 
 __all__ = ["verify_lance"]
-
-_MOST_PASSES = 20
 
 
 def verify_lance(path: Path, progress: Progress | None = None) -> Verification:
@@ -24,14 +22,7 @@ def verify_lance(path: Path, progress: Progress | None = None) -> Verification:
     files are verified again by newer manifests, until the same damages are found twice.
     """
     intact: set[str] = set()
-    before = None
-    for _ in range(_MOST_PASSES):
-        found = _verify_once(path, intact, progress)
-        state = {(damage.file, damage.problem) for damage in found.damages}
-        if not state or state == before:
-            break
-        before = state
-    return found
+    return verify_repeatedly(lambda: _verify_once(path, intact, progress))
 
 
 def _verify_once(path: Path, intact: set[str], progress: Progress | None) -> Verification:

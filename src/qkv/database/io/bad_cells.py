@@ -102,9 +102,11 @@ def detect_conversions(
     types = dict(zip(relation.columns, map(str, relation.types), strict=True))
     policy = options.on_bad_cell
     for name in dict.fromkeys(names):
-        found = None
-        if types.get(name) == "VARCHAR" and name in numeric and not _has_format(relation, name, options, delimiter):
-            found = number_reading(relation, name, options.decimal or ".", policy == "text")
+        text, found, dated = types.get(name) == "VARCHAR", None, None
+        if text and name in numeric:
+            dated = _reading_in_format(relation, name, name in stated, options, delimiter)
+            if dated is None:
+                found = number_reading(relation, name, options.decimal or ".", policy == "text")
         if found is not None:
             readings[name] = found
             bad = f"{found.bad('x')} and lower(trim(x)) not in ('nan', '-nan')"
@@ -114,8 +116,8 @@ def detect_conversions(
             note = _count_bad(relation, name, readings[name].bad("x"), "whole number", policy, source)
         elif types.get(name) in ("FLOAT", "DOUBLE"):
             note = _count_bad(relation, name, "isinf(x)", "finite number", policy, source)
-        elif types.get(name) == "VARCHAR" and not options.as_written:
-            reading, note = detect_reading(relation, name, name in stated, options, delimiter)
+        elif text and not options.as_written:
+            reading, note = dated or detect_reading(relation, name, name in stated, options, delimiter)
             if reading is not None:
                 counted = "count" if policy == "text" else policy
                 if reading.bad_cells:
@@ -136,12 +138,14 @@ def detect_conversions(
     return Conversions(readings, notes)
 
 
-def _has_format(relation: duckdb.DuckDBPyRelation, name: str, options: ReadOptions, delimiter: str) -> bool:
-    """Return whether a date format is given, and most cells of a column of digits are dates in this format."""
+def _reading_in_format(
+    relation: duckdb.DuckDBPyRelation, name: str, stated: bool, options: ReadOptions, delimiter: str
+) -> tuple[TextReading, CellNote | None] | None:
+    """Return the reading of a column of digits as dates in the given format and its note, or None for other columns."""
     if not options.date_format or options.as_written:
-        return False
-    reading, _ = detect_reading(relation, name, True, options, delimiter)
-    return reading is not None and reading.date_format == options.date_format
+        return None
+    reading, note = detect_reading(relation, name, stated, options, delimiter)
+    return (reading, note) if reading is not None and reading.date_format == options.date_format else None
 
 
 def _count_bad(

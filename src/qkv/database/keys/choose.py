@@ -17,7 +17,7 @@ Numbers are too far away beyond the larger of three bandwidths (at most 1 standa
 regression) and the 99th percentile of the distances between a key and its nearest other key. If a text occurs in ten
 rows or more, "top 10" grows to one more than that number, so that all equal keys and one other are included. Which
 columns hold identifiers is stated in `qkv.database.keys.identifiers`; a score that compares numbers compares them as
-numbers. Categories and identifiers equal a query that differs in case, unless the score `Exact` is given. A score
+numbers. Categories and identifiers equal a query that differs in case, unless the score `Exact` is given. A given score
 object compares unstandardized numbers (timestamps in days). A kernel given by name without a bandwidth compares
 standardized columns with a chosen bandwidth.
 """
