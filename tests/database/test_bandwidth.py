@@ -87,7 +87,7 @@ def test_a_sample_of_predicted_rows_chooses_the_bandwidth_of_all_rows(frequency,
     values = np.sin(frequency * points) + draw.normal(size=(6000, 1))
     monkeypatch.setattr(bandwidth, "_MOST_PAIRS", 10**7)
     some = leave_one_out(points, values)
-    monkeypatch.setattr(bandwidth, "_MOST_OF_GROUP", 6000)
+    monkeypatch.setattr(bandwidth, "_ALL_TARGETS", 12_000)
     every = leave_one_out(points, values)
     assert some.tried != every.tried
     errors = {round(np.log2(width), 3): error for width, error in every.tried}

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_CACHE", "ChoiceCache", "cache_folder"]
 
 # To be increased when other bandwidths, distances or factors are chosen from the same rows.
-_FORMAT = 3
+_FORMAT = 4
 _PACKAGES = ("qkv", "numpy", "duckdb", "pyarrow")
 _RECENT_NANOSECONDS = 2 * 10**9
 _LARGEST_ENTRY = 2**24

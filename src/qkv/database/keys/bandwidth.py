@@ -6,13 +6,7 @@
 For one-hot values this is the Brier score. Of more than 4,000 rows, 1,000 are predicted by all bandwidths. Those that
 are clearly worse than the best are dropped, and as many rows as take half a second are predicted by the others.
 
-For rows in groups, the sums are over the rows of the same group, and values are standardized by the mean and the
-deviation of their group. A group g of n rows with the sum of errors E_g(h) has the bandwidth that minimizes
-
-    E_g(h) + error(h)
-
-so that groups without a clear minimum follow the error of all groups, which counts as much as one row. At most 2,000
-rows of a group are predicted.
+For rows in groups, see `qkv.database.keys.group_bandwidths`.
 """
 
 from __future__ import annotations
@@ -25,8 +19,9 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.core.untrusted_json import Fields
 from qkv.database.io.formatting import number as format_number
-from qkv.database.keys.bandwidth_errors import LARGEST_EXPONENT, BandwidthErrors, TargetErrors
-from qkv.database.keys.neighbor_blocks import draw_rows, separate_groups
+from qkv.database.keys.bandwidth_errors import BandwidthErrors, TargetErrors, error_series, series_widths
+from qkv.database.keys.group_bandwidths import GroupBandwidths, choose_within_groups
+from qkv.database.keys.neighbor_blocks import draw_rows
 from qkv.plan.cost import counted
 
 __all__ = ["KERNEL_WIDTHS", "Bandwidth", "choose_bandwidth", "leave_one_out", "method_text", "scott"]
@@ -34,15 +29,12 @@ __all__ = ["KERNEL_WIDTHS", "Bandwidth", "choose_bandwidth", "leave_one_out", "m
 # The bandwidth at which a kernel smooths as much as a Gaussian of bandwidth 1: Marron and Nolan (1988),
 # Canonical kernels for density estimation; the ratio of (R(K) / μ₂(K)²)^(1/5).
 KERNEL_WIDTHS = {"laplace": 0.7398, "boxcar": 1.7401, "epanechnikov": 2.2138, "triangular": 2.4326}
-# Up to four series of eight bandwidths, from 2 to 0.00006 standard deviations.
-_GRIDS = 4
-_GRID = 8
 # Of more rows, some are predicted by all bandwidths, and more by those that are not clearly worse than the best, by so
 # many standard errors of the difference. A hundred million pairs take half a second.
 _FIRST_TARGETS = 1000
 _CLEARLY_WORSE = 4.0
 _MOST_PAIRS = 10**8
-_MOST_OF_GROUP = 2000
+_ALL_TARGETS = 4000
 
 
 @dataclass(frozen=True)
@@ -165,82 +157,32 @@ def leave_one_out(
     if not spread > 0:
         return scott(total, width, "the values are all equal")
     widest = 2.0 * np.sqrt(width)
+    if groups is not None:
+        return _within_groups(choose_within_groups(points, values, groups, widest, progress), width, total)
     # Centered and scaled: float32 sums of large, nearly equal values would cancel. A row without neighbors is
     # predicted by the mean of the other rows, −v / (n − 1).
-    if groups is None:
-        values = (values - values.mean(axis=0)) / spread
-        alone = np.full((len(values), 1), -1.0 / (len(values) - 1))
-    else:
-        values, counts = _standardize_groups(values, groups)
-        points, values, groups = points[counts > 1], values[counts > 1], groups[counts > 1]
-        if len(points) < 3 or not values.any():
-            return scott(total, width, "fewer than three rows in groups of two or more")
-        alone = -1.0 / (counts[counts > 1, None] - 1)
-        points = separate_groups(points, groups, 2 * np.sqrt(2 * LARGEST_EXPONENT) * widest)
+    values = (values - values.mean(axis=0)) / spread
+    alone = np.full((len(values), 1), -1.0 / (len(values) - 1))
     errors = BandwidthErrors(points, values, alone)
-    targets, found = errors.targets(_drawn(len(points), groups)), list[Float[np.ndarray, "steps t"]]()
-    for number in range(_GRIDS):
-        found.append(targets.errors(widest * 2.0 ** (-number * _GRID / 2), _GRID, _part_progress(progress, number)))
-        last, previous = found[-1][-1].mean(), found[-1][-2].mean()
-        if targets.isolated > 0.5 or abs(last - previous) <= 1e-9 * last:
-            break  # most rows have no neighbors but identical rows, so narrower kernels change nothing
-    every = np.concatenate(found)
-    factors: tuple[tuple[int, float], ...] = ()
-    if groups is None:
-        means = every.mean(axis=1) if len(targets.rows) == len(points) else _refined(errors, targets, every, widest)
-    else:
-        own = groups[targets.rows]
-        # Groups of which only some rows are predicted count as all of their rows.
-        share = np.bincount(groups) / np.maximum(np.bincount(own, minlength=groups.max() + 1), 1)
-        sums = np.stack([np.bincount(own, row, len(share)) for row in every]) * share
-        means = sums.sum(axis=1) / len(points)
+    targets = errors.targets(None if len(points) <= _ALL_TARGETS else draw_rows(len(points), _FIRST_TARGETS))
+    every = error_series(targets, widest, progress)
+    means = every.mean(axis=1) if len(targets.rows) == len(points) else _refined(errors, targets, every, widest)
     # Ties go to the wider kernel, which gives a smoother function.
-    best = int(np.argmin(means))
-    if groups is not None:
-        factors = _group_factors(sums, means, best)
-    widths = widest * 2.0 ** (-np.arange(len(means)) / 2)
-    scale = float(spread) ** 2 if groups is None else 1.0
+    best, scale = int(np.argmin(means)), float(spread) ** 2
+    widths = series_widths(widest, len(means))
     value = float(widths[best]) * (total / len(points)) ** (-1.0 / (width + 4))
     baseline = float(np.square(values).sum(axis=1).mean()) * scale
     tried = tuple(zip(widths.tolist(), (means * scale).tolist(), strict=True))
-    error = float(means[best]) * scale
-    return Bandwidth(value, "leave-one-out", len(points), error, baseline, tried, total, groups is not None, factors)
+    return Bandwidth(value, "leave-one-out", len(points), float(means[best]) * scale, baseline, tried, total)
 
 
-def _standardize_groups(
-    values: Float[np.ndarray, "rows targets"], groups: Int[np.ndarray, " rows"]
-) -> tuple[Float[np.ndarray, "rows targets"], Int[np.ndarray, " rows"]]:
-    """Return values relative to the mean and the deviation of their group, and the number of rows of each row's group.
-
-    Values of a group in which all are equal become 0.
-    """
-    counts = np.bincount(groups)
-    count = np.maximum(counts, 1)
-    means = np.stack([np.bincount(groups, column) / count for column in values.T], axis=1)
-    residuals = values - means[groups]
-    squares = np.bincount(groups, np.square(residuals).sum(axis=1)) / count
-    # Rounding leaves residuals of equal values.
-    magnitude = np.bincount(groups, np.square(values).sum(axis=1)) / count
-    deviations = np.sqrt(np.where(squares > 1e-24 * magnitude, squares, np.inf))
-    return residuals / deviations[groups][:, None], counts[groups]
-
-
-def _drawn(count: int, groups: Int[np.ndarray, " rows"] | None) -> Int[np.ndarray, " t"] | None:
-    """Return the rows that are predicted first, at most 2,000 of each group, or None for all rows."""
-    if groups is None:
-        return None if count <= 2 * _MOST_OF_GROUP else draw_rows(count, _FIRST_TARGETS)
-    order = draw_rows(count, count)
-    order = order[np.argsort(groups[order], kind="stable")]
-    sizes = np.bincount(groups)
-    places = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return None if sizes.max() <= _MOST_OF_GROUP else np.sort(order[places < _MOST_OF_GROUP])
-
-
-def _part_progress(progress: Progress | None, number: int) -> Progress | None:
-    """Return a function that reports the progress of one of the series of bandwidths."""
-    if progress is None:
-        return None
-    return lambda what, done, total: progress(what, number * total + done, _GRIDS * total)
+def _within_groups(chosen: GroupBandwidths | None, width: int, total: int) -> Bandwidth:
+    """Return bandwidths of groups, for a table with `total` rows of which they were chosen from a sample."""
+    if chosen is None:
+        return scott(total, width, "fewer than three rows in groups of two or more")
+    value = chosen.value * (total / chosen.rows) ** (-1.0 / (width + 4))
+    found = chosen.error, chosen.baseline, chosen.tried
+    return Bandwidth(value, "leave-one-out", chosen.rows, *found, total, grouped=True, factors=chosen.factors)
 
 
 def _refined(
@@ -268,20 +210,6 @@ def _refined(
     means += refined[best - low] - means[best]
     means[low:high] = refined
     return np.asarray(means)
-
-
-def _group_factors(
-    errors: Float[np.ndarray, "steps groups"], means: Float[np.ndarray, " steps"], best: int
-) -> tuple[tuple[int, float], ...]:
-    """Return the factor by which the bandwidth of each group differs from the best, for groups in which it does.
-
-    Args:
-        errors: the sum of the errors of each group.
-        means: the mean error of all rows.
-        best: the index of the best bandwidth.
-    """
-    chosen = np.argmin(errors + means[:, None], axis=0)
-    return tuple((int(group), 2.0 ** ((best - chosen[group]) / 2)) for group in np.flatnonzero(chosen != best))
 
 
 def method_text(chosen: Bandwidth) -> str:

@@ -16,7 +16,7 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.database.keys.neighbor_blocks import split_into_blocks, squared_distances
 
-__all__ = ["LARGEST_EXPONENT", "BandwidthErrors", "TargetErrors"]
+__all__ = ["LARGEST_EXPONENT", "BandwidthErrors", "TargetErrors", "error_series", "series_widths"]
 
 # Squaring doubles a relative error: after eight squarings the rounding of one exponential has grown to about
 # 3e-5. More than eight bandwidths need fresh exponentials.
@@ -33,6 +33,9 @@ _SMALLEST_KERNEL = np.float32(np.exp(-LARGEST_EXPONENT))
 _BLOCK = 360
 _COLUMNS = 2
 _THREADS = 2
+# Up to four series of eight bandwidths, from 2 to 0.00006 standard deviations.
+_GRIDS = 4
+_GRID = 8
 
 
 class BandwidthErrors:
@@ -153,3 +156,33 @@ class TargetErrors:
 def _reach(widest: float) -> float:
     """Return the squared distance from which a kernel of some bandwidth is 0."""
     return LARGEST_EXPONENT * 2.0 * widest**2
+
+
+def error_series(
+    targets: TargetErrors, widest: float, progress: Progress | None = None
+) -> Float[np.ndarray, "steps t"]:
+    """Return the errors of targets at the bandwidths `series_widths`, until most of them have no neighbors."""
+    found: list[Float[np.ndarray, "some t"]] = []
+    for number in range(_GRIDS):
+        found.append(targets.errors(widest * 2.0 ** (-number * _GRID / 2), _GRID, _part_progress(progress, number)))
+        last, previous = found[-1][-1].mean(), found[-1][-2].mean()
+        if targets.isolated > 0.5 or abs(last - previous) <= 1e-9 * last:
+            break  # most rows have no neighbors but identical rows, so narrower kernels change nothing
+    return np.concatenate(found)
+
+
+def series_widths(widest: float, steps: int) -> Float[np.ndarray, " steps"]:
+    """Return bandwidths that differ by factors of √2, widest first.
+
+    Example:
+        >>> series_widths(2.0, 3).round(3).tolist()
+        [2.0, 1.414, 1.0]
+    """
+    return np.asarray(widest * 2.0 ** (-np.arange(steps) / 2))
+
+
+def _part_progress(progress: Progress | None, number: int) -> Progress | None:
+    """Return a function that reports the progress of one of the series of bandwidths."""
+    if progress is None:
+        return None
+    return lambda what, done, total: progress(what, number * total + done, _GRIDS * total)
