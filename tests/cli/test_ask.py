@@ -289,3 +289,19 @@ def test_no_cache_neither_reads_nor_writes_what_was_chosen(qkv, tmp_path, monkey
     assert qkv(*question)[1] != wanted  # the changed bandwidth was read
     assert qkv(*question, "--no-cache")[1] == wanted
     assert {path: path.read_bytes() for path in folder.glob("*.json")} == before
+
+
+@pytest.mark.parametrize("format_", ["csv", "json", "table"])
+def test_every_format_says_how_columns_are_read(tmp_path, qkv, format_):
+    (tmp_path / "t.csv").write_text("shop_id,day,v\n" + "".join(f"{i % 2},0{i}.02.2024,{i}\n" for i in range(1, 9)))
+    read = "shop_id is read as an identifier, because its whole numbers are named like identifiers"
+    dates = "day is read in the format %d.%m.%Y, day first"
+    arguments = (tmp_path / "t.csv", "--key", "shop_id,day", "--value", "v", "1,03.02.2024", "--format", format_)
+    code, out, err = qkv("ask", *map(str, arguments))
+    assert code == 0
+    notes = err if format_ == "csv" else out
+    assert notes.count(read) == 1
+    assert dates in notes
+    assert "shop_id: shop_id" not in notes
+    assert (err == "") == (format_ != "csv")
+    assert all(line.startswith("qkv: ") for line in err.splitlines())

@@ -113,10 +113,30 @@ def test_two_lines_without_commas_are_two_queries_of_a_key_with_two_columns():
     ]
 
 
-def test_a_bad_query_of_the_command_line_is_refused(qkv):
-    code, out, err = qkv(*GPA, "3.1", "abc")
+def test_the_only_query_of_the_command_line_is_refused_if_it_is_bad(qkv):
+    code, out, err = qkv(*GPA, "abc")
     assert (code, out) == (2, "")
     assert err.startswith("qkv: the query for the key 'gpa' must be a finite number, got 'abc'.")
+
+
+@pytest.mark.parametrize("format_", ["table", "csv", "json"])
+def test_one_of_several_bad_queries_of_the_command_line_has_its_reason_and_the_others_answers(qkv, format_):
+    code, out, err = qkv(*GPA, "3.1", "abc", "2.9", "--format", format_)
+    assert (code, err) == (0, "qkv: 1 query could not be read; the reasons are in the answers.\n")
+    assert "the query for the key 'gpa' must be a finite number, got 'abc'." in out
+    assert "line" not in out
+    alone = [qkv(*GPA, query, "--format", format_, "--top", "3")[1] for query in ("3.1", "2.9")]
+    # The digits after these are rounded differently in one call of several queries.
+    line, shown = (1, 14) if format_ == "csv" else (0, 30)
+    assert all(each.splitlines()[line][:shown] in out for each in alone)
+
+
+def test_arguments_without_commas_are_queries_of_their_own_where_the_key_has_two_columns(qkv):
+    code, out, err = qkv("ask", "members.csv", "--key", "member,city", "--value", "active", "1200", "Oslo", "1200,Oslo")
+    assert code == 0
+    assert out.count("the query must have 2 parts, one for each of member, city, got 1") == 2
+    assert "\n1200,Oslo → true" in out
+    assert err.startswith("qkv: 2 queries could not be read")
 
 
 def test_queries_in_utf_16_are_refused_with_the_remedy(tmp_path, qkv):

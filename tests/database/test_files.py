@@ -16,6 +16,28 @@ from qkv.errors import DataError, OptionError
 
 from ..cli.conftest import command
 
+
+def test_files_are_counted_once_and_named_in_the_notes(tmp_path):
+    for name in ("a.csv", "b.csv", "c.csv"):
+        (tmp_path / name).write_text("x,v\n1,2\n2,3\n")
+    notes = [
+        Database.open(source, "x", "v").ask(1).notes[0]
+        for source in (tmp_path, f"{tmp_path}/*.csv", f"{tmp_path}/[ab].csv", [tmp_path / "a.csv", tmp_path / "b.csv"])
+    ]
+    several, two = "6 rows of 3 files (a.csv … c.csv)", "4 rows of 2 files (a.csv, b.csv)"
+    assert notes == [several, several, two, two]
+    (tmp_path / "B.csv.zst").write_bytes(pa.Codec("zstd").compress(b"x,v\n1,2\n", asbytes=True))
+    assert Database.open(tmp_path, "x", "v").ask(1).notes[0].startswith("7 rows of 4 files")
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"x,v\n1,2\n"))
+    for source in (tmp_path, f"{tmp_path}/*", [tmp_path / "b.csv", tmp_path / "b.csv.gz"]):
+        with pytest.raises(DataError, match=r"each table must be given once, got .*b\.csv' and .*b\.csv\.gz'"):
+            read(source)
+    parquet.write_table(pa.table({"x": [1], "v": [2]}), tmp_path / "a.parquet")
+    assert read([tmp_path / "a.csv", tmp_path / "a.parquet"]).num_rows == 3
+    with pytest.raises(DataError, match="may hold the same rows"):
+        read(f"{tmp_path}/a.*")
+
+
 ROWS = [("José", 3.5), ("Li", 4.25), ("Ørsted", -1.0), ("Zoë; the 2nd", 0.125)]
 NAMES = [name for name, _ in ROWS]
 

@@ -18,6 +18,35 @@ def points(key="x,y"):
     return Database.open(POINTS, key=key, value="v")
 
 
+PLACES = {"at": [[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], "x": [1.0, 2.0, 3.0], "v": [1.0, 2.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        ([1.0, 0.0], 2),
+        ((1, 0), 2.0),
+        [np.array([1.0, 0.0]), 2],
+        {"at": [1, 0], "x": 2},
+        np.array([np.array([1.0, 0.0]), 2.0], object),
+    ],
+)
+def test_a_vector_beside_a_number_is_one_query(query):
+    database = Database.open(PLACES, "at,x", "v")
+    one, several = database.ask(query), database.ask([query, ([0, 1], 1)])
+    assert one.single
+    assert not several.single
+    assert one.value == database.ask([query]).value[0] == several.value[0]
+
+
+def test_two_vectors_are_one_query_of_two_key_columns():
+    database = Database.open({**PLACES, "to": PLACES["at"]}, "at,to", "v")
+    assert database.ask(([1, 0], [1, 0])).single
+    assert database.ask([([1, 0], [1, 0]), ([0, 1], [0, 1])]).value == pytest.approx([1.0, 2.0], abs=0.01)
+    with pytest.raises(QueryError, match="must be a vector of 2 finite elements"):
+        database.ask(([1, 0, 0], [1, 0]))
+
+
 @pytest.mark.parametrize(
     "query",
     [(1, 2), [1.0, 2.0], "1,2", " 1 , 2 ", {"x": 1, "y": 2}, {"y": "2", "x": "1"}, np.array([1.0, 2.0])],

@@ -28,6 +28,7 @@ class AnswerWriter(ABC):
         gradient: print the gradient of each answer.
         plan: the execution plan of the first answers.
         notes: the notes of the last answers.
+        column_notes: those of the notes that say how columns are read, and which cells are left out.
         invalid: the number of queries so far that could not be read.
     """
 
@@ -38,11 +39,12 @@ class AnswerWriter(ABC):
     gradient: bool = False
     plan: object = None
     notes: tuple[str, ...] = ()
+    column_notes: tuple[str, ...] = ()
     invalid: int = 0
 
     def write(self, answers: Answer) -> None:
         """Print the answers to several queries, and store their plan and notes for `finish`."""
-        self.plan, self.notes = self.plan or answers.plan, answers.notes
+        self.plan, self.notes, self.column_notes = self.plan or answers.plan, answers.notes, answers.column_notes
         self.invalid += sum(entry.invalid for entry in answers.entries)
         for answer in answers:
             self.write_one(answer)

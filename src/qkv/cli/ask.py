@@ -115,13 +115,13 @@ def ask(
 ) -> None:
     """Query a table. An answer is the mean of the values, or a vote, weighted by the similarity of keys and query.
 
-    FILE is a .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather file, optionally compressed (.gz, .zst), a
-    pattern ('parts/*.csv') or a folder of such files, several files, - for a table from standard input, or a store
-    created by `qkv store create`, which defines the key and value columns. A QUERY is a value of the key
-    column; for several key columns, separate the values by commas. Without QUERY, queries are read from --queries or
-    from standard input, one per line, and answered as they arrive. A line that cannot be read is answered by the
-    reason, with its number. With --output, --queries may be a table whose columns hold the key; its rows are written
-    with their answers, whole or not at all.
+    FILE is a .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather file, optionally compressed (.gz, .zst),
+    a pattern ('parts/*.csv') or a folder of such files, several files, - for a table from standard input, or a
+    store created by `qkv store create`, which defines the key and value columns. A QUERY is a value of the key
+    column; for several key columns, separate the values by commas. Without QUERY, queries are read from --queries
+    or from standard input, one per line, and answered as they arrive. One of several queries that cannot be read is
+    answered by the reason, with the number of its line. With --output, --queries may be a table whose columns hold
+    the key; its rows are written with their answers, whole or not at all.
 
     \b
     Examples:
@@ -235,7 +235,7 @@ def ask(
         options = AskOptions(score, normalizer, None, where, top or 3, threshold, seed, fit=fit)
         _write_relation(database, arguments, queries, output, options, on, id_, explain, quote_formulas)
         return
-    chunks = read_queries(arguments, queries, database.key)
+    chunks, single = read_queries(arguments, queries, database.key), len(arguments) == 1
     if plot is not None:
         chunks = _check_single(chunks)
     default_rows = 10 if len(arguments) == 1 or plot is not None else 3 if arguments else 0
@@ -253,7 +253,7 @@ def ask(
                 top=rows if rows or top is not None else 1,
                 seed=seed,
                 progress=progress,
-                on_bad_query="refuse" if arguments or plot is not None else "report",
+                on_bad_query="refuse" if single or plot is not None else "report",
                 fit=fit,
             )
             answer = number_lines(ask_lines(ask_texts, lines, score == "exact"), lines)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.cli.answer_writer import AnswerWriter
-from qkv.core.printable import escaped_json, quoted_formula
+from qkv.core.printable import escaped_json, printable, quoted_formula
 
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
@@ -83,8 +83,10 @@ class CsvWriter(AnswerWriter):
         self._writer.writerow([quoted_formula(cell) for cell in plain] if self.quote_formulas else plain)
 
     def finish(self) -> None:
-        """Print the header if there was no answer, and the execution plan to stderr if `explain` is True."""
+        """Print the header if there was no answer, and to stderr how columns are read, and the plan if requested."""
         self._begin(self.database.votes)
+        for note in self.column_notes:
+            print(f"qkv: {printable(note)}", file=sys.stderr)
         super().finish()
 
     def _begin(self, votes: bool) -> None:

@@ -10,7 +10,7 @@ from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer
 from qkv.database.execute.base import AskOptions, Executor
-from qkv.database.execute.interpretation import check_fit
+from qkv.database.execute.interpretation import check_fit, check_threshold
 from qkv.database.keys.columns import Column
 from qkv.errors import DataError
 from qkv.masks.base import Mask
@@ -101,6 +101,7 @@ class Queryable(ABC):
         check_integers(top=top)
         check_choice("on_bad_query", on_bad_query, ("refuse", "report"))
         check_fit(fit)
+        check_threshold(threshold)
         options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, on_bad_query, fit)
         return self._ask(queries, options)
 
@@ -164,6 +165,7 @@ class Queryable(ABC):
 
         check_integers(top=top)
         check_fit(fit)
+        check_threshold(threshold)
         options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, fit=fit)
         return AnswerRelation(self, open_relation(queries, self.key, on), options, id).reader()
 
@@ -214,6 +216,7 @@ class Queryable(ABC):
 
         check_integers(top=top)
         check_fit(fit)
+        check_threshold(threshold)
         options = AskOptions(score, normalizer, None, where, top, threshold, fit=fit)
         create_function(self, connection, name, options, id)
 

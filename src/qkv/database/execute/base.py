@@ -206,7 +206,7 @@ class Executor(ABC):
         if options.linear:
             check_line(comparison, normalizer, self.columns[-1])
         entries, plan = run_by_group(self, parsed, comparison, normalizer, options)
-        column_notes = (*reading_notes(self.columns, self.query_columns), *self.cell_notes)
+        column_notes = (*comparison.readings, *reading_notes(self.columns, self.query_columns), *self.cell_notes)
         if self.value_reason and self.votes and options.fit is None:
             column_notes += (identifier_note(self.value_column, self.value_reason),)
         notes = (self._rows_note(), *comparison.notes, *column_notes)

@@ -7,14 +7,25 @@ Texts, categories and booleans vote, and so do numbers that are read as identifi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Real
 
 from qkv.core.checks import check_choice
 from qkv.database.keys.columns import Column
 from qkv.database.keys.identifiers import identifier_reason
 from qkv.errors import OptionError
 
-__all__ = ["FITS", "check_fit", "identifier_note", "is_vote", "reading_notes", "value_reason", "votes_by_kind"]
+__all__ = [
+    "FITS",
+    "check_fit",
+    "check_threshold",
+    "identifier_note",
+    "is_vote",
+    "reading_notes",
+    "value_reason",
+    "votes_by_kind",
+]
 
 FITS = ("mean", "vote", "local-linear")
 """The values of the argument `fit` of `Database.ask`; None: mean or vote, by the kind of the values."""
@@ -24,6 +35,16 @@ def check_fit(fit: str | None, name: str = "fit") -> None:
     """Raise an `OptionError` if `fit` is neither None nor one of `FITS`."""
     if fit is not None:
         check_choice(name, fit, FITS)
+
+
+def check_threshold(threshold: object) -> None:
+    """Raise an `OptionError` if the threshold of a match is neither None nor a number."""
+    number = isinstance(threshold, Real) and not isinstance(threshold, bool) and not math.isnan(threshold)
+    if threshold is not None and not number:
+        raise OptionError(
+            f"threshold must be a number, got {threshold!r}. Pass the smallest similarity, or the largest distance, of "
+            "a match."
+        )
 
 
 def votes_by_kind(value: Column) -> bool:

@@ -35,6 +35,11 @@ def expand_paths(source: object, suffixes: Sequence[str], compressions: Sequence
     out: list[Path] = []
     for each in given:
         path = Path(each)
+        if "://" in str(each) or not str(each):
+            raise DataError(
+                f"source must be a file or a folder, got {str(each)!r}. "
+                + ("Download the file, and name the copy." if each else "Name a file; . is the current folder.")
+            )
         if path.is_dir():
             endings = tuple(s + c for s in suffixes for c in ("", *compressions))
             tables = sorted(p for p in path.iterdir() if p.is_file() and p.name.lower().endswith(endings))
@@ -44,6 +49,7 @@ def expand_paths(source: object, suffixes: Sequence[str], compressions: Sequence
                     f"source must be a file or a folder of tables, got the folder {str(path)!r} without tables. "
                     "Name a file."
                 )
+            _refuse_copies(tables, suffixes, compressions)
             out += tables
         elif not path.exists() and _PATTERN & set(str(path)):
             matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
@@ -52,10 +58,33 @@ def expand_paths(source: object, suffixes: Sequence[str], compressions: Sequence
                     f"source must match at least one file, got the pattern {str(path)!r}, which matches none. "
                     "Check the pattern."
                 )
+            _refuse_copies(matches, suffixes, compressions)
             out += matches
         else:
             out.append(path)
+    _refuse_copies(out, (), compressions)
     return out
+
+
+def _refuse_copies(paths: Sequence[Path], suffixes: Sequence[str], compressions: Sequence[str]) -> None:
+    """Raise a `DataError` if two paths name one file, or files whose names differ in these suffixes alone.
+
+    Args:
+        paths: the files.
+        suffixes: suffixes of formats; () where files of one name in several formats are allowed.
+        compressions: suffixes of compressed files.
+    """
+    first: dict[str, Path] = {}
+    for path in paths:
+        name = os.path.realpath(path)
+        for endings in (compressions, suffixes):
+            name = next((name[: -len(each)] for each in endings if name.lower().endswith(each)), name)
+        other = first.setdefault(name, path)
+        if other is not path:
+            raise DataError(
+                f"each table must be given once, got {str(other)!r} and {str(path)!r}, which may hold the same rows. "
+                "Name the files that are meant."
+            )
 
 
 def stream_suffix(first: bytes) -> str:

@@ -139,15 +139,27 @@ def report_rows(tables: Iterable[pa.Table], progress: Progress | None) -> Iterat
 
 
 def describe(source: object) -> str:
-    """Return a name of a source for messages, such as "people.csv" for a file or "the dict" for a dict."""
-    if isinstance(source, (str, os.PathLike)):
-        return Path(source).name
-    if is_paths(source) and isinstance(source, Sequence):
-        return describe(source[0]) if len(source) == 1 else f"{len(source):,} files"
+    """Return a name of a source for messages, such as "people.csv" for a file or "the dict" for a dict.
+
+    Example:
+        >>> describe(["parts/2023.csv", "parts/2024.csv"]), describe([f"{year}.csv" for year in range(2000, 2025)])
+        ('2 files (2023.csv, 2024.csv)', '25 files (2000.csv … 2024.csv)')
+    """
+    if is_paths(source):
+        try:
+            names = [path.name for path in source_files(source)]
+        except DataError:
+            names = [Path(path).name for path in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+        return names[0] if len(names) == 1 else f"{len(names):,} files ({_range(names)})"
     if isinstance(source, io.IOBase):
         name = getattr(source, "name", "")
         return "standard input" if name == "<stdin>" else str(name) or "the open file"
     return f"the {type(source).__name__}"
+
+
+def _range(names: Sequence[str]) -> str:
+    """Return the names of two files, or the first and the last of more."""
+    return f"{names[0]}{', ' if len(names) == 2 else ' … '}{names[-1]}"
 
 
 def table_files(source: object) -> list[Path]:
@@ -197,7 +209,8 @@ def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
         if name not in table.column_names:
             columns = ", ".join(table.column_names[:20]) + (", …" if table.num_columns > 20 else "")
             raise DataError(
-                f"column must be one of {columns} in {where}, got {name!r}." + suggest_name(name, table.column_names)
+                f"column must be one of {columns} in {where}, got {name!r}."
+                + (suggest_name(name, table.column_names) or " Name one of them.")
             )
 
 
@@ -286,7 +299,7 @@ def _suffix(path: Path) -> str:
         DataError: The file does not exist, is empty, is unreadable or has an unknown suffix.
     """
     if not path.exists():
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        siblings = [p.name for p in path.parent.iterdir() if p.exists()] if path.parent.is_dir() else []
         raise DataError(f"source must be an existing file, got {str(path)!r}.{suggest_name(path.name, siblings)}")
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compressed = suffixes[-1:] and suffixes[-1] in COMPRESSIONS

@@ -196,12 +196,10 @@ class ComparisonChooser:
         """Return a comparison by equality of the selected columns; if `folded` is True, of texts as they are folded."""
         columns = tuple(self.columns[index] for index in indices)
         uuids = tuple(self.form(column) for column in columns)
-        for index in indices:
-            reason = self._reasons[index]
-            if reason:
-                notes += (f"{self.columns[index].name} is read as an identifier, because {reason}",)
-        comparison = EqualityComparison(indices, columns, Exact(), None, np.zeros(0), notes, uuids=uuids, folded=folded)
-        return comparison.with_rows(self.columns)
+        reasons = {self.columns[index].name: self._reasons[index] for index in indices}
+        readings = tuple(f"{name} is read as an identifier, because {why}" for name, why in reasons.items() if why)
+        parts = indices, columns, Exact(), None, np.zeros(0), notes
+        return EqualityComparison(*parts, uuids=uuids, folded=folded, readings=readings).with_rows(self.columns)
 
     @cached_property
     def _reasons(self) -> tuple[str, ...]:
@@ -307,7 +305,10 @@ class ComparisonChooser:
         notes = tuple(f"{name}: {note}" for name, part, _ in parts for note in part.notes)
         named_parts = tuple((name, part) for name, part, _ in parts)
         one = "the answer comes from the rows with the most similar texts" * any(p.one_key for _, p in named_parts)
-        return MixedComparison((), (), score, Softmax(), key, notes, named_parts, normalizer_note=one)
+        readings = tuple(reading for _, part, _ in parts for reading in part.readings)
+        return MixedComparison(
+            (), (), score, Softmax(), key, notes, named_parts, normalizer_note=one, readings=readings
+        )
 
     # -- statistics of the rows, which `SampledChooser` overrides ----------------------------------------
 

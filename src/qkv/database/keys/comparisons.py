@@ -62,6 +62,7 @@ class Comparison:
         notes: sentences that explain the choice.
         normalizer_note: a sentence about `normalizer`, which does not hold for another normalizer; "" for none.
         candidate_rows: number of rows of largest weight that `candidates` compares.
+        readings: sentences that say how key columns are read, such as identifiers.
     """
 
     columns: tuple[int, ...]
@@ -72,6 +73,7 @@ class Comparison:
     notes: tuple[str, ...]
     normalizer_note: str = field(default="", kw_only=True)
     candidate_rows: int = field(default=0, kw_only=True)
+    readings: tuple[str, ...] = field(default=(), kw_only=True)
     measure: ClassVar[str] = ""
     """The unit of `nearness`: "similarity", "distance", or "" where there is no single number."""
 

@@ -163,11 +163,25 @@ def _split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[obj
         flat = not any(isinstance(part, (list, tuple, Mapping, np.ndarray)) for part in queries)
         with_commas = any(isinstance(part, str) and "," in part for part in queries)
         parts = len(queries) == len(columns) or not any(isinstance(part, str) for part in queries)
+        if _has_vectors(queries, columns):
+            return [tuple(queries)], True
         if queries and flat and not with_commas and parts and any(part is not None for part in queries):
             return [tuple(queries)], True
     elif getattr(columns[0], "kind", "") == "vector" and queries and isinstance(queries[0], number_types.Real):
         return [queries], True
     return list(queries), False
+
+
+def _has_vectors(parts: Sequence[object], columns: Sequence[Column]) -> bool:
+    """Return whether `parts` are those of one query, with vectors for exactly the key columns of vectors."""
+    kinds = [getattr(column, "kind", "") == "vector" for column in columns]
+    return len(parts) == len(columns) and any(kinds) and kinds == [_is_vector(part) for part in parts]
+
+
+def _is_vector(part: object) -> bool:
+    if isinstance(part, np.ndarray):
+        return part.ndim == 1 and part.dtype != object
+    return isinstance(part, (list, tuple)) and all(isinstance(number, number_types.Real) for number in part)
 
 
 def _frame_rows(frame: object, columns: Sequence[Column]) -> list[object]:

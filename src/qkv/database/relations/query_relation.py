@@ -81,8 +81,10 @@ def open_relation(source: object, keys: Sequence[str], on: Mapping[str, str] | s
 def _names(keys: Sequence[str], on: Mapping[str, str] | str | None) -> dict[str, str]:
     """Return the name of the column of queries for each key column."""
     if isinstance(on, str):
-        pairs = (part.partition("=") for part in on.split(","))
-        on = {key.strip(): (column or key).strip() for key, _, column in pairs}
+        pairs = [(key.strip(), (column or key).strip()) for key, _, column in (p.partition("=") for p in on.split(","))]
+        if len(dict(pairs)) < len(pairs):
+            raise QueryError(f"on must name each key column once, got {on!r}. Write one KEY=COLUMN per key column.")
+        on = dict(pairs)
     given = dict(on or {})
     for key in given:
         if key not in keys:
