@@ -33,6 +33,11 @@ $(VENV)/.dev: $(VENV)/.base
 ask: $(VENV)/.base
 	@sh examples/ask.sh $(BIN)/qkv
 
+# XLA compiles in a quarter of the time without optimizing and with its simpler code generator; test-long uses its defaults.
+test: export XLA_FLAGS = --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
+	--xla_llvm_disable_expensive_passes=true
+# Every process that the tests start would otherwise compile the package anew.
+test test-long: export PYTHONDONTWRITEBYTECODE =
 # One thread per worker: two workers already use both cores.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"

@@ -3,7 +3,8 @@
 Modules of Keras load it and its backend, which takes many seconds; their tests run in processes of their own.
 """
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 
 import pytest
 import tests.shapes
@@ -21,6 +22,17 @@ def _machine_of_4_gibibytes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qkv.plan.budget.machine_memory", lambda: 2**32)
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without searching for cycles, and leave what collection creates out of later searches: it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import marshal
 import os
 import re
 import sys
@@ -16,6 +17,8 @@ import threading
 from collections import Counter
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import cache_from_source, source_hash
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -34,6 +37,7 @@ CALLS: Counter[Any] = Counter()
 _unchecked: list[Any] = []
 """Functions that run again without checks, after a check failed."""
 _LOCK = threading.RLock()
+_HERE = Path(__file__).read_bytes()
 
 
 def check_shapes() -> None:
@@ -116,8 +120,19 @@ class _Finder(MetaPathFinder):
 
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        # Compile from source, because the bytecode cache has no decorators.
-        tree = ast.parse(self.get_data(self.path), self.path)
+        """Return the code with decorators, from a bytecode file of its own, because that of Python has none."""
+        source = self.get_data(self.path)
+        stamp = source_hash(source + _HERE)
+        cached = Path(cache_from_source(self.path, optimization="axes"))
+        if cached.is_file() and (data := cached.read_bytes()).startswith(stamp):
+            return marshal.loads(data[len(stamp) :])
+        code = self._decorated(source)
+        if not sys.dont_write_bytecode:
+            self.set_data(str(cached), stamp + marshal.dumps(code))
+        return code
+
+    def _decorated(self, source: bytes) -> CodeType:
+        tree = ast.parse(source, self.path)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and _annotates_axes(node):
                 where = ast.parse("__import__('tests.shapes').shapes.checked", mode="eval").body

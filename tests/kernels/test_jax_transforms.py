@@ -153,7 +153,7 @@ check(f"6000 keys on {kernel}", mapped[3, :50], qkv.attend(long[3, :50], long[3]
 
 
 def test_loops_run_sharded_over_eight_devices() -> None:
-    flags = "--xla_force_host_platform_device_count=8"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     root = Path(__file__).parents[2]
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root / "src")}
     result = subprocess.run(
