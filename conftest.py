@@ -3,6 +3,7 @@
 Modules of Keras load it and its backend, which takes many seconds; their tests run in processes of their own.
 """
 
+import atexit
 import gc
 from collections.abc import Generator, Iterator
 
@@ -28,6 +29,7 @@ def _machine_of_4_gibibytes() -> Iterator[None]:
 def pytest_collection() -> Generator[None, object, object]:
     """Collect without searching for cycles, and leave what collection creates out of later searches: it stays."""
     gc.disable()
+    atexit.register(gc.unfreeze)  # extension modules report objects that are never freed
     try:
         return (yield)
     finally:

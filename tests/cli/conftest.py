@@ -1,8 +1,11 @@
-"""Helpers that run the command in a fresh process, or in this process on the example tables."""
+"""Helpers that run the command in a process of its own, or in this process on the example tables."""
 
+import atexit
+import functools
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,13 +14,39 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def command(*arguments, cwd=EXAMPLES, stdin="", env=None, **options):
-    """Run `qkv` in a fresh process, with its output as text."""
-    run = "import sys; from qkv.cli.main import main; main()"
+STARTED = [sys.executable, "-c", "from qkv.cli.main import main; main()"]
+"""The words that run `qkv` in a process with an interpreter of its own."""
+
+
+@functools.cache
+def forked():
+    """Return the words that run `qkv` in a process forked from one that has imported it; in long tests `STARTED`."""
+    if os.environ.get("HYPOTHESIS_PROFILE") == "long":
+        return STARTED
+    script = Path(__file__).with_name("forked.py")
+    folder = tempfile.TemporaryDirectory(prefix="qkv-forked-")
+    address = str(Path(folder.name) / "socket")
+    settings = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    server = subprocess.Popen(
+        [sys.executable, str(script), address], env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+    @atexit.register
+    def stop():
+        with server:
+            server.stdin.close()
+        folder.cleanup()
+
+    assert server.stdout.readline() == b"ready\n"
+    return [sys.executable, "-I", "-S", str(script), address]
+
+
+def command(*arguments, cwd=EXAMPLES, stdin="", env=None, words=None, **options):
+    """Run `qkv` in a forked process, or another command of some words, with its output as text."""
     settings = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     settings |= {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8", **(env or {})}
     return subprocess.run(
-        [sys.executable, "-c", run, *arguments],
+        [*(words or forked()), *arguments],
         cwd=cwd,
         input=stdin,
         capture_output=True,

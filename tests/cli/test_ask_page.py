@@ -5,13 +5,13 @@ After a change of the output, correct the page and what it says about the number
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
 
-from .conftest import EXAMPLES, ROOT
+from .conftest import EXAMPLES, ROOT, forked
 
 pytest.importorskip("duckdb")
 
@@ -32,7 +32,7 @@ def _folder(tmp_path_factory):
     shutil.copytree(EXAMPLES, folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     program = folder / "bin" / "qkv"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from qkv.cli.main import main; main()" "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(forked())} "$@"\n')
     program.chmod(0o755)
     return folder
 

@@ -3,15 +3,15 @@
 import inspect
 import os
 import re
+import shlex
 import subprocess
-import sys
 
 import pytest
 
 from qkv.cli.ask import ask
 from qkv.cli.explain import explain
 
-from .conftest import EXAMPLES, ROOT
+from .conftest import EXAMPLES, ROOT, forked
 
 LINES = [
     line.strip().replace("\\\\n", "\\n")
@@ -29,7 +29,7 @@ def test_both_commands_have_examples():
 @pytest.mark.parametrize("line", LINES)
 def test_an_example_of_the_help_runs(line, tmp_path):
     program = tmp_path / "qkv"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from qkv.cli.main import main; main()" "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(forked())} "$@"\n')
     program.chmod(0o755)
     settings = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
     settings["PYTHONIOENCODING"] = "utf-8"

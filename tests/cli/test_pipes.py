@@ -1,5 +1,6 @@
 """The command in a pipe, in a fresh process."""
 
+import functools
 import json
 import os
 import subprocess
@@ -8,8 +9,10 @@ import time
 
 import pytest
 
-from .conftest import EXAMPLES, ROOT, command
+from . import conftest
+from .conftest import EXAMPLES, ROOT, STARTED
 
+command = functools.partial(conftest.command, words=STARTED)
 GPA = ("ask", "gpa.csv", "--key", "gpa", "--value", "starting_salary")
 
 
