@@ -68,7 +68,7 @@ def test_the_interval_is_that_of_the_answers():
     database = Database.open({"x": x, "y": np.sin(6 * x) + random.normal(0, 0.2, 200)}, key="x", value="y")
     axes = plot_query(database, database.ask(0.5)).axes[0]
     labels = {text.get_text() for text in axes.get_legend().get_texts()}
-    assert labels == {"rows", "weighted answer", "90% prediction interval", "answer ± standard error"}
+    assert labels == {"rows", "weighted mean", "90% prediction interval", "answer ± standard error"}
     (band,) = [artist for artist in axes.collections if artist.get_label() == "90% prediction interval"]
     outline = band.get_paths()[0].vertices
     place = outline[np.abs(outline[:, 0] - 0.5).argmin(), 0]
@@ -100,8 +100,24 @@ def test_rows_effective_rows_and_bandwidth_are_below_the_plot(table, query, size
         assert box.y0 >= -0.01
 
 
+@pytest.mark.parametrize("where", [None, "v < 60"])
+def test_the_map_of_answers_is_that_of_the_database(where):
+    database = Database.open(MAP, key="x,y", value="v")
+    answers = picture(MAP, (0.05, 0.06), where=where).axes[1]
+    (field,) = answers.collections
+    cells = np.ma.asarray(field.get_array())
+    corners = field.get_coordinates()
+    middles = (0.25 * (corners[1:, 1:] + corners[1:, :-1] + corners[:-1, 1:] + corners[:-1, :-1])).reshape(-1, 2)
+    some = np.random.default_rng(0).choice(len(middles), 40, replace=False)
+    asked = database.ask([tuple(point) for point in middles[some].tolist()], where=where)
+    for place, found, value in zip(some, asked.found, asked.value, strict=True):
+        assert found == (not np.ma.getmaskarray(cells).ravel()[place])
+        assert not found or cells.ravel()[place] == pytest.approx(value)
+
+
 def test_a_map_shows_values_answers_and_weights():
-    whole, near = picture(MAP, (0.05, 0.06)).axes[:2]
+    whole, answers, near = picture(MAP, (0.05, 0.06)).axes[:3]
+    assert (whole.get_xlim(), whole.get_ylim()) == (answers.get_xlim(), answers.get_ylim())
     assert sum(near.get_xlim()) / 2 == pytest.approx(0.05)
     assert sum(near.get_ylim()) / 2 == pytest.approx(0.06)
     assert np.ptp(near.get_xlim()) < np.ptp(whole.get_xlim())
@@ -115,7 +131,11 @@ def test_a_map_shows_values_answers_and_weights():
     answer = database.ask((0.05, 0.06), top=100)
     assert middle == pytest.approx(answer.value, abs=2)
     assert len(rings.get_offsets()) == sum(row.weight > 0.02 * answer.rows[0].weight for row in answer.rows)
-    assert field.norm is values.norm
+    assert field.norm is values.norm is answers.collections[0].norm
+    for axes in (whole, answers):
+        (frame,) = axes.patches
+        corners = zip(near.get_xlim(), near.get_ylim(), strict=True)
+        assert frame.get_bbox().extents == pytest.approx([each for corner in corners for each in corner])
     assert (whole.get_xlabel(), whole.get_ylabel(), near.get_xlabel()) == ("x", "y", "x")
 
 

@@ -149,6 +149,7 @@ def test_rows_of_negative_weight_are_drawn_and_marked():
     assert points[:, 1].max() < 0
     assert cells.get_ylim()[0] < weights.min()
     (axes, _) = look.plot_query(database, answer, fit="local-linear").axes
+    assert labelled(axes, "local linear fit") is not None
     drawn = labelled(axes, "negative weight").get_offsets()
     assert len(drawn) == (weights < -0.01 * weights.max()).sum()
     positive = look.plot_answer(database.ask(5.0, top=120))
@@ -161,5 +162,5 @@ def test_rings_of_negative_weight_are_dashed_in_a_map():
     database = Database.open({"x": x, "z": z, "y": 2 * x + z + draw.normal(size=120)}, "x,z", "y")
     for fit, dashed in (("local-linear", True), ("mean", False)):
         answer = database.ask((9.9, 9.5), fit=fit, top=120)
-        near = look.plot_query(database, answer, fit=fit).axes[1]
+        near = look.plot_query(database, answer, fit=fit).axes[2]
         assert ("dashed: negative" in near.get_title("left")) == dashed

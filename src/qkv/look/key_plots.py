@@ -24,6 +24,7 @@ from qkv.look.plot_axis import PlotAxis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure
 
     from qkv.database.answer import Answer
@@ -96,7 +97,8 @@ def _draw_estimate(
     curve = list(database.ask(key.keys(grid), **options, top=1))
     # A point without a match is NaN, at which matplotlib interrupts lines and areas.
     line = np.array([value.coordinate(one.value) for one in curve])
-    axes.plot(grid, line, color=CURVE_COLOR, lw=1.8, zorder=3, label="weighted answer")
+    label = "local linear fit" if options.get("fit") == "local-linear" else "weighted mean"
+    axes.plot(grid, line, color=CURVE_COLOR, lw=1.8, zorder=3, label=label)
     known = np.isfinite(np.concatenate([[np.nan], line, [np.nan]]))
     alone = known[1:-1] & ~known[:-2] & ~known[2:]
     axes.plot(grid[alone], line[alone], "_", color=CURVE_COLOR, ms=6, mew=1.8, zorder=3)
@@ -108,13 +110,15 @@ def _draw_estimate(
 
 
 def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mapping[str, Any]) -> list[Axes]:
-    """Draw two maps: the values of all rows, and around the query the answers and the weights of the rows.
+    """Draw three maps: the values of all rows, the answers in the same area, and the part around the query enlarged.
 
-    The colors of both maps have one scale, which leaves out the smallest and the largest percent of the values.
+    The colors of all maps have one scale, which leaves out the smallest and the largest percent of the values. The
+    third map shows the weights of the rows; a frame in the others is its area.
     """
     from matplotlib.colors import Normalize
+    from matplotlib.patches import Rectangle
 
-    whole, near = figure.subplots(1, 2, width_ratios=(1, 1.15))
+    whole, field, near = figure.subplots(1, 3, width_ratios=(1, 1, 1.2))
     across, up, value = map(PlotAxis, database.complete_columns(options.get("where")))
     x, y = across.coordinates(across.column.cells), up.coordinates(up.column.cells)
     z = value.coordinates(value.column.cells)
@@ -126,24 +130,20 @@ def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mappi
     else:
         size = float(np.clip(4000 / len(x), 4, 30))
         whole.scatter(x, y, c=z, s=size, lw=0, cmap=_MAP_COLORS, norm=norm)
-    whole.set_title("values", loc="left", fontsize=9, color=INK)
     records = [row.record for row in answer.rows]
     weights = np.array([row.weight for row in answer.rows])
     share = np.abs(weights) / np.abs(weights).max()
     rings = [np.array([side.coordinate(record[side.column.name]) for record in records]) for side in (across, up)]
-    limits = [_window(*each) for each in zip((x, y), rings, center, (share, share), strict=True)]
-    near.set_xlim(*limits[0])
-    near.set_ylim(*limits[1])
-    cells = int(np.sqrt(np.clip(_PAIRS / max(1, len(x)), _LEAST_CELLS, _MOST_CELLS)))
-    edges = [np.linspace(*each, cells + 1) for each in limits]
-    middles = [0.5 * (each[1:] + each[:-1]) for each in edges]
-    columns = [side.keys(each.ravel()) for side, each in zip((across, up), np.meshgrid(*middles), strict=True)]
-    answers = database.ask(list(zip(*columns, strict=True)), **options, top=1)
-    field = np.array([value.coordinate(one.value) for one in answers]).reshape(cells, cells)
-    drawn = near.pcolormesh(*edges, np.ma.masked_invalid(field), cmap=_MAP_COLORS, norm=norm)
-    inside = (x >= limits[0][0]) & (x <= limits[0][1]) & (y >= limits[1][0]) & (y <= limits[1][1])
+    part = [_window(*each) for each in zip((x, y), rings, center, (share, share), strict=True)]
+    drawn = [
+        _draw_field(axes, database, (across, up, value), limits, options, {"cmap": _MAP_COLORS, "norm": norm})
+        for axes, limits in ((field, [_extent(x, center[0]), _extent(y, center[1])]), (near, part))
+    ]
+    whole.set_xlim(field.get_xlim())
+    whole.set_ylim(field.get_ylim())
+    inside = (x >= part[0][0]) & (x <= part[0][1]) & (y >= part[1][0]) & (y <= part[1][1])
     near.plot(x[inside], y[inside], "o", ms=2.2, mfc=INK, mec="white", mew=0.35)
-    title = "answer, rings by weight"
+    title = "weights near the query"
     for some, color, style in (
         (weights > 0, _RING, "-"),
         (weights < 0, _NEGATIVE_RING, (0, (2, 1))),
@@ -155,21 +155,54 @@ def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mappi
         points = [ring[heavy] for ring in rings]
         near.scatter(*points, s=12 + 130 * share[heavy], lw=1.2, fc="none", ec=edges_of, ls=style)
         if style != "-":
-            title += " (dashed: negative)"
-    near.set_title(title, loc="left", fontsize=9, color=INK)
-    for axes in (whole, near):
-        axes.plot([center[0]], [center[1]], "*", ms=12, color=ANSWER_COLOR, mec="white", zorder=5)
+            title += "\n(dashed: negative)"
+    for axes, text in ((whole, "values"), (field, "answers"), (near, title)):
+        axes.set_title(text, loc="left", fontsize=9, color=INK)
         axes.set_xlabel(across.label, color=INK)
-        across.format(axes.xaxis, max(2, int(0.6 * figure.get_figwidth())))
+        across.format(axes.xaxis, max(2, int(0.4 * figure.get_figwidth())))
         up.format(axes.yaxis, 5)
+        if axes is not near:
+            corner, lengths = [limits[0] for limits in part], [float(np.ptp(limits)) for limits in part]
+            axes.add_patch(Rectangle(corner, *lengths, fc="none", ec=ANSWER_COLOR, lw=1, zorder=4))
+        size = 12 if axes is near else 7
+        axes.plot([center[0]], [center[1]], "*", ms=size, color=ANSWER_COLOR, mec="white", mew=0.6, zorder=5)
     whole.set_ylabel(up.label, color=INK)
+    field.set_yticklabels([])
     beyond = (z.min() < least, z.max() > most)
     extend = {(True, True): "both", (True, False): "min", (False, True): "max"}.get(beyond, "neither")
-    bar = figure.colorbar(drawn, ax=near, label=value.label, shrink=0.9, extend=extend)
+    bar = figure.colorbar(drawn[1], ax=near, label=value.label, shrink=0.9, extend=extend)
     value.format(bar.ax.yaxis)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=INK, labelsize=8)
-    return [whole, near]
+    return [whole, field, near]
+
+
+def _draw_field(
+    axes: Axes,
+    database: Queryable,
+    sides: tuple[PlotAxis, PlotAxis, PlotAxis],
+    limits: list[tuple[float, float]],
+    options: Mapping[str, Any],
+    style: Mapping[str, Any],
+) -> QuadMesh:
+    """Draw the answers to a grid of queries within limits; cells without a match are empty."""
+    across, up, value = sides
+    axes.set_xlim(*limits[0])
+    axes.set_ylim(*limits[1])
+    cells = int(np.sqrt(np.clip(_PAIRS / max(1, len(database)), _LEAST_CELLS, _MOST_CELLS)))
+    edges = [np.linspace(*each, cells + 1) for each in limits]
+    middles = [0.5 * (each[1:] + each[:-1]) for each in edges]
+    columns = [side.keys(each.ravel()) for side, each in zip((across, up), np.meshgrid(*middles), strict=True)]
+    answers = database.ask(list(zip(*columns, strict=True)), **options, top=1)
+    field = np.array([value.coordinate(one.value) for one in answers]).reshape(cells, cells)
+    return axes.pcolormesh(*edges, np.ma.masked_invalid(field), **style)
+
+
+def _extent(cells: Float[np.ndarray, " n"], center: float) -> tuple[float, float]:
+    """Return limits that contain all rows and the query, with a margin."""
+    least, most = min(float(cells.min()), center), max(float(cells.max()), center)
+    margin = 0.04 * (most - least) or 0.5
+    return least - margin, most + margin
 
 
 def _window(

@@ -3,7 +3,7 @@
 The plot depends on the key columns:
 
 one column of numbers or dates     the rows, the estimate along the key, the query and its answer
-two columns of numbers or dates    a map of the values, and a map of the answers and weights around the query
+two columns of numbers or dates    maps of the values and of the answers, and of the weights around the query
 any other columns                  one bar per evidence row; its length is the weight of the row
 
 Below each plot are the number of rows, the effective rows of the answer, and the bandwidth.
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 __all__ = ["answer_title", "draw_weight_bars", "set_footer", "plot_query", "save_query_plot"]
 
 _RING = (0.78, 0.20, 0.12)
+_SIZE, _MAP_SIZE = (7.2, 4.6), (10.8, 4.6)
 _MAX_ROWS = 1000
 _MAX_BARS = 12
 
 
 def plot_query(
-    database: Queryable, answer: Answer, *, size: tuple[float, float] = (7.2, 4.6), **options: Any
+    database: Queryable, answer: Answer, *, size: tuple[float, float] | None = None, **options: Any
 ) -> Figure:
     """Plot the answer to one query with the data of its table, or with one bar per evidence row.
 
@@ -46,7 +47,7 @@ def plot_query(
     Args:
         database: the database that gave the answer.
         answer: result of `Database.ask` for one query.
-        size: width and height in inches.
+        size: width and height in inches; None: 7.2 by 4.6, and 10.8 by 4.6 for two key columns.
         options: the arguments `score`, `normalizer`, `where`, `threshold`, `seed` and `fit` of the original query. The
             database is queried again with them for the weights of more rows and for the estimate along the key.
 
@@ -59,11 +60,13 @@ def plot_query(
             f"answer must be the answer to one query, got {len(answer)} answers. "
             "Select one by index, for example answer[0]."
         )
-    figure = new_figure(size)
     columns = [database.column(name) for name in database.key]
     continuous = all(column.kind in ("number", "timestamp") for column in columns)
     averaged = database.column(database.value).kind in ("number", "timestamp")
-    if answer.found and continuous and averaged and not answer.votes and len(columns) <= 2:
+    drawn = answer.found and continuous and averaged and not answer.votes and len(columns) <= 2
+    size = size or (_MAP_SIZE if drawn and len(columns) == 2 else _SIZE)
+    figure = new_figure(size)
+    if drawn:
         detailed = database.ask([answer.query], **options, top=min(database.table.num_rows, _MAX_ROWS))[0]
         if len(columns) == 1:
             axes = draw_one_key(figure, database, detailed, options)
