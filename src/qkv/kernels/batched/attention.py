@@ -84,6 +84,35 @@ class BatchedAttention:
         found = self.forward(tensors, False)
         return None if found is None else found[0]
 
+    @property
+    def recordable(self) -> bool:
+        """Whether `recorded` computes the same as a call."""
+        return self.pairs.given and self.rows.is_softmax
+
+    def recorded(
+        self, value: Float[Tensor, "*#batch k value_width"], given: list[Float[Tensor, "*_ #q #k"]]
+    ) -> Float[Tensor, "*batch q value_width"] | None:
+        """Return the same as a call, as autograd nodes of PyTorch, and remove the logits from the list `given`.
+
+        Autograd differentiates these nodes under the autocast setting of the code that calls `backward()`.
+        """
+        import torch
+
+        logits, scale, bias = given.pop(), self.rows.scale, self.bias
+        if bias is not None:
+            logits = torch.add(bias, logits, alpha=scale)
+        elif scale != 1:
+            logits = logits * scale
+        if self.empty is not None:
+            logits = logits.masked_fill(self.empty, 0)
+        logits = logits.softmax(-1)  # the logits are released, unless they are kept for their own gradient
+        output = product(logits if self.kept is None else logits * self.kept, value)
+        if self.empty is not None:
+            output = output.masked_fill(self.empty, 0)
+        if not has_finite_sum(output.detach()):
+            return None
+        return output if output.shape[:-2] == self.batch else output.expand(*self.batch, *output.shape[-2:])
+
     def forward(self, given: Tensors, gradient: bool) -> tuple[Tensor, list[Tensor | None]] | None:
         """Return the output and the tensors that `backward` needs, without recording a graph, or None."""
         if self.flat:

@@ -127,7 +127,8 @@ class BatchedKernel(Kernel):
         if problem.traced:
             return None
         tile, gradient, mask = problem.tile, problem.gradient, problem.spec.mask
-        checked = projects_nothing(problem.score) or not may_close_over_tensors(problem.score)
+        by_user = may_close_over_tensors(problem.score)
+        checked = projects_nothing(problem.score) or not by_user
         fixed_mask = problem.axes.q * problem.axes.k <= _KEPT_PAIRS and depends_on_positions_alone(mask)
         built: dict[torch.device, BatchedAttention] = {}
 
@@ -149,14 +150,14 @@ class BatchedKernel(Kernel):
                 if not fixed_mask:
                     common = attention.pairs, attention.rows, attention.batch, attention.equal
                     attention = BatchedAttention(*common, *mask_bias(call))
+                # Autograd differentiates a function of the user in any case.
+                if gradient and checked and by_user and attention.recordable and _all_finite(*sides[:2]):
+                    return _result(attention.recorded(sides[2], [*attention.pairs.operands(call)]), gradient)
                 tensors = attention.pairs.operands(call)
             # Without a gradient, elements that are not finite either show in the output or have no effect.
             if gradient and not (checked and (attention.pairs.checks or _all_finite(*sides[:2]))):
                 return None
-            output = attention(sides[2], *tensors)
-            if output is None or (output.requires_grad and not gradient):
-                return None
-            return Result(output)
+            return _result(attention(sides[2], *tensors), gradient)
 
         return run
 
@@ -172,6 +173,11 @@ class BatchedKernel(Kernel):
                 if output is not None:
                     return Result(arrays.cast(output, call.out_dtype))
             return replace(DenseKernel().run(call, problem), guards=("not finite: the dense kernel",))
+
+
+def _result(output: Float[Tensor, "*_"] | None, gradient: bool) -> Result | None:
+    """Return the result of a prepared call, or None if there is no output or a gradient that was not planned."""
+    return None if output is None or (output.requires_grad and not gradient) else Result(output)
 
 
 def _all_finite(*tensors: Float[Tensor, "*_"]) -> bool:

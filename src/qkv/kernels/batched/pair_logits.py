@@ -154,10 +154,12 @@ class PairLogits(ABC):
         normalizer_scale: s, by which the normalizer multiplies the logits.
         checks: whether `forward` returns None for all data that is not finite, if gradients are needed.
         merges: whether the batch axes of all tensors must be merged into one; None: they may be.
+        given: whether the only tensor is the logits.
     """
 
     normalizer_scale: float
     checks: ClassVar[bool] = True
+    given: ClassVar[bool] = False
     merges: ClassVar[bool | None] = None
 
     def operands(self, call: TorchCall) -> Tensors:
@@ -204,6 +206,7 @@ class GivenLogits(PairLogits):
     """Logits that a score computed, as the only tensor."""
 
     checks = False
+    given = True
     merges = False
 
     def operands(self, call: TorchCall) -> Tensors:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.thresholds import write_sparse_weights
@@ -42,10 +42,12 @@ class RowWeights(ABC):
     Attributes:
         normalizer: normalizer that defines the weights.
         scale: factor by which the normalizer multiplies the logits.
+        is_softmax: whether the weights are the softmax of all scaled logits of a row.
     """
 
     normalizer: Normalizer
     scale: float = 1.0
+    is_softmax: ClassVar[bool] = False
 
     @abstractmethod
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
@@ -64,6 +66,8 @@ class RowWeights(ABC):
 
 @dataclass(frozen=True)
 class _SoftmaxRows(RowWeights):
+    is_softmax = True
+
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
         """Return the softmax of each row."""
         import torch
@@ -91,6 +95,7 @@ class _SoftmaxRows(RowWeights):
 @dataclass(frozen=True)
 class _TopRows(_SoftmaxRows):
     count: int = 1
+    is_softmax = False
 
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
         """Return the softmax of the largest logits of each row; ties go to the lowest index."""
