@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 __all__ = ["autograd_function"]
 
@@ -12,6 +12,8 @@ __all__ = ["autograd_function"]
 @cache
 def autograd_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
     """Return the `apply` function of a `torch.autograd.Function` with the methods `forward` and `backward`.
+
+    It takes two thirds of the time of PyTorch's `apply`, which passes the arguments through a generator.
 
     Args:
         forward: function of the context and the arguments.
@@ -21,4 +23,13 @@ def autograd_function(forward: Callable[..., Any], backward: Callable[..., Any])
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type(forward.__name__.strip("_"), (torch.autograd.Function,), methods)
-    return cast("Callable[..., Any]", function.apply)
+    apply_transformed, apply_directly = function.apply, super(torch.autograd.Function, function).apply
+    is_transformed, unwrap_if_dead = torch._C._are_functorch_transforms_active, torch._C._functorch.unwrap_if_dead
+    tensor = torch.Tensor
+
+    def apply(*arguments: object) -> object:
+        if is_transformed():
+            return apply_transformed(*arguments)
+        return apply_directly(*[unwrap_if_dead(x) if isinstance(x, tensor) else x for x in arguments])
+
+    return apply

@@ -8,6 +8,9 @@ Source: Vaswani et al. (2017), Attention Is All You Need, section 3.2.2, https:/
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from qkv.core.arrays import namespace
 from qkv.core.parts import array_field, delegates
@@ -55,9 +58,7 @@ class Projected(WrapperScore):
         weight = self.key_weight if self.query_weight is None else self.query_weight
         if weight is None or not self.score.is_scaled_dot:
             return None
-        vectors = namespace(weight).matrix_transpose(weight)  # of the width that the inner score compares
-        factor = self.score.scaled_lift(vectors, vectors, Tile.whole(vectors.shape[-2], vectors.shape[-2]))[2]
-        return self.query_weight, self.key_weight, factor
+        return self.query_weight, self.key_weight, _factor(self.score, weight.shape[-2])
 
     def check_widths(self, query_width: int, key_width: int) -> None:
         """Raise a `ShapeError` if a weight does not fit query or key, or the inner score rejects the new widths."""
@@ -130,3 +131,10 @@ def _linear(
 ) -> Num[Array, "*#batch n hidden"]:
     xp = namespace(x)
     return x if weight is None else xp.matmul(x, xp.matrix_transpose(weight))
+
+
+@lru_cache(maxsize=64)
+def _factor(score: Score, width: int) -> float:
+    """Return the number by which a score multiplies inner products of vectors of a width."""
+    vectors = np.zeros((1, width))
+    return score.scaled_lift(vectors, vectors, Tile.whole(1, 1))[2]

@@ -131,6 +131,7 @@ class BatchedKernel(Kernel):
         checked = projects_nothing(problem.score) or not by_user
         fixed_mask = problem.axes.q * problem.axes.k <= _KEPT_PAIRS and depends_on_positions_alone(mask)
         built: dict[torch.device, BatchedAttention] = {}
+        unbound = {"tile": tile, "dropout": 0.0, "projected": False, "tile_dtype": None, "finite": (True, True)}
 
         def run(
             query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
@@ -143,7 +144,11 @@ class BatchedKernel(Kernel):
             attention = built.get(sides[2].device)
             tensors: Sequence[Tensor | None] = sides[:2]
             if attention is None or not (fixed_mask and attention.pairs.direct):
-                bound = BoundCall(*sides, score, normalizer, mask, tile, 0.0, value.dtype, finite=(True, True))
+                bound = object.__new__(BoundCall)  # the constructor of a frozen class takes four times as long
+                bound.__dict__.update(
+                    unbound, query=query, key=key, value=value, score=score, normalizer=normalizer, mask=mask,
+                    out_dtype=value.dtype,
+                )  # fmt: skip
                 call = cast("TorchCall", bound)
                 if attention is None:  # it depends on facts of the parts, but on no array of score and normalizer
                     attention = built[sides[2].device] = _attention_of(call, fixed_mask)
