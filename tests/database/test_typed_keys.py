@@ -3,7 +3,7 @@
 import csv
 import datetime as dt
 import decimal
-import functools
+import io
 import json
 import math
 import unicodedata
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qkv.cli.query_input import QueryLine, ask_lines
+from qkv.cli.main import run
 from qkv.database import Database
 from qkv.database.io.formatting import format_key
 from qkv.database.io.identifier_names import has_identifier_name
@@ -105,6 +105,8 @@ TYPES = [*INTEGERS, *FLOATS, *DECIMALS, *TIMES, *TEXTS, *VECTORS, (pa.bool_(), s
 
 def identity(cell):
     """What two equal keys have in common: numbers their value, other cells their text."""
+    if isinstance(cell, bool):
+        return cell, "boolean"
     if isinstance(cell, float):
         return decimal.Decimal(repr(cell)) + 0
     return decimal.Decimal(cell) if isinstance(cell, int | decimal.Decimal) else str(cell)
@@ -120,8 +122,7 @@ def columns(draw, types=TYPES, most=8):
 
 def ask_printed(database, text):
     """Ask for a key as it was printed, as the command does."""
-    ask = functools.partial(database.ask, score="exact", top=3)
-    return ask_lines(ask, [QueryLine(text)], exact=True)[0]
+    return database.ask([text], score="exact", top=3, printed=True)[0]
 
 
 def check_keys(database, keys, raw=True):
@@ -197,6 +198,9 @@ BY_FORMAT = {
 }
 
 
+BOOLEANS = [form(word) for word in ("true", "false", "yes", "no", "t", "f") for form in (str, str.upper, str.title)]
+
+
 def check_file(draw, ending, folder):
     write, types = BY_FORMAT[ending]
     keys = draw(columns(types, 5))
@@ -222,6 +226,63 @@ def test_different_keys_of_a_file_are_not_merged(ending, data, tmp_path_factory)
 @settings(SETTINGS, max_examples=300)
 def test_different_keys_of_many_files_are_not_merged(ending, data, tmp_path_factory):
     check_file(data.draw, ending, tmp_path_factory.mktemp("files"))
+
+
+@given(keys=st.lists(st.sampled_from([*BOOLEANS, "maybe"]), min_size=1, max_size=6, unique=True), data=st.data())
+@settings(SETTINGS, max_examples=40)
+def test_spellings_of_booleans_are_different_keys(keys, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("booleans")
+    (folder / "t.csv").write_text("k,v\n" + "".join(f"{key},{row}\n" for row, key in enumerate(keys)))
+    check_keys(Database.open(folder / "t.csv", key="k", value="v"), keys, raw=False)
+    parts = data.draw(st.integers(1, len(keys)))
+    files = [folder / "a.csv", folder / "b.csv"]
+    for path, start, stop in zip(files, (0, parts), (parts, len(keys)), strict=True):
+        path.write_text("k,v\n" + "".join(f"{keys[row]},{row}\n" for row in range(start, stop)))
+    used = files[: 1 + (parts < len(keys))]
+    check_keys(Database.open(used, key="k", value="v"), keys, raw=False)
+    Database.create(folder / "s", used, key="k", value="v")
+    check_keys(Database.open(folder / "s", memory=1), keys, raw=False)
+
+
+JSON_TEXTS = st.sampled_from(["1", "1.0", "1.5", "true", "null", '"1"', '"', "a", "[1]", '{"a":1}', "01", "-2", "1e0"])
+JSON_NUMBERS = st.sampled_from([1, 2, -2, 1.5, 10**20, 1e30]) | NUMBERS_IN_JSON
+
+
+@given(keys=st.lists(JSON_TEXTS | JSON_NUMBERS | st.booleans(), min_size=1, max_size=8, unique_by=identity))
+@settings(SETTINGS, max_examples=60)
+def test_values_of_several_types_in_json_are_different_keys(keys, tmp_path_factory):
+    path = tmp_path_factory.mktemp("json") / "t.jsonl"
+    path.write_text("".join(json.dumps({"k": key, "v": row}) + "\n" for row, key in enumerate(keys)))
+    for policy in ("exclude", "text"):
+        database = Database.open(path, key="k", value="v", on_bad_cell=policy)
+        Database.create(path.parent / policy, path, key="k", value="v", on_bad_cell=policy)
+        for opened in (database, Database.open(path.parent / policy, memory=1)):
+            present = [row for row, cell in enumerate(database.table["k"].to_pylist()) if cell is not None]
+            for row in present:
+                answer = ask_printed(opened, format_key(database.table["k"][row].as_py()))
+                assert [evidence.index for evidence in answer.rows] == [row], (keys, keys[row])
+        # Where most keys are numbers, only texts and booleans are left out.
+        left_out = [keys[row] for row in set(range(len(keys))) - set(present)]
+        assert not left_out or policy == "exclude"
+        assert all(isinstance(key, str | bool) for key in left_out)
+
+
+@given(keys=st.lists(WORDS | SIMILAR, min_size=1, max_size=6, unique=True))
+@settings(SETTINGS, max_examples=40)
+def test_printed_keys_of_several_columns_are_read_as_themselves(keys, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("several")
+    table = {"k": keys, "n": [3] * len(keys), "v": np.arange(len(keys), dtype=float)}
+    database = Database.open(table, key="k,n", value="v")
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows([format_key(key), 3] for key in keys)
+    answer = database.ask(lines.getvalue().splitlines(), score="exact", printed=True)
+    assert answer.value == list(range(len(keys)))
+    (folder / "q.txt").write_text(lines.getvalue(), encoding="utf-8")
+    pyarrow.parquet.write_table(pa.table(table), folder / "t.parquet")
+    out = str(folder / "out.parquet")
+    options = f"--key k,n --value v --score exact --queries {folder}/q.txt --output {out}"
+    assert run(["ask", f"{folder}/t.parquet", *options.split()]) == 0
+    assert pyarrow.parquet.read_table(out)["value"].to_pylist() == list(range(len(keys)))
 
 
 @given(first=columns(), second=columns())

@@ -191,7 +191,7 @@ def ask(
         )
 
     from qkv.cli.json_csv import CsvWriter, JsonWriter
-    from qkv.cli.query_input import ask_lines, number_lines, read_queries
+    from qkv.cli.query_input import number_lines, read_queries
     from qkv.cli.text_output import TableWriter
     from qkv.core.progress import ProgressBar
     from qkv.database.database import Database
@@ -255,8 +255,9 @@ def ask(
                 progress=progress,
                 on_bad_query="refuse" if single or plot is not None else "report",
                 fit=fit,
+                printed=True,
             )
-            answer = number_lines(ask_lines(ask_texts, lines, score == "exact"), lines)
+            answer = number_lines(ask_texts([line.text if line.decoded else None for line in lines]), lines)
             if plot is not None:
                 from qkv.look.query_plot import save_query_plot
 
@@ -297,6 +298,7 @@ def _write_relation(
         raise OptionError("--on must be used with a table of queries, got lines of text. Omit --on.")
     else:
         relation = line_relation(read_queries(arguments, queries, database.key), queries or "standard input")
+        options = replace(options, printed=True)
     with ProgressBar() as progress:
         answers = AnswerRelation(database, relation, replace(options, progress=progress), id_)
         write_answers(answers, Path(output), quote_formulas)

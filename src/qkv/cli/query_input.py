@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from qkv.core.printable import read_escapes
 from qkv.errors import DataError, QueryError
 
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
 
-__all__ = ["QueryLine", "ask_lines", "is_query_table", "number_lines", "read_queries"]
+__all__ = ["QueryLine", "is_query_table", "number_lines", "read_queries"]
 
 _MAX_CHUNK = 256
 """Maximum number of queries per chunk."""
@@ -72,30 +71,6 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
         queries = [line for line in chunk if line.text.strip()]
         for start in range(0, len(queries), _MAX_CHUNK):
             yield queries[start : start + _MAX_CHUNK]
-
-
-def ask_lines(ask: Callable[[list[str | None]], Answer], lines: Sequence[QueryLine], exact: bool) -> Answer:
-    """Answer lines of text, in which control characters of keys may be written as escapes, as answers print them.
-
-    Args:
-        ask: answers a list of queries.
-        lines: the lines.
-        exact: whether a line is read with its escapes first, and as it is if there is no match; otherwise the other
-            way round.
-    """
-    given = [line.text if line.decoded else None for line in lines]
-    read = [text if text is None else read_escapes(text) for text in given]
-    if read == given:
-        return ask(given)
-    answer = ask(read if exact else given)
-    second = [i for i, entry in enumerate(answer.entries) if not entry.found and read[i] != given[i]]
-    entries = [dataclasses.replace(entry, query=text) for entry, text in zip(answer.entries, given, strict=True)]
-    if second:
-        again = ask([(given if exact else read)[i] for i in second])
-        for index, entry in zip(second, again.entries, strict=True):
-            if entry.found:
-                entries[index] = dataclasses.replace(entry, query=given[index])
-    return dataclasses.replace(answer, entries=tuple(entries))
 
 
 def is_query_table(path: str) -> bool:

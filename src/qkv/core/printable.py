@@ -41,17 +41,22 @@ def printable(text: str, *, lines: bool = False) -> str:
     return (_ACTING_EXCEPT_LAYOUT if lines else _ACTING).sub(_escape, text)
 
 
-def printable_key(text: str) -> str:
+def printable_key(text: str, backslashes: bool = True) -> str:
     r"""Return a key as one line of text from which `read_escapes` reads the same key.
 
     Control characters, marks of direction, and white space at the ends are written as \xHH or \uHHHH, and so is the
     backslash of a key that holds such an escape itself.
 
+    Args:
+        text: the key.
+        backslashes: whether such a backslash is written as an escape; False for a query, which may hold escapes.
+
     Example:
         >>> print(printable_key("a\tb "), printable_key("C:\\new"), printable_key("\\x09"))
         a\x09b\x20 C:\new \x5cx09
     """
-    text = _WRITTEN_ESCAPE.sub(lambda found: "\\x5c" + found[0][1:], text)
+    if backslashes:
+        text = _WRITTEN_ESCAPE.sub(lambda found: "\\x5c" + found[0][1:], text)
     inner = text.strip()
     start = text.index(inner) if inner else len(text)
     ends = text[:start], text[start + len(inner) :]

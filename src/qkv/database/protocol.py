@@ -12,6 +12,7 @@ from qkv.database.answer import Answer
 from qkv.database.execute.base import AskOptions, Executor
 from qkv.database.execute.interpretation import check_fit, check_threshold
 from qkv.database.keys.columns import Column
+from qkv.database.printed_queries import ask_printed, with_hints
 from qkv.errors import DataError
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
@@ -58,8 +59,9 @@ class Queryable(ABC):
         progress: Progress | None = None,
         on_bad_query: str = "refuse",
         fit: str | None = None,
+        printed: bool = False,
     ) -> Answer:
-        """Answer one or more queries by attention over the rows of the table.
+        r"""Answer one or more queries by attention over the rows of the table.
 
         Args:
             queries: one query, or a list or data frame of several. A query is one value for a single key column,
@@ -81,6 +83,8 @@ class Queryable(ABC):
                 without bias at the edges of the keys and on slopes, see `qkv.database.keys.local_linear`,
                 `Answer.gradient` and `Answer.fit_note`. None: a vote for texts, categories, booleans and identifiers,
                 otherwise the mean. Texts, categories and booleans vote also if `fit` is "mean".
+            printed: whether texts are keys as answers print them, with escapes such as ``\x09`` for a tab and
+                ``\x20`` for a space at an end, which are read unless the text as it is matches a key better.
 
         Raises:
             QueryError: A query does not fit the key, or the predicate fails.
@@ -103,7 +107,9 @@ class Queryable(ABC):
         check_fit(fit)
         check_threshold(threshold)
         options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, on_bad_query, fit)
-        return self._ask(queries, options)
+        if printed:
+            return ask_printed(lambda given: self._ask(given, options), queries, len(self.key))
+        return with_hints(self._ask(queries, options))
 
     def ask_batches(
         self,

@@ -62,6 +62,7 @@ class AskOptions:
     progress: Progress | None = None
     on_bad_query: str = "refuse"
     fit: str | None = None
+    printed: bool = False
 
     @property
     def linear(self) -> bool:

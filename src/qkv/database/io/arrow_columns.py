@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASSUMED",
+    "BOOLEAN_SPELLING",
     "DATE_FORMAT",
     "NUMBER_FORMAT",
     "READING",
@@ -56,6 +57,9 @@ READING = b"qkv reading"
 
 ASSUMED = b"qkv assumed format"
 """The name of a format that no cell of a text file decided."""
+
+BOOLEAN_SPELLING = b"qkv boolean spelling"
+"""The name of the spelling of true in a column of booleans of a text file."""
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH = dt.datetime(1970, 1, 1)

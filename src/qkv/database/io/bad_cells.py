@@ -18,6 +18,7 @@ import numpy as np
 
 from qkv.core.typing import Num
 from qkv.database.io.arrow_columns import null_mask, stored_numbers, with_metadata
+from qkv.database.io.boolean_cells import boolean_reading
 from qkv.database.io.cell_notes import CellNote, with_cell_note
 from qkv.database.io.identifier_names import as_integers, has_identifier_name, is_mostly_whole
 from qkv.database.io.read_options import ReadOptions
@@ -103,6 +104,14 @@ def detect_conversions(
     policy = options.on_bad_cell
     for name in dict.fromkeys(names):
         text, found, dated = types.get(name) == "VARCHAR", None, None
+        assumed = dict(options.assumed).get(name, "")
+        if text and assumed == "text":
+            continue
+        if text and name in numeric and not options.as_written:
+            booleans = boolean_reading(relation, name, assumed)
+            if booleans is not None:
+                readings[name] = booleans
+                continue
         if text and name in numeric:
             dated = _reading_in_format(relation, name, name in stated, options, delimiter)
             if dated is None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from qkv.database.io.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, READING, with_metadata
+from qkv.database.io.arrow_columns import ASSUMED, BOOLEAN_SPELLING, DATE_FORMAT, NUMBER_FORMAT, READING, with_metadata
 from qkv.database.io.number_formats import NumberFormat
 
 if TYPE_CHECKING:
@@ -135,6 +135,8 @@ def undecided_columns(schema: pa.Schema) -> list[str]:
 def without_notes(schema: pa.Schema) -> pa.Schema:
     """Return a schema without notes about cells, which hold for the rows of one file only."""
     for index, each in enumerate(schema):
-        metadata = {name: text for name, text in (each.metadata or {}).items() if name not in (_NOTE, ASSUMED)}
+        metadata = {
+            name: text for name, text in (each.metadata or {}).items() if name not in (_NOTE, ASSUMED, BOOLEAN_SPELLING)
+        }
         schema = schema.set(index, each.with_metadata(metadata or None))
     return schema

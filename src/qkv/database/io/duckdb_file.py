@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from qkv.database.io.boolean_cells import has_one_spelling
 from qkv.database.io.date_formats import has_format
 from qkv.database.io.exact_types import inexact_columns
 from qkv.database.io.read_options import ReadOptions, check_complete, first_line, guess_encoding, in_utf_8, split_line
@@ -216,12 +217,15 @@ def _open_typed(
     rows = file.open(**dialect) if opened is None else opened
     types = dict(zip(rows.columns, map(str, rows.types), strict=True))
     numbers = inexact_columns(types, required, file.kind in DELIMITED) if not options.as_written else []
+    as_texts = [name for name, form in options.assumed if form == "text" and types.get(name, "VARCHAR") != "VARCHAR"]
+    numbers += [name for name in as_texts if name not in numbers]
     if numbers and file.kind in DELIMITED:
         # Raises an error if the first rows contradict the types, from which `run_typed` learns the dialect.
         rows.limit(_FIRST_ROWS).to_arrow_table()
     if file.kind not in DELIMITED:
         return (file.open(**dialect, dtype=dict.fromkeys(numbers, "VARCHAR")) if numbers else rows), numbers
-    tested = [name for name, type_ in types.items() if type_ == "DATE" or type_.startswith("TIMESTAMP")]
+    tested = [name for name, type_ in types.items() if type_ in ("DATE", "BOOLEAN") or type_.startswith("TIMESTAMP")]
+    tested = [name for name in tested if name not in as_texts]
     form = options.date_format
     tested += [name for name in required if form and types.get(name) == "BIGINT"]
     if not tested:
@@ -230,7 +234,9 @@ def _open_typed(
     dates = []
     for name in tested:
         written = first_texts(texts, name)
-        if types[name] == "BIGINT":
+        if types[name] == "BOOLEAN":
+            read = name in required or not has_one_spelling(written)
+        elif types[name] == "BIGINT":
             read = bool(form) and sum(map(partial(has_format, form=str(form)), written)) > len(written) / 2
         elif name in required and types[name] != "DATE":
             # DuckDB converts timestamps with and without time zones in one column without a word.

@@ -26,6 +26,7 @@ from qkv.database.io.duckdb_file import (
     run_typed,
 )
 from qkv.database.io.exact_types import with_microsecond_columns
+from qkv.database.io.json_cells import json_columns, with_json_texts
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import quoted_name
 from qkv.errors import QueryError
@@ -59,8 +60,8 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: Rea
         if kind in PARQUET:
             return add_cell_notes(file.open().to_arrow_table(), required, options.on_bad_cell, repr(path))
         table, rows, dates = run_typed(file, required, options, lambda rows: rows.to_arrow_table())
-        mixed = _mixed_columns(rows)
-        memory = _without_quotes(file.connection.from_arrow(table), mixed)
+        mixed = json_columns(rows)
+        memory = with_json_texts(file.connection.from_arrow(table), mixed, _keys(required, options))
         conversions = _conversions(file, memory, mixed, required, dates, options)
         if mixed or conversions.readings:
             table = conversions.relation(memory).to_arrow_table()
@@ -92,8 +93,8 @@ def read_parts(
         else:
             # Counting the cells of all columns finds cells that contradict the detected types.
             _, opened, dates = run_typed(file, required, options, _count_cells)
-            mixed = _mixed_columns(opened)
-            rows = _without_quotes(with_microsecond_columns(opened), mixed)
+            mixed = json_columns(opened)
+            rows = with_json_texts(with_microsecond_columns(opened), mixed, _keys(required, options))
             conversions = _conversions(file, rows, mixed, required, dates, options)
         rows = conversions.relation(rows)
         first = conversions.mark(rows.limit(0).to_arrow_table())
@@ -121,20 +122,14 @@ def _conversions(
     return Conversions({**found.readings, **more.readings}, found.notes)
 
 
+def _keys(required: tuple[str, ...], options: ReadOptions) -> tuple[str, ...]:
+    """Return the key columns, which are all required columns but the last; none for a file of queries."""
+    return () if options.as_written else required[:-1]
+
+
 def _count_cells(rows: duckdb.DuckDBPyRelation) -> int:
     ((*counts,),) = rows.aggregate(", ".join(f"count({quoted_name(name)})" for name in rows.columns)).fetchall()
     return max(map(int, counts))
-
-
-def _mixed_columns(rows: duckdb.DuckDBPyRelation) -> list[str]:
-    """Return the columns of a JSON file with values of several types, such as numbers and texts."""
-    return [name for name, type_ in zip(rows.columns, rows.types, strict=True) if str(type_) == "JSON"]
-
-
-def _without_quotes(rows: duckdb.DuckDBPyRelation, names: Sequence[str]) -> duckdb.DuckDBPyRelation:
-    """Return a relation in which columns of JSON values are texts without quotation marks."""
-    texts = ", ".join(f"json_extract_string({quoted_name(n)}, '$') as {quoted_name(n)}" for n in names)
-    return rows.project(f"* replace ({texts})") if texts else rows
 
 
 def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:

@@ -126,7 +126,8 @@ def _decimal_text(value: decimal.Decimal) -> str:
 def format_query(query: object, columns: int = 1) -> str:
     """Return a query as text, with commas between the parts of a query for several key columns.
 
-    Vectors of more than four numbers are abbreviated, also those that are given as text.
+    Vectors of more than four numbers are abbreviated, also those that are given as text. Other texts are printed as
+    they are given, with escapes for characters that act and for white space at the ends.
 
     Args:
         query: the query.
@@ -140,7 +141,7 @@ def format_query(query: object, columns: int = 1) -> str:
         return ", ".join(map(format_query, query))
     if isinstance(query, str):
         numbers = _numbers(query)
-        return format_value(printable(query)) if numbers is None else format_value(numbers)
+        return printable_key(query, backslashes=False) if numbers is None else format_value(numbers)
     return format_key(list(query) if isinstance(query, tuple) else query)
 
 

@@ -24,6 +24,7 @@ from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.database.io.arrow_reader import read_arrow
 from qkv.database.io.bad_cells import add_cell_notes
+from qkv.database.io.boolean_cells import varied_booleans
 from qkv.database.io.cell_notes import decided_formats, join_cell_notes, undecided_columns
 from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
 from qkv.database.io.python_cells import exact_array
@@ -107,17 +108,25 @@ def read_parts(source: object, required: tuple[str, ...] = (), options: ReadOpti
 
 def _with_formats(paths: Sequence[Path], required: tuple[str, ...], options: ReadOptions) -> ReadOptions:
     """Return options with the formats of columns that some of several files decide, if another file does not."""
-    undecided: dict[str, None] = {}
+    kinds = [(path, _suffix(path)) for path in paths] if len(paths) > 1 else []
+    stated = (*_ARROW, *duckdb_reader.PARQUET)
+    schemas = [
+        next(duckdb_reader.read_parts(str(path), kind, required, options)).schema
+        for path, kind in kinds
+        if kind not in stated
+    ]
+    assumed = _assumed_formats(schemas, required)
+    return replace(options, assumed=tuple({**dict(options.assumed), **assumed}.items())) if assumed else options
+
+
+def _assumed_formats(schemas: Sequence[pa.Schema], required: tuple[str, ...]) -> dict[str, str]:
+    """Return the formats of columns that some of several files decide and another does not, by name."""
     decided: dict[str, str] = {}
-    for path in paths if len(paths) > 1 else ():
-        kind = _suffix(path)
-        if kind in (*_ARROW, *duckdb_reader.PARQUET):
-            continue
-        schema = next(duckdb_reader.read_parts(str(path), kind, required, options)).schema
-        undecided |= dict.fromkeys(undecided_columns(schema))
+    for schema in schemas:
         decided = decided_formats(schema) | decided
-    assumed = {name: decided[name] for name in undecided if name in decided}
-    return replace(options, assumed=tuple(assumed.items())) if assumed else options
+    undecided = dict.fromkeys(name for schema in schemas for name in undecided_columns(schema))
+    found = {name: decided[name] for name in undecided if name in decided}
+    return {**found, **varied_booleans(schemas, required)}
 
 
 def iterate_tables(
@@ -244,12 +253,12 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
         return tables[0]
     import pyarrow as pa
 
-    decided: dict[str, str] = {}
-    for table in tables:
-        decided = decided_formats(table.schema) | decided
+    formats = _assumed_formats([table.schema for table in tables if table.num_rows], required)
     for index, table in enumerate(tables):
         # The format that the cells of one file leave open is that of the others.
-        assumed = {name: decided[name] for name in undecided_columns(table.schema) if name in decided}
+        booleans = [field.name for field in table.schema if pa.types.is_boolean(field.type)]
+        own = {*undecided_columns(table.schema), *booleans}
+        assumed = {name: form for name, form in formats.items() if name in own}
         if assumed:
             again = replace(options, assumed=tuple(assumed.items()))
             tables[index] = _read_path(paths[index], required, again)

@@ -24,7 +24,7 @@ from qkv.database.keys import exact_cells
 from qkv.database.keys.columns import Column, fold
 from qkv.errors import QueryError
 
-__all__ = ["Queries", "QueryCells"]
+__all__ = ["Queries", "QueryCells", "split_text"]
 
 Cell = str | float | np.ndarray | None
 """The parsed value of a query for one key column; None if it is missing."""
@@ -139,7 +139,7 @@ class Queries:
             original = np.array(list(map(_text, own)), object) if column.original is not None else None
             cells.append(QueryCells(_stack(parsed, column), integers, unequal, original))
         missing = np.logical_or.reduce(missing_cells)
-        originals = tuple(_display_form(query) for query in given)
+        originals = tuple(_display_form(query, [column.name for column in columns]) for query in given)
         return Queries(originals, tuple(cells), missing, single, tuple(missing_cells), tuple(errors))
 
 
@@ -216,7 +216,7 @@ def _parts(query: object, columns: Sequence[Column]) -> tuple[object, ...]:
     if query is None or (isinstance(query, str) and not query.strip()):
         return (None,) * len(columns)
     # A part that contains a comma is quoted, as in CSV: '"Doe, John",3.5'.
-    parts = _split_text(query) if isinstance(query, str) else query
+    parts = split_text(query) if isinstance(query, str) else query
     if not isinstance(parts, (Sequence, np.ndarray)) or len(parts) != len(columns):
         count = len(parts) if isinstance(parts, (Sequence, np.ndarray)) else 1
         text = " ".join(repr(query).split())
@@ -228,7 +228,12 @@ def _parts(query: object, columns: Sequence[Column]) -> tuple[object, ...]:
     return tuple(parts)
 
 
-def _split_text(query: str) -> list[str]:
+def split_text(query: str) -> list[str]:
+    """Return the parts of a text with commas, in which parts may be quoted as in CSV.
+
+    Raises:
+        QueryError: The text has an open quotation mark or a line break outside of quotation marks.
+    """
     try:
         return next(csv.reader([query], skipinitialspace=True))
     except csv.Error as error:
@@ -361,7 +366,7 @@ def _example(column: Column) -> str:
     return column.text(row)
 
 
-def _display_form(query: object) -> object:
+def _display_form(query: object, names: Sequence[str]) -> object:
     if isinstance(query, Mapping):
-        return tuple(query.values()) if len(query) > 1 else next(iter(query.values()))
+        return tuple(query.get(name) for name in names) if len(names) > 1 else query.get(names[0])
     return tuple(query) if isinstance(query, (list, np.ndarray)) else query

@@ -168,6 +168,7 @@ class AnswerRelation:
             progress=None if queries else options.progress,
             on_bad_query="report",
             fit=options.fit,
+            printed=options.printed,
         )
 
 

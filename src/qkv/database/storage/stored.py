@@ -22,6 +22,7 @@ from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.execute.interpretation import votes_by_kind
 from qkv.database.execute.row_reader import match_blocks
 from qkv.database.execute.streamed import StreamedExecutor
+from qkv.database.io.boolean_cells import stated_types
 from qkv.database.io.cell_notes import collect_notes, decided_formats
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, require_columns
@@ -209,7 +210,7 @@ class StoredDatabase(Queryable):
         """
         names, notes = (*self.key, self.value), list[str]()
         schema = self.store.empty(self._visible).schema
-        assumed = tuple(decided_formats(schema).items())
+        assumed = tuple({**stated_types(schema), **decided_formats(schema)}.items())
         options = ReadOptions(encoding, delimiter, decimal, on_bad_cell, date_format, assumed=assumed)
         tables = collect_notes(iterate_tables(source, names, options), names, notes)
         version = self.store.append(prepare_rows(self.encoding, tables, schema, self.name, progress))
