@@ -1,9 +1,12 @@
 """Identifiers, booleans, UUIDs and decimals as values: they vote, or are printed, with all their digits."""
 
 import decimal
+import gzip
 import json
+import os
 import random
 import uuid
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +14,7 @@ import pytest
 
 from qkv.cli.main import run
 from qkv.database import Database
+from qkv.database.io.identifier_names import has_identifier_name
 from qkv.errors import OptionError
 
 BIG = 2**63 - 20
@@ -139,3 +143,50 @@ def test_the_command_prints_all_digits_and_how_to_average(form, tmp_path, capsys
         assert json.loads(printed)["value"] == 2**63 - 1
     else:
         assert printed.split("\n")[1].startswith("ann,9223372036854775807,1.0,")
+
+
+IDENTIFIERS = """
+customer_no account_number phone invoice_number employee_no isbn13 serial zip order_id CustomerID userid c_custkey zip_code
+phoneNumber SerialNumber Kundennr policy_number tracking_number soc_sec_id home_phone modelno user.ids EAN13 postcode
+""".split()
+QUANTITIES = """
+number_of_rooms no_of_items num_items number total_rooms education-num serial_correlation serial_measurement phone_minutes
+phones order_count order_total customer_age account_balance invoice_amount zip_population atomic_number week_number paid
+valid grid covid members item_count price_per_order key street_number hours-per-week capital-gain year room_count
+""".split()
+
+
+@pytest.mark.parametrize("name", [*IDENTIFIERS, *QUANTITIES])
+def test_whole_numbers_vote_if_they_are_named_like_identifiers(name, tmp_path):
+    draw = random.Random(name)
+    cities = [draw.choice(["Oslo", "Rome"]) for _ in range(30)]
+    numbers = [draw.randint(1000, 1003) for _ in cities]
+    table = {"city": cities, name: numbers}
+    path = tmp_path / "t.csv"
+    path.write_text(f"city,{name}\n" + "".join(f"{city},{n}\n" for city, n in zip(cities, numbers, strict=True)))
+    own = [n for city, n in zip(cities, numbers, strict=True) if city == "Oslo"]
+    counts = {n: own.count(n) for n in own}
+    for database in (*databases(table, "city", name, tmp_path), Database.open(path, "city", name)):
+        answer = database.ask("Oslo")
+        mean = database.ask("Oslo", fit="mean")
+        assert mean.value == pytest.approx(np.mean(own))
+        assert answer.votes is (name in IDENTIFIERS)
+        if answer.votes:
+            assert counts[answer.value] == max(counts.values())
+            assert NOTE.format(name, REASON["user_id"]) in answer.notes
+        else:
+            assert answer.value == mean.value
+
+
+@pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA is not set")
+def test_quantities_of_public_tables_are_averaged():
+    """The columns of whole numbers of public tables that are identifiers are these, and no others."""
+    tables = Path(os.environ["QKV_DATA"])
+    adult = "age,,fnlwgt,,education-num,,,,,,capital-gain,capital-loss,hours-per-week,,".split(",")
+    names = [name for name in adult if name]
+    for file in ("tables/california_housing.csv.gz", "matching/febrl1.csv.gz", "tables/mcycle.csv"):
+        opened = gzip.open if file.endswith(".gz") else open
+        with opened(tables / file, "rt") as lines:
+            names += [name.strip().strip('"') for name in next(lines).split(",")]
+    assert len(names) > 25
+    assert [name for name in names if has_identifier_name(name)] == ["rec_id", "postcode", "soc_sec_id"]

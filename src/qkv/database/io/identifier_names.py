@@ -1,8 +1,19 @@
-"""Columns that are named like identifiers, such as id, order_id, userId, isbn or zip, and their whole numbers."""
+"""Columns that are named like identifiers, such as id, order_id, userId, customer_no, isbn13 or zip, and their numbers.
+
+A name is split into words, without digits at their ends. It is that of an identifier if one of these holds:
+
+    its last word     is a word such as id, isbn, phone or serial
+    its first word    is such a word before others that only describe it, as in zip code or phone number; id before any
+    its last words    are a thing that is numbered and a word such as number, no, code or key: account_number, custkey
+
+Names with the word of a quantity, such as count, total or price, are those of quantities unless they end with id, and
+so are number_of_rooms, no_of_items and education_num, in which no numbered thing precedes the number.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,21 +27,60 @@ if TYPE_CHECKING:
 
 __all__ = ["as_integers", "has_identifier_name", "is_mostly_whole", "whole_sql"]
 
-_WORDS = frozenset({"id", "ids", "uid", "uuid", "guid", "isbn", "issn", "ean", "upc", "gtin", "ssn", "sku", "plz"})
-_WORDS |= {"barcode", "zip", "zipcode", "postcode"}
+_IDS = frozenset({"id", "ids", "uid", "uuid", "guid", "pid"})
+_WORDS = _IDS | frozenset(
+    """
+    isbn issn ean upc gtin asin ssn sku plz barcode zip zipcode postcode serial phone telephone fax msisdn imei imsi
+    iban siren siret npi cusip fips orcid pmid telefon telefax
+    """.split()
+)
+_NUMBERS = frozenset("no nr nbr num number nummer numero code key".split())
+_DESCRIBING = _NUMBERS | frozenset("codes numbers nos digits hash home work mobile cell private office".split())
+_THINGS = frozenset(
+    """
+    account acct admission application article artikel asset bank barcode batch bestell bill booking branch card case
+    catalog catalogue certificate charge chassis check cheque claim client company contact contract credit cust customer
+    debtor dept department device document driver emp employee enrolment enrollment equipment fax film flight folio
+    insurance inventory invoice item job kunden konto licence license loan lot matriculation medical member membership
+    mobile model movie object order organisation organization parcel part passport patient payment permit personal
+    personnel phone plate policy post postal product project purchase rechnung rechnungs receipt record ref reference
+    registration request reservation room routing security serial shipment social sort staff stock student subscriber
+    supplier tax telefon telephone ticket tracking transaction trans tweet tx user vat vehicle vendor voter voucher zip
+    """.split()
+)
+_QUANTITIES = frozenset(
+    """
+    count counts cnt total sum avg average mean median std min max rate ratio share pct percent per amount amt age
+    length len size duration price cost value score distance density population change diff delta days hours minutes
+    seconds months years of usage quantity qty
+    """.split()
+)
+_JOINED = re.compile(f"({'|'.join(sorted(_THINGS, key=len, reverse=True))})s?(id|no|nr|num|number|nummer|code|key)")
 _MOST = 2.0**63
 
 
+@cache
 def has_identifier_name(name: str) -> bool:
-    """Return whether the last or the first word of a column's name is that of an identifier.
+    """Return whether a column is named like an identifier.
 
     Example:
-        >>> [name for name in ("id", "order_id", "userID", "zip code", "paid", "member") if has_identifier_name(name)]
-        ['id', 'order_id', 'userID', 'zip code']
+        >>> names = ("order_id", "userID", "zip code", "isbn13", "custkey", "paid", "number_of_rooms", "phone_minutes")
+        >>> [name for name in names if has_identifier_name(name)]
+        ['order_id', 'userID', 'zip code', 'isbn13', 'custkey']
     """
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
-    split = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", words) if word]
-    return bool(split) and (split[-1] in _WORDS or split[0] in _WORDS)
+    separated = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name.replace("IDs", "Ids"))
+    words = [word.lower().rstrip("0123456789") for word in re.split(r"[^A-Za-z0-9]+", separated)]
+    words = [word for word in words if word]
+    if not words:
+        return False
+    if words[-1] in _IDS or words[0] == "id":
+        return True
+    if not _QUANTITIES.isdisjoint(words):
+        return False
+    if words[-1] in _WORDS or (words[0] in _WORDS and _DESCRIBING.issuperset(words[1:])):
+        return True
+    numbered = words[-1] in _NUMBERS and len(words) > 1 and words[-2].removesuffix("s") in _THINGS
+    return numbered or _JOINED.fullmatch(words[-1]) is not None
 
 
 def as_integers(column: pa.ChunkedArray) -> tuple[pa.Array | None, Float[np.ndarray, " other"]]:

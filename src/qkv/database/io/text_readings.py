@@ -14,7 +14,7 @@ from qkv.database.io.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, R
 from qkv.database.io.cell_notes import CellNote
 from qkv.database.io.date_formats import candidate_formats, choose_format, date_reading, format_sql
 from qkv.database.io.exact_types import exact_number_type
-from qkv.database.io.identifier_names import is_mostly_whole
+from qkv.database.io.identifier_names import has_identifier_name, is_mostly_whole
 from qkv.database.io.number_formats import NumberFormat, affix_counts
 from qkv.database.io.read_options import ReadOptions
 
@@ -168,7 +168,8 @@ def detect_reading(
     for form in (assumed, options.date_format or ""):
         if "%" in form:
             dates = [form, *(each for each in dates if each != form)]
-    numbers = [] if stated else _number_formats(texts, options.decimal)
+    # The spaces and hyphens of 030 123 456 separate no thousands.
+    numbers = [] if stated or has_identifier_name(name) else _number_formats(texts, options.decimal)
     decimal = options.decimal or "."
     plain = _is_number(_with_point("x", decimal))
     iso = in_iso("x")
