@@ -378,9 +378,8 @@ def build_entries(
             entries.append(Entry(original, False, None, None, 0.0, reason, {}, *evidence, candidates=candidates))
             continue
         effective = np.nan if results.effective_rows is None else float(results.effective_rows[i])
-        fit, precision = aggregate.fit, mean_precision(aggregate.deviation, effective)
-        if fit is not None:
-            precision = fit.precision
+        fit = aggregate.fit
+        precision = mean_precision(aggregate.deviation, effective) if fit is None else fit.precision
         entry = Entry(
             original,
             True,
