@@ -27,17 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = ["as_integers", "has_identifier_name", "is_mostly_whole", "whole_sql"]
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _IDS = frozenset({"id", "ids", "uid", "uuid", "guid", "pid"})
-_WORDS = _IDS | frozenset(
-    """
+_WORDS = _IDS | _words("""
     isbn issn ean upc gtin asin ssn sku plz barcode zip zipcode postcode serial phone telephone fax msisdn imei imsi
     iban siren siret npi cusip fips orcid pmid telefon telefax
-    """.split()
-)
-_NUMBERS = frozenset("no nr nbr num number nummer numero code key".split())
-_DESCRIBING = _NUMBERS | frozenset("codes numbers nos digits hash home work mobile cell private office".split())
-_THINGS = frozenset(
-    """
+    """)
+_NUMBERS = _words("no nr nbr num number nummer numero code key")
+_DESCRIBING = _NUMBERS | _words("codes numbers nos digits hash home work mobile cell private office")
+_THINGS = _words("""
     account acct admission application article artikel asset bank barcode batch bestell bill booking branch card case
     catalog catalogue certificate charge chassis check cheque claim client company contact contract credit cust customer
     debtor dept department device document driver emp employee enrolment enrollment equipment fax film flight folio
@@ -46,15 +48,12 @@ _THINGS = frozenset(
     personnel phone plate policy post postal product project purchase rechnung rechnungs receipt record ref reference
     registration request reservation room routing security serial shipment social sort staff stock student subscriber
     supplier tax telefon telephone ticket tracking transaction trans tweet tx user vat vehicle vendor voter voucher zip
-    """.split()
-)
-_QUANTITIES = frozenset(
-    """
+    """)
+_QUANTITIES = _words("""
     count counts cnt total sum avg average mean median std min max rate ratio share pct percent per amount amt age
     length len size duration price cost value score distance density population change diff delta days hours minutes
     seconds months years of usage quantity qty
-    """.split()
-)
+    """)
 _JOINED = re.compile(f"({'|'.join(sorted(_THINGS, key=len, reverse=True))})s?(id|no|nr|num|number|nummer|code|key)")
 _MOST = 2.0**63
 
