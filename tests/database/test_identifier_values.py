@@ -147,12 +147,14 @@ def test_the_command_prints_all_digits_and_how_to_average(form, tmp_path, capsys
 
 NUMBERED = """
 customer_no account_number phone invoice_number employee_no isbn13 serial zip order_id CustomerID userid c_custkey
-zip_code phoneNumber SerialNumber Kundennr policy_number tracking_number soc_sec_id home_phone modelno user.ids EAN13 postcode
+zip_code phoneNumber SerialNumber Kundennr policy_number tracking_number soc_sec_id home_phone modelno
+user.ids EAN13 postcode
 """
 COUNTED = """
 number_of_rooms no_of_items num_items number total_rooms education-num serial_correlation serial_measurement
-phone_minutes phones order_count order_total customer_age account_balance invoice_amount zip_population atomic_number week_number paid
-valid grid covid members item_count price_per_order key street_number hours-per-week capital-gain year room_count
+phone_minutes phones order_count order_total customer_age account_balance invoice_amount zip_population atomic_number
+week_number paid valid grid covid members
+item_count price_per_order key street_number hours-per-week capital-gain year room_count
 """
 IDENTIFIERS, QUANTITIES = NUMBERED.split(), COUNTED.split()
 
