@@ -15,7 +15,7 @@ from qkv.database.io.date_formats import candidate_formats, parse_date
 from qkv.database.io.sources import read
 from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import Queries
-from qkv.errors import DataError, OptionError
+from qkv.errors import DataError, OptionError, QueryError
 
 from .test_bad_cells import write
 
@@ -135,11 +135,114 @@ def test_a_format_that_fits_no_column_is_refused(tmp_path):
         Database.open({"x": ["13/05/2024"], "v": [1]}, "x", "v", date_format="%d/%m/%Y")
 
 
-def test_digits_without_separators_are_dates_on_request(tmp_path):
+def test_digits_without_separators_are_dates_if_all_are(tmp_path):
+    days = [dt.date(2024, 1, 31), dt.date(2024, 2, 1)]
     path = write(tmp_path / "t.csv", ["20240131", "20240201"])
-    assert Database.open(path, "x", "v").ask("20240131").value is not None
-    database = Database.open(path, "x", "v", date_format="%Y%m%d")
-    assert database.table["x"].to_pylist() == [dt.date(2024, 1, 31), dt.date(2024, 2, 1)]
+    Database.create(tmp_path / "s", path, "x", "v")
+    for database in (Database.open(path, "x", "v"), Database.open(tmp_path / "s", memory=1)):
+        for query in ("20240201", 20240201, dt.date(2024, 2, 1), "2024-02-01"):
+            answer = database.ask(query, score="exact")
+            assert (answer.value, answer.rows[0].record["x"]) == (1, days[1])
+        assert answer.column_notes == ("x is read in the format %Y%m%d; read_csv in --sql reads numbers",)
+    given = Database.open(path, "x", "v", date_format="%Y%m%d")
+    assert given.table["x"].to_pylist() == days
+    assert given.ask("20240131").column_notes == ("x is read in the format %Y%m%d",)
+    # One number that is no date, the name of an identifier, or a store of numbers decides otherwise.
+    assert Database.open(write(tmp_path / "n.csv", ["20240131", "20241301"]), "x", "v").column("x").kind == "number"
+    assert Database.open(write(tmp_path / "i.csv", ["20240131"], "order_no,v"), "order_no", "v").ask(20240131).found
+    store = Database.create(tmp_path / "numbers", {"x": [5], "v": [0]}, "x", "v")
+    store.append(path)
+    assert store.ask(20240201, score="exact").value == 1
+
+
+def test_numbers_of_typed_tables_that_look_like_dates_are_mentioned(tmp_path):
+    table = pa.table({"x": [20240131, 20240201], "v": [1, 2]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    (tmp_path / "t.jsonl").write_text('{"x": 20240131, "v": 1}\n{"x": 20240201, "v": 2}\n')
+    note = "x holds whole numbers that look like dates, such as 20240131; convert them to compare them as dates"
+    for source in (table, tmp_path / "t.parquet", tmp_path / "t.jsonl"):
+        assert note in Database.open(source, "x", "v").ask(20240131).column_notes
+
+
+LANGUAGES = ("de", "de_AT", "fr", "es", "it", "pt", "nl", "sv", "da", "nb", "fi", "pl", "ru", "en")
+PATTERNS = (
+    "d MMMM y",
+    "d. MMMM y",
+    "EEEE d MMMM y",
+    "d-MMM-y",
+    "d MMMM y HH:mm",
+    "y MMMM d",
+    "MMMM y",
+    "d MMM yy",
+    "long",
+)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_names_of_months_of_many_languages_are_read(language, tmp_path):
+    babel = pytest.importorskip("babel.dates")
+    draw = random.Random(language)
+    days = [dt.datetime(1990, 1, 1, 10, 30) + dt.timedelta(draw.randint(0, 12_000)) for _ in range(60)]
+    texts = {form: [babel.format_datetime(day, form, locale=language) for day in days] for form in PATTERNS[:-1]}
+    texts["long"] = [babel.format_date(day, "long", locale=language) for day in days]
+    path, names = tmp_path / "t.csv", [f"c{index}" for index in range(len(PATTERNS))]
+    rows = zip(*(texts[form] for form in PATTERNS), strict=True)
+    path.write_text("\n".join([",".join(names), *(",".join(f'"{cell}"' for cell in row) for row in rows)]) + "\n")
+    table = read(path, tuple(names))
+    for name, form in zip(names, PATTERNS, strict=True):
+        expected = [day if "H" in form else day.date().replace(day=1 if form == "MMMM y" else day.day) for day in days]
+        assert table[name].to_pylist() == expected, texts[form][:3]
+        column = Column.from_table(table, name)
+        assert Queries.parse(texts[form], [column]).columns[0].cells.tolist() == column.cells.tolist()
+
+
+def test_names_with_months_and_numbers_stay_names(tmp_path):
+    names = [
+        "Mars 1",
+        "Apollo 11 1969",
+        "May Smith",
+        "March of 3 Kings",
+        "Julia 2",
+        "Room 12 of 2024",
+        "Dez 3",
+        "Lis 4",
+    ]
+    answer = Database.open(write(tmp_path / "t.csv", names), "x", "v").ask("May Smith")
+    assert (answer.value, answer.column_notes) == (2, ())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cells_that_decide_differently_are_stated(seed, tmp_path):
+    draw = random.Random(seed)
+    counts = {"%d/%m/%Y": draw.randint(1, 5), "%m/%d/%Y": draw.randint(1, 5)}
+    cells = [
+        dt.date(2024, draw.randint(1, 12), 25).strftime(form) for form, count in counts.items() for _ in range(count)
+    ]
+    cells += ["03/04/2024"] * draw.randint(0, 3)
+    draw.shuffle(cells)
+    chosen = max(counts, key=lambda form: counts[form])
+    other = min(counts, key=lambda form: form == chosen)
+    path = write(tmp_path / "t.csv", cells)
+    Database.create(tmp_path / "s", path, "x", "v")
+    for database in (Database.open(path, "x", "v"), Database.open(tmp_path / "s", memory=1)):
+        note = database.ask("2024-04-03").column_notes[0]
+        first = "month" if other == "%m/%d/%Y" else "day"
+        said = "1 cell has" if counts[other] == 1 else f"{counts[other]} cells have"
+        assert note.startswith(f"x is read in the format {chosen}, although {said} the {first} first, such as ")
+        assert f"--date-format {other} (in Python: date_format) reads the {first} first" in note
+    given = Database.open(path, "x", "v", date_format=chosen)
+    assert given.ask("2024-04-03").column_notes[0] == f"x is read in the format {chosen}"
+
+
+def test_underscores_are_no_part_of_numbers(tmp_path):
+    path = write(tmp_path / "t.csv", ["3_5", "7", "8", "9"])
+    database = Database.open(path, "x", "v")
+    assert database.table["x"].to_pylist() == [None, 7, 8, 9]
+    assert database.ask(7).column_notes == ("x: 1 cell is not a finite number, such as '3_5', left out",)
+    with pytest.raises(QueryError, match="must be a finite number, got '3_5'"):
+        database.ask("3_5")
+    with pytest.raises(QueryError):
+        Database.open({"x": [[1.0, 2.0]], "v": [1]}, "x", "v").ask("[1_0, 2]")
 
 
 @pytest.mark.parametrize(("zoned", "naive"), [(5, 2), (2, 5), (3, 3)])

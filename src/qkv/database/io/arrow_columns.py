@@ -199,6 +199,8 @@ def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool 
         if isinstance(clock, dt.datetime):
             clock = clock.time()
         return _whole_units(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit, exact)
+    if isinstance(value, int) and date_format:
+        value = str(value)  # 20240131
     timestamp = _parse_timestamp(value, date_format) if isinstance(value, str) else value
     below = getattr(timestamp, "nanosecond", 0)
     if isinstance(value, str) and not date_format:

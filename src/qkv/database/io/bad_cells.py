@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,15 +20,17 @@ from qkv.core.typing import Num
 from qkv.database.io.arrow_columns import null_mask, stored_numbers, with_metadata
 from qkv.database.io.boolean_cells import boolean_reading
 from qkv.database.io.cell_notes import CellNote, with_cell_note
+from qkv.database.io.date_formats import is_compact_date
 from qkv.database.io.identifier_names import as_integers, has_identifier_name, is_mostly_whole
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import (
     TextReading,
     detect_reading,
+    first_texts,
     number_reading,
     quoted_name,
-    text_remark,
 )
+from qkv.database.io.text_remarks import numbers_remark, text_remark
 from qkv.database.io.whole_floats import WholeFloats
 from qkv.errors import DataError, OptionError
 
@@ -134,6 +136,10 @@ def detect_conversions(
                 if policy == "text" and note:
                     continue
                 readings[name] = reading
+        elif types.get(name) == "BIGINT" and not options.as_written:
+            firsts = relation.project(quoted_name(name)).limit(_FIRST_TEXTS).fetchall()
+            remark = numbers_remark(number for (number,) in firsts)
+            note = CellNote(remark=remark) if remark else None
         else:
             continue
         if note:
@@ -151,10 +157,23 @@ def _reading_in_format(
     relation: duckdb.DuckDBPyRelation, name: str, stated: bool, options: ReadOptions, delimiter: str
 ) -> tuple[TextReading, CellNote | None] | None:
     """Return the reading of a column of digits as dates in the given format and its note, or None for other columns."""
-    if not options.date_format or options.as_written:
+    if options.as_written:
         return None
-    reading, note = detect_reading(relation, name, stated, options, delimiter)
-    return (reading, note) if reading is not None and reading.date_format == options.date_format else None
+    form = options.date_format
+    if form is None and not has_identifier_name(name) and dict(options.assumed).get(name) != "number":
+        written = first_texts(relation, name)
+        form = "%Y%m%d" if written and all(map(is_compact_date, written)) else None
+    if form is None:
+        return None
+    reading, note = detect_reading(relation, name, stated, replace(options, date_format=form), delimiter)
+    if reading is None or reading.date_format != form:
+        return None
+    # Digits are surely dates if nearly all are.
+    if options.date_format is None:
+        if reading.bad_cells * (1 if options.on_bad_cell == "text" else 20) > len(relation):
+            return None
+        reading = replace(reading, said=f"{reading.said}; read_csv in --sql reads numbers")
+    return reading, note
 
 
 def _count_bad(
@@ -205,6 +224,9 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
             found = np.concatenate([np.zeros(0), *infinite])
             example = str(found[0]) if len(found) else ""
             note = _bad_note(name, len(found), example, "finite number", on_bad_cell, source)
+        elif pa.types.is_integer(column.type):
+            remark = numbers_remark(column.slice(0, _FIRST_TEXTS).to_pylist())
+            note = CellNote(remark=remark) if remark else None
         elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             texts = [text for text in column.slice(0, _FIRST_TEXTS).to_pylist() if text]
             numbers = sum(_WRITTEN_NUMBER.fullmatch(text.strip()) is not None for text in texts)

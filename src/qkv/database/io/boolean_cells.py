@@ -91,8 +91,9 @@ def varied_booleans(schemas: Sequence[pa.Schema], names: Sequence[str]) -> dict[
 
 
 def stated_types(schema: pa.Schema) -> Mapping[str, str]:
-    """Return "boolean" or "text" for each column of a store that holds booleans or texts, by name."""
+    """Return "boolean", "text" or "number", what a store states that a column holds, by name."""
     import pyarrow as pa
 
     kinds = {pa.types.is_boolean: "boolean", pa.types.is_string: "text"}
+    kinds |= {pa.types.is_integer: "number", pa.types.is_floating: "number", pa.types.is_decimal: "number"}
     return {field.name: kind for test, kind in kinds.items() for field in schema if test(field.type)}

@@ -13,12 +13,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from qkv.database.io.date_names import canonical_date, canonical_format, canonical_sql, named_format
+
 __all__ = [
     "candidate_formats",
     "choose_format",
     "date_reading",
+    "exchanged",
     "format_sql",
     "has_format",
+    "is_compact_date",
     "is_date_format",
     "parse_date",
 ]
@@ -56,6 +60,8 @@ _ORDERS = {
 """The orders of day, month and year by the kinds of the parts: n is one or two digits, Y is four, b is a month name."""
 
 _WIDTHS = {"%Y": "[0-9]{4}", "%b": "[A-Za-z]{3}", "%p": "[AaPp][Mm]", "%f": "[0-9]{1,6}", "%y": "[0-9]{2}"}
+_ENGLISH_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_CHINESE = re.compile("[0-9]{4}年[0-9]{1,2}月[0-9]{1,2}日")
 _MOST_FORMATS = 9
 
 
@@ -77,8 +83,12 @@ def _formats_of(text: str) -> list[str]:
         return []
     shape = _SHAPE.fullmatch(text.strip()) or _SHAPE.fullmatch(_normalized(text))
     if shape is None:
-        return []
+        named = "%Y年%m月%d日" if _CHINESE.fullmatch(text.strip()) else named_format(text)
+        return [named] if named else []
     parts = [part for part in (shape["first"], shape["second"], shape["third"]) if part is not None]
+    if any(part.isalpha() and _normalized(part).lower() not in _ENGLISH_MONTHS for part in parts):
+        named = named_format(text)
+        return [named] if named else []
     kinds = "".join("b" if part.isalpha() else {1: "n", 2: "n", 4: "Y"}.get(len(part), "?") for part in parts)
     gaps = [shape["gap"], shape["gap2"] or ""]
     if kinds in ("Yn", "nY") and gaps[0] not in ("-", "/"):
@@ -123,14 +133,16 @@ def date_reading(form: str, other: str = "") -> str:
     if "%y" in form:
         said += "; years 69 to 99 are 1969 to 1999, 00 to 68 are 2000 to 2068"
     if "%d" not in form and "%j" not in form:
-        said += ", as the first day of the month" if {"%m", "%b"} & set(re.findall("%.", form)) else ""
+        said += ", as the first day of the month" if {"%m", "%b", "%B"} & set(re.findall("%.", form)) else ""
     return said
 
 
 def format_sql(cell: str, form: str) -> str:
     """Return the SQL expression of the timestamp in a cell of a format, which is null for other cells."""
     text = f"trim({cell})"
-    if "%b" in form:
+    if "%B" in form:
+        text, form = canonical_sql(cell), canonical_format(form)
+    elif "%b" in form:
         for pattern, replacement in _REPLACED:
             text = f"regexp_replace({text}, '{pattern}', '{replacement}', 'gi')"
     shape = re.sub(
@@ -148,8 +160,11 @@ def parse_date(text: str, form: str) -> dt.datetime:
         ValueError: The text does not have the format.
     """
     # A file of timestamps may be asked for a date in its own format.
+    named = "%B" in form
+    if named:
+        form = canonical_format(form)
     for each in (form, re.split(r",?\s?%[HI]|T%[HI]", form)[0]):
-        for written in (text.strip(), _normalized(text)):
+        for written in (canonical_date(text),) if named else (text.strip(), _normalized(text)):
             try:
                 return dt.datetime.strptime(written, each)
             except ValueError:
@@ -164,6 +179,26 @@ def has_format(text: str, form: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_compact_date(text: str) -> bool:
+    """Return whether a text is a date of the years 1900 to 2099 in the format %Y%m%d.
+
+    Example:
+        >>> is_compact_date("20240131"), is_compact_date("20241301"), is_compact_date("240131")
+        (True, False, False)
+    """
+    return re.fullmatch("(19|20)[0-9]{6}", text) is not None and has_format(text, "%Y%m%d")
+
+
+def exchanged(form: str) -> str:
+    """Return a format with the day and the month exchanged.
+
+    Example:
+        >>> exchanged("%d/%m/%Y %H:%M")
+        '%m/%d/%Y %H:%M'
+    """
+    return re.sub("%[dm]", lambda part: "%m" if part[0] == "%d" else "%d", form)
 
 
 def is_date_format(form: str) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from qkv.database.io.boolean_cells import has_one_spelling
-from qkv.database.io.date_formats import has_format
+from qkv.database.io.date_formats import has_format, is_compact_date
 from qkv.database.io.exact_types import inexact_columns
+from qkv.database.io.identifier_names import has_identifier_name
 from qkv.database.io.read_options import ReadOptions, check_complete, first_line, guess_encoding, in_utf_8, split_line
-from qkv.database.io.text_readings import first_texts
+from qkv.database.io.text_readings import first_texts, quoted_name
 from qkv.errors import DataError, QkvError
 
 if TYPE_CHECKING:
@@ -227,7 +228,9 @@ def _open_typed(
     tested = [name for name, type_ in types.items() if type_ in ("DATE", "BOOLEAN") or type_.startswith("TIMESTAMP")]
     tested = [name for name in tested if name not in as_texts]
     form = options.date_format
-    tested += [name for name in required if form and types.get(name) == "BIGINT"]
+    whole = [name for name in dict.fromkeys(required) if types.get(name) == "BIGINT"]
+    stated = dict(options.assumed)
+    tested += whole if form else _compact_dates(rows, [name for name in whole if stated.get(name) != "number"])
     if not tested:
         return (file.open(**dialect, dtype=dict.fromkeys(numbers, "VARCHAR")) if numbers else rows), numbers
     texts = file.open(**dialect, dtype=dict.fromkeys(tested, "VARCHAR"))
@@ -237,7 +240,7 @@ def _open_typed(
         if types[name] == "BOOLEAN":
             read = name in required or not has_one_spelling(written)
         elif types[name] == "BIGINT":
-            read = bool(form) and sum(map(partial(has_format, form=str(form)), written)) > len(written) / 2
+            read = form is None or sum(map(partial(has_format, form=form), written)) > len(written) / 2
         elif name in required and types[name] != "DATE":
             # DuckDB converts timestamps with and without time zones in one column without a word.
             read = not options.as_written
@@ -248,6 +251,19 @@ def _open_typed(
     if len(dates) < len(tested) or numbers:
         texts = file.open(**dialect, dtype=dict.fromkeys(dates, "VARCHAR")) if dates else rows
     return texts, dates
+
+
+def _compact_dates(rows: duckdb.DuckDBPyRelation, names: Sequence[str]) -> list[str]:
+    """Return the columns of whole numbers whose first cells are all dates such as 20240131."""
+    names = [name for name in names if not has_identifier_name(name)]
+    if not names:
+        return []
+    first = rows.limit(_FIRST_ROWS)
+    ends = ", ".join(f"min({quoted_name(name)}), max({quoted_name(name)})" for name in names)
+    (found,) = first.aggregate(ends).fetchall()
+    ranges = zip(names, found[::2], found[1::2], strict=True)
+    bounded = [name for name, least, most in ranges if least is not None and 19000101 <= least <= most < 21000101]
+    return [name for name in bounded if all(map(is_compact_date, first_texts(rows, name)))]
 
 
 def _dialect(file: OpenFile, required: tuple[str, ...], options: ReadOptions) -> dict[str, object]:

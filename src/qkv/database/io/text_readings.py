@@ -6,61 +6,31 @@ The formats that some texts of the first rows may have are counted over all rows
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from qkv.database.io.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, READING
 from qkv.database.io.cell_notes import CellNote
-from qkv.database.io.date_formats import candidate_formats, choose_format, date_reading, format_sql
+from qkv.database.io.date_formats import candidate_formats, choose_format, date_reading, exchanged, format_sql
 from qkv.database.io.exact_types import exact_number_type
 from qkv.database.io.identifier_names import has_identifier_name, is_mostly_whole
 from qkv.database.io.number_formats import NumberFormat, affix_counts
 from qkv.database.io.read_options import ReadOptions
+from qkv.database.io.text_remarks import MARKS, MISSING, MOST_TEXTS, PLAIN, text_remark
 
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["MISSING", "TextReading", "detect_reading", "first_texts", "in_iso", "quoted_name", "text_remark"]
+__all__ = ["TextReading", "detect_reading", "first_texts", "in_iso", "number_reading", "quoted_name"]
 
-MISSING: tuple[str, ...] = (
-    "",
-    "-",
-    "--",
-    "—",
-    "–",
-    ".",
-    "..",
-    "...",
-    "?",
-    "*",
-    "na",
-    "n/a",
-    "#n/a",
-    "#na",
-    "n.a.",
-    "nan",
-    "null",
-)
-_MARKS = len(MISSING)
-MISSING += ("none", "nil", "missing", "unknown", "not available", "#ref!", "#value!", "#div/0!", "inf", "-inf")
 _FIRST_ROWS = 20_480
 _FIRST_TEXTS = 1_000
 _LEAST_SHARE = 0.1
 """A column of texts with a larger share of numbers is mentioned in a note."""
-_MOST_TEXTS = 0.9
-"""A column with a larger share of numbers of one unit is read as numbers, or mentioned if there are several units."""
-
 _CELL = "lower(trim(x))"
 _ZONE = "regexp_matches(trim(x), ':[0-9.]+ ?(Z|[+-][0-9]{2}(:?[0-9]{2})?)$')"
 _ISO = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]")
-_PLAIN = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?")
-_MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[.]?"
-_LIKE_DATES = re.compile(
-    rf"{_MONTH}[-' /]?[0-9]{{2}}|[0-9]{{1,2}}[-/. ]{_MONTH}|[0-9]{{4}}[- /]?Q[1-4]|Q[1-4][- /]?[0-9]{{4}}|"
-    r"[0-9]{4}-?W[0-9]{2}(-?[0-9])?",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -164,6 +134,7 @@ def detect_reading(
     column = relation.project(f"{quoted_name(name)} as x")
     texts = first_texts(column, "x")
     assumed = dict(options.assumed).get(name, "")
+    assumed = assumed if "%" in assumed or assumed in (".", ",") else ""
     dates = candidate_formats(texts)
     for form in (assumed, options.date_format or ""):
         if "%" in form:
@@ -175,7 +146,7 @@ def detect_reading(
     iso = in_iso("x")
     # Tests that no text of the first rows passes are not made for all rows.
     written = [text.replace(decimal, ".") for text in texts]
-    some_plain = not texts or any(map(_PLAIN.fullmatch, written))
+    some_plain = not texts or any(map(PLAIN.fullmatch, written))
     some_iso = not texts or any(map(_ISO.match, texts))
     tests = {
         "filled": f"{_CELL} <> ''",
@@ -205,6 +176,8 @@ def detect_reading(
         reading = number_reading(relation, name, decimal, mixed=True)
         if reading is not None and reading.noun == "whole number":
             return replace(reading, bad_cells=counts["filled"]), None
+    elif reading is not None and reading.date_format not in ("", options.date_format):
+        reading = _with_contradictions(column, reading, counts)
     elif reading is not None and reading.type in ("timestamp", "timestamptz") and not reading.date_format:
         digits = "coalesce(bool_or(regexp_matches(x, ':[0-9]{2}[.,][0-9]{7}')), false)"
         ((finer,),) = column.aggregate(digits).fetchall()
@@ -218,7 +191,7 @@ def detect_reading(
 
 def _mark_note(column: duckdb.DuckDBPyRelation, name: str) -> CellNote | None:
     """Return a note about a cell of a column of texts that marks a missing value in other files, such as "n/a"."""
-    marks = ", ".join(_literal(mark) for mark in MISSING[1:_MARKS])
+    marks = ", ".join(_literal(mark) for mark in MISSING[1:MARKS])
     found = column.filter(f"{_CELL} in ({marks})").aggregate("min(trim(x))").fetchall()
     mark = found[0][0] if found else None
     if mark is None:
@@ -269,7 +242,7 @@ def _choose(
         if "%" in assumed and by_date[assumed] == best:
             form, other = assumed, ""
         return _in_format(form, date_reading(form, other), form if other else "")
-    enough = most > _MOST_TEXTS * counts["present"] or (numbers and numbers[0].kind != "unit")
+    enough = most > MOST_TEXTS * counts["present"] or (numbers and numbers[0].kind != "unit")
     if numbers and most == best and not counts["codes"] and enough:
         return TextReading("finite number", "double", number_format=numbers[0])
     return None
@@ -291,7 +264,27 @@ def _number_formats(texts: Sequence[str], decimal: str | None) -> list[NumberFor
     if NumberFormat(affix=affix).kind == "unknown":
         return []
     formats = [NumberFormat(each, affix) for each in ((decimal,) if decimal else (".", ","))]
-    return formats if any(not _PLAIN.fullmatch(t) and any(f.parse(t) for f in formats) for t in texts) else []
+    return formats if any(not PLAIN.fullmatch(t) and any(f.parse(t) for f in formats) for t in texts) else []
+
+
+def _with_contradictions(
+    column: duckdb.DuckDBPyRelation, reading: TextReading, counts: Mapping[str, int]
+) -> TextReading:
+    """Return the reading of a column of dates, which says if some cells have the day and the month exchanged."""
+    form, other = reading.date_format, exchanged(reading.date_format)
+    if other == form or not counts.get(other) or counts[form] == counts["present"]:
+        return reading
+    only = f"filter ({format_sql('x', other)} is not null and {format_sql('x', form)} is null)"
+    ((count, example),) = column.aggregate(f"count(*) {only}, min(trim(x)) {only}").fetchall()
+    if not count:
+        return reading
+    first = "month" if form.index("%d") < form.index("%m") else "day"
+    cells = "1 cell has" if count == 1 else f"{count:,} cells have"
+    said = (
+        f"{date_reading(form)}, although {cells} the {first} first, such as {example!r}, so that others may have it "
+        f"first, too; --date-format {other} (in Python: date_format) reads the {first} first"
+    )
+    return replace(reading, said=said)
 
 
 def _in_number_format(
@@ -336,36 +329,6 @@ def first_texts(relation: duckdb.DuckDBPyRelation, name: str) -> list[str]:
     return [text for text, _ in found if text is not None and text.lower() not in MISSING][:_FIRST_TEXTS]
 
 
-def text_remark(texts: Iterable[str], stated: bool = False) -> str:
-    """Return what is said about a column that stays texts, but looks like numbers or dates; otherwise "".
-
-    Args:
-        texts: some of its cells.
-        stated: whether the table states that they are texts.
-    """
-    present = [text.strip() for text in texts if text.strip().lower() not in MISSING]
-    least = max(1.0, _MOST_TEXTS * len(present))
-    if not present:
-        return ""
-    example = present[0]
-    like_dates = sum(_LIKE_DATES.fullmatch(text) is not None for text in present)
-    formats = candidate_formats(present[:100])
-    if like_dates >= least or (stated and formats and sum(bool(candidate_formats([t])) for t in present) >= least):
-        remedy = "convert them" if stated else "write them in ISO 8601, or pass --date-format,"
-        return f"holds texts that look like dates, such as {example!r}; {remedy} to compare them as dates"
-    affixes = affix_counts(present)
-    known = {affix: count for affix, count in affixes.items() if affix and NumberFormat(affix=affix).kind != "unknown"}
-    if len(known) > 1 and sum(known.values()) >= least:
-        units = ", ".join(sorted(known)[:5])
-        return f"holds texts, because its numbers have several units ({units}); convert them to one to compare numbers"
-    most = affixes.most_common(1)[0] if affixes else ("", 0)
-    formatted = [text for text in present if not _PLAIN.fullmatch(text)]
-    if most[1] >= least and len(present) > 1 and formatted and (stated or most[0]):
-        about = f"numbers with {most[0]!r}" if most[0] else "numbers"
-        return f"holds texts, although its cells are {about}, such as {formatted[0]!r}; convert them to compare numbers"
-    return ""
-
-
 def _remark(texts: Sequence[str]) -> CellNote | None:
     remark = text_remark(texts)
     return CellNote(remark=remark) if remark else None
@@ -382,7 +345,8 @@ def quoted_name(name: str) -> str:
 
 
 def _is_number(cell: str) -> str:
-    return f"isfinite(try_cast({cell} as double))"
+    # DuckDB reads 3_5 as 35.
+    return f"(isfinite(try_cast({cell} as double)) and not contains({cell}, '_'))"
 
 
 def _with_point(cell: str, decimal: str) -> str:

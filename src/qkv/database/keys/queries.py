@@ -274,6 +274,8 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
             return float(arrow_columns.to_units(value, column.type, column.date_format) - column.origin)
         if column.kind == "boolean":
             return exact_cells.BOOLEANS[value.strip().lower() if isinstance(value, str) else value]
+        if isinstance(value, str) and "_" in value:
+            raise ValueError  # Python reads 3_5 as 35
         parsed = _vector(value, column) if column.kind == "vector" else float(value)
         if not np.isfinite(parsed).all():
             raise ValueError
