@@ -7,19 +7,17 @@ as yes, t or true beside TRUE, stay texts, because their cells are different tex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qkv.database.io.arrow_columns import BOOLEAN_SPELLING
-from qkv.database.io.cell_notes import metadata_text
 from qkv.database.io.text_readings import TextReading, quoted_name
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
-__all__ = ["BooleanCells", "boolean_reading", "has_one_spelling", "stated_types", "varied_booleans"]
+__all__ = ["BooleanCells", "boolean_reading", "has_one_spelling"]
 
 _SPELLINGS = (frozenset({"true", "false"}), frozenset({"True", "False"}), frozenset({"TRUE", "FALSE"}))
 
@@ -75,25 +73,3 @@ def boolean_reading(relation: duckdb.DuckDBPyRelation, name: str, assumed: str =
         return None
     spelling = next(each for each in _SPELLINGS if distinct[0].strip() in each)
     return BooleanCells("boolean", "boolean", spelling=next(text for text in spelling if text.lower() == "true"))
-
-
-def varied_booleans(schemas: Sequence[pa.Schema], names: Sequence[str]) -> dict[str, str]:
-    """Return "text" for each column of booleans that several files spell differently, by name."""
-    import pyarrow as pa
-
-    varied = {}
-    for name in dict.fromkeys(names):
-        types = [schema.field(name).type for schema in schemas if name in schema.names]
-        spelled = {metadata_text(schema, name, BOOLEAN_SPELLING) for schema in schemas} - {""}
-        if spelled and (len(spelled) > 1 or any(map(pa.types.is_string, types))):
-            varied[name] = "text"
-    return varied
-
-
-def stated_types(schema: pa.Schema) -> Mapping[str, str]:
-    """Return "boolean", "text" or "number", what a store states that a column holds, by name."""
-    import pyarrow as pa
-
-    kinds = {pa.types.is_boolean: "boolean", pa.types.is_string: "text"}
-    kinds |= {pa.types.is_integer: "number", pa.types.is_floating: "number", pa.types.is_decimal: "number"}
-    return {field.name: kind for test, kind in kinds.items() for field in schema if test(field.type)}

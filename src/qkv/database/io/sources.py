@@ -24,8 +24,8 @@ from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.database.io.arrow_reader import read_arrow
 from qkv.database.io.bad_cells import add_cell_notes
-from qkv.database.io.boolean_cells import varied_booleans
-from qkv.database.io.cell_notes import decided_formats, join_cell_notes, undecided_columns
+from qkv.database.io.cell_notes import join_cell_notes, undecided_columns
+from qkv.database.io.file_formats import assumed_formats
 from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary
@@ -115,18 +115,8 @@ def _with_formats(paths: Sequence[Path], required: tuple[str, ...], options: Rea
         for path, kind in kinds
         if kind not in stated
     ]
-    assumed = _assumed_formats(schemas, required)
+    assumed = assumed_formats(schemas, required)
     return replace(options, assumed=tuple({**dict(options.assumed), **assumed}.items())) if assumed else options
-
-
-def _assumed_formats(schemas: Sequence[pa.Schema], required: tuple[str, ...]) -> dict[str, str]:
-    """Return the formats of columns that some of several files decide and another does not, by name."""
-    decided: dict[str, str] = {}
-    for schema in schemas:
-        decided = decided_formats(schema) | decided
-    undecided = dict.fromkeys(name for schema in schemas for name in undecided_columns(schema))
-    found = {name: decided[name] for name in undecided if name in decided}
-    return {**found, **varied_booleans(schemas, required)}
 
 
 def iterate_tables(
@@ -253,7 +243,7 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
         return tables[0]
     import pyarrow as pa
 
-    formats = _assumed_formats([table.schema for table in tables if table.num_rows], required)
+    formats = assumed_formats([table.schema for table in tables if table.num_rows], required)
     for index, table in enumerate(tables):
         # The format that the cells of one file leave open is that of the others.
         booleans = [field.name for field in table.schema if pa.types.is_boolean(field.type)]

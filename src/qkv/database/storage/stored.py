@@ -22,8 +22,8 @@ from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.execute.interpretation import votes_by_kind
 from qkv.database.execute.row_reader import match_blocks
 from qkv.database.execute.streamed import StreamedExecutor
-from qkv.database.io.boolean_cells import stated_types
 from qkv.database.io.cell_notes import collect_notes, decided_formats
+from qkv.database.io.file_formats import stated_types
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, require_columns
 from qkv.database.keys.columns import Column, key_names
