@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import textwrap
 
 import pytest
 
@@ -17,6 +18,12 @@ pytest.importorskip("duckdb")
 
 PAGE = (ROOT / "docs" / "ask.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+# Commands further down, which are run in the folder of examples; "…" stands for further lines.
+SECTIONS = [
+    (command, textwrap.dedent(shown).strip("\n"))
+    for command, shown in re.findall(r"^    \$ (qkv .*)\n((?:(?:    .*)?\n)*)", PAGE, re.MULTILINE)
+    if (EXAMPLES / command.split()[2]).exists()
+]
 
 
 def steps(block):
@@ -44,12 +51,33 @@ def test_the_page_begins_with_ten_questions():
     assert len(BLOCKS) >= 10
 
 
+def run(command, folder, program):
+    """Return the lines that a command prints in a folder."""
+    env = {name: value for name, value in os.environ.items() if name not in ("QKV_DATA", "NO_COLOR")}
+    env |= {"PATH": f"{program}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
+    env |= {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(["sh", "-c", command], cwd=folder, env=env, capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (0, "")
+    return [line.rstrip() for line in done.stdout.rstrip("\n").split("\n")]
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0][2:60])
 def test_a_command_prints_what_the_page_shows(folder, block):
-    env = {name: value for name, value in os.environ.items() if name not in ("QKV_DATA", "NO_COLOR")}
-    env |= {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
-    env |= {"PYTHONPATH": str(ROOT / "src")}
     for command, shown in steps(block):
-        done = subprocess.run(["sh", "-c", command], cwd=folder, env=env, capture_output=True, encoding="utf-8")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert [line.rstrip() for line in done.stdout.rstrip("\n").split("\n")] == shown.split("\n")
+        assert run(command, folder, folder / "bin") == shown.split("\n")
+
+
+@pytest.mark.parametrize(("command", "shown"), SECTIONS, ids=[command[:60] for command, _ in SECTIONS])
+def test_a_command_of_a_section_prints_what_the_page_shows(folder, command, shown):
+    lines, expected = run(command, folder / "examples", folder / "bin"), shown.split("\n")
+    if expected[-1] == "…":
+        expected = expected[:-1]
+        lines = lines[: len(expected)]
+    elif not any(line.startswith("·") for line in expected):
+        lines = lines[: len(expected) + 1]
+        assert lines.pop() == ""  # the notes follow
+    assert lines == expected
+
+
+def test_three_commands_of_the_sections_are_run():
+    assert len(SECTIONS) >= 3
