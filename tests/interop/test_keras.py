@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import os
@@ -23,16 +24,56 @@ BACKENDS = [name for name in ("tensorflow", "jax", "torch") if importlib.util.fi
 
 def run(backend: str, *arguments: str) -> Any:
     """The JSON that a module of these tests prints on a backend."""
+    if backend == "torch":
+        return run_forked(*arguments)
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, env=environment(backend)
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@cache
+def torch_process() -> subprocess.Popen[str]:
+    """A process that has imported Keras with PyTorch, from which others are forked; the import takes seconds."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.interop.keras_forks"],
+        cwd=ROOT,
+        env=environment("torch"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    atexit.register(process.__exit__, None, None, None)
+    return process
+
+
+def run_forked(*arguments: str) -> Any:
+    """The JSON that a module of these tests prints with PyTorch, in a forked process."""
+    process = torch_process()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(arguments) + "\n")
+    process.stdin.flush()
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("exit code"):
+            break
+    assert lines[-1:] == ["exit code 0\n"], "".join(lines)[-4000:]
+    return json.loads(lines[-2])
+
+
+def environment(backend: str) -> dict[str, str]:
+    """The variables of a process with a backend."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {
+    return os.environ | {
         "KERAS_BACKEND": backend,
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "-1",
         "PYTHONPATH": paths,
     }
-    done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def keras_suite(backend: str, *chosen: str) -> Any:

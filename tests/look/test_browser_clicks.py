@@ -89,7 +89,7 @@ def act(page, rng):
     return what
 
 
-@pytest.mark.parametrize("seconds", [6, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(300, marks=pytest.mark.long)])
 def test_random_clicks_find_no_error_of_the_page(opened, seconds):
     # `opened` fails the test for every error of the page and of its console, including violations of the policy.
     rng = random.Random(seconds)

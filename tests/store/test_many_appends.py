@@ -22,14 +22,25 @@ from qkv.testing.stores import ids_of, numbered
 APPENDS = 300
 
 
-@pytest.fixture(name="stream", scope="module")
-def _stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store after 300 appends of 10 rows."""
+@pytest.fixture(name="built", scope="module")
+def _built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], list[int]]:
+    """A store after 300 appends of 10 rows, and after each the bytes that it wrote and the files that it left."""
     path = tmp_path_factory.mktemp("stream") / "store"
     store = stores.create(path, numbered(0, 1).schema)
+    sizes, read = [], []
     for i in range(APPENDS):
+        before = set(os.listdir(path / "versions"))
         store.append(numbered(10 * i, 10 * i + 10))
-    return path
+        new = set(os.listdir(path / "versions")) - before
+        sizes.append(sum((path / "versions" / name).stat().st_size for name in new))
+        read.append(len(store.block_lengths()))
+    return path, sizes, read
+
+
+@pytest.fixture(name="stream", scope="module")
+def _stream(built: tuple[Path, list[int], list[int]]) -> Path:
+    """A store after 300 appends of 10 rows."""
+    return built[0]
 
 
 def test_all_rows_are_there_in_the_order_of_the_appends(stream: Path) -> None:
@@ -67,16 +78,8 @@ def test_a_manifest_takes_at_most_300_bytes_beyond_the_entry_of_its_row_file(str
     assert (size - entries) / len(numbers(folder)) <= 300
 
 
-def test_a_small_append_writes_as_much_after_300_appends_as_after_10(tmp_path: Path) -> None:
-    store = stores.create(tmp_path / "s", numbered(0, 1).schema)
-    read: list[int] = []
-    sizes = []
-    for i in range(APPENDS):
-        before = set(os.listdir(tmp_path / "s" / "versions"))
-        store.append(numbered(10 * i, 10 * i + 10))
-        new = set(os.listdir(tmp_path / "s" / "versions")) - before
-        sizes.append(sum((tmp_path / "s" / "versions" / name).stat().st_size for name in new))
-        read.append(len(store.block_lengths()))
+def test_a_small_append_writes_as_much_after_300_appends_as_after_10(built: tuple[Path, list[int], list[int]]) -> None:
+    _, sizes, read = built
     deltas = [size for size in sizes if size < 2000]
     assert np.mean(deltas[-50:]) <= 1.2 * np.mean(deltas[5:50])
     assert len(deltas) >= 0.9 * len(sizes)
