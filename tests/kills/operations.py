@@ -178,6 +178,37 @@ def _check_copy(path: Path) -> None:
     assert left == [], left
 
 
+def _damaging(backend: str = "arrow") -> Callable[[Path, int], None]:
+    """Return a function that writes a store and damages some of its files."""
+
+    def prepare(path: Path, seed: int) -> None:
+        _prepare_store(path, seed, backend)
+        draw = random.Random(seed)
+        files = sorted(file for file in (path / "store").rglob("*") if file.is_file() and file.name != "writer.lock")
+        for file in draw.sample(files, draw.choice([1, 1, 2, 3])):
+            data = bytearray(file.read_bytes())
+            if draw.random() < 0.2:
+                file.unlink()
+            elif draw.random() < 0.2:
+                file.write_bytes(data[: draw.randrange(len(data))])
+            else:
+                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+                file.write_bytes(data)
+
+    return prepare
+
+
+def _read_repaired(path: Path) -> object:
+    """Return the rows of a store that was repaired completely."""
+    from qkv import store as stores
+
+    return "damaged" if stores.verify(path / "store").damages else _read_store(path)
+
+
+def _repair_steps(path: Path, seed: int) -> list[Callable[[], object]]:
+    return [_command("store", "repair", path / "store")]
+
+
 def _answers(path: Path) -> object:
     from qkv.database import Database
 
@@ -234,6 +265,7 @@ OPERATIONS: dict[str, Operation] = {
     "copy": Operation(
         _prepare_copy, _copy_steps, lambda path: [_read_store(path), _read_store(path, "copy")], _check_copy
     ),
+    "repair": Operation(_damaging(), _repair_steps, _read_repaired, _check_store),
     "export": Operation(_prepare_copy, _export_steps, _read_export),
     "ask": Operation(
         _prepare_store, lambda path, seed: [lambda: _answers(path)], lambda path: [_read_store(path), _answers(path)]

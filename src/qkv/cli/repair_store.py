@@ -33,12 +33,16 @@ def repair(
       qkv store repair people.qkv
     """
     from qkv import store
+    from qkv.plan.cost import counted
 
     with ProgressBar() as progress:
         done = store.repair(path, dry_run=dry_run, progress=progress)
     if as_json:
         print(escaped_json(json.dumps(_record(path, done, dry_run), ensure_ascii=False)))
         return
+    if done.recorded:
+        verb = "would be recorded" if dry_run else "are now recorded"
+        print_wrapped(f"the checksums of {counted(done.recorded, 'file', 'files')} {verb}")
     if not done.damages:
         print_wrapped(f"{path} is intact: version {done.version}, {done.rows:,} rows")
         return
@@ -92,6 +96,7 @@ def _record(path: str, done: Repair, dry_run: bool) -> dict[str, object]:
         "lost_rows": {str(number): rows for number, rows in done.lost.items()},
         "lost_versions": list(done.lost_versions),
         "restored": list(done.restored),
+        "recorded_checksums": done.recorded,
         "undeleted_rows": done.undeleted,
         "unclaimed": [{"file": file, "rows": rows} for file, rows in done.unclaimed],
         "damaged_folder": None if done.folder is None else str(done.folder),

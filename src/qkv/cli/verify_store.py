@@ -52,6 +52,7 @@ def verify(path: StorePath, as_json: AsJson = False) -> None:
             "bytes": found.size,
             "rows": found.rows,
             "lost_rows": found.lost,
+            "unchecked_files": found.unchecked,
             "damaged": [damage_record(damage) for damage in found.damages],
         }
         print(escaped_json(json.dumps(record, ensure_ascii=False)))
@@ -59,6 +60,9 @@ def verify(path: StorePath, as_json: AsJson = False) -> None:
         if not as_json:
             size = f"{counted(found.files, 'file', 'files')} of {memory_text(found.size)}"
             rows = counted(found.rows, "row", "rows")
+            if found.unchecked:
+                without = counted(found.unchecked, "file has no checksum and was", "files have no checksums and were")
+                print_wrapped(f"{without} only decoded; to record checksums: qkv store repair {path}")
             print_wrapped(f"all checksums match: {rows}, {counted(len(found.versions), 'version', 'versions')}, {size}")
         return
     if not as_json:
@@ -96,6 +100,8 @@ def _loss(damage: Damage) -> str:
     from qkv.plan.cost import counted
 
     ranges = version_ranges(damage.versions)
+    if damage.kind == "checksums":
+        return "nothing is lost, but some files cannot be verified"
     if damage.kind == "cache":
         return "nothing is lost: the results are computed again"
     if damage.kind == "attachment":

@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import mmap
+    from pathlib import Path
 
     import pyarrow as pa
 
     Bytes: TypeAlias = bytes | bytearray | memoryview | mmap.mmap | pa.Buffer
 
-__all__ = ["checksum", "checksums_wanted", "digest"]
+__all__ = ["checksum", "checksums_wanted", "digest", "file_checksum"]
+
+_CHUNK = 2**18
+"""Number of bytes that are read at a time, so that they are in the cache of a core when their checksum is computed."""
 
 
 @cache
-def _crc32() -> Callable[[memoryview], int]:
+def _crc32() -> Callable[..., int]:
     # On an AMD EPYC of 2026 zlib-ng computes CRC-32 at 34 GB/s, the speed of a sum in NumPy, and Python's zlib at 7.
     try:
         from zlib_ng.zlib_ng import crc32
@@ -36,6 +40,15 @@ def checksum(data: Bytes) -> int:
         True
     """
     return _crc32()(memoryview(data).cast("B"))
+
+
+def file_checksum(path: Path) -> int:
+    """Return the CRC-32 checksum of the contents of a file."""
+    value, buffer = 0, memoryview(bytearray(_CHUNK))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            value = _crc32()(buffer[:count], value)
+    return value
 
 
 def digest(data: bytes) -> str:

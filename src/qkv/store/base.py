@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -56,10 +57,10 @@ class Store(ABC):
         schema: the pyarrow schema.
         metadata: values saved with the store.
         damages: the damaged files that were skipped.
-        has_checksums: whether a changed bit of any file is detected.
+        unchecked: number of files of the open version that have no checksum, so that a changed bit may not be detected.
     """
 
-    has_checksums: ClassVar[bool] = True
+    unchecked: int = 0
 
     path: Path
     version: int
@@ -80,7 +81,7 @@ class Store(ABC):
         self._skip = damaged == "skip"
         self._checksums = checksums_wanted() if checksums is None else checksums
         self.damages = []
-        self._before: set[Path] = set()
+        self._before: set[str] = set()
 
     @abstractmethod
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
@@ -302,11 +303,11 @@ class Store(ABC):
 
     def _uncommitted(self) -> Iterable[Path]:
         """Return the files that were written since `_start_writing` and belong to no version."""
-        return self._row_paths() - self._before
+        return [self.path / name for name in self._row_paths() - self._before]
 
-    def _row_paths(self) -> set[Path]:
-        folders = (self.path / name for name in self._row_folders)
-        return {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
+    def _row_paths(self) -> set[str]:
+        folders = (name for name in self._row_folders if (self.path / name).is_dir())
+        return {f"{folder}/{name}" for folder in folders for name in os.listdir(self.path / folder)}
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

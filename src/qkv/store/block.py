@@ -34,7 +34,7 @@ class Damage:
     problem: str
     rows: int
     versions: tuple[int, ...] = ()
-    kind: Literal["rows", "deletions", "manifest", "attachment", "cache"] = "rows"
+    kind: Literal["rows", "deletions", "manifest", "attachment", "cache", "checksums"] = "rows"
 
     def __str__(self) -> str:
         return f"{self.file}: {self.problem}" + (f" ({self.rows:,} rows)" if self.rows else "")
@@ -51,6 +51,7 @@ class Verification:
         damages: a description of each damaged file.
         rows: number of rows of the newest version.
         lost: number of rows of the newest version that cannot be read.
+        unchecked: number of files that have no checksum, which were decoded instead.
     """
 
     versions: tuple[int, ...]
@@ -59,6 +60,7 @@ class Verification:
     damages: tuple[Damage, ...]
     rows: int
     lost: int
+    unchecked: int = 0
 
 
 def verify_repeatedly(verify_once: Callable[[], Verification]) -> Verification:

@@ -5,9 +5,12 @@ power loss can leave an empty newest manifest, with which Lance cannot open the 
 rows before the commit, and the manifest and its folder after it. If the newest manifest cannot be read, opening the
 store renames the manifest with a warning.
 
-Differences from a folder of Arrow files: there are no checksums, so a changed bit that can still be decoded is not
-detected (`verify` decodes every row, and detects files that are missing, cut off or cannot be decoded); a reader that
-was open when old versions were removed must refresh; rows are decoded, not memory-mapped.
+Lance has no checksums, and its decoders end the process for some damaged files. So the store records the checksum of
+each file that it commits (`lance_checksums`), and verifies a manifest before Lance opens it and the other files before
+Lance first reads them. Files of other programs have no checksums; `unchecked` is their number.
+
+Differences from a folder of Arrow files: a reader that was open when old versions were removed must refresh; rows are
+decoded, not memory-mapped.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import UTC, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,27 +28,31 @@ import numpy as np
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Int
 from qkv.core.untrusted_json import Fields, parse_json
-from qkv.errors import DamagedStoreError
+from qkv.errors import DamagedStoreError, StoreFullError
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata, Store
 from qkv.store.block import Block, Damage
 from qkv.store.disk import sync_folder
+from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums, Reading
 from qkv.store.lance_files import (
     FOLDERS,
     HINT,
     METADATA,
     cell_bytes,
-    file_name,
-    fragment_damage,
+    damaged_version,
+    file_names,
     fragment_name,
     import_lance,
     manifests,
     open_version,
+    operation_of,
     sync_all,
+    time_of,
     translate_errors,
     translate_read_errors,
 )
+from qkv.store.lance_recording import find_damage, record_versions
 from qkv.store.lance_verification import verify_lance
 from qkv.store.versions import Version
 
@@ -56,7 +64,6 @@ if TYPE_CHECKING:
 __all__ = ["LanceStore", "is_lance", "import_lance"]
 
 _ASIDE = ".damaged"
-_OPERATIONS = {"Overwrite": "create", "Append": "append", "Delete": "delete", "Rewrite": "compact"}
 
 
 def is_lance(path: Path) -> bool:
@@ -70,16 +77,16 @@ class LanceStore(Store):
     Args:
         path: the folder.
         version: an older version; None: the newest.
-        damaged: `"refuse"` raises if a file of rows is missing or cut off; `"skip"` continues without its rows,
-            and lists the file in `damages`.
+        damaged: `"refuse"` raises if a file of rows is damaged; `"skip"` reads all files at opening, continues
+            without the rows of the damaged ones, and lists them in `damages`.
+        checksums: whether a file is verified when a process first reads it.
 
     Raises:
-        DamagedStoreError: No version can be read, or files of rows are missing or cut off.
+        DamagedStoreError: No version can be read, or files are missing, cut off or changed.
         DataError: The version does not exist.
         MissingPackageError: pylance is not installed.
     """
 
-    has_checksums = False
     _row_folders = FOLDERS
 
     def __init__(
@@ -87,6 +94,7 @@ class LanceStore(Store):
     ) -> None:
         super().__init__(path, version, damaged, checksums)
         self._lance = import_lance()
+        self._recorded = LanceChecksums(self.path)
         self._load(self._newest() if version is None else self._at(version))
 
     @classmethod
@@ -102,11 +110,13 @@ class LanceStore(Store):
                     fragments += lance.fragment.write_fragments(
                         part, str(path), schema=whole, mode="create", max_rows_per_file=max(1, part.num_rows)
                     )
-            sync_all(path / "data", set())
+            sync_all(path, "data", set())
             lance.LanceDataset.commit(str(path), lance.LanceOperation.Overwrite(whole, fragments))
         for name in FOLDERS[:2]:
-            sync_all(path / name, set())
+            sync_all(path, name, set())
         sync_folder(path)
+        names = [name for fragment in fragments for name in file_names(fragment)]
+        record_versions(LanceChecksums(path), path, 0, open_version(path, 1), names, "create")
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -114,6 +124,7 @@ class LanceStore(Store):
         """Yield the fragments of the open version as blocks; see `Store.blocks`."""
         names = None if columns is None else list(columns)
         for fragment in self._fragments():
+            self._require(fragment)
             with translate_read_errors(self.path):
                 table = fragment.to_table(columns=names).replace_schema_metadata(None)
             yield Block(fragment_name(fragment), table)
@@ -134,6 +145,10 @@ class LanceStore(Store):
             return self.empty(names)
         if self.damages:
             return super().take(rows, columns)
+        fragments = list(self._fragments())
+        for place in np.unique(np.searchsorted(np.cumsum(self.block_lengths()), rows, side="right")):
+            if place < len(fragments):
+                self._require(fragments[place])
         with translate_read_errors(self.path):
             return self._dataset.take(rows.tolist(), columns=names).cast(self.empty(names).schema)
 
@@ -147,7 +162,7 @@ class LanceStore(Store):
         """Delete the rows that a function of all fragments selects, and return their number."""
         with self._writing():
             fragments = list(self._fragments())
-            remaining, removed, deleted = [], [], 0
+            remaining, removed, deleted = list["FragmentMetadata"](), [], 0
             for fragment, chosen in zip(fragments, choose(list(self.blocks())), strict=True):
                 if chosen is None or not np.asarray(chosen, bool).any():
                     continue
@@ -163,13 +178,18 @@ class LanceStore(Store):
                     remaining.append(thinned)
             if deleted:
                 operation = self._lance.LanceOperation.Delete(remaining, removed, "chosen by qkv")
-                self._commit(operation, "_deletions")
+                self._commit(operation, "_deletions", remaining, "delete")
         return deleted
 
     # -- private ----------------------------------------------------------------------------------------
 
     def _prepare_commit(self) -> None:
-        pass
+        """Record the versions that a killed process or another program committed after the newest recorded one."""
+        newest = self._recorded.newest
+        if 0 < newest < self.version:
+            before = {name for each in self._at(newest).get_fragments() for name in file_names(each)}
+            names = [name for each in self._fragments() for name in file_names(each) if name not in before]
+            self._record(newest, self._dataset, names)
 
     def _append(self, tables: Iterator[pa.Table]) -> None:
         fragments: list[FragmentMetadata] = []
@@ -180,9 +200,11 @@ class LanceStore(Store):
                         part, self._dataset, mode="append", max_rows_per_file=max(1, part.num_rows)
                     )
         if fragments:
-            self._commit(self._lance.LanceOperation.Append(fragments), "data")
+            self._commit(self._lance.LanceOperation.Append(fragments), "data", fragments, "append")
 
     def _compact(self, progress: Progress | None) -> None:
+        for fragment in self._fragments():
+            self._require(fragment)
         rows = max(1, len(self))
         each = max(1, int(row_files.BYTES / max(1.0, self.size_of(self.schema.names) / rows)))
         compaction = self._lance.optimize.Compaction
@@ -191,43 +213,87 @@ class LanceStore(Store):
         with translate_errors(self.path):
             done = [task.execute(self._dataset) for task in track(tasks, "compacting", progress)]
         if done:
-            sync_all(self.path / "data", self._before)
+            sync_all(self.path, "data", self._before)
             with translate_errors(self.path):
                 compaction.commit(self._dataset, done, options)
-            self._finish_commit()
+            self._finish_commit([fragment for result in done for fragment in result.new_fragments], "compact")
 
     def _remove_unneeded(self, keep: int | None) -> int:
         if keep is None:
             return 0
-        freed = self._dataset.cleanup_old_versions(
-            older_than=timedelta(0), retain_versions=keep, delete_unverified=True
-        )
+        for number in manifests(self.path):
+            self._require_manifest(number)  # Lance reads all of them
+        if self._recorded.versions:
+            # A version without a record is readable, and a record without its version is reported as damage.
+            self._recorded.rewrite(list(manifests(self.path))[-keep:], self._row_paths())
+        with translate_read_errors(self.path):
+            freed = self._dataset.cleanup_old_versions(
+                older_than=timedelta(0), retain_versions=keep, delete_unverified=True
+            )
+        if self._recorded.versions:
+            self._recorded.rewrite(manifests(self.path), self._row_paths())
         return int(freed.bytes_removed)
 
     def _describe(self, number: int) -> Version:
+        record = self._recorded.versions.get(number)
+        if record is not None:
+            self._require_manifest(number)
+            return Version(number, record.operation, record.rows, record.written, record.lost)
         dataset = self._at(number)
         with translate_read_errors(self.path):
-            (written,) = (each["timestamp"] for each in dataset.versions() if each["version"] == number)
-            assert isinstance(written, datetime)
-            return Version(number, self._operation(dataset), dataset.count_rows(), written.astimezone(UTC))
+            return Version(number, operation_of(dataset), dataset.count_rows(), time_of(dataset).astimezone(UTC))
 
     def _fragments(self) -> Iterator[LanceFragment]:
         broken = {damage.file for damage in self.damages}
-        return (each for each in self._dataset.get_fragments() if f"data/{file_name(each)}" not in broken)
+        if not broken:
+            return iter(self._all_fragments)
+        return (each for each in self._all_fragments if broken.isdisjoint(file_names(each)))
+
+    def _require(self, fragment: LanceFragment) -> None:
+        """Raise a `DamagedStoreError` if a file of a fragment does not have its checksum, before Lance reads it."""
+        damage = find_damage(self._recorded, self.path, fragment) if self._checksums else None
+        if damage is not None and damage.problem == "missing" and self.version not in manifests(self.path):
+            raise DamagedStoreError(
+                f"{self.path.name!r} cannot be read: {damage}, because another process compacted the store. "
+                "Call refresh()."
+            )
+        if damage is not None:
+            raise DamagedStoreError(
+                f"{self.path.name!r} is damaged: {damage}. Restore this file from a copy, or open the store with "
+                "damaged='skip' to read the other rows."
+            )
+
+    def _require_manifest(self, number: int) -> None:
+        """Raise a `DamagedStoreError` if a manifest does not have its checksum, before Lance opens it."""
+        record = self._recorded.versions.get(number)
+        if record is not None and self._checksums:
+            problem = self._recorded.find_problem(record.manifest)
+            if problem is not None:
+                raise damaged_version(self.path, number, problem)
 
     def _numbers(self) -> list[int]:
-        return list(manifests(self.path))
+        self._recorded.refresh()
+        return sorted({*manifests(self.path), *self._recorded.versions})
 
     def _load_newest(self) -> None:
         self._load(self._newest())
 
     def _newest(self) -> lance.LanceDataset:
-        """Return the dataset at the newest version that can be read, and rename the manifests of newer versions."""
-        numbers = self._numbers()
+        """Return the dataset at the newest version that can be read, and rename the manifests of newer versions.
+
+        The manifest of a version that was acknowledged is never renamed.
+        """
+        self._recorded.refresh()
+        numbers = list(manifests(self.path))
+        recorded = self._recorded.newest
+        if recorded > max(numbers, default=0):
+            raise damaged_version(self.path, recorded, "missing")
         for back, number in enumerate(reversed(numbers)):
             try:
                 dataset = self._at(number)
             except DamagedStoreError:
+                if number <= recorded:
+                    raise
                 continue
             if back:
                 self._set_aside(numbers[-back:])
@@ -238,6 +304,7 @@ class LanceStore(Store):
         )
 
     def _at(self, version: int) -> lance.LanceDataset:
+        self._require_manifest(version)
         return open_version(self.path, version)
 
     def _set_aside(self, numbers: list[int]) -> None:
@@ -258,33 +325,48 @@ class LanceStore(Store):
 
     def _load(self, dataset: lance.LanceDataset) -> None:
         name = f"the metadata of {self.path.name!r}"
+        problem = self._recorded.problem
+        damages = [] if problem is None else [Damage(CHECKSUMS, problem, 0, kind="checksums")]
+        self._report(damages)
         with translate_read_errors(self.path):
             metadata = Fields(parse_json((dataset.schema.metadata or {}).get(METADATA, b"{}"), name), name).fields
-            checked = (fragment_damage(self.path, each) for each in dataset.get_fragments())
-            damages = [damage for damage in checked if damage is not None]
+            fragments = list(dataset.get_fragments())
+            read: Reading = "once" if self._skip and self._checksums else "never"
+            checked = (find_damage(self._recorded, self.path, each, read) for each in fragments)
+            damages += [damage for damage in checked if damage is not None]
         damages += attached_damages(self.path, metadata)
         self._report(damages)
-        self._dataset, self.damages = dataset, damages
+        names = [name for each in fragments for name in file_names(each)]
+        self.unchecked = sum(name not in self._recorded.files for name in names)
+        self.unchecked += dataset.version not in self._recorded.versions
+        self._dataset, self.damages, self._all_fragments = dataset, damages, fragments
         self.version = dataset.version
         self.metadata = metadata
         self.schema = dataset.schema.remove_metadata()
 
-    def _operation(self, dataset: lance.LanceDataset) -> str:
-        try:
-            transaction = dataset.read_transaction(dataset.version)
-            kind = "unknown" if transaction is None else type(transaction.operation).__name__
-        except Exception:  # its record was removed, or is unknown to this version of pylance
-            return "unknown"
-        return _OPERATIONS.get(kind, kind.lower())
-
-    def _commit(self, operation: lance.LanceOperation.BaseOperation, folder: str) -> None:
-        sync_all(self.path / folder, self._before)
+    def _commit(
+        self,
+        operation: lance.LanceOperation.BaseOperation,
+        folder: str,
+        fragments: Iterable[FragmentMetadata],
+        name: str,
+    ) -> None:
+        sync_all(self.path, folder, self._before)
         with translate_errors(self.path):
             self._lance.LanceDataset.commit(str(self.path), operation, read_version=self.version)
-        self._finish_commit()
+        self._finish_commit(fragments, name)
 
-    def _finish_commit(self) -> None:
+    def _finish_commit(self, fragments: Iterable[FragmentMetadata], operation: str) -> None:
         for folder in FOLDERS[:2]:
-            sync_all(self.path / folder, self._before)
+            sync_all(self.path, folder, self._before)
         sync_folder(self.path)
-        self._load_newest()
+        dataset = open_version(self.path, max(manifests(self.path)))
+        self._record(self.version, dataset, [name for each in fragments for name in file_names(each)], operation)
+        self._load(dataset)
+
+    def _record(
+        self, after: int, dataset: lance.LanceDataset, names: Iterable[str], operation: str | None = None
+    ) -> None:
+        """Record the checksums of the versions after a version, up to that of a dataset."""
+        with suppress(StoreFullError):  # the rows are committed; the next write records them
+            record_versions(self._recorded, self.path, after, dataset, names, operation)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,45 +19,59 @@ from qkv.store.versions import missing_version, older_version
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
-    from lance.fragment import LanceFragment
+    from lance.fragment import FragmentMetadata, LanceFragment
 
 __all__ = [
     "FOLDERS",
     "HINT",
     "METADATA",
     "cell_bytes",
+    "count_rows",
+    "damaged_version",
     "file_name",
+    "file_names",
     "first_line",
     "fragment_damage",
     "fragment_name",
     "import_lance",
     "manifests",
     "open_version",
+    "operation_of",
     "sync_all",
+    "time_of",
     "translate_errors",
     "translate_read_errors",
 ]
 
 _NEWEST = 2**64 - 1
+_OPERATIONS = {
+    "Overwrite": "create",
+    "Append": "append",
+    "Delete": "delete",
+    "Rewrite": "compact",
+    "BaseOperation": "unknown",
+}
 FOLDERS = ("_versions", "_transactions", "_deletions", "data")
 HINT = "latest_version_hint.json"
 METADATA = b"qkv"
 """The key of the metadata of a store in the schema of its dataset."""
 
 
-def sync_all(folder: Path, known: set[Path]) -> None:
-    """Sync the new files of a folder and the folder itself to disk.
+def sync_all(path: Path, folder: str, known: set[str]) -> None:
+    """Sync the new files of a folder of a store and the folder itself to disk.
 
     Args:
-        folder: the folder.
-        known: files that are already synced.
+        path: the folder of the store.
+        folder: the name of the folder within it.
+        known: names of files within the store that are already synced.
     """
-    if not folder.is_dir():
+    if not (path / folder).is_dir():
         return
-    for path in {*folder.iterdir()} - known | {folder / HINT} & {*folder.iterdir()}:
-        with translate_errors(folder):
-            fsync(path)
-    sync_folder(folder)
+    for name in os.listdir(path / folder):
+        if name == HINT or f"{folder}/{name}" not in known:
+            with translate_errors(path):
+                fsync(path / folder / name)
+    sync_folder(path / folder)
 
 
 @contextmanager
@@ -104,6 +120,17 @@ def file_name(fragment: LanceFragment) -> str:
     return str(fragment.metadata.files[0].path)
 
 
+def file_names(fragment: LanceFragment | FragmentMetadata) -> list[str]:
+    """Return the names within the store of the files of a fragment: those of its rows, and of its deleted rows."""
+    metadata = getattr(fragment, "metadata", fragment)
+    names = [f"data/{each.path}" for each in metadata.files]
+    if metadata.deletion_file is not None:
+        deleted = metadata.to_json()["deletion_file"]
+        suffix = "arrow" if deleted["file_type"] == "array" else "bin"
+        names.append(f"_deletions/{metadata.id}-{deleted['read_version']}-{deleted['id']}.{suffix}")
+    return names
+
+
 def fragment_name(fragment: LanceFragment) -> str:
     """Return a name that is unique to a fragment of a Lance dataset and its set of deleted rows."""
     deleted = fragment.metadata.to_json().get("deletion_file") or {}
@@ -138,8 +165,8 @@ def import_lance() -> Any:
 
 def manifests(path: Path) -> dict[int, str]:
     """Return the file names of the manifests of a dataset by version, in ascending order."""
-    names = (each.name for each in (path / "_versions").iterdir() if each.suffix == ".manifest")
-    stems = ((name.removesuffix(".manifest"), name) for name in names)
+    names = os.listdir(path / "_versions")
+    stems = ((name.removesuffix(".manifest"), name) for name in names if name.endswith(".manifest"))
     # Twenty digits count down, so that the newest comes first in a listing.
     return dict(
         sorted((_NEWEST - int(stem) if len(stem) == 20 else int(stem), name) for stem, name in stems if stem.isdigit())
@@ -162,10 +189,37 @@ def open_version(path: Path, version: int) -> lance.LanceDataset:
         numbers = list(manifests(path))
         if version not in numbers:
             raise missing_version(path.name, version, numbers) from None
-        raise DamagedStoreError(
-            f"the manifest of version {version} of {path.name!r} is damaged: {first_line(error)}. "
-            f"Restore the manifest from a copy{older_version(version, numbers)}."
-        ) from None
+        raise damaged_version(path, version, first_line(error)) from None
+
+
+def damaged_version(path: Path, version: int, problem: str) -> DamagedStoreError:
+    """Return the error to raise if the manifest of a version is damaged."""
+    return DamagedStoreError(
+        f"the manifest of version {version} of {path.name!r} is damaged: {problem}. "
+        f"Restore the manifest from a copy{older_version(version, list(manifests(path)))}, or keep what is intact "
+        f"with: qkv store repair {path}"
+    )
+
+
+def time_of(dataset: lance.LanceDataset) -> datetime:
+    """Return the time at which the version of a dataset was committed."""
+    # `versions` reads the manifests of all versions; earlier versions of pylance have only it.
+    every = [dataset.get_version()] if hasattr(dataset, "get_version") else dataset.versions()
+    written = next(each["timestamp"] for each in every if each["version"] == dataset.version)
+    assert isinstance(written, datetime)
+    return written
+
+
+def operation_of(dataset: lance.LanceDataset) -> str:
+    """Return the operation that committed the version of a dataset, as in `Version.operation`, or "unknown"."""
+    try:
+        transaction = dataset.read_transaction(dataset.version)
+        kind = "unknown" if transaction is None else type(transaction.operation).__name__
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # its record was removed or is damaged, or is unknown to this version of pylance
+        return "unknown"
+    return _OPERATIONS.get(kind, kind.lower())
 
 
 def fragment_damage(path: Path, fragment: LanceFragment, decode: bool = False) -> Damage | None:
@@ -180,10 +234,10 @@ def fragment_damage(path: Path, fragment: LanceFragment, decode: bool = False) -
         try:
             size = (path / "data" / each.path).stat().st_size
         except FileNotFoundError:
-            return Damage(f"data/{each.path}", "missing", _count(fragment))
+            return Damage(f"data/{each.path}", "missing", count_rows(fragment))
         expected = each.file_size_bytes
         if expected and size != expected:
-            return Damage(f"data/{each.path}", f"cut off at {size:,} of {expected:,} bytes", _count(fragment))
+            return Damage(f"data/{each.path}", f"cut off at {size:,} of {expected:,} bytes", count_rows(fragment))
     if decode:
         try:
             for _ in fragment.to_batches():
@@ -191,11 +245,11 @@ def fragment_damage(path: Path, fragment: LanceFragment, decode: bool = False) -
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # its decoders raise any error for changed bytes, and panics
-            return Damage(f"data/{file_name(fragment)}", f"does not decode: {first_line(error)}", _count(fragment))
+            return Damage(f"data/{file_name(fragment)}", f"does not decode: {first_line(error)}", count_rows(fragment))
     return None
 
 
-def _count(fragment: LanceFragment) -> int:
+def count_rows(fragment: LanceFragment) -> int:
     """Return the number of rows of a fragment, or of its files if the file of deleted rows is damaged."""
     try:
         return int(fragment.count_rows())

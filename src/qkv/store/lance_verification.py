@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qkv.core.progress import Progress, track
 from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedError, DataError
 from qkv.store.attachments import attached_damages, attached_files
 from qkv.store.block import Damage, Verification, verify_repeatedly
-from qkv.store.lance_files import METADATA, fragment_damage, fragment_name, manifests, open_version
+from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums
+from qkv.store.lance_files import (
+    METADATA,
+    count_rows,
+    file_names,
+    fragment_name,
+    manifests,
+    open_version,
+)
+from qkv.store.lance_recording import find_damage
 
-__all__ = ["verify_lance"]
+if TYPE_CHECKING:
+    import lance
+    from lance.fragment import LanceFragment
+
+__all__ = ["LanceVersions", "read_versions", "verify_lance"]
+
+
+@dataclass
+class LanceVersions:
+    """The versions of a Lance store whose manifests are intact.
+
+    Attributes:
+        datasets: the versions, in ascending order.
+        fragments: their fragments, by a name that is unique to the rows and the deleted rows of a fragment.
+        uses: the versions of each fragment.
+        damages: the damages of manifests, and of the record of checksums.
+    """
+
+    datasets: dict[int, lance.LanceDataset] = field(default_factory=dict)
+    fragments: dict[str, LanceFragment] = field(default_factory=dict)
+    uses: dict[str, list[int]] = field(default_factory=dict)
+    damages: list[Damage] = field(default_factory=list)
 
 
 def verify_lance(path: Path, progress: Progress | None = None) -> Verification:
-    """Decode the rows of all versions of a Lance store; see `qkv.store.verify`.
+    """Compare the files of all versions of a Lance store with their checksums, and decode them; see `qkv.store.verify`.
 
     While another process compacts, files may be removed between the reading of a manifest and their own. So damaged
     files are verified again by newer manifests, until the same damages are found twice.
@@ -25,40 +56,56 @@ def verify_lance(path: Path, progress: Progress | None = None) -> Verification:
     return verify_repeatedly(lambda: _verify_once(path, intact, progress))
 
 
-def _verify_once(path: Path, intact: set[str], progress: Progress | None) -> Verification:
-    names = manifests(path)
-    damages, uses = list[Damage](), dict[str, list[int]]()
-    fragments, metadata = {}, None
-    newest = rows = 0
-    for number, name in names.items():
-        try:
-            dataset = open_version(path, number)
-        except DataError as error:
-            if (path / "_versions" / name).exists():
+def read_versions(path: Path, recorded: LanceChecksums) -> LanceVersions:
+    """Open all versions of a Lance store whose manifests are intact."""
+    found = LanceVersions()
+    if recorded.problem is not None:
+        found.damages.append(Damage(CHECKSUMS, recorded.problem, 0, kind="checksums"))
+    there = manifests(path)
+    for number in sorted({*there, *recorded.versions}):
+        record = recorded.versions.get(number)
+        name = f"_versions/{there[number]}" if number in there else "" if record is None else record.manifest
+        problem = None if record is None else recorded.find_problem(name, "always")
+        if problem is None:
+            try:
+                found.datasets[number] = dataset = open_version(path, number)
+            except DataError as error:
+                if not (path / name).exists():
+                    continue
                 problem = str(error).split("is damaged: ")[-1].split(". Restore")[0]
-                damages.append(Damage(f"_versions/{name}", problem, 0, (number,), "manifest"))
+        if problem is not None:
+            found.damages.append(Damage(name, problem, 0, (number,), "manifest"))
             continue
-        newest, metadata = number, (dataset.schema.metadata or {}).get(METADATA, b"{}")
         for fragment in dataset.get_fragments():
-            uses.setdefault(fragment_name(fragment), []).append(number)
-            fragments[fragment_name(fragment)] = fragment
-    lost = 0
-    for name, fragment in track(fragments.items(), "verifying", progress):
-        damage = None if name in intact else fragment_damage(path, fragment, decode=True)
+            found.uses.setdefault(fragment_name(fragment), []).append(number)
+            found.fragments[fragment_name(fragment)] = fragment
+    return found
+
+
+def _verify_once(path: Path, intact: set[str], progress: Progress | None) -> Verification:
+    recorded = LanceChecksums(path)
+    found = read_versions(path, recorded)
+    damages, newest, lost, unchecked = found.damages, max(found.datasets, default=0), 0, set[str]()
+    for name, fragment in track(found.fragments.items(), "verifying", progress):
+        unchecked.update(each for each in file_names(fragment) if each not in recorded.files)
+        damage = None if name in intact else find_damage(recorded, path, fragment, "always", decode=True)
         if damage is None:
             intact.add(name)
         else:
-            damages.append(replace(damage, versions=tuple(uses[name])))
-            lost += damage.rows if newest in uses[name] else 0
-    attached = 0
-    if metadata is not None:
-        rows = sum(int(each.metadata.num_rows) for name, each in fragments.items() if newest in uses[name])
+            damages.append(replace(damage, versions=tuple(found.uses[name])))
+            lost += damage.rows if newest in found.uses[name] else 0
+    attached = rows = 0
+    if newest:
+        metadata = (found.datasets[newest].schema.metadata or {}).get(METADATA, b"{}")
+        rows = sum(count_rows(each) for name, each in found.fragments.items() if newest in found.uses[name])
         try:
             saved = Fields(parse_json(metadata, "its metadata"), "its metadata").fields
             attached = len(attached_files(path, saved))
-            damages += attached_damages(path, saved, tuple(names), read=True)
+            damages += attached_damages(path, saved, tuple(found.datasets), read=True)
         except DamagedError as error:
-            damages.append(Damage(f"_versions/{names[newest]}", str(error), 0, (newest,), "manifest"))
-    paths = {each.path for fragment in fragments.values() for each in fragment.metadata.files}
-    size = sum((path / "data" / each).stat().st_size for each in paths if (path / "data" / each).exists())
-    return Verification(tuple(names), len(paths) + len(names) + attached, size, tuple(damages), rows, lost)
+            damages.append(Damage(f"_versions/{manifests(path)[newest]}", str(error), 0, (newest,), "manifest"))
+    paths = {name for fragment in found.fragments.values() for name in file_names(fragment)}
+    size = sum((path / each).stat().st_size for each in paths if (path / each).exists())
+    numbers = tuple(sorted({*found.datasets, *(number for each in damages for number in each.versions)}))
+    unchecked |= {str(number) for number in numbers if number not in recorded.versions}
+    return Verification(numbers, len(paths) + len(numbers) + attached, size, tuple(damages), rows, lost, len(unchecked))

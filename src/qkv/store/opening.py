@@ -24,7 +24,9 @@ from qkv.store.block import Verification
 from qkv.store.disk import sync_folder, translate_disk_full
 from qkv.store.fitting import fit_table
 from qkv.store.lance import LanceStore, is_lance
+from qkv.store.lance_checksums import CHECKSUMS
 from qkv.store.lance_files import import_lance
+from qkv.store.lance_repairing import repair_lance
 from qkv.store.lance_verification import verify_lance
 from qkv.store.locking import remove_lock, writer_lock
 from qkv.store.repairing import DAMAGED, Repair, repair_arrow
@@ -195,6 +197,7 @@ def remove(path: str | PathLike[str]) -> None:
     folder = Path(path)
     for part in ("versions", "rows", "notes", "_versions", "_transactions", "_deletions", "data", FOLDER, DAMAGED):
         shutil.rmtree(folder / part, ignore_errors=True)
+    (folder / CHECKSUMS).unlink(missing_ok=True)
     remove_lock(folder)
     if folder.exists() and not any(folder.iterdir()):
         folder.rmdir()
@@ -223,9 +226,9 @@ def verify(path: str | PathLike[str], progress: Progress | None = None) -> Verif
     """Verify the files of all versions of a store, its attached files and its cache, without writing anything.
 
     Every byte of a store of Arrow files is compared with its checksum, every offset, length and index with the size of
-    its column, and every version with its link to the one before it. The rows of a Lance store, which has no checksums,
-    are decoded. The store may be on a read-only disk, its newest version may be damaged, and other processes may write
-    and compact meanwhile.
+    its column, and every version with its link to the one before it. The files of a Lance store are compared with their
+    checksums, as far as qkv wrote them, and decoded. The store may be on a read-only disk, its newest version may be
+    damaged, and other processes may write and compact meanwhile.
 
     Args:
         path: the folder of the store.
@@ -246,7 +249,7 @@ def verify(path: str | PathLike[str], progress: Progress | None = None) -> Verif
 
 
 def repair(path: str | PathLike[str], *, dry_run: bool = False, progress: Progress | None = None) -> Repair:
-    """Repair a store of Arrow files: keep every row of an intact file, and return what is lost.
+    """Repair a store: keep every row of an intact file, and return what is lost.
 
     A damaged or missing newest manifest is restored from `newest.json`, and damaged rows from the files with which a
     compaction merged them. The other rows of the newest version become a new version, whose manifest is written
@@ -254,13 +257,17 @@ def repair(path: str | PathLike[str], *, dry_run: bool = False, progress: Progre
     and damaged attached files and results in the cache are removed. All damaged files, and copies of the manifests that
     are replaced, are moved to the folder `damaged` of the store. Afterwards `verify` finds no damage.
 
+    Manifests of Lance cannot be written again. So an older version of a Lance store that needs a damaged file is left
+    out, and rows of a lost newest manifest are appended again from their files. Files without checksums, such as those
+    that other programs wrote, get checksums if they can be decoded.
+
     Args:
         path: the folder of the store.
         dry_run: return what would be kept and lost, and write nothing.
         progress: called as `progress("verifying", done, total)`, in files of rows.
 
     Raises:
-        DataError: The path is not a store, or a Lance store.
+        DataError: The path is not a store.
         DamagedStoreError: No manifest can be read.
         StoreBusyError: Another process is writing.
         StoreFullError: The disk is full. The command can be repeated.
@@ -275,12 +282,7 @@ def repair(path: str | PathLike[str], *, dry_run: bool = False, progress: Progre
         ...     done.version, done.lost, verify(folder).damages, open(folder).to_table().to_pylist()
         (3, {1: 2, 2: 2}, (), [{'name': 'Max'}])
     """
-    if _kind(path) is LanceStore:
-        raise DataError(
-            f"path must be a store of Arrow files, got the Lance store {str(path)!r}. Copy the rows that can be read: "
-            f"qkv store copy {path} NEW --damaged skip"
-        )
-    return repair_arrow(Path(path), dry_run, progress)
+    return (repair_arrow if _kind(path) is ArrowStore else repair_lance)(Path(path), dry_run, progress)
 
 
 def _kind(path: str | PathLike[str]) -> type[ArrowStore] | type[LanceStore]:

@@ -41,7 +41,7 @@ from qkv.store.recovery import Recovery
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DAMAGED", "Repair", "repair_arrow"]
+__all__ = ["DAMAGED", "Aside", "Repair", "repair_arrow", "without_attached"]
 
 DAMAGED = "damaged"
 """Name of the folder of a store to which repairs move damaged files."""
@@ -62,6 +62,7 @@ class Repair:
             indices is damaged.
         unclaimed: intact files of rows that belong to no version that can be read, with their numbers of rows.
         folder: the folder with the damaged files; None if there are none, or nothing was written.
+        recorded: number of files of a Lance store that had no checksum, and have one now.
     """
 
     damages: tuple[Damage, ...]
@@ -73,6 +74,7 @@ class Repair:
     undeleted: int = 0
     unclaimed: tuple[tuple[str, int], ...] = ()
     folder: Path | None = None
+    recorded: int = 0
 
 
 def repair_arrow(path: Path, dry_run: bool = False, progress: Progress | None = None) -> Repair:
@@ -188,7 +190,7 @@ class _Repairer:
                     files.append(repaired)
                     undeleted += max(0, repaired.present_rows - file.present_rows)
             lost[number] = max(0, manifest.rows + undeleted - sum(file.present_rows for file in files))
-            metadata = _without_attached(manifest.metadata, dropped)
+            metadata = without_attached(manifest.metadata, dropped)
             kept[number] = replace(
                 manifest,
                 row_files=tuple(files),
@@ -245,7 +247,7 @@ class _Repairer:
     # -- writing ----------------------------------------------------------------------------------------
 
     def _write(self, kept: dict[int, Manifest], version: int | None, unclaimed: Iterable[str]) -> Path | None:
-        aside = _Aside(self.path)
+        aside = Aside(self.path)
         written = dict[str, RowFile]()
         for name, (file, data) in self.contents.items():
             aside.copy(f"rows/{name}")
@@ -307,7 +309,7 @@ class _Repairer:
         sync_folder(self.folder)
 
 
-class _Aside:
+class Aside:
     """The folder to which a repair moves damaged files, which is made when the first file comes."""
 
     def __init__(self, path: Path) -> None:
@@ -355,7 +357,8 @@ def _follows(manifest: Manifest, parent: Link) -> bool:
     return manifest.parent == parent
 
 
-def _without_attached(metadata: Metadata, dropped: set[str]) -> Metadata:
+def without_attached(metadata: Metadata, dropped: set[str]) -> Metadata:
+    """Return the metadata of a store without the entries of some attached files."""
     if not dropped:
         return metadata
     records = [record for record in metadata.get(ATTACHED, []) if record["name"] not in dropped]

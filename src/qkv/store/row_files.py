@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -20,6 +19,7 @@ from qkv.store.arrow_files import map_file, parse_table
 from qkv.store.block import Damage
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import RowFile
+from qkv.store.verified_files import is_verified, remember_verified
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +122,7 @@ class MappedRows:
             DamagedStoreError: The checksum does not match, or the contents are no table with the recorded rows.
         """
         if self._table is None:
-            fresh = self._verified and _identity(self._path, self.file) not in _VERIFIED
+            fresh = self._verified and not is_verified(self._path, self.file.check)
             try:
                 self._table = _parse(self._data, self._path, self.file, self._schema, fresh)
             except DamagedError as error:
@@ -156,32 +156,13 @@ def _parse(data: pa.Buffer, path: Path, file: RowFile, schema: pa.Schema, fresh:
         raise DamagedError(f"{table.num_rows:,} rows instead of {file.rows:,}")
     if not table.schema.equals(schema):
         raise DamagedError("the columns are not those of the store")
-    if fresh and (key := _identity(path, file)) is not None:
-        _VERIFIED.add(key)
+    if fresh:
+        remember_verified(path, file.check)
     return table
 
 
 def _reason(error: DamagedError) -> str:
     return str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
-
-
-_VERIFIED: set[tuple[int, ...]] = set()
-"""The files whose contents this process has verified, by device, inode, times, size and checksum."""
-
-_TICK = 10**8
-"""Time in nanoseconds within which two changes of a file can have the same time; the tick of Linux is at most 10 ms."""
-
-
-def _identity(path: Path, file: RowFile) -> tuple[int, ...] | None:
-    """Return what identifies the contents of a file, or None if it was changed too recently or does not exist.
-
-    The change time cannot be set by programs, unlike the modification time.
-    """
-    with suppress(OSError):
-        state = path.stat()
-        if time.time_ns() - state.st_ctime_ns > _TICK:
-            return state.st_dev, state.st_ino, state.st_ctime_ns, state.st_mtime_ns, state.st_size, file.check
-    return None
 
 
 def deleted_schema() -> pa.Schema:

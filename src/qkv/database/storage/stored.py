@@ -172,7 +172,8 @@ class StoredDatabase(Queryable):
         key = ", ".join(self.key)
         if self._compares_vectors(None) and self.encoding is not None:
             key += f" by {self.encoding.name}"
-        unchecked = "" if self.store.has_checksums else ", no checksums"
+        missing = self.store.unchecked
+        unchecked = f", no checksums of {counted(missing, 'file', 'files')}" if missing else ""
         return f"Database({self.name}: {key} → {self.value}, {rows}, version {self.version}{unchecked})"
 
     # -- writing ----------------------------------------------------------------------------------------
