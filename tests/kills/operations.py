@@ -97,14 +97,14 @@ def _read_store(path: Path, name: str = "store") -> object:
 
 def _check_store(path: Path) -> None:
     """The next operations work, and what an interrupted process left is removed by a compaction."""
-    from qkv.database import Database
+    from qkv import store as stores
 
-    database = Database.open(path / "store")
-    before = len(database)
-    database.append(_rows(10**6, 10**6 + 3))
-    assert database.delete("id >= 1000000") == 3
-    database.compact(keep=1)
-    assert len(Database.open(path / "store")) == before
+    store = stores.open(path / "store")
+    before = len(store)
+    store.append(_rows(10**6, 10**6 + 3))
+    assert store.delete(lambda table: table["id"].to_numpy() >= 10**6) == 3
+    store.compact(keep=1)
+    assert len(stores.open(path / "store")) == before
     left = [file.name for file in path.rglob("*") if ".writing-" in file.name or ".part" in file.name]
     assert left == [], left
     assert sorted(entry.name for entry in path.iterdir() if entry.name.startswith(".")) == []
@@ -224,7 +224,18 @@ def _on_lance(operation: Operation) -> Operation:
     def prepare(path: Path, seed: int) -> None:
         _prepare_store(path, seed, "lance")
 
-    return Operation(prepare, operation.steps, operation.read, lambda path: None, slow=True)
+    return Operation(prepare, operation.steps, operation.read, _check_store, slow=True)
+
+
+def _check_repaired(path: Path) -> None:
+    _check_store(path)
+    assert _unchecked(path) == 0
+
+
+def _unchecked(path: Path) -> int:
+    from qkv import store as stores
+
+    return stores.verify(path / "store").unchecked
 
 
 _DELETE = _store(lambda path, seed: [_command("store", "delete", path / "store", f"id % 3 = {seed % 3}")])
@@ -282,6 +293,14 @@ OPERATIONS: dict[str, Operation] = {
         lambda path, seed: _write_csv(path / "more.csv", 0, 60),
         lambda path, seed: [_create(path, "--backend", "lance")],
         _read_store,
+        _check_store,
         slow=True,
     ),
+    "Lance copy": Operation(
+        lambda path, seed: _prepare_store(path, seed, "lance"),
+        lambda path, seed: [_command("store", "copy", path / "store", path / "copy", "--backend", "lance")],
+        lambda path: [_read_store(path), _read_store(path, "copy")],
+        slow=True,
+    ),
+    "Lance repair": Operation(_damaging("lance"), _repair_steps, _read_repaired, _check_repaired, slow=True),
 }

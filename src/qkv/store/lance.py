@@ -221,18 +221,32 @@ class LanceStore(Store):
     def _remove_unneeded(self, keep: int | None) -> int:
         if keep is None:
             return 0
-        for number in manifests(self.path):
+        there = manifests(self.path)
+        with translate_read_errors(self.path):
+            tagged = {int(tag["version"]) for tag in self._dataset.tags.list().values()}
+        kept = {*sorted(there)[-keep:], *tagged}
+        for number in kept:
             self._require_manifest(number)  # Lance reads all of them
         if self._recorded.versions:
             # A version without a record is readable, and a record without its version is reported as damage.
-            self._recorded.rewrite(list(manifests(self.path))[-keep:], self._row_paths())
+            self._recorded.rewrite(kept, self._row_paths())
+        # Manifests first: Lance may be killed after it removed the files of a version, and before its manifest.
+        freed = 0
+        for number in sorted(there.keys() - kept):
+            manifest = self.path / "_versions" / there[number]
+            freed += manifest.stat().st_size
+            manifest.unlink()
+        sync_folder(self.path / "_versions")
         with translate_read_errors(self.path):
-            freed = self._dataset.cleanup_old_versions(
-                older_than=timedelta(0), retain_versions=keep, delete_unverified=True
+            removed = self._dataset.cleanup_old_versions(
+                older_than=timedelta(0),
+                retain_versions=keep,
+                delete_unverified=True,
+                error_if_tagged_old_versions=False,
             )
         if self._recorded.versions:
-            self._recorded.rewrite(manifests(self.path), self._row_paths())
-        return int(freed.bytes_removed)
+            self._recorded.rewrite(kept, self._row_paths())
+        return freed + int(removed.bytes_removed)
 
     def _describe(self, number: int) -> Version:
         record = self._recorded.versions.get(number)
