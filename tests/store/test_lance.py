@@ -2,11 +2,15 @@
 
 import importlib.util
 import os
+import random
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 if importlib.util.find_spec("lance") is None:
@@ -14,6 +18,7 @@ if importlib.util.find_spec("lance") is None:
 
 from qkv import store as stores
 from qkv.errors import DamagedStoreError, DataError
+from qkv.store.lance_checksums import CHECKSUMS
 from qkv.store.lance_files import cell_bytes, file_name, first_line
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
@@ -54,9 +59,16 @@ def newest_manifest(path: Path) -> Path:
     return min((path / "_versions").glob("*.manifest"), key=lambda file: int(file.stem))
 
 
+def forget_newest(path: Path) -> None:
+    """Remove the record of the newest version, as if the process had been killed before it was acknowledged."""
+    lines = (path / CHECKSUMS).read_bytes().splitlines(keepends=True)
+    (path / CHECKSUMS).write_bytes(b"".join(lines[:-1]))
+
+
 @pytest.mark.parametrize("size", [0, 10])
 def test_a_newest_manifest_without_its_bytes_is_set_aside_with_a_warning(path: Path, size: int) -> None:
     made(path)
+    forget_newest(path)
     os.truncate(newest_manifest(path), size)
     with pytest.warns(UserWarning, match=r"version 4 cannot be read.* set aside"):
         healed = stores.open(path)
@@ -68,8 +80,27 @@ def test_a_newest_manifest_without_its_bytes_is_set_aside_with_a_warning(path: P
     assert again.version == 4
 
 
+@pytest.mark.parametrize("change", ["cut", "remove", "older"])
+def test_the_manifest_of_an_acknowledged_version_is_never_set_aside(path: Path, change: str) -> None:
+    made(path)
+    newest = newest_manifest(path)
+    if change == "cut":
+        os.truncate(newest, 10)
+    elif change == "remove":
+        newest.unlink()
+    else:
+        newest.write_bytes((path / "_versions" / f"{int(newest.stem) + 1}.manifest").read_bytes())
+    with pytest.raises(DamagedStoreError, match=r"manifest of version 4 .* is damaged: .*version 3.*qkv store repair"):
+        stores.open(path)
+    assert ids_of(stores.open(path, version=3)) == list(range(20))
+    done = stores.repair(path)
+    assert (done.rows, done.lost, done.lost_versions, done.undeleted) == (30, {}, (), 0)
+    assert ids_of(stores.open(path)) == list(range(30))
+
+
 def test_a_store_without_a_readable_manifest_is_refused(path: Path) -> None:
     made(path, 1)
+    (path / CHECKSUMS).unlink()
     for manifest in (path / "_versions").glob("*.manifest"):
         os.truncate(manifest, 0)
     with pytest.raises(DamagedStoreError, match="no manifest of its 2 versions"):
@@ -218,7 +249,6 @@ def test_the_size_of_columns_is_that_of_their_cells_in_every_row(path: Path) -> 
 
 @pytest.mark.parametrize(("name", "size"), [("bool_", 1), ("int8", 1), ("int16", 2), ("float64", 8), ("string", 32)])
 def test_cells_have_at_least_one_byte_and_texts_an_estimate(name: str, size: int) -> None:
-    pa = pytest.importorskip("pyarrow")
     assert cell_bytes(getattr(pa, name)()) == size
     assert cell_bytes(pa.list_(getattr(pa, name)(), 3)) == 3 * size
 
@@ -268,8 +298,142 @@ def test_a_block_has_another_name_after_each_deletion(path: Path) -> None:
 
 
 def test_a_database_without_checksums_says_so(tmp_path: Path) -> None:
+    import lance
+
     from qkv.database import Database
 
     rows = {"name": ["Ada"], "income": [1.0]}
-    for backend, end in (("lance", "1 row, version 1, no checksums)"), ("arrow", "1 row, version 1)")):
-        assert repr(Database.create(tmp_path / backend, rows, "name", "income", backend=backend)).endswith(end)
+    for backend in ("lance", "arrow"):
+        made = Database.create(tmp_path / backend, rows, "name", "income", backend=backend)
+        assert repr(made).endswith("1 row, version 1)")
+    more = pa.table(rows)
+    lance.write_dataset(more, str(tmp_path / "lance"), mode="append")
+    foreign = Database.open(tmp_path / "lance")
+    assert repr(foreign).endswith("2 rows, version 2, no checksums of 2 files)")
+    assert stores.verify(tmp_path / "lance").unchecked == 2
+    assert foreign.append(rows) == 3
+    assert repr(Database.open(tmp_path / "lance")).endswith("3 rows, version 3)")
+
+
+def test_repair_records_the_checksums_of_a_dataset_of_another_program(path: Path) -> None:
+    import lance
+
+    lance.write_dataset(numbered(0, 5), str(path))
+    lance.write_dataset(numbered(5, 9), str(path), mode="append")
+    assert stores.verify(path).unchecked == 4
+    assert stores.repair(path, dry_run=True).recorded == 4
+    assert not (path / CHECKSUMS).exists()
+    done = stores.repair(path)
+    assert (done.damages, done.version, done.rows, done.recorded) == ((), 2, 9, 4)
+    assert stores.verify(path).unchecked == stores.open(path).unchecked == 0
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_changed_bit_is_found_before_lance_reads_it(path: Path, checksums: bool) -> None:
+    """The bit is in the numbers, so that Lance decodes it."""
+    stores.create(path, numbered(0, 1).schema, backend="lance", tables=[numbered(0, 4000)])
+    (file,) = (path / "data").iterdir()
+    state, data = file.stat(), bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    opened = stores.open(path, checksums=checksums)
+    if checksums:
+        for read in (opened.to_table, lambda: opened.take(np.array([5])), lambda: opened.compact()):
+            with pytest.raises(DamagedStoreError, match=r"data/.*: the checksum does not match \(4,000 rows\)"):
+                read()
+        assert len(stores.open(path, damaged="skip")) == 0
+        assert [damage.rows for damage in stores.verify(path).damages] == [4000]
+    else:
+        assert not opened.to_table().equals(numbered(0, 4000))
+
+
+def damage(file: Path, how: str) -> None:
+    data = bytearray(file.read_bytes())
+    if how == "remove":
+        file.unlink()
+    elif how == "cut":
+        file.write_bytes(data[: len(data) // 2])
+    else:
+        data[len(data) // 2] ^= 4
+        file.write_bytes(data)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_every_damaged_file_is_repaired_with_the_loss_that_is_named(
+    path: Path, tmp_path: Path, compacted: bool
+) -> None:
+    store = made(path)
+    assert store.delete(lambda table: table["id"].to_numpy() < 5) == 5
+    if compacted:
+        store.compact()
+    store.append(numbered(30, 31))
+    assert store.delete(lambda table: table["id"].to_numpy() == 29) == 1
+    present = set(range(5, 29)) | {30}
+    draw = random.Random(1)
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != "writer.lock")
+    for number, file in enumerate(files):
+        how = draw.choice(["flip", "remove", "cut"])
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(path, copy)
+        damage(copy / file.relative_to(path), how)
+        planned = stores.repair(copy, dry_run=True)
+        done = stores.repair(copy)
+        assert replace(done, folder=None) == replace(planned, folder=None)
+        found = stores.verify(copy)
+        assert (found.damages, found.unchecked, found.rows) == ((), 0, done.rows)
+        kept = set(ids_of(stores.open(copy)))
+        assert len(present - kept) == sum(done.lost.values()), (file, how)
+        assert len(kept - present) == done.undeleted, (file, how)
+        assert stores.open(copy).version == done.version
+        if file.parent.name == "_versions":
+            assert not done.lost
+        elif file.parent.name == "data" and done.lost:
+            assert done.folder is not None
+            assert (done.folder / "data").is_dir() == (how != "remove")
+
+
+def test_two_lost_manifests_are_restored_from_their_files(path: Path) -> None:
+    store = made(path)
+    store.append(numbered(30, 35))
+    for _ in range(2):
+        newest_manifest(path).unlink()
+    done = stores.repair(path)
+    assert (done.rows, done.lost, done.restored) == (35, {}, ("version 4", "version 5"))
+    assert ids_of(stores.open(path)) == list(range(35))
+
+
+def test_a_removed_old_version_is_reported_until_a_repair(path: Path) -> None:
+    store = made(path)
+    max((path / "_versions").glob("*.manifest"), key=lambda file: int(file.stem)).unlink()
+    assert ids_of(stores.open(path)) == list(range(30))
+    with pytest.raises(DamagedStoreError, match=r"manifest of version 1 .* missing"):
+        store.versions()
+    assert stores.repair(path).lost_versions == (1,)
+    assert [version.number for version in stores.open(path).versions()] == [2, 3, 4]
+
+
+def test_a_torn_line_of_checksums_is_recorded_by_the_next_write(path: Path) -> None:
+    made(path)
+    os.truncate(path / CHECKSUMS, (path / CHECKSUMS).stat().st_size - 20)
+    opened = stores.open(path)
+    assert opened.unchecked == 2
+    opened.append(numbered(30, 31))
+    assert opened.unchecked == stores.verify(path).unchecked == 0
+    data = bytearray((path / CHECKSUMS).read_bytes())
+    data[len(data) // 2] ^= 1
+    (path / CHECKSUMS).write_bytes(data)
+    with pytest.raises(DamagedStoreError, match=f"{CHECKSUMS}: the checksum of a line does not match"):
+        stores.open(path)
+    assert ids_of(stores.open(path, damaged="skip")) == list(range(31))
+    stores.repair(path)
+    assert ids_of(stores.open(path)) == list(range(31))
+
+
+def test_tagged_versions_of_other_programs_survive_a_compaction(path: Path) -> None:
+    store = made(path)
+    store._dataset.tags.create("first", 2)
+    store.compact(keep=1)
+    assert [version.number for version in store.versions()] == [2, store.version]
+    assert ids_of(store.at(2)) == list(range(10))
+    assert stores.verify(path).damages == ()

@@ -107,7 +107,11 @@ class LanceChecksums:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path / CHECKSUMS
-        self._clear()
+        self.versions: dict[int, VersionRecord] = {}
+        self.files: dict[str, FileCheck] = {}
+        self.problem: str | None = None
+        self._end = 0
+        self._identity: tuple[int, int] | None = None
         self.refresh()
 
     @property
@@ -217,11 +221,7 @@ class LanceChecksums:
         self.refresh()
 
     def _clear(self) -> None:
-        self.versions: dict[int, VersionRecord] = {}
-        self.files: dict[str, FileCheck] = {}
-        self.problem: str | None = None
-        self._end = 0
-        self._identity: tuple[int, int] | None = None
+        self.versions, self.files, self.problem, self._end, self._identity = {}, {}, None, 0, None
 
     def _add(self, line: bytes) -> None:
         check, _, text = line.partition(b" ")
