@@ -350,15 +350,16 @@ def test_a_full_disk_during_a_repair_loses_nothing(path: Path, monkeypatch: pyte
     assert set(ids_of(stores.open(path))) <= set(expected)
 
 
-def test_a_lance_store_is_refused_and_its_intact_rows_are_copied(tmp_path: Path) -> None:
+def test_the_intact_rows_of_a_lance_store_are_copied_or_kept_by_a_repair(tmp_path: Path) -> None:
     pytest.importorskip("lance")
     store = stores.create(tmp_path / "s", numbered(0, 1).schema, backend="lance", tables=[numbered(0, 10)])
     store.append(numbered(10, 20))
     min((tmp_path / "s" / "data").iterdir(), key=lambda file: file.stat().st_mtime_ns).unlink()
-    with pytest.raises(DataError, match=r"Copy the rows that can be read: qkv store copy .* NEW --damaged skip"):
-        stores.repair(tmp_path / "s")
     copied = stores.copy(stores.open(tmp_path / "s", damaged="skip"), tmp_path / "rest", backend="lance")
     assert ids_of(copied) == list(range(10, 20))
+    done = stores.repair(tmp_path / "s")
+    assert (done.version, done.lost, done.lost_versions) == (3, {2: 10}, (1, 2))
+    assert ids_of(stores.open(tmp_path / "s")) == list(range(10, 20))
 
 
 def test_no_rows_are_added_by_a_repair_of_an_empty_store(tmp_path: Path) -> None:
