@@ -3,13 +3,15 @@
     python -m examples.tables                      all tables; hours on one core
     python -m examples.tables yacht --splits 3     one of them, its first three splits
     python -m examples.tables airfoil --only "attention, quick" --only "boosted trees (scikit-learn)"
+    python -m examples.tables --intervals          coverage of 90 % prediction intervals of the attention estimators
 
 Tables, in the folder that the variable QKV_DATA names: yacht, energy and wine-quality-red with their 20
 standard splits (Hernández-Lobato and Adams 2015), airfoil, autompg, parkinsons, pol, servo, sml and stock with
 their 10 folds (Evans and Nair 2018), abalone and California housing in 5 folds shuffled with seed 0, and adult with
 its own test file. The figure is the root mean squared error (California: in 100,000 dollars; the seven tables of
 Evans and Nair: in standard deviations of the training values), or the accuracy (adult), as mean over splits ±
-standard error. No setting depends on the table.
+standard error. No setting depends on the table. With `--intervals`, it is the share of test values in their intervals,
+and the CPU time is replaced by the median length of the intervals relative to that of the middle 90 % of test values.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GOALS", "PEERS", "TABLES", "Split", "main", "measure", "splits_of"]
+__all__ = ["GOALS", "PEERS", "TABLES", "Split", "main", "measure", "measure_intervals", "splits_of"]
 
 _EVANS = ("airfoil", "autompg", "parkinsons", "pol", "servo", "sml", "stock")
 TABLES = ("yacht", "energy", "wine-quality-red", *_EVANS, "abalone", "california", "adult")
@@ -150,6 +152,16 @@ def measure(model: Any, split: Split) -> float:
     return float(np.sqrt(np.mean((found - split.y_test) ** 2)))
 
 
+def measure_intervals(model: Any, split: Split, level: float = 0.9) -> tuple[float, float]:
+    """Return the share of test values in their intervals, and the median length of the intervals.
+
+    Lengths are relative to that of the interval between the 5 % and the 95 % quantile of the test values.
+    """
+    low, high = model.fit(split.X, split.y).predict_interval(split.X_test, level)
+    middle = np.subtract(*np.quantile(split.y_test, [0.95, 0.05]))
+    return float(np.mean((low <= split.y_test) & (split.y_test <= high))), float(np.median(high - low) / middle)
+
+
 def _table(name: str) -> str:
     if name not in TABLES:
         raise argparse.ArgumentTypeError(f"TABLE must be one of {', '.join(TABLES)}, got {name!r}")
@@ -169,22 +181,30 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--splits", type=int, default=100, help="maximum number of splits of each table")
     parser.add_argument("--only", action="append", choices=list(PEERS), help="evaluate this method; may be repeated")
+    parser.add_argument("--intervals", action="store_true", help="measure 90 %% prediction intervals, not errors")
     asked = parser.parse_args(arguments)
     folder = os.environ.get("QKV_DATA")
     if not folder:
         parser.exit(2, "The variable QKV_DATA must name the folder of the tables.\n")
-    print("| table | splits | method | figure | CPU seconds of a split |", "|---|---|---|---|---|", sep="\n")
+    last = "length" if asked.intervals else "CPU seconds of a split"
+    print(f"| table | splits | method | figure | {last} |", "|---|---|---|---|---|", sep="\n")
     for table in asked.tables:
         splits = [split for split, _ in zip(splits_of(table, Path(folder)), range(asked.splits), strict=False)]
         for name, make in PEERS.items():
             if asked.only and name not in asked.only:
                 continue
+            if asked.intervals and (table == "adult" or not name.startswith(_OURS)):
+                continue
             began = time.process_time()
-            figures = [measure(make(table == "adult"), split) for split in splits]
+            if asked.intervals:
+                figures, lengths = zip(*(measure_intervals(make(False), split) for split in splits), strict=True)
+            else:
+                figures = tuple(measure(make(table == "adult"), split) for split in splits)
             seconds = (time.process_time() - began) / len(splits)
             error = np.std(figures) / len(figures) ** 0.5
             spread = f" ± {error:.3f}" if len(figures) > 1 else ""
-            line = f"| {table} | {len(splits)} | {name} | {np.mean(figures):.3f}{spread} | {seconds:.1f} |"
+            cost = f"{np.mean(lengths):.3f}" if asked.intervals else f"{seconds:.1f}"
+            line = f"| {table} | {len(splits)} | {name} | {np.mean(figures):.3f}{spread} | {cost} |"
             print(line, flush=True)
 
 

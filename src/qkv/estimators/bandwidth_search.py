@@ -3,7 +3,7 @@
     error(h) = mean over rows i of  error(y_i, t(x_i) + Σ_{j≠i} w_ij(h) (y_j − t(x_j)))
 
 Every output has its own bandwidth. Each ensemble member is evaluated on its out-of-bag rows, which it was not
-trained on, so the errors are unbiased; they are stored to estimate the error of predictions.
+trained on, so the errors are unbiased.
 """
 
 from __future__ import annotations
@@ -32,18 +32,14 @@ _MIN_ROWS = 128
 
 @dataclass(frozen=True)
 class _BandwidthSearch:
-    """The bandwidths that `search_bandwidth` chose, with their errors on out-of-bag rows.
+    """The bandwidths that `search_bandwidth` chose, with their losses on out-of-bag rows.
 
     Attributes:
         bandwidth: chosen bandwidths `(members, bandwidths)`.
-        rows: indices of the out-of-bag rows that were evaluated, `(members, rows)`.
-        squared_errors: squared errors of these rows at the chosen bandwidths, `(members, rows, outputs)`.
         loss: mean loss of each member at the chosen bandwidths, `(members,)`.
     """
 
     bandwidth: Tensor
-    rows: Tensor
-    squared_errors: Tensor
     loss: Tensor
 
 
@@ -59,7 +55,7 @@ def search_bandwidth(
     classification: bool,
     max_pairs: float,
 ) -> _BandwidthSearch:
-    """Return each bandwidth multiplied by the factor of smallest leave-one-out error, with its errors.
+    """Return each bandwidth multiplied by the factor of smallest leave-one-out error, with its loss.
 
     Args:
         keys: keys of all rows.
@@ -83,7 +79,7 @@ def search_bandwidth(
     target = values[out_of_bag]
     weights = torch.ones(members, out_of_bag.shape[1], 1) if sample_weight is None else sample_weight[out_of_bag]
     row_weights = None if sample_weight is None else sample_weight[None]
-    predictions, losses = [], []
+    losses = []
     for factor in factors:
         predicted = weighted_mean_with_trend(
             query, (keys, trends), values[None], bandwidth * factor, row_weights, others
@@ -92,15 +88,10 @@ def search_bandwidth(
             loss = row_losses(predicted, target, classification)[..., None]
         else:
             loss = (predicted - target).square()
-        predictions.append(predicted)
         losses.append((loss * weights).sum(dim=1) / weights.sum(dim=1))
     all_losses = torch.stack(losses)  # (factors, members, outputs), or one output for classes
     best = all_losses.argmin(dim=0)
-    stacked = torch.stack(predictions)
-    index = best[None, :, None, :].expand(1, *stacked.shape[1:])
     return _BandwidthSearch(
         bandwidth * torch.tensor(factors, dtype=bandwidth.dtype)[best],
-        out_of_bag,
-        (stacked.gather(0, index)[0] - target).square(),
         all_losses.gather(0, best[None])[0].mean(dim=1),
     )

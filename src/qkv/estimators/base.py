@@ -14,7 +14,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
-from qkv.core.typing import ArrayLike, Float, Shaped
+from qkv.core.typing import ArrayLike, Float, Int, Shaped
 from qkv.errors import DataError, OptionError
 from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, WIDE_GRID, search_bandwidth
 from qkv.estimators.batch_training import TrainingOptions
@@ -48,7 +48,6 @@ _FORMER_NAMES = {
     "moved_": "residuals_",
     "shares_": "sample_weight_",
     "asked_": "out_of_bag_rows_",
-    "errors_": "out_of_bag_errors_",
 }
 """Attributes of models that were pickled before 2026-11-22, and their current names."""
 
@@ -163,7 +162,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         self.parameters_: dict[str, np.ndarray] = {name: each.detach().numpy() for name, each in parameters.items()}
         self.keys_: Float[np.ndarray, "members rows width"] = keys.numpy()
         self.residuals_: Float[np.ndarray, "members rows outputs"] = _residuals(values, trends)
-        self.out_of_bag_rows_, self.out_of_bag_errors_ = found.rows.numpy(), found.squared_errors.numpy()
+        self.out_of_bag_rows_: Int[np.ndarray, "members n"] = out_of_bag.numpy()
         self.validation_loss_ = found.loss.numpy().astype(np.float64)
 
     def _add_rows(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -328,7 +327,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             "residuals_": (self.residuals_, (len(self.residuals_), count, outputs)),
             "numbers": (rows.numbers, (count, encoding_sizes(self.features_)[0])),
             "codes": (rows.codes, (count, len(encoding_sizes(self.features_)[1]))),
-            "out_of_bag_errors_": (self.out_of_bag_errors_, (*self.out_of_bag_rows_.shape, outputs)),
+            "out_of_bag_rows_": (self.out_of_bag_rows_, (len(self.keys_), self.out_of_bag_rows_.shape[1])),
         }
         if self.sample_weight_ is not None:
             shapes["sample_weight_"] = (self.sample_weight_, (count,))

@@ -1,4 +1,4 @@
-"""Predictions from the fitted rows of an estimator, their expected errors, and the contributions of rows.
+"""Predictions from the fitted rows of an estimator, leave-one-out errors, and the contributions of rows.
 
 All rows contribute to every prediction, in float64 and in memory linear in the rows. A prediction does not
 depend on the other queries of the same call.
@@ -19,6 +19,7 @@ from qkv.engine import observe
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, Parameters
 from qkv.estimators.nadaraya_watson import weighted_mean
+from qkv.masks import Documents
 from qkv.readouts import Dense
 from qkv.scores import Gaussian
 
@@ -68,25 +69,19 @@ class FittedRows:
         """Return the prediction for each query, averaged over the ensemble."""
         weights = None if self.sample_weight is None else self.sample_weight[None]
         parts = []
-        for query, trend in self._query_blocks(features):
+        for query, trend in self.query_blocks(features):
             mean = weighted_mean(query, self.keys, self.values, self.bandwidth, weights)
             parts.append((mean if trend is None else mean + trend).mean(dim=0))
         return torch.cat(parts).numpy()
 
-    def expected_squared_errors(
-        self, features: Features, rows: Int[Tensor, "members n"], squared_errors: Float[Tensor, "members n outputs"]
-    ) -> Float[np.ndarray, "queries outputs"]:
-        """Return the expected squared error of each prediction, estimated from the errors of out-of-bag rows.
-
-        The expected squared error is the mean of the squared errors with the attention weights of the query.
-        """
-        keys = self.keys[torch.arange(len(rows))[:, None], rows]
-        weights = None if self.sample_weight is None else self.sample_weight[rows]
-        parts = [
-            weighted_mean(query, keys, squared_errors, self.bandwidth, weights).mean(dim=0)
-            for query, _ in self._query_blocks(features)
-        ]
-        return torch.cat(parts).numpy()
+    def left_out_errors(self, rows: Int[Tensor, " n"]) -> Float[Tensor, "members n outputs"]:
+        """Return the error of each member's prediction of some fitted rows, each of them from all other rows."""
+        count = self.keys.shape[1]
+        weights = None if self.sample_weight is None else self.sample_weight[None]
+        others = ~Documents(rows, torch.arange(count))
+        mean = weighted_mean(self.keys[:, rows], self.keys, self.values, self.bandwidth, weights, others)
+        # The trend is a part of the value and of the prediction, so it cancels.
+        return self.values[:, rows] - mean
 
     def explain(self, features: Features, top: int, output: int) -> RowExplanation:
         """Return the fitted rows with the largest weights in the prediction of one output for each query.
@@ -99,7 +94,7 @@ class FittedRows:
         selected = slice(None) if self.metric.classification else slice(output, output + 1)
         parts = []
         block = max(1, _EXPLAINED_WEIGHTS // max(self.keys[..., 0].numel(), 1))
-        for query, trend in self._query_blocks(features, block):
+        for query, trend in self.query_blocks(features, block):
             observation = observe(
                 query,
                 self.keys,
@@ -124,9 +119,10 @@ class FittedRows:
         rows, weights, values = (torch.cat(blocks).numpy() for blocks in zip(*parts, strict=True))
         return RowExplanation(rows, weights, values if self.metric.classification else values[..., 0])
 
-    def _query_blocks(
+    def query_blocks(
         self, features: Features, size: int = _QUERY_BLOCK
     ) -> Iterator[tuple[Float[Tensor, "members n key_width"], Float[Tensor, "members n outputs"] | None]]:
+        """Yield the keys and the trends of queries, for at most `size` of them at once."""
         size = min(size, max(1, _QUERY_BLOCK * 4 // len(self.keys)))
         for start in range(0, len(features), size):
             block = slice(start, start + size)

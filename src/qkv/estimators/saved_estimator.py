@@ -28,6 +28,8 @@ _VERSION = 1
 _REMEDY = "Fit the estimator again, or restore the file from a copy."
 _NUMBERS = "biufc"
 _ATTRIBUTE = re.compile(r"_?[a-z][a-z0-9_]*")
+_CACHED = "_cached"
+"""Beginning of the names of attributes that are computed from others when needed, and not saved."""
 
 
 class SavedEstimator(BaseEstimator):  # type: ignore[misc]
@@ -53,12 +55,13 @@ class SavedEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         parameters = self.get_params(deep=False)
+        state = {name: value for name, value in vars(self).items() if not name.startswith(_CACHED)}
         parts: dict[str, Shaped[np.ndarray, "*_"] | bytes] = {}
         settings = {
             "version": _VERSION,
             "class": type(self).__name__,
             "parameters": {name: _pack(value, name, parts) for name, value in parameters.items()},
-            "state": {name: _pack(value, name, parts) for name, value in vars(self).items() if name not in parameters},
+            "state": {name: _pack(value, name, parts) for name, value in state.items() if name not in parameters},
         }
         write_container(Path(path), _CONTENT, settings, parts, "the estimator")
 
@@ -83,7 +86,8 @@ class SavedEstimator(BaseEstimator):  # type: ignore[misc]
             parameters = {name: _unpack(value, container) for name, value in fields.record("parameters").items()}
             estimator = cls(**parameters)
             for name, value in fields.record("state").items():
-                if not _ATTRIBUTE.fullmatch(name) or hasattr(cls, name) or name in parameters:
+                known = hasattr(cls, name) or name in parameters or name.startswith(_CACHED)
+                if known or not _ATTRIBUTE.fullmatch(name):
                     raise ValueError(f"it has the attribute {name[:80]!r}")
                 setattr(estimator, name, _unpack(value, container))
             estimator._check_state()
@@ -93,6 +97,10 @@ class SavedEstimator(BaseEstimator):  # type: ignore[misc]
             problem = f"{type(error).__name__}: {str(error)[:200]}"
             raise container.damaged(f"hold an intact {cls.__name__}", problem) from None
         return estimator
+
+    def __getstate__(self) -> dict[str, object]:
+        state: dict[str, object] = super().__getstate__()
+        return {name: value for name, value in state.items() if not name.startswith(_CACHED)}
 
     @abstractmethod
     def _check_state(self) -> None:

@@ -5,10 +5,10 @@ a new value (see `uncertainty`),
 
     z_i = (v_i − mean_i) z / (σ_i t(n_i − 1))
 
-and the factors of intervals are g(x) times the 5 % and 95 % quantiles of z_i / g(x_i), where g is the local scale of z
-(see `local_scale`). Intervals are therefore as asymmetric as the values, and contain 90 % of new values on average over
-the keys of the table, also where weights smooth over a slope of the values, which widens the spread, or over values
-that scatter more at some keys than at others.
+and the factors of intervals are g(x) times the conformal 5 % and 95 % quantiles of z_i / g(x_i), where g is the local
+scale of z (see `local_scale`). Intervals are therefore as asymmetric as the values, and contain 90 % of new values on
+average over the keys of the table, also where weights smooth over a slope of the values, which widens the spread, or
+over values that scatter more at some keys than at others.
 
 Source: Vovk, Gammerman, Shafer (2005), Algorithmic learning in a random world, section 2.3 (studentized residuals).
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from qkv.core.conformal import conformal_quantile
 from qkv.core.typing import Bool, Float, Int
 from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.local_scale import LocalScale, fit_scale
@@ -182,9 +183,7 @@ def _factors(residuals: Float[np.ndarray, " n"], local: LocalScale | None = None
     count = len(residuals)
     if count < _FEWEST_ROWS:
         return Calibration()
-    # Of count + 1 exchangeable residuals, the last is below the k-th smallest of the others with probability
-    # k / (count + 1).
-    places = np.array([0.05, 0.95]) * (count + 1) - 1.0
     largest = np.abs(residuals[np.isfinite(residuals)]).max(initial=0.0)
-    lower, upper = np.interp(places, np.arange(count), np.sort(np.clip(residuals, -largest, largest)))
-    return Calibration(float(lower), float(upper), count, local)
+    residuals = np.clip(residuals, -largest, largest)
+    lower, upper = -conformal_quantile(-residuals, 0.95), conformal_quantile(residuals, 0.95)
+    return Calibration(lower, upper, count, local)
