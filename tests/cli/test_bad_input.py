@@ -284,6 +284,7 @@ CASES = [
     ((*T, "\x1b[31m"), r"got '\x1b[31m'"),
     ((*T, "--queries", "text2.parquet"), "must be lines of text unless --output is given"),
     ((*T, "--queries", "text2.parquet", "--output", "a.csv"), "cannot be read as parquet"),
+    ((*T, "--queries", "utf16.csv", "--output", "a.csv"), "probably utf-16. Convert the file with iconv."),
     ((*T, "--queries", "twins.csv", "--output", "a.csv"), "column names must be unique"),
     ((*T, "--queries", "words.csv", "--output", "a.csv", "--on", "x=x,x=v"), "on must name each key column once"),
     ((*T, "--queries", "words.csv", "--output", "a.csv", "--on", "="), "on must name the key columns x"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qkv.database import Database, Evidence
-from qkv.database.io.formatting import format_length, format_query, format_value, number
+from qkv.database.io.formatting import format_estimate, format_length, format_query, format_value, number
 from qkv.database.keys.columns import fold
 from qkv.errors import MissingPackageError, OptionError
 
@@ -313,3 +313,11 @@ def test_short_vectors_names_and_keys_of_many_columns_are_shown_in_full():
     assert format_query(([0.5] * 7, "Oslo"), 2) == "[0.5, 0.5, 0.5, 0.5, … 7 numbers], Oslo"
     for name in ("1 2 3 4 5", "[a, b, c, d, e]", "Room 101", "2020-01-01", "[1, 2]"):
         assert format_query(name) == name
+
+
+def test_a_negligible_spread_of_one_effective_row_adds_no_digits():
+    days = {"day": [1.0, 2.0, 3.0, 9.0], "pay": [1.5, 2.5, 3.5, 4.5]}
+    answer = Database.open(days, "day", "pay").ask(2, score="gaussian:0.13")
+    assert 0 < answer.spread < 1e-6 * answer.value
+    assert answer.standard_error is None
+    assert format_estimate(answer) == "2.5"

@@ -142,10 +142,13 @@ def open_file(path: str, kind: str, given: ReadOptions) -> Iterator[OpenFile]:
                     raise
                 guess = guess_encoding(Path(path))
                 windows = " (or cp1252, if it is from Windows)" if guess == "latin-1" else ""
+                # A file of queries is read in UTF-8, whatever the encoding of the table is.
+                options_of_table = (
+                    f"Pass --encoding {guess} to qkv ask (in Python: encoding={guess!r} to Database.open), or convert"
+                )
                 raise DataError(
-                    f"{path!r} must be text in UTF-8, got other bytes, probably {guess}{windows}. Pass "
-                    f"--encoding {guess} to qkv ask (in Python: encoding={guess!r} to Database.open), or convert the "
-                    "file with iconv."
+                    f"{path!r} must be text in UTF-8, got other bytes, probably {guess}{windows}. "
+                    f"{'Convert' if given.as_written else options_of_table} the file with iconv."
                 ) from None
 
 

@@ -27,6 +27,8 @@ __all__ = [
 
 # A spread of this part of a number, or less, comes from rounding.
 _ROUNDING = 1e-12
+# Without a standard error, a spread of less than this part of an answer adds no digits to it.
+_NEGLIGIBLE = 1e-6
 # So many numbers without brackets are a vector and not a name.
 _LONG_LIST = 8
 
@@ -166,7 +168,11 @@ def format_estimate(answer: Answer | Entry) -> str:
     error = answer.standard_error
     # Only votes are whole numbers and decimals; averages are floats.
     full = answer.probabilities or isinstance(answer.value, int | decimal.Decimal)
-    text = format_key(answer.value) if full else format_value(answer.value, answer.spread if error is None else error)
+    length = answer.spread if error is None else error
+    if error is None and isinstance(answer.value, float) and isinstance(length, float):
+        # A spread this small is that of rows of nearly no weight.
+        length = None if 0 < length < _NEGLIGIBLE * abs(answer.value) else length
+    text = format_key(answer.value) if full else format_value(answer.value, length)
     if answer.probabilities and answer.value in answer.probabilities:
         share = f"{answer.probabilities[answer.value]:.0%}"
         return f"{text} ({share})" if not isinstance(error, float) else f"{text} ({share}, standard error {error:.1%})"

@@ -148,7 +148,8 @@ def describe(source: object) -> str:
         try:
             names = [path.name for path in source_files(source)]
         except DataError:
-            names = [Path(path).name for path in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+            given = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
+            names = [Path(str(path)).name for path in given]
         return names[0] if len(names) == 1 else f"{len(names):,} files ({_range(names)})"
     if isinstance(source, io.IOBase):
         name = getattr(source, "name", "")
