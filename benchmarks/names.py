@@ -3,16 +3,18 @@
 From each list of names a fifth is left out of the keys. For each kind of query, up to 100 queries are drawn by a fixed
 seed:
 
-    typo            one or two letters inserted, removed, changed or swapped
+    typo            one or two letters inserted, removed, changed or swapped, in words that are no numbers
     word            one word that occurs in this name alone
-    beginning       the first half of the name, if no other name begins with it
+    beginning       the first half of the name, if no other name begins with it and it holds no half number
     order           the words in another order
     initials        the first letter in place of the first or second word
     abbreviation    the first word of five letters or more without its vowels, or Intl, St, Co … for the full word
     signs           without accents and punctuation, with spaces moved or in capitals
     absent          a name that was left out of the keys: the right answer is "no match"
     letters         random letters: no match
-    ambiguous       a word that occurs in several names and begins or ends none of them alone: no single answer
+    ambiguous       a word that occurs in several names and is none of them: no single answer
+    number          another digit in a number, or another Roman numeral, so that no name has all words of the query:
+                    no match
 
 An answer counts if it is the name from which the query was made, and a refusal if nothing is answered. Each peer
 refuses below a threshold, and where several names have the largest score it either refuses or answers the first, as
@@ -25,6 +27,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import itertools
 import json
 import os
 import random
@@ -48,10 +51,14 @@ __all__ = ["KINDS", "derive", "lists", "split"]
 
 QUERIES = 100
 KEYS = 3000
-REFUSED = ("absent", "letters", "ambiguous")
+REFUSED = ("absent", "letters", "ambiguous", "number")
 FOUND = ("typo", "word", "beginning", "order", "initials", "abbreviation", "signs")
 KINDS = (*FOUND, *REFUSED)
 SHORT = {"international": "intl", "saint": "st", "company": "co", "brewing": "brwg", "university": "univ"}
+_ROMAN = ("ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
+# Words with a digit, such as dv6500, and Roman numerals.
+_NUMBER = re.compile(r"\S*[0-9]\S*|[ivx]+")
+_WORD = re.compile(r"\S+")
 PEERS = ("WRatio", "token_set_ratio", "Jaro–Winkler", "TF-IDF")
 
 
@@ -97,6 +104,10 @@ def derive(kind: str, names: list[str], absent: list[str], seed: int) -> list[tu
             word for word, found in holders.items() if len(found) > 1 and len(word) > 2 and word not in present
         )
         return [(word, None) for word in draw.sample(words, min(QUERIES, len(words)))]
+    if kind == "number":
+        changed = (_other_number(cleaned[name], draw) for name in draw.sample(names, len(names)))
+        fresh = (query for query in changed if query and not _all_holders(query, holders))
+        return [(query, None) for query in itertools.islice(fresh, QUERIES)]
     out: list[tuple[str, str | None]] = []
     for name in draw.sample(names, len(names)):
         query = _change(kind, cleaned[name], name, holders, present, draw)
@@ -120,13 +131,15 @@ def _change(
         return draw.choice(own) if own and len(words) > 1 else ""
     if kind == "beginning":
         half = text[: max(4, len(text) // 2)].rstrip()
+        if _NUMBER.fullmatch(half.split()[-1]) and text[len(half) :][:1].strip():
+            return ""
         return half if len(half) < len(text) and sum(each.startswith(half) for each in present) == 1 else ""
     if kind == "order" and len(words) > 1:
         turned = draw.randrange(1, len(words))
         return " ".join(words[turned:] + words[:turned])
     if kind == "initials" and len(words) > 1:
         at = draw.randrange(2)
-        if len(words[at]) < 3 or words[at].isdigit():
+        if len(words[at]) < 3 or _NUMBER.fullmatch(words[at]):
             return ""
         query = [*words[:at], words[at][0], *words[at + 1 :]]
         pattern = re.compile(" ".join(word + ("[^ ]*" if i == at else "") for i, word in enumerate(query)))
@@ -137,14 +150,45 @@ def _change(
             if 1 < len(short) < len(word) and short.isalpha():
                 return " ".join([*words[:at], short, *words[at + 1 :]])
     if kind == "signs":
-        return draw.choice([text.upper(), text.replace(" ", "-"), text.replace(" ", ""), ", ".join(words)])
+        joined = text.replace(" ", "-" if re.search(r"\d \d", text) else "")
+        return draw.choice([text.upper(), text.replace(" ", "-"), joined, ", ".join(words)])
     return ""
+
+
+def _other_number(text: str, draw: random.Random) -> str:
+    """Return a name without accents and signs with another number, or "" if it has none."""
+    words = text.split()
+    places = [at for at, word in enumerate(words) if _NUMBER.fullmatch(word) and at > 0]
+    if not places:
+        return ""
+    at = draw.choice(places)
+    digits = [place for place, letter in enumerate(words[at]) if letter.isdigit()]
+    if digits:
+        place = draw.choice(digits)
+        other = draw.choice([digit for digit in "123456789" if digit != words[at][place]])
+        words[at] = words[at][:place] + other + words[at][place + 1 :]
+    elif words[at] in _ROMAN:
+        words[at] = draw.choice([numeral for numeral in _ROMAN if numeral != words[at]])
+    else:
+        return ""
+    return " ".join(words)
+
+
+def _all_holders(query: str, holders: dict[str, list[str]]) -> set[str]:
+    """Return the names that hold all words of a query."""
+    return set.intersection(*(set(holders.get(word, ())) for word in query.split()))
 
 
 def _edited(text: str, count: int, draw: random.Random) -> str:
     out = text
     for _ in range(count):
-        at, letter = draw.randrange(len(out) - 1), draw.choice(string.ascii_lowercase)
+        numbers = [
+            range(found.start() - 1, found.end() + 1) for found in _WORD.finditer(out) if _NUMBER.fullmatch(found[0])
+        ]
+        places = [at for at in range(len(out) - 1) if not any(at in each or at + 1 in each for each in numbers)]
+        if not places:
+            return ""
+        at, letter = draw.choice(places), draw.choice(string.ascii_lowercase)
         out = draw.choice(
             [
                 out[:at] + letter + out[at:],
@@ -375,7 +419,11 @@ def _plain(name: str) -> str:
     """Return a name in lower case without accents and signs."""
     letters = unicodedata.normalize("NFKD", name.casefold())
     bare = "".join(letter for letter in letters if not unicodedata.combining(letter))
-    return " ".join(re.sub(r"[^\w]+|_", " ", re.sub(r"['’`.]", "", bare)).split())
+    # A point or comma within a number is part of it: 2.5 is not 25.
+    for pattern, text in ((r"(?<=\d),(?=\d{3}(?!\d))", ""), (r"(?<=\d),(?=\d)", "."), (r"(?<![\w.])[.](?=\d)", "0.")):
+        bare = re.sub(pattern, text, bare)
+    bare = re.sub(r"['’`]|[.](?!\d)|(?<!\d)[.]", "", bare)
+    return " ".join(re.sub(r"[^\w.]+|_", " ", bare).split())
 
 
 if __name__ == "__main__":

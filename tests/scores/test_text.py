@@ -100,21 +100,45 @@ def in_order(short, long):
     return all(letter in letters for letter in short)
 
 
-def word_similarities(a, b):
+ROMAN = {"i": 1, "ii": 2, "iii": 3, "x": 10}
+
+
+def number(word, initial=False):
+    """Return the number that a word is; a single letter at the beginning of a query is an initial."""
+    if word.isdigit():
+        return int(word)
+    return None if initial and len(word) == 1 else ROMAN.get(word)
+
+
+def word_similarities(a, b, initial=False):
     """Return w(a, b) and c(a, b) of the module `names` for two words without accents and signs."""
     if a == b:
         return 1.0, 1.0
-    number, first = a.isdigit() or b.isdigit(), a[0] == b[0]
+    one, two = number(a, initial), number(b)
+    if a.isdigit() or b.isdigit() or (one is not None and two is not None):
+        return 0.99 * (one == two), 0.99 * (one == two)
+    first = a[0] == b[0]
     least = spelling(a, b)
-    likes = [least if least >= 0.8 and not number else 0.0]
-    if first and not number:
+    likes = [least if least >= 0.8 else 0.0]
+    if first:
         likes += [0.9] * (len(a) == 1) + [0.75] * (len(b) == 1)
         short, long = sorted([a, b], key=len)
         likes += [0.8] * (len(short) >= 3 and in_order(short, long))
     other = max(likes)
     if len(a) > 1 and b.startswith(a):
-        return max(other, 0.92), other if other >= 0.92 else len(a) / len(b)
+        return max(other, 0.94), other if other >= 0.94 else len(a) / len(b)
     return other, other
+
+
+def lacks_a_number(own, words):
+    """Return whether a word of a query is a number that no word of a key is, and no other word begins with."""
+    for at, word in enumerate(own):
+        wanted = number(word, at == 0)
+        if wanted is None or any(number(other) == wanted for other in words):
+            continue
+        if word.isdigit() or not any(number(other) is None and other.startswith(word) for other in words):
+            return True
+    return False
 
 
 def name_similarity(q, k):
@@ -122,12 +146,20 @@ def name_similarity(q, k):
         return 1.0
     q, k = q.lower(), k.lower()
     own, words = q.split(), k.split()
+    if lacks_a_number(own, words):
+        return 0.0
     share = 0.0
-    if words and max(map(len, own), default=0) > 1:
-        pairs = [[word_similarities(a, b) for b in words] for a in own]
-        found = sum(len(a) * max(w for w, _ in row) for a, row in zip(own, pairs, strict=True))
-        named = sum(len(b) * max(row[i][1] for row in pairs) for i, b in enumerate(words))
-        share = found / sum(map(len, own)) * (0.9 + 0.1 * named / sum(map(len, words)))
+    if words and any(len(word) > 1 or word.isdigit() for word in own):
+        pairs = [[word_similarities(a, b, at == 0) for b in words] for at, a in enumerate(own)]
+        found = sum(len(a) * max(w for w, _ in row) for a, row in zip(own, pairs, strict=True)) / sum(map(len, own))
+        named = sum(len(b) * max(row[i][1] for row in pairs) for i, b in enumerate(words)) / sum(map(len, words))
+        named = 1.0 if min(found, named) > 1 - 1e-9 else min(named, 0.94)
+        if k.startswith(q) and k != q:
+            if len(own) == 1 and k[len(q)] != " ":
+                named = max(named, 0.2 + 0.7 * len(q) / len(k))
+            if len(own) > 1 and (k[len(q)] == " " or not own[-1].isdigit()):
+                named = 0.95 + 0.05 * len(q) / len(k)
+        share = found * (0.9 + 0.1 * named)
     errors = 1.5 if " " in q and " " in k else 1.0
     return 0.99 * max(1 - errors * (1 - spelling(q, k)), share)
 
@@ -182,6 +214,7 @@ class TestNames(TextContract):
 
     def rows(self, draw, length, width):
         names = [*NAMES, "new york", "m s", "york 21", "york 2121", "nwy yrk", "n york", "mets a"]
+        names += ["york ii", "york iii", "york 2", "york 02", "york i", "x york", "york x", "new yo", "new xor"]
         return np.array(names, dtype=object)[draw.integers(len(names), length)]
 
     def formula(self, score, q, k, at):

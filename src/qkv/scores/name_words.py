@@ -1,4 +1,8 @@
-"""Words of names without accents and signs: a vocabulary, and for each name the indices of its words."""
+"""Words of names without accents and signs: a vocabulary, and for each name the indices of its words.
+
+A word consists of letters, or is a number in digits: "800mg" and "u1002" are two words each, and "2nd" is the word "2".
+The point of 2.5 and 10.0.0.1 is kept, and the comma of 1,000 removed, so that words of different numbers differ.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,27 @@ from typing import Self
 import numpy as np
 
 from qkv.core.typing import Float, Int
+from qkv.scores.number_words import is_digits, number_value
 
 __all__ = ["NameWords", "clean_name", "reduce_words"]
 
 _LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "æ": "ae", "œ": "oe", "ı": "i", "ħ": "h"})
 # Apostrophes, accents and dots join the letters of a word (O'Hare, U.S.A.); other signs separate words.
-_JOINED = re.compile(r"['’‘`.´]")
-_SIGNS = re.compile(r"[^\w\n]+|_")
+_JOINED = re.compile(r"['’‘`´]|\.(?![0-9])|(?<![0-9])\.")
+_SIGNS = re.compile(r"[^\w\n.]+|_")
 _SPACES = re.compile(r" {2,}")
+_DIGIT = re.compile("[0-9]")
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
+# In this order, for texts with digits before and after signs are removed.
+_WRITTEN = (
+    (re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))"), ""),
+    (re.compile(r"(?<=[0-9]),(?=[0-9])"), "."),
+    (re.compile(r"(?<![\w.])\.(?=[0-9])"), "0."),
+)
+_SEPARATED = (
+    (re.compile(r"(?<=[0-9])(?:st|nd|rd|th)\b"), ""),
+    (re.compile(r"(?<=[0-9])(?=[^\W0-9_])|(?<=[^\W0-9_])(?=[0-9])"), " "),
+)
 
 
 @lru_cache(2**14)
@@ -29,6 +46,8 @@ def clean_name(text: str) -> str:
     Example:
         >>> clean_name("São  José-Lambert's, B.C.")
         'sao jose lamberts bc'
+        >>> clean_name("The 2nd, 800mg: 1,000 x 2.5")
+        'the 2 800 mg 1000 x 2.5'
     """
     return _clean(text.replace("\n", " ")).strip() or text
 
@@ -38,7 +57,14 @@ def _clean(text: str) -> str:
     if not out.isascii():
         parts = unicodedata.normalize("NFKD", out.translate(_LETTERS))
         out = "".join(letter for letter in parts if not unicodedata.combining(letter))
-    return _SPACES.sub(" ", _SIGNS.sub(" ", _JOINED.sub("", out)))
+        out = _OTHER_DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), out)
+    digits = _DIGIT.search(out) is not None
+    for pattern, text in _WRITTEN if digits else ():
+        out = pattern.sub(text, out)
+    out = _SIGNS.sub(" ", _JOINED.sub("", out))
+    for pattern, text in _SEPARATED if digits else ():
+        out = pattern.sub(text, out)
+    return _SPACES.sub(" ", out)
 
 
 def _clean_all(texts: Sequence[str]) -> list[str]:
@@ -47,9 +73,10 @@ def _clean_all(texts: Sequence[str]) -> list[str]:
         return []
     lines = [text.replace("\n", " ") if "\n" in text else text for text in texts]
     cleaned = [""] * len(lines)
-    plain = [i for i, line in enumerate(lines) if line.isascii()]
-    other = [i for i, line in enumerate(lines) if not line.isascii()]
-    for indices in (plain, other):
+    groups: tuple[list[int], ...] = [], [], []
+    for i, line in enumerate(lines):
+        groups[2 if not line.isascii() else _DIGIT.search(line) is not None].append(i)
+    for indices in groups:
         if indices:
             out = _clean("\n".join([lines[i] for i in indices])).split("\n")
             for i, text in zip(indices, out, strict=True):
@@ -64,7 +91,10 @@ class NameWords:
         texts: the names without accents and signs; None where a name is None.
         vocabulary: the different words.
         lengths: number of letters of each word of the vocabulary.
-        numbers: whether each word of the vocabulary is a number.
+        digits: whether each word of the vocabulary is a number in digits.
+        values: the index of the number of each word of the vocabulary, equal for equal numbers; -1 for other words.
+        value_index: the index of each number.
+        first: code point of the first letter of each word of the vocabulary.
         codes: the indices of the words of all names, one name after the other.
         counts: number of words of each name.
         letters: number of letters of the words of each name.
@@ -86,7 +116,11 @@ class NameWords:
     def _set(self, vocabulary: list[str], codes: Int[np.ndarray, " n"], counts: Int[np.ndarray, " k"]) -> None:
         self.vocabulary, self.codes, self.counts = vocabulary, codes, counts
         self.lengths = np.array([len(word) for word in vocabulary], np.float64)
-        self.numbers = np.array([word.isdigit() for word in vocabulary], bool)
+        self.digits = np.array([is_digits(word) for word in vocabulary], bool)
+        self.first = np.array([ord(word[0]) for word in vocabulary], np.uint32)
+        numbers: dict[str, int] = {"": -1}
+        values = [numbers.setdefault(number_value(word), len(numbers) - 1) for word in vocabulary]
+        self.values, self.value_index = np.array(values, np.int64), numbers
         self.starts = np.cumsum(counts) - counts
         self.letters = self.sums(self.lengths)
 

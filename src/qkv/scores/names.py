@@ -1,10 +1,13 @@
 """Similarity of names: word by word, whatever their order, with initials, abbreviations, accents and typing errors.
 
-    logit(q, k) = 1 if q = k, else 0.99 max(Whole(q, k), Words(q, k))
+    logit(q, k) = 1 if q = k, 0 if k lacks a number of q, else 0.99 max(Whole(q, k), Words(q, k))
     Whole(q, k) = 1 − (1 − Spelling(q, k)) · 1.5 if both have several words, else Spelling(q, k); at least 0
     Words(q, k) = Q (0.9 + 0.1 K)
     Q = Σ_a |a| max_b w(a, b) / Σ_a |a|         the share of the query that is found in the key
-    K = Σ_b |b| max_a c(a, b) / Σ_b |b|         the share of the key that the query names
+    K = Σ_b |b| max_a c(a, b) / Σ_b |b|         the share of the key that the query names, at most 0.94 if
+                                                query and key have different words
+    K = 0.95 + 0.05 |q| / |k|                   if k begins with q, which has several words
+    K = max(K, 0.2 + 0.7 |q| / |k|)             if the first word of k begins with q
 
 a and b are the words of query and key without accents and signs, and |a| is the number of letters. The
 similarity w(a, b) of two words is the largest of
@@ -16,9 +19,12 @@ similarity w(a, b) of two words is the largest of
     0.75   b is the first letter of a
     0.8    abbreviation: three letters or more that occur in the other word in order, the first one first
 
-and c(a, b) = w(a, b), except that a beginning counts |a| / |b|. Single letters alone are not compared.
+and c(a, b) = w(a, b), except that a beginning counts |a| / |b|. Single letters alone are not compared. Words that are
+numbers have similarity 1 if they are equal, 0.99 if their numbers are (not `two` and `second`), and otherwise 0; see
+`qkv.scores.name_numbers`.
 
-Thus a word of a long key finds it, and keys that contain the query differ in K alone. Errors count more in whole texts
+Thus a word of a long key finds it, and keys that contain the query differ in K alone: a key that begins with several
+words of the query has the largest K after a key of the same words. Errors count more in whole texts
 of several words, which often share a word such as "County". Compare Monge and Elkan (1996), The field matching
 problem, which takes the mean of max_b w(a, b) without K.
 """
@@ -32,7 +38,9 @@ from typing import ClassVar
 import numpy as np
 
 from qkv.core.typing import Bool, Float, Int, Shaped
+from qkv.scores.name_numbers import holds_numbers, query_numbers, query_values
 from qkv.scores.name_words import NameWords, clean_name, reduce_words
+from qkv.scores.number_words import is_digits, is_english
 from qkv.scores.text import TextScore
 
 __all__ = ["Names"]
@@ -45,8 +53,14 @@ _INITIAL = 0.9
 _INITIAL_OF_KEY = 0.75
 _ABBREVIATION = 0.8
 _SHARE_OF_KEY = 0.1
+_EQUAL_NUMBER = 0.99
+_MOST_OF_OTHER_WORDS = 0.94
+# K of a key that begins with the query, and how much of it depends on the share of the letters.
+_BEGINS = (0.95, 0.05)
+_BEGINS_WITHIN_WORD = (0.2, 0.7)
 # A word of a key counts as found if it is at least as similar as this to a word of the query.
 _FOUND = 0.75
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +95,7 @@ class Names(TextScore):
         """Return the share Q of a query that is found in each key, and whether each word of the key is found.
 
         Keys with the same Q contain the query equally well. Q is the similarity of the whole texts where this is
-        larger.
+        larger. A key with more words than the query is not complete.
 
         Example:
             >>> share, complete = Names().coverage("san", ["san jose", "san diego", "san"])
@@ -92,17 +106,56 @@ class Names(TextScore):
         text = clean_name(query)
         similar, covered = self.compare_words(text, words)
         share, _ = self.shares(text, similar, covered, words, words.codes, words.counts)
-        complete = (words.minima(covered) >= _FOUND) & (words.letters > 0)
+        complete = (words.minima(covered) >= _FOUND) & (words.letters > 0) & (words.counts <= len(text.split()))
         return np.maximum(share, self.compare_whole([text], words.texts)[0]), complete
+
+    def begins(self, text: str, keys: Sequence[str | None]) -> Float[np.ndarray, " k"]:
+        """Return for each key the share of its letters that the query is, if it begins with the query, otherwise 0.
+
+        The share is negative if the query is one word. A key does not begin with a part of one of its numbers, nor with
+        single letters, nor with a query that is its first word: other keys hold this word, too.
+
+        Args:
+            text: the query without accents and signs.
+            keys: the keys without accents and signs.
+
+        Example:
+            >>> Names().begins("san j", ["san jose", "new san jose"]).tolist()
+            [0.625, 0.0]
+            >>> Names().begins("san", ["san jose", "santiago", "west santiago"]).tolist()
+            [0.0, -0.375, 0.0]
+        """
+        out, size, own = np.zeros(len(keys)), len(text), text.split()
+        if not _are_compared(own):
+            return out
+        for at, key in enumerate(keys):
+            if key is not None and key.startswith(text) and len(key) > size:
+                within = key[size] != " "
+                if within if len(own) == 1 else not (within and is_digits(own[-1])):
+                    out[at] = -size / len(key) if len(own) == 1 else size / len(key)
+        return out
 
     def combine(
         self,
         whole: Float[np.ndarray, " #k"],
         share: Float[np.ndarray, " #k"],
         of_key: Float[np.ndarray, " #k"],
+        begins: Float[np.ndarray, " #k"],
     ) -> Float[np.ndarray, " #k"]:
-        """Return the logits of keys that differ from the query, from Whole, Q and K."""
-        by_words = share * (1 - _SHARE_OF_KEY + _SHARE_OF_KEY * of_key)
+        """Return the logits of keys that differ from the query and hold its numbers.
+
+        Args:
+            whole: Whole.
+            share: Q, from `shares`.
+            of_key: K, from `shares`.
+            begins: the result of `begins`.
+        """
+        same = (share > 1 - _ROUNDING) & (of_key > 1 - _ROUNDING)
+        named = np.where(same, of_key, np.minimum(of_key, _MOST_OF_OTHER_WORDS))
+        within = _BEGINS_WITHIN_WORD[0] - _BEGINS_WITHIN_WORD[1] * begins
+        named = np.where(begins < 0, np.maximum(named, within), named)
+        named = np.where(begins > 0, _BEGINS[0] + _BEGINS[1] * begins, named)
+        by_words = share * (1 - _SHARE_OF_KEY + _SHARE_OF_KEY * named)
         return np.asarray(_DIFFERENT * np.maximum(whole, by_words))
 
     def compare_whole(self, query: Sequence[str | None], key: Sequence[str | None]) -> Float[np.ndarray, "q k"]:
@@ -125,7 +178,7 @@ class Names(TextScore):
         Both are 0 if the text has single letters alone.
         """
         own, vocabulary, lengths = text.split(), words.vocabulary, words.lengths
-        if not vocabulary or max(map(len, own), default=0) < 2:
+        if not vocabulary or not _are_compared(own):
             return np.zeros((len(own), len(vocabulary))), np.zeros(len(vocabulary))
         from rapidfuzz import distance, process
 
@@ -134,14 +187,19 @@ class Names(TextScore):
         order = process.cdist(own, vocabulary, scorer=distance.LCSseq.similarity, dtype="int32")
         size = np.array([len(word) for word in own])[:, None]
         shorter = np.minimum(size, lengths)
-        number = np.array([word.isdigit() for word in own])[:, None] | words.numbers
+        value = np.array([words.value_index.get(each, -2) if each else -1 for each in query_values(own)])[:, None]
+        number = np.array([is_digits(word) for word in own])[:, None] | words.digits
+        number |= (value != -1) & (words.values != -1)
         similar = np.where((spelling >= _LEAST_SPELLING) & (~number | (spelling == 1)), spelling, 0.0)
+        for word, other in np.argwhere(number & (value == words.values) & (value >= 0) & (spelling < 1)).tolist():
+            both = is_english(own[word]) and is_english(vocabulary[other])
+            similar[word, other] = 0.0 if both else _EQUAL_NUMBER
         first = (begin > 0) & ~number
         short = np.where(first & (order == shorter) & (shorter >= 3), _ABBREVIATION, 0.0)
         short[first & (lengths == 1)] = _INITIAL_OF_KEY
         short[first & (size == 1)] = _INITIAL
         np.maximum(similar, short, out=similar)
-        beginning = (begin == size) & (size > 1) & (begin < lengths)
+        beginning = (begin == size) & (size > 1) & (begin < lengths) & ~number
         covered = np.where(beginning & (similar < _BEGINNING), size / lengths, similar)
         return np.where(beginning, np.maximum(similar, _BEGINNING), similar), covered.max(axis=0)
 
@@ -176,10 +234,12 @@ class Names(TextScore):
         words = NameWords(key.tolist())
         cleaned = [None if text is None else clean_name(text) for text in query.tolist()]
         out = self.compare_whole(cleaned, words.texts)
-        for row, text in zip(out, cleaned, strict=True):
+        for row, text, asked in zip(out, cleaned, query.tolist(), strict=True):
             if text is not None:
                 similar, covered = self.compare_words(text, words)
-                row[:] = self.combine(row, *self.shares(text, similar, covered, words, words.codes, words.counts))
+                shares = self.shares(text, similar, covered, words, words.codes, words.counts)
+                held = holds_numbers(query_numbers(asked), words, words.codes, words.counts)
+                row[:] = np.where(held, self.combine(row, *shares, self.begins(text, words.texts)), 0.0)
         none = np.array(None, dtype=object)
         equal = np.equal.outer(query, key) & np.not_equal(query, none)[:, None]
         return np.where(equal, 1.0, out)
@@ -191,3 +251,8 @@ class Names(TextScore):
         winkler = process.cdist(query, key, scorer=distance.JaroWinkler.normalized_similarity, dtype="float64")
         edits = process.cdist(query, key, scorer=distance.OSA.normalized_similarity, dtype="float64")
         return np.asarray((winkler + edits) / 2)
+
+
+def _are_compared(words: Sequence[str]) -> bool:
+    """Return whether the words of a query are not only single letters."""
+    return any(len(word) > 1 or is_digits(word) for word in words)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-__all__ = ["as_integers", "has_identifier_name", "is_mostly_whole", "whole_sql"]
+__all__ = ["as_integers", "has_identifier_name", "has_text_identifier_name", "is_mostly_whole", "whole_sql"]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -55,6 +55,10 @@ _QUANTITIES = _words("""
     seconds months years of usage quantity qty
     """)
 _JOINED = re.compile(f"({'|'.join(sorted(_THINGS, key=len, reverse=True))})s?(id|no|nr|num|number|nummer|code|key)")
+# Words of columns of texts that are identifiers; in a column of numbers they are often quantities.
+_WORDS_OF_TEXTS = _NUMBERS - {"key"} | _words("""
+    codes ticker tickers symbol sedol isin figi lei bic vin iata icao iso mpn ndc doi plate hash email url uri
+    """)
 _MOST = 2.0**63
 
 
@@ -80,6 +84,17 @@ def has_identifier_name(name: str) -> bool:
         return True
     numbered = words[-1] in _NUMBERS and len(words) > 1 and words[-2].removesuffix("s") in _THINGS
     return numbered or _JOINED.fullmatch(words[-1]) is not None
+
+
+def has_text_identifier_name(name: str) -> bool:
+    """Return whether a column of texts is named like an identifier: also by a last word such as code or ticker.
+
+    Example:
+        >>> [name for name in ("sku", "airport_code", "Invoice No", "code name") if has_text_identifier_name(name)]
+        ['sku', 'airport_code', 'Invoice No']
+    """
+    words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower().rstrip("0123456789_ "))
+    return has_identifier_name(name) or words[-1] in _WORDS_OF_TEXTS
 
 
 def as_integers(column: pa.ChunkedArray) -> tuple[pa.Array | None, Float[np.ndarray, " other"]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.keys.comparisons import Comparison, EqualityComparison, MixedComparison
-from qkv.database.keys.name_comparison import MARGIN, NameComparison, close_keys
+from qkv.database.keys.name_comparison import MARGIN, NameComparison, close_keys, mismatch_reason
 from qkv.database.keys.queries import Queries
 from qkv.scores import ByColumn, Exact, Names
 
@@ -176,9 +176,9 @@ class GroupFinder:
         return {key for key, tied in zip(keys, same, strict=True) if tied}
 
     def _reason(self, number: int, texts: tuple[str, ...]) -> str:
-        for (name, part), (similarity, label) in zip(self._texts, self._nearest[number], strict=True):
+        for (name, part), text, (similarity, label) in zip(self._texts, texts, self._nearest[number], strict=True):
             if 0 <= similarity < part.threshold:
-                return f"{name}: the nearest key, {label!r}, has similarity {similarity:.2f}, under {part.threshold:g}"
+                return f"{name}: {mismatch_reason(text, label, similarity, part.threshold)}"
         # Where there is no row, or no equal category or identifier, the comparison of all columns has the reason.
         if self._nearest[number][0][0] < 0 or (self._equal and not self._groups[number]):
             return ""

@@ -8,6 +8,10 @@ holds:
     texts            more than half of them are UUIDs
     texts            more than nine of ten consist of digits, or more than half if the column is named like an
                      identifier; text files with numbers such as 02139 are read this way
+    texts            more than nine of ten are codes, such as u1002, AB-101 and 2024-Q1: they have a digit, and no
+                     space or more digits than letters
+    texts            more than half are codes or one word, and the last word of the column's name is that of an
+                     identifier of texts, such as user_id, sku, country code, ticker or invoice number
 
 Floats named like identifiers, more than half of which are whole numbers, become whole numbers when they are read: with
 a missing cell, pandas makes floats of integers. The other cells are excluded and counted, see
@@ -16,17 +20,20 @@ a missing cell, pandas makes floats of integers. The other cells are excluded an
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from qkv.core.typing import Bool
-from qkv.database.io.identifier_names import has_identifier_name
+from qkv.database.io.identifier_names import has_identifier_name, has_text_identifier_name
 from qkv.database.keys.columns import Column
 from qkv.database.keys.exact_cells import is_uuid
 
-__all__ = ["TextForms", "identifier_reason", "is_whole_number"]
+__all__ = ["TextForms", "identifier_reason", "is_code", "is_whole_number"]
 
+_DIGIT = re.compile("[0-9]")
 _LARGEST = 2.0**53
 # More than this share of the texts of a column that is not named like an identifier consists of digits.
 _LEAST_SHARE = 0.9
@@ -35,6 +42,9 @@ _REASONS = {
     "mostly uuid": "more than half of its texts are UUIDs",
     "digits": "every text consists of digits",
     "mostly digits": "nearly every text consists of digits",
+    "codes": "every text is a code of letters and digits",
+    "mostly codes": "nearly every text is a code of letters and digits",
+    "named": "it is named like an identifier",
 }
 
 
@@ -49,15 +59,21 @@ def is_whole_number(column: Column) -> bool:
 
 @dataclass(frozen=True)
 class TextForms:
-    """How many of some texts are UUIDs, and how many consist of digits. Counts of several parts of a column are added.
+    """How many of some texts have which form. Counts of several parts of a column are added.
 
     Attributes:
-        texts, uuids, digits: the numbers of texts.
+        texts: the number of texts.
+        uuids: the number of UUIDs.
+        digits: the number of texts that consist of digits.
+        codes: the number of codes, with those of digits.
+        single: the number of texts that are codes or one word.
     """
 
     texts: int = 0
     uuids: int = 0
     digits: int = 0
+    codes: int = 0
+    single: int = 0
 
     @staticmethod
     def count(column: Column, selected: Bool[np.ndarray, " rows"]) -> TextForms:
@@ -65,22 +81,28 @@ class TextForms:
         if column.kind != "text":
             return TextForms()
         texts = column.cells[selected].tolist()
-        return TextForms(len(texts), sum(map(is_uuid, texts)), sum(map(_is_digits, texts)))
+        codes = [is_code(text) for text in texts]
+        single = sum(code or " " not in text for code, text in zip(codes, texts, strict=True))
+        return TextForms(len(texts), sum(map(is_uuid, texts)), sum(map(_is_digits, texts)), sum(codes), single)
 
     def __add__(self, other: TextForms) -> TextForms:
-        return TextForms(self.texts + other.texts, self.uuids + other.uuids, self.digits + other.digits)
+        own, more = (dataclasses.astuple(each) for each in (self, other))
+        return TextForms(*(one + two for one, two in zip(own, more, strict=True)))
 
     def form(self, name: str) -> str:
         """Return the form of the texts of the column `name`, or "" if they have none.
 
-        "uuid" and "digits" mean all texts, "mostly uuid" and "mostly digits" not all.
+        "uuid", "digits" and "codes" mean all texts, "mostly uuid", "mostly digits" and "mostly codes" not all; "named"
+        means that the column is named like an identifier.
         """
         if 2 * self.uuids > self.texts:
             return "uuid" if self.uuids == self.texts else "mostly uuid"
         least = 0.5 if has_identifier_name(name) else _LEAST_SHARE
-        if not self.digits or self.digits <= least * self.texts:
-            return ""
-        return "digits" if self.digits == self.texts else "mostly digits"
+        if self.digits > least * self.texts:
+            return "digits" if self.digits == self.texts else "mostly digits"
+        if self.codes > _LEAST_SHARE * self.texts:
+            return "codes" if self.codes == self.texts else "mostly codes"
+        return "named" if has_text_identifier_name(name) and 2 * self.single > self.texts else ""
 
 
 def identifier_reason(column: Column, largest: float, form: str) -> str:
@@ -98,6 +120,18 @@ def identifier_reason(column: Column, largest: float, form: str) -> str:
     if has_identifier_name(column.name):
         return "its whole numbers are named like identifiers"
     return "it holds whole numbers of 2^53 or more" if largest >= _LARGEST else ""
+
+
+def is_code(text: str) -> bool:
+    """Return whether a text is a code: it has a digit, and no space or more digits than letters.
+
+    Example:
+        >>> [text for text in ("u1002", "2024-Q1", "+1 555 0100", "Rocky 2", "denver") if is_code(text)]
+        ['u1002', '2024-Q1', '+1 555 0100']
+    """
+    if _DIGIT.search(text) is None:
+        return False
+    return " " not in text or sum(map(str.isdigit, text)) > sum(map(str.isalpha, text))
 
 
 def _is_digits(text: str) -> bool:

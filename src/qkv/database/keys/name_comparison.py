@@ -8,7 +8,8 @@ than every other key by a margin:
     0.005    if each word of the best key is in the query, and not each word of the other key
     0        if the best key has the words of the query alone, in any order, without regard to accents and signs
 
-Two keys are also equally good if the same share of the query is found in both, and both contain other words.
+Two keys are also equally good if the same share of the query is found in both, and both contain other words. The best
+key needs no margin if no other key begins with the query: `The Silence of t` means `The Silence of the Lambs`.
 
 The margins were chosen with the lists for development of `benchmarks/names.py`: names that are in the list are then
 answered by another name in 0.2 % of the queries instead of 0.4 %, and 0.5 % fewer are found. Where two of 17,000
@@ -21,12 +22,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.core.typing import Bool, Float, Int
+from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.keys.comparisons import SimilarityComparison
+from qkv.scores.name_numbers import query_numbers
 from qkv.scores.name_words import clean_name
 from qkv.scores.names import Names
 
-__all__ = ["MARGIN", "NameComparison", "close_keys"]
+__all__ = ["MARGIN", "NameComparison", "close_keys", "mismatch_reason"]
 
 # Similarities that differ by less are equal.
 _SAME = 1e-9
@@ -39,6 +41,23 @@ _MARGIN_OF_ONE_ERROR = 0.02
 @dataclass(frozen=True, eq=False)
 class NameComparison(SimilarityComparison):
     """Comparison of texts by `Names`, which finds no answer if several keys match the query about equally well."""
+
+    def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
+        """Return for each query the reason why its nearest row is not similar enough to match, or None if it matches.
+
+        A key that lacks a number of the query has no similarity.
+        """
+        if not isinstance(self.score, Names):
+            return super().mismatches(query, nearest)
+        labels = self.key_columns[0].original
+        best = self.nearness(query, nearest[:, None])[:, 0]
+        rows = zip(query.tolist(), nearest.tolist(), best.tolist(), strict=True)
+        return [
+            None
+            if similarity >= self.threshold
+            else mismatch_reason(text, None if labels is None else str(labels[row]), similarity, self.threshold)
+            for text, row, similarity in rows
+        ]
 
     @property
     def one_key(self) -> bool:
@@ -82,12 +101,42 @@ def close_keys(
     from rapidfuzz.distance import OSA
 
     share, complete = score.coverage(text, keys)
+    asked = clean_name(text)
+    begins = score.begins(asked, [clean_name(key) for key in keys]) != 0
+    if (
+        begins[0]
+        and begins.sum() == 1
+        and not (share > share[0] + _SAME).any()
+        and similar[0] < score.same_words - _SAME
+    ):
+        return np.asarray(np.arange(len(keys)) == 0)
     same = (np.abs(share - share[0]) < _SAME) & ~complete & ~complete[0]
     margin = np.full(len(keys), _SAME)
     if margins and similar[0] < score.same_words - _SAME:
         margin[:] = MARGIN
         margin[bool(complete[0]) & ~complete] = _MARGIN_OF_COMPLETE
-        asked = clean_name(text)
         errors = np.array([OSA.distance(asked, clean_name(key)) for key in keys])
         margin[bool(errors[0] <= 1) & (errors <= 1)] = _MARGIN_OF_ONE_ERROR
     return np.asarray(same | (similar[0] - similar < margin))
+
+
+def mismatch_reason(text: str, label: str | None, similarity: float, threshold: float) -> str:
+    """Return why no key matches a text.
+
+    Args:
+        text: the text of the query.
+        label: the nearest key; None if it is not known.
+        similarity: its similarity, under the threshold.
+        threshold: the least similarity of a match.
+
+    Example:
+        >>> mismatch_reason("rocky vi", "Rocky II", 0.0, 0.8)
+        'no key contains VI'
+        >>> mismatch_reason("12 main street", "12 Oak Lane", 0.5, 0.8)
+        "no similar key contains 12: the nearest key, '12 Oak Lane', has similarity 0.50, under 0.8"
+    """
+    numbers = " and ".join(number.text for number in query_numbers(text))
+    if numbers and similarity == 0:
+        return f"no key contains {numbers}"
+    subject = ("no similar key contains " + numbers + ": ") * bool(numbers) + "the nearest key"
+    return f"{subject}{'' if label is None else f', {label!r},'} has similarity {similarity:.2f}, under {threshold:g}"

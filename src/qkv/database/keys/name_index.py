@@ -15,8 +15,10 @@ from __future__ import annotations
 import numpy as np
 
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
+from qkv.scores.name_numbers import holds_numbers, matching_words, query_numbers
 from qkv.scores.name_words import NameWords, clean_name
 from qkv.scores.names import Names
+from qkv.scores.number_words import is_digits, number_value
 
 __all__ = ["NameIndex", "PresentNames"]
 
@@ -26,6 +28,7 @@ _FIRST_OTHER = 37
 _PREFIX = 4
 _LONGEST = 255
 _ROUNDING = 1e-9
+_SHARE_OF_BEGINNING = 0.89
 # Names are compared in descending order of their bounds, in groups of at least this many.
 _FIRST_NAMES = 500
 _MOST_NAMES = 8000
@@ -129,9 +132,24 @@ class NameIndex:
             begins = letters.prefix[0] == _classes(word[0])[0]
             near |= letters.spelling(word, shared) >= score.least_spelling
             near |= begins & (shared == np.minimum(letters.lengths, min(len(word), _LONGEST)))
+            near |= words.values == words.value_index.get(number_value(word) or " ", -2)
         some = np.flatnonzero(near)
         similar[:, some], covered[some] = score.compare_words(text, words.select_words(some))
         return similar, covered
+
+    def holding(self, query: str) -> Bool[np.ndarray, " names"] | None:
+        """Return the names that hold all numbers of a query; None if it has no number."""
+        numbers = query_numbers(query)
+        if not numbers:
+            return None
+        words, some = self.words, np.zeros(0, np.int64)
+        for place, number in enumerate(numbers):
+            word = next((word for word in number.words if is_digits(word)), number.words[0])
+            own = self.holders(np.flatnonzero(matching_words(word, words)))
+            some = np.intersect1d(some, own, assume_unique=True) if place else own
+        out = np.zeros(len(self.texts), bool)
+        out[some[holds_numbers(numbers, words, *words.codes_of(some))]] = True
+        return out
 
     def holders(self, words: Int[np.ndarray, " words"]) -> Int[np.ndarray, " n"]:
         """Return the names that hold one of some words, in ascending order."""
@@ -171,33 +189,43 @@ class PresentNames:
         if self.some.sum() <= count or not 0 < len(text) <= _LONGEST:
             return np.flatnonzero(self.present)
         similar, covered = index.compare_words(score, text)
+        held = index.holding(query)
+        some = self.some if held is None else self.some & held
         least = np.zeros(len(index.texts))
         touched = index.holders(np.flatnonzero(similar.any(axis=0)))
-        touched = touched[self.some[touched]]
+        touched = touched[some[touched]]
         share, of_key = score.shares(text, similar, covered, index.words, *index.words.codes_of(touched))
-        least[touched] = score.combine(np.zeros(len(touched)), share, of_key)
+        begins = np.zeros(len(touched))
+        # The words of a beginning are found, the last one at least as an initial.
+        likely = np.flatnonzero(share > _SHARE_OF_BEGINNING)
+        begins[likely] = score.begins(text, [index.texts[name] for name in touched[likely].tolist()])
+        least[touched] = score.combine(np.zeros(len(touched)), share, of_key, begins)
         own = index.numbers.get(query)
         if own is not None and self.some[own]:
             least[own] = 1.0
-        logit = self._whole_bounds(text, score)
+        logit = self._whole_bounds(text, score, some)
         if least.max() < threshold and self._compare_whole(text, score, least, logit, 1) < threshold:
             count = 1
         limit = self._compare_whole(text, score, least, logit, count)
-        rows = index.rows_of(np.flatnonzero((least >= limit) & self.some))
+        rows = index.rows_of(np.flatnonzero((least >= limit) & (least > 0) & self.some))
         rows = rows[self.present[rows]]
+        if len(rows) < count:
+            # Names without similarity, in the order of the rows.
+            zero = self.present & (least[np.maximum(index.rows, 0)] == 0)
+            rows = np.sort(np.concatenate([rows, np.flatnonzero(zero)[: count - len(rows)]]))
         order = np.argsort(-least[index.rows[rows]], kind="stable")
         repeats = 0 if own is None else int(self.repeats[own])
         return np.sort(rows[order[: max(count, repeats)]])
 
-    def _whole_bounds(self, text: str, score: Names) -> Float[np.ndarray, " names"]:
-        """Return a bound of the logit by whole texts of each name, −1 for names that are not present."""
+    def _whole_bounds(self, text: str, score: Names, some: Bool[np.ndarray, " names"]) -> Float[np.ndarray, " names"]:
+        """Return a bound of the logit by whole texts of each name, −1 for names that are not in `some`."""
         index = self.index
         bound = index.letters.spelling(text, index.letters.shared(text))
         if " " in text:
             bound = score.whole(bound, index.several)
         none = np.zeros(1, np.float32)
-        logit = score.combine(bound + np.float32(1e-6), none, none)
-        logit[~self.some] = -1
+        logit = score.combine(bound + np.float32(1e-6), none, none, none)
+        logit[~some] = -1
         return logit
 
     def _compare_whole(
@@ -232,7 +260,7 @@ class PresentNames:
                 whole = score.similarity([text], [index.texts[name] for name in some.tolist()])[0]
                 if " " in text:
                     whole = score.whole(whole, index.several[some])
-                least[some] = np.maximum(least[some], score.combine(whole, none, none))
+                least[some] = np.maximum(least[some], score.combine(whole, none, none, none))
                 logit[some] = -1
                 limit = self._last(least, count, limit)
             if last:
