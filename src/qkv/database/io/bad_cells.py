@@ -121,7 +121,8 @@ def detect_conversions(
         if found is not None:
             readings[name] = found
             bad = f"{found.bad('x')} and lower(trim(x)) not in ('nan', '-nan')"
-            note = _count_bad(relation, name, bad, found.noun, policy, source)
+            some = found.bad_cells or found.type not in ("bigint", "double") or found.noun != "finite number"
+            note = _count_bad(relation, name, bad, found.noun, policy, source) if some else None
         elif types.get(name) in ("FLOAT", "DOUBLE") and is_mostly_whole(relation, name, "x", policy == "text"):
             readings[name] = WholeFloats("whole number", "bigint")
             note = _count_bad(relation, name, readings[name].bad("x"), "whole number", policy, source)
@@ -161,8 +162,10 @@ def _reading_in_format(
         return None
     form = options.date_format
     if form is None and not has_identifier_name(name) and dict(options.assumed).get(name) != "number":
-        written = first_texts(relation, name)
-        form = "%Y%m%d" if written and all(map(is_compact_date, written)) else None
+        firsts = relation.project(quoted_name(name)).limit(10).fetchall()
+        if all(text is None or is_compact_date(text.strip()) for (text,) in firsts):
+            written = first_texts(relation, name)
+            form = "%Y%m%d" if written and all(map(is_compact_date, written)) else None
     if form is None:
         return None
     reading, note = detect_reading(relation, name, stated, replace(options, date_format=form), delimiter)

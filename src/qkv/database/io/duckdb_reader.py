@@ -63,8 +63,13 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: Rea
         mixed = json_columns(rows)
         memory = with_json_texts(file.connection.from_arrow(table), mixed, _keys(required, options))
         conversions = _conversions(file, memory, mixed, required, dates, options)
-        if mixed or conversions.readings:
-            table = conversions.relation(memory).to_arrow_table()
+        # The other columns are not copied.
+        changed = list(dict.fromkeys([*mixed, *conversions.readings]))
+        if changed:
+            converted = conversions.relation(memory).select(*map(quoted_name, changed)).to_arrow_table()
+            for name in changed:
+                place = table.schema.get_field_index(name)
+                table = table.set_column(place, converted.schema.field(name), converted.column(name))
         return conversions.mark(table)
 
 

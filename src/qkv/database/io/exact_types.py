@@ -24,6 +24,8 @@ _NANOSECONDS = {"TIMESTAMP_NS": "TIMESTAMP", "TIMESTAMPTZ_NS": "TIMESTAMPTZ"}
 # A decimal of so few digits is the shortest text of a float64.
 _FLOAT_DIGITS = 15
 _MOST_DIGITS = 38
+# Shorter texts of whole numbers are 64-bit integers.
+_LONG = 19
 _AT_ONCE = 10_000
 
 
@@ -39,26 +41,41 @@ def inexact_columns(types: Mapping[str, str], names: Sequence[str], delimited: b
     return [name for name in dict.fromkeys(names) if types.get(name) in inexact]
 
 
-def exact_number_type(column: duckdb.DuckDBPyRelation, text: str, is_number: str) -> str:
-    """Return the DuckDB type that represents each number in a column of texts.
+def exact_number_type(column: duckdb.DuckDBPyRelation, text: str, mixed: bool) -> tuple[str, int]:
+    """Return the DuckDB type that represents each number in a column of texts, and the number of infinite cells.
 
     Args:
-        column: a relation with the texts.
+        column: a relation with the texts `x`.
         text: the SQL expression of the text with a decimal point.
-        is_number: the SQL expression that says whether the text is a number.
+        mixed: whether cells that are no numbers are allowed.
 
     Returns:
-        "bigint", "hugeint", "double" or a decimal type; "varchar" for whole numbers of more than 38 digits, and for
-        numbers that have more than 38 digits together and of which two would be one float64.
+        "bigint", "hugeint", "double" or a decimal type; "varchar" for whole numbers of more than 38 digits, for
+        numbers that have more than 38 digits together and of which two would be one float64, and if some cells are no
+        numbers and `mixed` is False.
     """
-    numbers = column.filter(is_number).project(f"{text} as x")
-    whole = "regexp_full_match(x, '[+-]?[0-9]+')"
-    ((most, every_whole, beyond),) = numbers.aggregate(
-        f"max(length(x)), bool_and({whole}), bool_or(try_cast(x as bigint) is null)"
+    cells = column.project(f"x as cell, {text} as x, try_cast({text} as double) as y")
+    # A cast accepts "1_203", which is a number with a separator of thousands.
+    number = "isfinite(y) and not contains(x, '_')"
+    other = "trim(cell) <> '' and (y is null or contains(cell, '_'))"
+    whole = "not (contains(x, '.') or contains(x, 'e') or contains(x, 'E'))"
+    ((most, every_whole, others, infinite),) = cells.aggregate(
+        f"max(length(x)) filter ({number}), bool_and({whole}) filter ({number}), "
+        f"count(*) filter ({other}), count(*) filter (isinf(y))"
     ).fetchall()
+    if others and not mixed:
+        return "varchar", infinite
+    return _exact_type(cells.filter(number), most, every_whole), infinite
+
+
+def _exact_type(numbers: duckdb.DuckDBPyRelation, most: int | None, every_whole: bool | None) -> str:
+    """Return the type of the numbers in a column `x`, whose longest text has `most` characters."""
     if every_whole:
+        beyond = (most or 0) >= _LONG and numbers.aggregate("bool_or(try_cast(x as bigint) is null)").fetchall()[0][0]
+        if not beyond:
+            return "bigint"
         digits = numbers.aggregate("max(length(regexp_extract(x, '^[+-]?0*([0-9]*)$', 1)))").fetchall()[0][0]
-        return "bigint" if not beyond else "hugeint" if digits <= _MOST_DIGITS else "varchar"
+        return "hugeint" if digits <= _MOST_DIGITS else "varchar"
     inexact = (most or 0) > _FLOAT_DIGITS and _find_inexact(numbers)
     if not inexact:
         return "double"

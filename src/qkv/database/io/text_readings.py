@@ -112,11 +112,8 @@ def number_reading(
     column, text = relation.project(f"{quoted_name(name)} as x"), _with_point("x", decimal)
     if is_mostly_whole(relation, name, f"try_cast({text} as double)", entirely):
         return TextReading("whole number", "bigint", decimal=decimal)
-    # A cast accepts "1_203", which is a number with a separator of thousands.
-    other = f"trim(x) <> '' and (try_cast({text} as double) is null or contains(x, '_'))"
-    others = not mixed and column.aggregate(f"count(*) filter ({other})").fetchall()[0][0]
-    type_ = "varchar" if others else exact_number_type(column, text, _is_number(text))
-    return None if type_ == "varchar" else TextReading("finite number", type_, decimal=decimal)
+    type_, infinite = exact_number_type(column, text, mixed)
+    return None if type_ == "varchar" else TextReading("finite number", type_, decimal=decimal, bad_cells=infinite)
 
 
 def detect_reading(
@@ -325,7 +322,7 @@ def first_texts(relation: duckdb.DuckDBPyRelation, name: str) -> list[str]:
     """Return the most common texts of the first rows of a column, trimmed, without marks of missing cells."""
     text = f"trim({quoted_name(name)}::varchar)"
     distinct = relation.limit(_FIRST_ROWS).aggregate(f"{text} as t, count(*) as n", text)
-    found = sorted(distinct.fetchall(), key=lambda pair: (-pair[1], str(pair[0])))
+    found = distinct.order("n desc, t").limit(2 * _FIRST_TEXTS).fetchall()
     return [text for text, _ in found if text is not None and text.lower() not in MISSING][:_FIRST_TEXTS]
 
 
