@@ -227,7 +227,7 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
             found = np.concatenate([np.zeros(0), *infinite])
             example = str(found[0]) if len(found) else ""
             note = _bad_note(name, len(found), example, "finite number", on_bad_cell, source)
-        elif pa.types.is_integer(column.type):
+        elif note is None and pa.types.is_integer(column.type):
             remark = numbers_remark(column.slice(0, _FIRST_TEXTS).to_pylist())
             note = CellNote(remark=remark) if remark else None
         elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
