@@ -12,7 +12,8 @@ import pytest
 from qkv.database import Database
 from qkv.errors import DataError
 
-NAMED = "user_id is read as an identifier, because its whole numbers are named like identifiers"
+REMEDY = "; a score such as gaussian compares its numbers"
+NAMED = f"user_id is read as an identifier, because its whole numbers are named like identifiers{REMEDY}"
 
 
 def random_ids(draw, odd):

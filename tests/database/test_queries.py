@@ -233,3 +233,23 @@ def test_a_predicate_that_fails_or_reads_other_data_is_refused(where):
         Database.open(CITIES, key="name", value="n").ask("a", where=where)
     assert "\n" not in str(error.value)
     assert "name, city, n" in str(error.value)
+
+
+def test_a_record_is_shown_in_the_order_of_the_key_columns():
+    database = Database.open({"k": ["a", "b"], "n": [1, 2], "v": [5.0, 6.0]}, key="k,n", value="v")
+    answer = database.ask({"n": 2, "other": 0, "k": "b"}, score="exact")
+    assert (answer.query, answer.value) == (("b", 2), 6.0)
+    assert answer.to_arrow().to_pylist()[0]["query_k"] == "b"
+
+
+def test_a_text_with_escapes_is_a_key_as_it_is_unless_it_was_printed():
+    keys = ["a\tb", "c\\x09d", "C:\\x41\\new"]
+    database = Database.open({"k": keys, "v": [0.0, 1.0, 2.0]}, key="k", value="v")
+    assert database.ask(keys, score="exact").value == [0.0, 1.0, 2.0]
+    printed = "a\\x09b"
+    reason = "no key equals the query; printed=True reads the escapes in the query"
+    assert database.ask(printed, score="exact").reason == reason
+    answer = database.ask(printed, score="exact", printed=True)
+    assert (answer.value, answer.query, answer.single) == (0.0, printed, True)
+    # The text as it is matches better than the text with its escapes read.
+    assert database.ask("C:\\x41\\new", printed=True).value == 2.0

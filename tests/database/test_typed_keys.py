@@ -349,7 +349,8 @@ def test_whole_numbers_named_like_identifiers_are_compared_by_equality(name, ide
     database = Database.open({name: [1, 2, 3, 4, 5], "v": [1.0, 2.0, 3.0, 4.0, 5.0]}, key=name, value="v")
     answer = database.ask([3, 7])
     assert (answer.value[0] == 3.0 and answer.support[0] == 1.0) is identifier
-    stated = f"{name} is read as an identifier, because its whole numbers are named like identifiers"
+    remedy = "a score such as gaussian compares its numbers"
+    stated = f"{name} is read as an identifier, because its whole numbers are named like identifiers; {remedy}"
     assert (stated in answer.notes) is identifier
     assert "identifier" not in " ".join(database.ask(3, score="gaussian:1").notes)
     assert database.ask(3, score="gaussian:1").support > 1.5
@@ -369,7 +370,7 @@ def test_large_whole_numbers_uuids_and_digits_are_identifiers_in_memory_and_stre
         "v": [float(i) for i in range(300)],
     }
     for key, query, reason in (
-        ("big", 2**62 + 7, "it holds whole numbers of 2^53 or more"),
+        ("big", 2**62 + 7, "it holds whole numbers of 2^53 or more; a score such as gaussian compares its numbers"),
         ("code", codes[7].upper().replace("-", ""), "every text is a UUID"),
         ("digits", "00007", "every text consists of digits"),
     ):

@@ -46,7 +46,7 @@ from qkv.database.keys.comparisons import (
     structured,
 )
 from qkv.database.keys.groups import group_rows, with_group_bandwidths
-from qkv.database.keys.identifiers import TextForms, identifier_reason, is_whole_number
+from qkv.database.keys.identifiers import TextForms, identifier_reason, is_whole_number, key_note
 from qkv.database.keys.local_linear_search import choose_linear_bandwidth
 from qkv.database.keys.name_comparison import NameComparison
 from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
@@ -197,7 +197,7 @@ class ComparisonChooser:
         columns = tuple(self.columns[index] for index in indices)
         uuids = tuple(self.form(column) for column in columns)
         reasons = {self.columns[index].name: self._reasons[index] for index in indices}
-        readings = tuple(f"{name} is read as an identifier, because {why}" for name, why in reasons.items() if why)
+        readings = tuple(key_note(name, why) for name, why in reasons.items() if why)
         parts = indices, columns, Exact(), None, np.zeros(0), notes
         return EqualityComparison(*parts, uuids=uuids, folded=folded, readings=readings).with_rows(self.columns)
 

@@ -31,7 +31,7 @@ from qkv.database.io.identifier_names import has_identifier_name, has_text_ident
 from qkv.database.keys.columns import Column
 from qkv.database.keys.exact_cells import is_uuid
 
-__all__ = ["TextForms", "identifier_reason", "is_code", "is_whole_number"]
+__all__ = ["TextForms", "identifier_reason", "is_code", "is_whole_number", "key_note"]
 
 _DIGIT = re.compile("[0-9]")
 _LARGEST = 2.0**53
@@ -132,6 +132,12 @@ def is_code(text: str) -> bool:
     if _DIGIT.search(text) is None:
         return False
     return " " not in text or sum(map(str.isdigit, text)) > sum(map(str.isalpha, text))
+
+
+def key_note(name: str, reason: str) -> str:
+    """Return a sentence which says that a key is read as an identifier, and how its numbers are compared instead."""
+    remedy = "; a score such as gaussian compares its numbers" if "whole numbers" in reason else ""
+    return f"{name} is read as an identifier, because {reason}{remedy}"
 
 
 def _is_digits(text: str) -> bool:
