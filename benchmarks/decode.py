@@ -14,13 +14,15 @@ import torch
 from benchmarks._calls import WrongError, apart
 from benchmarks._claim import AtMost, Claim, Row, Setting
 from benchmarks._memory import in_fresh_process, status
-from benchmarks._race import race
+from benchmarks._race import Race, race
 
 WIDTH, HEADS = 512, 8
 
 
 STEPS = 16
 """Steps of one timed call; the cache is cropped once before them."""
+ROUNDS, SAMPLE = 11, 0.02
+"""Rounds of a race, and seconds of a sample: the smallest of several short samples is affected least by other load."""
 
 
 class _Peer:
@@ -176,6 +178,10 @@ def _steps(n: int) -> Any:
     return step
 
 
+def _race(calls: dict[str, Any], setting: Setting) -> Race:
+    return race(calls, setting.rounds if setting.quick else ROUNDS, SAMPLE)
+
+
 def rows(setting: Setting) -> Iterator[Row]:
     """Measure the time of steps at several lengths and against recomputing all keys, then memory."""
     torch.set_num_threads(1)
@@ -185,13 +191,13 @@ def rows(setting: Setting) -> Iterator[Row]:
     for dtype, some in ((torch.float32, shapes), (torch.bfloat16, [(128, 1), (2048, 1), (2048, 4)])):
         for n, batch in setting.some([(n, b) for n, b in some if n * b <= 2**17], 4):
             setting.say(f"{n:,} keys, batch {batch}, {dtype}")
-            times = race(_contest(n, batch, dtype), setting.rounds)
+            times = _race(_contest(n, batch, dtype), setting)
             case = f"{STEPS} steps from {n:,} keys on, batch {batch}" + (", bfloat16" if dtype.itemsize < 4 else "")
-            yield times.row(case, "static buffer", AtMost(1.2))
-            yield times.row(case, "torch.cat", AtMost(1.2))
+            yield times.row(case, "static buffer", AtMost(1.2), smallest=True)
+            yield times.row(case, "torch.cat", AtMost(1.2), smallest=True)
     for n, batch in setting.some([(128, 1), (2048, 1), (2048, 4), (8192, 4)], 4):
         torch.set_num_threads(2)
-        times = race(_contest(n, batch, torch.float32), setting.rounds)
+        times = _race(_contest(n, batch, torch.float32), setting)
         torch.set_num_threads(1)
         for peer in ("static buffer", "torch.cat"):
             case = f"{STEPS} steps from {n:,} keys on, batch {batch}, 2 threads"
@@ -200,15 +206,15 @@ def rows(setting: Setting) -> Iterator[Row]:
     shapes = [(n, batch) for n in (32, 512, 2048) for batch in (1, 4, 16) if n * batch <= 2**14]
     for n, batch in setting.some(shapes, 2):
         setting.say(f"Hugging Face, {n:,} keys, batch {batch}")
-        times = race(_hugging_face(n, batch), setting.rounds)
+        times = _race(_hugging_face(n, batch), setting)
         case = f"Hugging Face, {STEPS} steps from {n:,} keys on, batch {batch}"
-        yield times.row(case, "static cache", AtMost(1.2), note="SDPA with transformers' static cache")
-        yield times.row(case, "DynamicCache", AtMost(1.2), note="SDPA with transformers' DynamicCache")
-        yield times.row(case, "DynamicCache", AtMost(1.2), ours="qkv, DynamicCache")
+        for peer, ours in (("static cache", "qkv"), ("DynamicCache", "qkv"), ("DynamicCache", "qkv, DynamicCache")):
+            note = f"{peer}: SDPA with that of transformers"
+            yield times.row(case, peer, AtMost(1.2), ours=ours, smallest=True, note=note)
     for batch in (1, 4):
         times = race(_generation(longest, batch), setting.rounds)
         for peer in ("static buffer", "torch.cat"):
-            yield times.row(f"{longest:,} tokens one by one, batch {batch}", peer, AtMost(1.2))
+            yield times.row(f"{longest:,} tokens one by one, batch {batch}", peer, AtMost(1.2), smallest=True)
     lengths = [longest // 4, longest // 2, longest]
     times = race({str(n): _steps(n) for n in lengths}, setting.rounds)
     for n in lengths[1:]:
