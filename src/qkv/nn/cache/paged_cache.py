@@ -143,13 +143,7 @@ class PagedCache:
         """
         if not self._lengths:
             raise ShapeError("the cache must not be empty, got 0 tokens. Append keys and values first.")
-        length = len(self) - self._first
-        rows = []
-        for table, stop in zip(self._tables, self._lengths, strict=True):
-            # Rows beyond the end of a sequence are masked and never read.
-            own = self._rows(table, self._first, stop, self._dropped)
-            rows.append(own + [0] * (length - len(own)))
-        index = torch.tensor(rows, dtype=torch.int64, device=self.pool.device)
+        index = self._stored_rows()
         read = self.pool.read(index)
         key, value = (
             ChunkedTensor((read[side],), (read.get(f"{side}_scale"),), self.pool.dtype, finite and self.lengths is None)
@@ -332,6 +326,17 @@ class PagedCache:
         """Return the rows of the pool that hold the positions from `start` to `stop` − 1."""
         size = self.pool.size
         return [table[n // size - dropped] * size + n % size for n in range(start, stop)]
+
+    def _stored_rows(self) -> Int[Tensor, "batch k"]:
+        """Return the rows of the pool that hold the tokens of each sequence.
+
+        Rows beyond the end of a sequence are masked and never read.
+        """
+        size, length = self.pool.size, len(self) - self._first
+        count = -(-length // size)
+        tables = [table + [0] * (count - len(table)) for table in self._tables]
+        blocks = torch.tensor(tables, dtype=torch.int64, device=self.pool.device).view(len(tables), count, 1)
+        return (blocks * size + torch.arange(size, device=self.pool.device)).flatten(1)[:, :length]
 
     def _flat(self, x: Float[Tensor, "batch heads new width"], counts: list[int]) -> Float[Tensor, "heads n width"]:
         """Return the first `counts[b]` rows of each batch element b, one after another."""
