@@ -157,7 +157,8 @@ class BatchedKernel(Kernel):
                     attention = BatchedAttention(*common, *mask_bias(call))
                 # Autograd differentiates a function of the user in any case.
                 if gradient and checked and by_user and attention.recordable and _all_finite(*sides[:2]):
-                    return _result(attention.recorded(sides[2], [*attention.pairs.operands(call)]), gradient)
+                    given = [cast("Tensor", x) for x in attention.pairs.operands(call)]
+                    return _result(attention.recorded(sides[2], given), gradient)
                 tensors = attention.pairs.operands(call)
             # Without a gradient, elements that are not finite either show in the output or have no effect.
             if gradient and not (checked and (attention.pairs.checks or _all_finite(*sides[:2]))):
