@@ -96,7 +96,7 @@ def test_the_page_can_be_used_by_keyboard_only(opened, served):
     for _ in range(3):
         page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
-    assert "“##ness” (3) → “un” (1): 0.000" in page.locator("output").first.text_content()
+    assert "“##ness” (3) → “un” (1): 0" in page.locator("output").first.text_content()
     page.keyboard.press("Tab")  # the words
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.textContent") == "is"
@@ -109,7 +109,7 @@ def test_the_table_lists_the_weights_of_the_map(opened, served):
     caption = page.locator("caption").first.text_content()
     first = page.locator("tbody tr").first
     assert caption == "“is” attends to"
-    assert first.locator("th, td").all_text_contents() == ["is", "4", "1.000"]
+    assert first.locator("th, td").all_text_contents() == ["is", "4", "1.00"]
 
 
 def test_whole_words_preserve_row_sums_and_special_tokens_can_be_hidden(opened, served):
@@ -122,8 +122,8 @@ def test_whole_words_preserve_row_sums_and_special_tokens_can_be_hidden(opened, 
     page.get_by_role("option", name="is", exact=True).click()
     rows = page.locator("tbody tr").all()
     table = {row.locator("th").text_content(): float(row.locator("td").last.text_content()) for row in rows}
-    assert table["unhappiness"] == pytest.approx(3 / 7, abs=2e-3)
-    assert sum(table.values()) == pytest.approx(1, abs=5e-3)
+    assert table["unhappiness"] == pytest.approx(3 / 7, abs=6e-3)
+    assert sum(table.values()) == pytest.approx(1, abs=8e-3)
     page.get_by_label("Hide special tokens").check()
     page.wait_for_function("() => document.querySelectorAll('.token').length === 3")
 

@@ -190,3 +190,38 @@ def test_a_figure_is_displayed_in_a_notebook():
 def test_invalid_arguments_are_refused_in_one_sentence(wrong, error, says):
     with pytest.raises(error, match=says):
         wrong()
+
+
+def test_negative_weights_have_a_diverging_scale_around_zero():
+    figure = look.heatmaps(np.array([[-0.5, 0.0], [2.0, -3.0]]))
+    image = figure.axes[0].images[0]
+    assert (image.norm.vmin, image.norm.vmax) == (-3, 3)
+    assert image.get_cmap().name == "RdBu_r"
+    white, red, blue = (image.cmap(image.norm(weight))[:3] for weight in (0, 3, -3))
+    assert min(white) > 0.95
+    assert red[0] > red[2]
+    assert blue[2] > blue[0]
+    for scale in ("sqrt", "log"):
+        image = look.heatmaps(np.array([[-1.0, 0.25]]), scale=scale).axes[0].images[0]
+        assert image.norm(0.0) == pytest.approx(0.5)
+        assert image.norm(-0.25) == pytest.approx(1 - image.norm(0.25))
+        assert 0.5 < image.norm(0.25) < image.norm(0.9)
+
+
+def test_cells_without_a_weight_are_grey_and_do_not_change_the_scale():
+    masked = np.ma.masked_array(np.eye(3), mask=np.triu(np.ones((3, 3)), 1))
+    for weights in (masked, masked.filled(np.nan)):
+        image = look.heatmaps(weights).axes[0].images[0]
+        assert (image.norm.vmin, image.norm.vmax) == (0, 1)
+        assert np.isnan(np.asarray(image.get_array().filled(np.nan))[0, 1:]).all()
+        assert image.get_cmap().get_bad()[:3] == pytest.approx([0xDE / 255] * 3)
+    large = np.full((900, 900), np.nan)
+    large[0, 5] = -0.5
+    shown = look.heatmaps(large).axes[0].images[0].get_array()
+    assert shown.min() == -0.5
+    assert shown.count() == 1
+
+
+def test_an_arrow_marks_weights_beyond_the_scale():
+    for weights, vmax, extend in ((np.eye(2), None, "neither"), (np.eye(2), 0.5, "max"), (-np.eye(2), 0.5, "min")):
+        assert look.heatmaps(weights, vmax=vmax).axes[0].images[0].colorbar.extend == extend

@@ -30,7 +30,7 @@ def view(tokens=("a", "b", "c"), layers=2, heads=3, seed=0, **options):
 # -- views ----------------------------------------------------------------------------------------------
 
 
-def test_the_metadata_holds_tokens_layers_scales_and_roles():
+def test_the_metadata_holds_tokens_layers_ranges_and_roles():
     one = view()
     one.roles[1, 2] = (HeadRole("previous", 0.9, 0.1),)
     meta = json.loads(json.dumps(Page.from_views(one, "title").meta()))
@@ -39,15 +39,17 @@ def test_the_metadata_holds_tokens_layers_scales_and_roles():
     assert told["queries"]["tokens"] == ["a", "b", "c"]
     assert told["keys"] is None
     assert told["layers"][1] == {"name": "layer 1", "heads": ["head 0", "head 1", "head 2"]}
-    assert np.allclose(told["scales"], [layer.scales for layer in one.layers], rtol=1e-5)
+    ranges = [[layer_range.maximum for layer_range in layer.ranges] for layer in one.layers]
+    assert np.allclose([[each["maximum"] for each in layer] for layer in told["ranges"]], ranges, rtol=1e-5)
+    assert all(each["normalized"] and each["minimum"] == 0 for layer in told["ranges"] for each in layer)
     assert told["roles"] == {"1,2": [{"role": "previous", "score": 0.9, "baseline": 0.1}]}
 
 
 def test_the_bytes_of_a_map_are_its_codes_row_by_row():
     one = view()
-    codes = np.frombuffer(Page.from_views(one).read("map", (0, 1, 2)), np.uint8).reshape(3, 3)
+    codes = np.frombuffer(Page.from_views(one).read("map", (0, 1, 2)), "<u2").reshape(3, 3)
     assert np.array_equal(codes, one.layers[1].codes[2])
-    assert len(Page.from_views(one).read("thumbnails", (0,))) == 6 * 32 * 32
+    assert len(Page.from_views(one).read("thumbnails", (0,))) == 6 * 32 * 32 * 2
 
 
 def test_cross_attention_has_different_tokens_on_each_axis():
@@ -127,7 +129,7 @@ def test_an_exported_file_holds_every_map():
     for i, one in enumerate(pages.views):
         for j, layer in enumerate(one.layers):
             raw = gzip.decompress(base64.b64decode(data["parts"][f"layer/{i}/{j}"]))
-            assert raw == layer.codes.tobytes()
+            assert raw == layer.codes.astype("<u2").tobytes()
     assert data["meta"] == json.loads(json.dumps(pages.meta()))
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qkv.core.tile import Tile
 from qkv.errors import OptionError
 from qkv.look.page import Page
-from qkv.look.quantize import dequantize
+from qkv.look.quantize import MASKED, dequantize
 from qkv.look.tiled_map import TILE_SIZE, TiledMap, TiledView
 from qkv.look.views import TokenAxis
-from qkv.masks import Causal
+from qkv.masks import Causal, Documents, Keys, Pairs, Window
 
 torch = pytest.importorskip("torch")
 
@@ -54,7 +55,8 @@ def test_every_tile_of_every_level_is_the_maximum_and_mean_of_its_weights(q, k):
         reach = 2**level
         for y in range(math.ceil(q / TILE_SIZE / reach)):
             for x in range(math.ceil(k / TILE_SIZE / reach)):
-                shown = dequantize(long.tile(level, y, x), long.max_weight)
+                codes = long.tile(level, y, x)
+                shown = dequantize(codes, long.range.exponent)
                 part = whole[
                     y * TILE_SIZE * reach : (y + 1) * TILE_SIZE * reach,
                     x * TILE_SIZE * reach : (x + 1) * TILE_SIZE * reach,
@@ -62,16 +64,16 @@ def test_every_tile_of_every_level_is_the_maximum_and_mean_of_its_weights(q, k):
                 high, wide = (math.ceil(n / reach) for n in part.shape)
                 for i, j in ((0, 0), (high - 1, wide - 1), (high // 2, wide // 3)):
                     spot = part[i * reach : (i + 1) * reach, j * reach : (j + 1) * reach]
-                    assert shown[0, i, j] == pytest.approx(spot.max(), abs=long.max_weight / 255)
-                    assert shown[1, i, j] == pytest.approx(spot.mean(), abs=long.max_weight / 255)
-                assert (shown[:, high:] == 0).all()
-                assert (shown[:, :, wide:] == 0).all()
-    top = dequantize(long.tile(long.base, 0, 0), long.max_weight)
+                    assert shown[0, i, j] == pytest.approx(spot.max(), rel=5.1e-3)
+                    assert shown[1, i, j] == pytest.approx(spot.mean(), rel=5.1e-3)
+                assert (codes[:, high:] == MASKED).all()
+                assert (codes[:, :, wide:] == MASKED).all()
+    top = dequantize(long.tile(long.base, 0, 0), long.range.exponent)
     rows, columns = (np.arange(n) * 64 // n for n in (q, k))
     for i, j in ((0, 0), (63, 63), (20, 41)):
         cell = whole[np.ix_(rows == i, columns == j)]
-        assert top[0, i, j] == pytest.approx(cell.max(), abs=long.max_weight / 255)
-        assert top[1, i, j] == pytest.approx(cell.mean(), abs=long.max_weight / 255)
+        assert top[0, i, j] == pytest.approx(cell.max(), rel=5.1e-3)
+        assert top[1, i, j] == pytest.approx(cell.mean(), rel=5.1e-3)
 
 
 def test_levels_above_the_overview_pool_its_cells_up_to_one_tile():
@@ -79,11 +81,11 @@ def test_levels_above_the_overview_pool_its_cells_up_to_one_tile():
     long = TiledMap.from_arrays(query, key, size=600)
     assert (long.base, long.levels) == (1, 3)
     top = long.tile(3, 0, 0)
-    assert dequantize(top, long.max_weight)[0].max() == pytest.approx(long.max_weight)
+    assert dequantize(top, long.range.exponent)[0].max() == pytest.approx(long.max_weight, rel=5.1e-3)
     with pytest.raises(IndexError):
         long.tile(3, 0, 1)
     joined = long.max_overview[:4, :4].max()
-    assert dequantize(top, long.max_weight)[0, 0, 0] == pytest.approx(joined, abs=long.max_weight / 255)
+    assert dequantize(top, long.range.exponent)[0, 0, 0] == pytest.approx(joined, rel=5.1e-3)
 
 
 def test_a_single_large_weight_is_visible_at_every_level():
@@ -94,8 +96,10 @@ def test_a_single_large_weight_is_visible_at_every_level():
     assert long.max_weight == pytest.approx(1.0)
     for level in range(long.base):
         y, x = 555 // 2**level, 333 // 2**level
-        assert long.tile(level, y // TILE_SIZE, x // TILE_SIZE)[0, y % TILE_SIZE, x % TILE_SIZE] == 255
-    assert long.tile(long.base, 0, 0)[0, 555 * 64 // 900, 333 * 64 // 900] == 255
+        tile = dequantize(long.tile(level, y // TILE_SIZE, x // TILE_SIZE), long.range.exponent)
+        assert tile[0, y % TILE_SIZE, x % TILE_SIZE] == 1
+    overview = dequantize(long.tile(long.base, 0, 0), long.range.exponent)
+    assert overview[0, 555 * 64 // 900, 333 * 64 // 900] == 1
 
 
 def test_a_row_gives_its_keys_of_largest_weight_with_ties_to_the_lowest():
@@ -129,13 +133,48 @@ def test_a_page_serves_tiled_maps_in_tiles_and_rows():
     view = long_view()
     page = Page.from_views(view)
     assert page.tiled
-    assert len(page.read("tile", (0, 0, 1, 0, 1, 1))) == 2 * TILE_SIZE * TILE_SIZE
+    assert len(page.read("tile", (0, 0, 1, 0, 1, 1))) == 2 * 2 * TILE_SIZE * TILE_SIZE
     assert page.read("row", (0, 0, 1, 5)) == json.dumps(view.head(0, 1).row(5)).encode()
-    assert len(page.read("thumbnails", (0,))) == 2 * 32 * 32
+    assert len(page.read("thumbnails", (0,))) == 2 * 2 * 32 * 32
+    assert np.frombuffer(page.read("key_counts", (0, 0, 1)), "<u4").tolist() == [600] * 600
     with pytest.raises(LookupError, match="must be one of thumbnails"):
         page.read("map", (0, 0, 0))
     meta = page.meta()["views"][0]
     assert (meta["levels"], meta["base"], meta["overview"]) == (4, 4, [64, 64])
+
+
+MASKS = {
+    "causal": Causal(),
+    "window": Causal() & Window(40, 0),
+    "documents": Documents(np.repeat(np.arange(7), 100)),
+    "pairs": Pairs(np.random.default_rng(0).random((700, 700)) < 0.7),
+    "keys": Keys(np.arange(700) % 300 < 200),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_cells_whose_pairs_are_all_masked_are_marked_at_every_level(name):
+    query, key = problem(700, 700, "numpy")
+    mask = MASKS[name]
+    long = TiledMap.from_arrays(query, key, mask=mask, size=64)
+    allowed = np.broadcast_to(mask.allowed(Tile.whole(700, 700), query), (700, 700))
+    for level in range(long.levels + 1):
+        for y, x in ((0, 0), (1, 0), (0, 1)) if TILE_SIZE * 2**level < 700 else ((0, 0),):
+            codes = long.tile(level, y, x)
+            if level < long.base:
+                cell = np.arange(700) // 2**level
+            else:
+                cell = (np.arange(700) * 64 // 700) // 2 ** (level - long.base)
+            pooled = np.zeros((cell[-1] + 1, cell[-1] + 1), bool)
+            np.logical_or.at(pooled, (cell[:, None], cell[None, :]), allowed)
+            part = pooled[y * TILE_SIZE : (y + 1) * TILE_SIZE, x * TILE_SIZE : (x + 1) * TILE_SIZE]
+            high, wide = part.shape
+            assert np.array_equal(codes[:, :high, :wide] != MASKED, np.stack([part, part])), (level, y, x)
+    # Only a part of the queries is counted one by one.
+    counts = long.key_counts
+    assert (counts == allowed.sum(axis=1)).mean() > (0.99 if name == "causal" else 0.5)
+    row = long.row(150, 700)
+    assert sorted(at for at, _ in row) == np.flatnonzero(allowed[150]).tolist()
 
 
 MEMORY = """

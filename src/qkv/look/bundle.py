@@ -9,16 +9,19 @@ from importlib.resources import files
 __all__ = ["WEB_FILES", "bundle", "read_web_file"]
 
 WEB_FILES = (
+    "codes.js",
     "colour.js",
     "detail.js",
     "dom.js",
     "exported.js",
     "heads.js",
+    "legend.js",
     "map.js",
     "matrix.js",
     "overview.js",
     "page.css",
     "page.html",
+    "range.js",
     "save.js",
     "served.js",
     "source.js",

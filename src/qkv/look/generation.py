@@ -7,18 +7,16 @@ decoder is causal, the weights of this single run equal the weights of the indiv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from qkv.errors import DataError
 from qkv.look.text_model import TextModel, run_dense, token_axis
-from qkv.look.views import TokenAxis, View
+from qkv.look.views import LayerMaps, TokenAxis, View
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
-    from qkv.core.typing import Float, Int
+    from qkv.core.typing import Int
 
 __all__ = ["generation_views"]
 
@@ -68,11 +66,14 @@ def generation_views(
     inputs, outputs = generated[:, :-1], generated[:, start:]
     arguments = {**encoded, "decoder_input_ids": inputs} if encoder_decoder else {"input_ids": inputs}
     steps, previous = (token_axis(text_model.tokenizer, {"input_ids": numbers}) for numbers in (outputs, inputs))
-    groups: dict[str, list[Float[np.ndarray, "heads q k"]]] = {"cross": [], "decoder": [], "self": []}
-    for layer, call, weights in run_dense(model, arguments, use_cache=False):
-        in_decoder = not encoder_decoder or "decoder" in layer
+    groups: dict[str, list[LayerMaps]] = {"cross": [], "decoder": [], "self": []}
+    for call in run_dense(model, arguments, use_cache=False):
+        in_decoder = not encoder_decoder or "decoder" in call.name
         kind = "cross" if call.kind == "cross" else "decoder" if in_decoder else "self"
-        groups[kind].append(weights[:, -len(steps.tokens) :] if kind == "decoder" else weights)
+        generated_rows = slice(-len(steps.tokens) if kind == "decoder" else None, None)
+        allowed = None if call.allowed is None else call.allowed[:, generated_rows]
+        layer = f"layer {len(groups[kind])}"
+        groups[kind].append(LayerMaps.from_weights(layer, call.weights[:, generated_rows], None, allowed))
     parts = {
         "cross": ("generated: attention to the text", steps, tokens),
         "decoder": ("generated: attention to previous tokens", steps, previous),
@@ -81,8 +82,9 @@ def generation_views(
     views = []
     for kind, (part, queries, keys) in parts.items():
         if groups[kind]:
-            view = View.from_weights(groups[kind], queries, keys, name=f"{name} ({part})", model=text_model.name)
-            views.append(replace(view, kind=kind, steps=keys is not None))
+            layers, steps_shown = tuple(groups[kind]), keys is not None
+            title = f"{name} ({part})"
+            views.append(View(title, text_model.name, kind, queries, keys, layers, steps=steps_shown))
     return views
 
 

@@ -36,6 +36,8 @@ _DPI = 150
 _LABEL_INCHES = 0.13
 _SCALES = ("linear", "sqrt", "log")
 _LOG_FLOOR = 1e-4
+_MASKED_COLORS = {False: "#dedede", True: "#34373c"}
+"""Color of cells without a weight on a light and on a dark background."""
 
 
 def heatmaps(
@@ -62,14 +64,18 @@ def heatmaps(
         titles: one title per column of panels.
         figsize: size of the figure in inches; it is increased if the panels would be too small to read.
         cmap: a matplotlib color map. `Reds` runs from light to dark in one hue, so it can be read without
-            distinguishing red from green.
+            distinguishing red from green. If weights are negative, it is replaced by `RdBu_r`, which is white at 0.
         keys: tick labels of the horizontal axis; if not all labels fit, only every n-th is drawn.
         queries: tick labels of the vertical axis.
         rows: one name per row of panels.
-        vmax: the upper end of the color scale; None: the largest weight, but at least 1. Pass the largest weight
-            if all weights are small.
-        scale: `"linear"`, `"sqrt"` or `"log"`; the logarithmic scale starts at `vmax` / 10,000.
+        vmax: the upper end of the color scale; None: the largest magnitude, but at least 1. Pass the largest weight
+            if all weights are small. The scale starts at 0, or at −`vmax` if weights are negative. An arrow at the end
+            of the color bar marks larger magnitudes.
+        scale: `"linear"`, `"sqrt"` or `"log"`; the logarithmic scale starts at `vmax` / 10,000. With negative weights,
+            the scale applies to magnitudes.
         dark: draw light labels on a dark background; `Reds` is replaced by a color map with a dark lower end.
+
+    Cells of NaN, and masked cells of a NumPy masked array, are grey.
 
     Returns:
         A matplotlib figure; `savefig` writes PNG, SVG or PDF, and notebooks display it.
@@ -93,19 +99,23 @@ def heatmaps(
         ("keys", keys, k, "key"),
     )
     limit = _color_limit(panels, vmax)
-    norm = _color_norm(scale, limit)
+    signed = bool((panels < 0).any())
+    norm = _signed_norm(scale, limit) if signed else _color_norm(scale, limit)
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
-    if dark and cmap == "Reds":
-        cmap = "inferno"
+    if cmap == "Reds" and (signed or dark):
+        cmap = "inferno" if not signed else "berlin" if dark else "RdBu_r"
     width = max(figsize[0], _MIN_PANEL_INCHES * across + 0.8)
     height = max(figsize[1], _MIN_PANEL_INCHES * down + 0.6)
     figure = new_figure((width, height), _DPI, paper)
+    from matplotlib import colormaps
+
+    colors = colormaps[cmap].with_extremes(bad=_MASKED_COLORS[dark])
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
     cells = max(1, int(min(width / across, height / down) * _DPI / _MIN_CELL_PIXELS))
     for (i, j), axes in np.ndenumerate(grid):
         image = axes.imshow(
-            max_pool(panels[i, j], cells, cells),
-            cmap=cmap,
+            _pool(panels[i, j], cells),
+            cmap=colors,
             norm=norm,
             interpolation="nearest",
             aspect="auto" if min(q, k) * 4 < max(q, k) else "equal",
@@ -124,7 +134,9 @@ def heatmaps(
         axes.set_facecolor(paper)
         _label_axis(axes.xaxis, keys, width / across, rotation=90)
         _label_axis(axes.yaxis, queries, height / down, rotation=0)
-    bar = figure.colorbar(image, ax=grid, shrink=0.8 if down == 1 else 0.6)
+    outside = [bool((panels > limit).any()), bool((panels < -limit).any())]
+    extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((outside[0], outside[1]), "neither")
+    bar = figure.colorbar(image, ax=grid, shrink=0.8 if down == 1 else 0.6, extend=extend)
     # Left-aligned: centered on such narrow axes, the label would overlap the map.
     bar.ax.set_xlabel("weight", color=ink, fontsize=8, loc="left")
     bar.ax.tick_params(colors=ink, labelsize=8)
@@ -218,6 +230,8 @@ def heads(weights: ArrayLike, *, layers: Sequence[str] | None = None, **options:
 
 
 def _panels(weights: ArrayLike) -> Float[np.ndarray, "rows columns q k"]:
+    if isinstance(weights, np.ma.MaskedArray):
+        weights = weights.astype(np.float64).filled(np.nan)
     array = to_numpy(weights, np.float64)
     if not 2 <= array.ndim <= 4 or not array.size:
         raise ShapeError(
@@ -235,7 +249,7 @@ def _check_names(*arguments: tuple[str, Sequence[str] | None, int, str]) -> None
 
 def _color_limit(panels: Float[np.ndarray, "rows columns q k"], vmax: float | None) -> float:
     if vmax is None:
-        return max(1.0, float(np.nanmax(panels)) if np.isfinite(panels).any() else 1.0)
+        return float(np.abs(panels).max(initial=1.0, where=np.isfinite(panels)))
     if not vmax > 0:
         raise OptionError(
             f"vmax must be positive, got {vmax!r}. Pass the upper end of the color scale, or None to use the weights."
@@ -250,6 +264,26 @@ def _color_norm(scale: str, limit: float) -> Normalize:
     if scale == "log":
         return LogNorm(vmin=_LOG_FLOOR * limit, vmax=limit, clip=True)
     return Normalize(0.0, limit) if scale == "linear" else PowerNorm(0.5, 0.0, limit)
+
+
+def _signed_norm(scale: str, limit: float) -> Normalize:
+    check_choice("scale", scale, _SCALES)
+    from matplotlib.colors import FuncNorm, Normalize, SymLogNorm
+
+    if scale == "log":
+        return SymLogNorm(_LOG_FLOOR * limit, vmin=-limit, vmax=limit, clip=True)
+    if scale == "linear":
+        return Normalize(-limit, limit)
+    functions = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x))
+    return FuncNorm(functions, vmin=-limit, vmax=limit)
+
+
+def _pool(panel: Float[np.ndarray, "q k"], cells: int) -> Float[np.ndarray, "rows columns"]:
+    """Reduce a panel to at most `cells` × `cells` cells, each the weight of largest magnitude; NaN if all are NaN."""
+    empty = np.isnan(panel)
+    most = max_pool(np.where(empty, -np.inf, panel), cells, cells)
+    least = -max_pool(np.where(empty, -np.inf, -panel), cells, cells)
+    return np.where(max_pool((~empty).astype(int), cells, cells) == 0, np.nan, np.where(-least > most, least, most))
 
 
 def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotation: float) -> None:

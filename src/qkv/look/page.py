@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 
 from qkv.errors import OptionError
 from qkv.look.quantize import THUMBNAIL_SIZE
@@ -12,7 +13,7 @@ from qkv.look.views import View
 
 __all__ = ["REQUESTS", "Page"]
 
-REQUESTS = ("thumbnails", "map", "tile", "row")
+REQUESTS = ("thumbnails", "map", "tile", "row", "key_counts")
 """Names of the methods of `View` and `TiledView` that the browser may call."""
 
 
@@ -67,7 +68,7 @@ class Page:
             indices: index of the view, and the arguments of the method, such as the indices of layer and head.
 
         Returns:
-            The quantized weights; for `row`, a JSON array.
+            The codes of weights; for `row`, a JSON array; for `key_counts`, one unsigned integer of 32 bits per query.
 
         Raises:
             LookupError: `request` is not one of `REQUESTS`, or an index is invalid.
@@ -76,10 +77,18 @@ class Page:
             view, *arguments = map(int, indices)
             if request not in REQUESTS or min(view, *arguments, 0) < 0:
                 raise IndexError
-            answer: bytes = getattr(self.views[view], request)(*arguments)
+            method: Callable[..., bytes] = getattr(self.views[view], request)
+            signature(method).bind(*arguments)
         except (AttributeError, IndexError, TypeError, ValueError):  # such as a tile of a view that is not tiled
-            raise LookupError(
-                f"request must be one of {', '.join(REQUESTS)} with indices that exist on this page, got {request!r} "
-                f"with indices {indices!r}. The indices of a map, tile or row start with those of view, layer and head."
-            ) from None
-        return answer
+            raise self._not_found(request, indices) from None
+        try:
+            return method(*arguments)
+        except IndexError:
+            raise self._not_found(request, indices) from None
+
+    @staticmethod
+    def _not_found(request: str, indices: Sequence[str | int]) -> LookupError:
+        return LookupError(
+            f"request must be one of {', '.join(REQUESTS)} with indices that exist on this page, got {request!r} "
+            f"with indices {indices!r}. The indices of a map, tile or row start with those of view, layer and head."
+        )

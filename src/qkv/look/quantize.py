@@ -1,55 +1,134 @@
-"""Quantize attention weights to one byte each, and reduce attention maps to smaller sizes.
+"""Quantize attention weights to codes of 16 bits with three significant digits, and reduce attention maps.
 
-A weight is stored as code = 255 · √(weight / scale). The largest error of a dequantized weight is 1/255 of the scale.
-The square root assigns more of the 256 codes to small weights, which are the most frequent: at 1/100 of the scale,
-the error is a tenth as large.
+A code holds the sign, the decimal exponent and three decimal digits of a weight, so that a page prints every weight as
+it would be printed from the exact number. Codes increase with the weights. Special codes mark masked pairs, for which
+there is no weight, and weights that are not finite.
+
+    0                                    masked pair
+    32768 ± (2 + 900 · (e − exponent) + digits − 100)    ± digits · 10^(e − 2), with digits from 100 to 999
+    32768 ± 1                            a weight of smaller magnitude than 10^exponent
+    32768                                0
+    65535                                NaN or infinite
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qkv.core.typing import ArrayLike, Float, Num
+from qkv.core.typing import ArrayLike, Bool, Float, Int, Num
 
-__all__ = ["THUMBNAIL_SIZE", "dequantize", "max_pool", "quantize", "thumbnails", "to_numpy"]
+__all__ = [
+    "MASKED",
+    "THUMBNAIL_SIZE",
+    "dequantize",
+    "exponent_of",
+    "max_pool",
+    "pool_codes",
+    "quantize",
+    "thumbnails",
+    "to_numpy",
+]
 
+MASKED = 0
+"""Code of a pair that the mask excludes."""
 THUMBNAIL_SIZE = 32
-"""Pixels along each side of a thumbnail; the thumbnails of 144 heads take 147 kB."""
+"""Pixels along each side of a thumbnail; the thumbnails of 144 heads take 295 kB."""
+
+_ZERO = 2**15
+_NOT_FINITE = 2**16 - 1
+_DECADES = 36
+"""Number of decimal exponents that codes distinguish, one of them above the exponent of the largest weight."""
+_DIGITS = 900
+_TINY = 1e-45
+"""Value of the codes next to zero, a positive number that also float32 distinguishes from 0."""
+_LOW, _HIGH = -320, 308
+_POWERS = np.array([float(f"1e{n}") for n in range(_LOW, _HIGH + 1)])
+"""Powers of ten, correctly rounded; those below the smallest float are 0."""
 
 
-def quantize(weights: ArrayLike) -> tuple[Num[np.ndarray, "*maps q k"], Float[np.ndarray, "*maps"] | np.float32]:
-    """Quantize attention maps to uint8 codes relative to the largest weight of each map.
+def quantize(
+    weights: ArrayLike, allowed: Bool[np.ndarray, "*#maps q k"] | None = None, exponents: ArrayLike | None = None
+) -> tuple[Num[np.ndarray, "*maps q k"], Int[np.ndarray, "*maps"]]:
+    """Quantize attention maps to uint16 codes of three significant digits.
 
     Args:
-        weights: `(*maps, q, k)` of any supported array library. Negative, infinite and NaN weights count as 0.
+        weights: `(*maps, q, k)` of any supported array library.
+        allowed: `(*maps, q, k)` or broadcastable to it, whether the query may attend to the key; None: all pairs.
+        exponents: `(*maps)`, the smallest decimal exponent that the codes of each map distinguish; None: `exponent_of`
+            the map.
 
     Returns:
-        The codes as uint8, `(*maps, q, k)`, and the scale of each map, `(*maps)`: its largest weight.
+        The codes, `(*maps, q, k)`, and the exponent of each map, `(*maps)`, which `dequantize` needs.
 
     Example:
-        >>> codes, scale = quantize(np.array([[0.25, 0.75], [0.0, 1.0]]))
-        >>> codes.tolist(), float(scale)
-        ([[128, 221], [0, 255]], 1.0)
+        >>> codes, exponents = quantize(np.array([[0.25, -0.000123456], [0.0, 1.0]]))
+        >>> dequantize(codes, exponents).tolist()
+        [[0.25, -0.000123], [0.0, 1.0]]
     """
-    clean = np.nan_to_num(to_numpy(weights, np.float32), nan=0.0, posinf=0.0, neginf=0.0).clip(min=0.0)
-    scale = clean.max(axis=(-2, -1), initial=0.0)
-    share = clean / np.where(scale > 0, scale, 1.0)[..., None, None]
-    return np.rint(255.0 * np.sqrt(share)).astype(np.uint8), scale
+    array = to_numpy(weights)
+    *maps, q, k = array.shape
+    panels = array.reshape(-1, q, k)
+    kept = None if allowed is None else np.broadcast_to(allowed, array.shape).reshape(-1, q, k)
+    codes = np.empty((len(panels), q, k), np.uint16)
+    given = None if exponents is None else np.broadcast_to(exponents, tuple(maps)).reshape(-1)
+    used = np.empty(len(panels), np.int16)
+    for i, panel in enumerate(panels):  # one map at a time, because the intermediate arrays are in float64
+        used[i] = exponent_of(panel) if given is None else given[i]
+        codes[i] = _encode(panel, int(used[i]))
+        if kept is not None:
+            codes[i][~kept[i]] = MASKED
+    return codes.reshape(array.shape), used.reshape(maps)
 
 
-def dequantize(codes: Num[np.ndarray, "*maps q k"], scale: ArrayLike) -> Float[np.ndarray, "*maps q k"]:
-    """Return the weights in float32 that the codes and scales returned by `quantize` represent."""
-    return np.asarray(np.square(codes.astype(np.float32) / 255.0) * np.asarray(scale)[..., None, None])
+def exponent_of(weights: Num[np.ndarray, "*shape"]) -> int:
+    """Return the smallest decimal exponent that the codes of a map distinguish, 34 below that of its largest weight."""
+    magnitude = np.abs(weights)
+    largest = float(magnitude.max(initial=0.0, where=np.isfinite(magnitude)))
+    decade = int(_decades(np.asarray([largest]))[0]) if largest > 0 else 0
+    return max(decade, _LOW + 60) - _DECADES + 2
+
+
+def dequantize(codes: Num[np.ndarray, "*maps q k"], exponents: ArrayLike) -> Float[np.ndarray, "*maps q k"]:
+    """Return the weights in float64 that the codes and exponents returned by `quantize` represent.
+
+    Masked pairs are 0, and weights that are not finite are NaN.
+    """
+    index = codes.astype(np.int32) - _ZERO
+    place = np.abs(index) - 2
+    decades = np.asarray(exponents, np.int32)[..., None, None] + place // _DIGITS
+    digits = place % _DIGITS + 100
+    # Powers of ten up to 22 are exact, so that the quotient is the float nearest to the decimal number.
+    values = np.where(
+        decades <= 2, digits / _power(np.maximum(2 - decades, 0)), digits * _power(np.maximum(decades - 2, 0))
+    )
+    values = np.where(place < 0, np.where(index == 0, 0.0, _TINY), values)
+    values = np.where(index < 0, -values, values)
+    return np.where(codes == _NOT_FINITE, np.nan, np.where(codes == MASKED, 0.0, values))
+
+
+def pool_codes(codes: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Num[np.ndarray, "*maps rows columns"]:
+    """Reduce each map of codes to at most `rows` × `columns` cells, the weight of largest magnitude in each.
+
+    A cell is masked if all its pairs are masked, and not finite if one of its weights is not.
+    """
+    if not (codes[codes != MASKED] < _ZERO).any():
+        return max_pool(codes, rows, columns)
+    # The magnitude decides first, then the sign.
+    index = codes.astype(np.int32) - _ZERO
+    order = np.where(codes == MASKED, 0, 2 * np.abs(index) + (index > 0) + 1)
+    pooled = max_pool(order, rows, columns) - 1
+    return np.where(pooled < 0, MASKED, _ZERO + np.where(pooled % 2, pooled // 2, -(pooled // 2))).astype(np.uint16)
 
 
 def thumbnails(codes: Num[np.ndarray, "heads q k"], size: int = THUMBNAIL_SIZE) -> Num[np.ndarray, "heads size size"]:
-    """Resize each quantized map to `size` × `size` pixels. A pixel is the maximum of the codes that it covers.
+    """Resize each map of codes to `size` × `size` pixels. A pixel is the largest magnitude that it covers.
 
     Example:
-        >>> thumbnails(np.diag([1, 2, 3, 4]).astype(np.uint8)[None], 2).tolist()
-        [[[2, 0], [0, 4]]]
+        >>> codes, exponents = quantize(np.diag([0.1, 0.2, 0.3, 0.4])[None])
+        >>> dequantize(thumbnails(codes, 2), exponents).tolist()
+        [[[0.2, 0.0], [0.0, 0.4]]]
     """
-    codes = max_pool(codes, size, size)
+    codes = pool_codes(codes, size, size)
     rows, columns = (np.arange(size) * length // size for length in codes.shape[1:])
     return codes[:, rows[:, None], columns]
 
@@ -80,3 +159,39 @@ def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Num[np
     if hasattr(array, "detach"):
         array = (array if array.element_size() > 2 else array.float()).detach().cpu()
     return np.asarray(array, dtype)
+
+
+def _encode(weights: Num[np.ndarray, "q k"], exponent: int) -> Num[np.ndarray, "q k"]:
+    weights = weights.astype(np.float64)
+    finite = np.isfinite(weights)
+    magnitude = np.abs(np.where(finite, weights, 0.0))
+    decades = np.maximum(_decades(magnitude), exponent)
+    scaled = magnitude * _power(2 - decades)
+    digits = np.rint(scaled)
+    # A product within rounding of a tie is decided by the exact weight. Uniform weights, such as 1/320, often are ties.
+    ties = np.abs(np.abs(scaled - digits) - 0.5) < 1e-9
+    if ties.any():
+        exact, where = np.unique(magnitude[ties], return_inverse=True)
+        digits[ties] = np.array([int(f"{weight:.2e}"[:4].replace(".", "")) for weight in exact])[where]
+    # 0.9996 has the digits 1000 of its own decade, which are the digits 100 of the next.
+    place = _DIGITS * (decades - exponent) + np.where(digits == 1000, _DIGITS, digits - 100).astype(np.int32) + 2
+    place = np.where(magnitude < _power(exponent), 1, np.minimum(place, _DIGITS * _DECADES + 1))
+    signed = np.where(magnitude == 0, 0, np.where(weights < 0, -place, place))
+    return np.where(finite, signed + _ZERO, _NOT_FINITE).astype(np.uint16)
+
+
+def _decades(magnitude: Float[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
+    """Return the decimal exponents of positive numbers."""
+    low = _DECADE_OF_BINARY[np.frexp(magnitude)[1] - _FIRST_BINARY]
+    return low + (magnitude >= _power(low + 1))
+
+
+def _power(exponent: Int[np.ndarray, "*shape"] | int) -> Float[np.ndarray, "*shape"]:
+    return np.asarray(_POWERS[np.clip(exponent, _LOW, _HIGH) - _LOW])
+
+
+_FIRST_BINARY = -1080
+# The decimal exponent of the smallest number with a binary exponent; the largest may be in the next decade.
+_DECADE_OF_BINARY = np.array(
+    [int(np.floor((binary - 1) * np.log10(2) + 1e-12)) for binary in range(_FIRST_BINARY, 1030)], np.int32
+)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qkv.encoders.pretrained import default_model_folder, load_model
 from qkv.errors import DataError
+from qkv.look.allowed_pairs import allowed_of_record
 from qkv.look.views import TokenAxis
 
 if TYPE_CHECKING:
@@ -18,13 +19,28 @@ if TYPE_CHECKING:
     import torch
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-    from qkv.core.typing import Float, Int
-    from qkv.interop.huggingface.attention_record import AttentionRecord
+    from qkv.core.typing import Bool, Float, Int
 
-__all__ = ["TextModel", "load_text_model", "model_folder", "run_dense", "token_axis"]
+__all__ = ["DenseCall", "TextModel", "load_text_model", "model_folder", "run_dense", "token_axis"]
 
 _WORD_STARTS = ("▁", "Ġ")
 """Prefixes of the first token of a word in SentencePiece and in byte-pair encodings."""
+
+
+class DenseCall(NamedTuple):
+    """The attention weights of one layer for one input.
+
+    Attributes:
+        name: name of the layer.
+        kind: `"self"` or `"cross"`.
+        weights: `(heads, q, k)`.
+        allowed: the pairs that the mask allows; None: all.
+    """
+
+    name: str
+    kind: str
+    weights: Float[np.ndarray, "heads q k"]
+    allowed: Bool[np.ndarray, "*#heads q k"] | None
 
 
 @dataclass(frozen=True)
@@ -88,28 +104,32 @@ def load_text_model(path: str | os.PathLike[str] | None = None) -> TextModel:
 
 def run_dense(
     model: PreTrainedModel, inputs: Mapping[str, Int[torch.Tensor, "1 _"]], **options: bool
-) -> list[tuple[str, AttentionRecord, Float[np.ndarray, "heads q k"]]]:
-    """Run a model on one input and return the dense weights of its attention layers.
+) -> Iterator[DenseCall]:
+    """Run a model on one input and yield the dense weights of each of its attention layers.
 
-    Gradients are disabled.
+    Gradients are disabled. The weights of a layer are released when the next layer is requested.
 
     Args:
         model: a transformers model.
         inputs: tensor arguments of the model's `forward`.
         options: other arguments of `forward`.
 
-    Returns:
-        For each attention layer, its name, the record of its last call, and its dense weights.
+    Yields:
+        For each attention layer, its name, the record of its last call, its dense weights, and its mask.
     """
     import torch
 
     from qkv.interop import record
     from qkv.readouts import Dense
 
-    with torch.no_grad(), record(model, [Dense()]) as recorded:
+    # The saved inputs hold the mask.
+    with torch.no_grad(), record(model, [Dense()], save_inputs=True) as recorded:
         model(**inputs, **options)
-    last = [(name, calls[-1]) for name, calls in recorded.layers.items()]
-    return [(name, call, call.readouts[0][0].float().numpy()) for name, call in last]
+    for name in list(recorded.layers):
+        call = recorded.layers.pop(name)[-1]
+        weights = call.readouts[0][0].float().numpy()
+        yield DenseCall(name, call.kind, weights, allowed_of_record(call, weights))
+        del call, weights
 
 
 def token_axis(

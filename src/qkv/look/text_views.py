@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["text_views"]
 
-_BYTES_PER_WEIGHT = 5
-"""A dense map stores each weight in float32 and as a quantized code."""
+_BYTES_PER_WEIGHT = 6
+"""A dense map stores each weight in float32 and as a code of 16 bits."""
 _MAX_FLOW_TOKENS = 32
 """Maximum tokens for attention flow, which takes 0.3 s for 32 tokens in six layers, and 3 s for 64 tokens."""
 
@@ -151,11 +151,15 @@ def _dense_view(
     if getattr(model.config, "is_encoder_decoder", False):
         # Without generated tokens, the decoder has no input, so that only the encoder runs.
         model = model.get_encoder()
-    maps = [weights for _, _, weights in run_dense(model, inputs)]
-    layers = [LayerMaps.from_weights(f"layer {i}", weights) for i, weights in enumerate(maps)]
+    layers, means, masks = [], [], []
+    for i, (_, _, weights, allowed) in enumerate(run_dense(model, inputs)):
+        layers.append(LayerMaps.from_weights(f"layer {i}", weights, None, allowed))
+        means.append(weights.mean(axis=0, dtype=np.float64))
+        masks.append(np.ones(weights.shape[1:], bool) if allowed is None else allowed.any(axis=0))
     note = ""
-    if all_heads and len({weights.shape for weights in maps}) == 1:
-        stacked = np.stack(maps)
+    if all_heads and len({mean.shape for mean in means}) == 1:
+        # All methods need only the means over the heads of each layer.
+        stacked = np.stack(means)[:, None]
         combined = {"mean": stacked.mean(axis=(0, 1)), "rollout": rollout(stacked)}
         if len(tokens.tokens) <= _MAX_FLOW_TOKENS:
             combined["flow"] = flow(stacked)
@@ -164,5 +168,8 @@ def _dense_view(
                 f"Attention flow is shown for up to {_MAX_FLOW_TOKENS} tokens, because it solves one maximum-flow "
                 "problem per pair of tokens."
             )
-        layers.append(LayerMaps.from_weights("all heads", np.stack(list(combined.values())), list(combined)))
+        # Tokens reach only earlier tokens in any number of causal layers; other masks may combine to more.
+        causal = all(np.array_equal(mask, masks[0]) for mask in masks) and np.array_equal(masks[0], np.tril(masks[0]))
+        allowed = np.tril(np.ones_like(masks[0])) if causal else None
+        layers.append(LayerMaps.from_weights("all heads", np.stack(list(combined.values())), list(combined), allowed))
     return View(name, text_model.name, "self", tokens, None, tuple(layers), note=note)

@@ -26,8 +26,9 @@ from qkv.core.positions import Positions
 from qkv.core.typing import Array, Float, Num
 from qkv.engine import explain, observe
 from qkv.errors import OptionError
-from qkv.look.quantize import quantize, thumbnails, to_numpy
-from qkv.look.views import TokenAxis
+from qkv.look.allowed_pairs import excluded_cells, key_counts
+from qkv.look.quantize import MASKED, exponent_of, quantize, thumbnails, to_numpy
+from qkv.look.views import MapRange, TokenAxis
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer, Softmax
 from qkv.readouts import LogSumExp, PooledMap, Readout
@@ -173,8 +174,18 @@ class TiledMap:
 
     @cached_property
     def max_weight(self) -> float:
-        """The largest weight of the map, which is the quantization scale of every tile."""
+        """The largest weight of the map."""
         return float(self.max_overview.max(initial=0.0))
+
+    @cached_property
+    def range(self) -> MapRange:
+        """The range of the weights, which also determines the codes of all tiles."""
+        return MapRange(self.max_weight, 0.0, exponent_of(self.max_overview), True)
+
+    @cached_property
+    def key_counts(self) -> Num[np.ndarray, " q"]:
+        """The number of keys that each query may attend to."""
+        return key_counts(self.call.mask, self.call.tile, self.call.value)
 
     def weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> Float[np.ndarray, "q k"]:
         """Compute the exact weights for a range of queries and a range of keys.
@@ -208,9 +219,9 @@ class TiledMap:
         return namespace(self.log_sum_exp).where(self.log_sum_exp <= -math.inf, math.inf, self.log_sum_exp)
 
     def tile(self, level: int, y: int, x: int) -> Num[np.ndarray, "2 256 256"]:
-        """Return the quantized maximum and mean weight of each cell of a tile, an array `(2, 256, 256)` of uint8.
+        """Return the codes of the maximum and mean weight of each cell of a tile, an array `(2, 256, 256)` of uint16.
 
-        Cells outside the map are 0.
+        Cells outside the map, and cells whose pairs the mask excludes, are `qkv.look.quantize.MASKED`.
 
         Args:
             level: level of the tile, from 0 (one cell per pair of tokens) to `levels` (a single tile).
@@ -233,21 +244,30 @@ class TiledMap:
                 f"got y={y} and x={x}."
             )
         rows, cols = (top, min(height, top + TILE_SIZE * factor)), (left, min(width, left + TILE_SIZE * factor))
+        edges = [np.append(np.arange(first, last, factor), last) for first, last in (rows, cols)]
         if coarse:
             part = slice(*rows), slice(*cols)
             pooled = _pool(self.max_overview[part], factor)[0], _pool(self.mean_overview[part], factor)[1]
+            # The first token of each cell of the overview, rounded up as in `PooledMap`.
+            edges = [-(-edge * tokens // n) for edge, tokens, n in zip(edges, self.shape, (height, width), strict=True)]
         else:
             pooled = self._compute_pooled_weights(rows, cols, factor)
-        codes = np.zeros((2, TILE_SIZE, TILE_SIZE), np.uint8)
-        for channel, cells in enumerate(pooled):
-            share = cells / self.max_weight if self.max_weight > 0 else cells
-            codes[channel, : cells.shape[0], : cells.shape[1]] = np.rint(255 * np.sqrt(np.clip(share, 0, 1)))
+        codes = np.full((2, TILE_SIZE, TILE_SIZE), MASKED, np.uint16)
+        down, across = pooled[0].shape
+        excluded = excluded_cells(self.call.mask, self.call.tile, self.call.value, *edges)
+        codes[:, :down, :across] = quantize(np.stack(pooled), ~excluded, self.range.exponent)[0]
         return codes
+
+    def coarsest(self) -> Num[np.ndarray, "rows columns"]:
+        """Return the codes of the maximum weights of the coarsest level."""
+        factor = 2 ** (self.levels - self.base)
+        rows, columns = (-(-cells // factor) for cells in self.max_overview.shape)
+        return self.tile(self.levels, 0, 0)[0, :rows, :columns]
 
     def row(self, query: int, count: int = 10) -> list[tuple[int, float]]:
         """Return the `count` keys with the largest weights for one query, as pairs (key index, weight).
 
-        The pairs are in decreasing order of weight; ties go to the lower key index.
+        The pairs are in decreasing order of weight; ties go to the lower key index. Masked keys are omitted.
 
         Raises:
             IndexError: the query does not exist.
@@ -255,7 +275,9 @@ class TiledMap:
         if not 0 <= query < self.shape[0]:
             raise IndexError(f"query must be between 0 and {self.shape[0] - 1}, got {query}.")
         weights = self.weights((query, query + 1), (0, self.shape[1]))[0]
-        order = np.argsort(-weights, kind="stable")[:count]
+        edges = np.array([query, query + 1]), np.arange(self.shape[1] + 1)
+        excluded = excluded_cells(self.call.mask, self.call.tile, self.call.value, *edges)[0]
+        order = np.argsort(np.where(excluded, np.inf, -weights), kind="stable")[: min(count, int((~excluded).sum()))]
         return [(int(key), float(weights[key])) for key in order]
 
     def _compute_pooled_weights(self, rows: tuple[int, int], cols: tuple[int, int], factor: int) -> _Pooled:
@@ -304,20 +326,24 @@ class TiledView:
         return heads[head]
 
     def tile(self, layer: int, head: int, level: int, y: int, x: int) -> bytes:
-        """Return the quantized weights of one tile of a head as bytes.
+        """Return the codes of one tile of a head as bytes, two bytes per cell, the lower byte first.
 
         The tile holds first the maximum and then the mean weight of each of its 256 × 256 cells.
         """
-        return self.head(layer, head).tile(level, y, x).tobytes()
+        return self.head(layer, head).tile(level, y, x).astype("<u2").tobytes()
+
+    def key_counts(self, layer: int, head: int) -> bytes:
+        """Return the number of keys that each query may attend to, four bytes per query, the lowest byte first."""
+        return self.head(layer, head).key_counts.astype("<u4").tobytes()
 
     def row(self, layer: int, head: int, query: int) -> bytes:
         """Return the ten keys with the largest weights for one query of a head, as JSON pairs [key index, weight]."""
         return json.dumps(self.head(layer, head).row(query)).encode()
 
     def thumbnails(self) -> bytes:
-        """Return the thumbnails of all heads as quantized weights, 32 × 32 bytes per head."""
+        """Return the thumbnails of all heads as codes, 32 × 32 × 2 bytes per head."""
         maps = [head for _, heads in self.layers for head in heads.values()]
-        return b"".join(thumbnails(quantize(head.max_overview)[0][None]).tobytes() for head in maps)
+        return b"".join(thumbnails(head.coarsest()[None]).astype("<u2").tobytes() for head in maps)
 
     def meta(self) -> dict[str, object]:
         """Return the metadata of the view as a JSON-serializable dictionary."""
@@ -329,7 +355,7 @@ class TiledView:
             "queries": self.queries.meta(),
             "keys": None if self.keys is None else self.keys.meta(),
             "layers": [{"name": name, "heads": list(heads)} for name, heads in self.layers],
-            "scales": [[float(f"{head.max_weight:.6g}") for head in heads.values()] for _, heads in self.layers],
+            "ranges": [[head.range.meta() for head in heads.values()] for _, heads in self.layers],
             "roles": {},
             "levels": first.levels,
             "base": first.base,

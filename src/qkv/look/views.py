@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.typing import ArrayLike, Float, Num
+from qkv.core.typing import ArrayLike, Bool, Float, Num
 from qkv.errors import DataError, ShapeError
-from qkv.look.quantize import dequantize, quantize, thumbnails
+from qkv.look.allowed_pairs import allowed_of_record, infer_causal
+from qkv.look.quantize import dequantize, exponent_of, quantize, thumbnails, to_numpy
 
 if TYPE_CHECKING:
     from qkv.interop.huggingface.recorder import Recorder
 
-__all__ = ["HeadRole", "LayerMaps", "TokenAxis", "View"]
+__all__ = ["HeadRole", "LayerMaps", "MapRange", "TokenAxis", "View"]
+
+_ROW_SUM = 1.001
+"""Maximum row sum of maps that are weights of a softmax, whose rows sum to 1 up to rounding in half precision."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,42 @@ class TokenAxis:
         return {name: list(getattr(self, name)) for name in ("tokens", "pieces", "words", "special")}
 
 
+@dataclass(frozen=True)
+class MapRange:
+    """The range of the weights of one attention map.
+
+    Attributes:
+        maximum: the largest weight, at least 0.
+        minimum: the smallest weight, at most 0.
+        exponent: the decimal exponent of the codes, from `qkv.look.quantize.exponent_of`.
+        normalized: whether no weight is negative and no row sums to more than 1, so that 1 / (number of keys) is the
+            weight of uniform attention.
+    """
+
+    maximum: float
+    minimum: float
+    exponent: int
+    normalized: bool
+
+    @classmethod
+    def from_weights(cls, weights: Num[np.ndarray, "q k"]) -> MapRange:
+        """Compute the range of the finite weights of a map, `(q, k)`."""
+        finite = np.isfinite(weights)
+        most = float(weights.max(initial=0.0, where=finite))
+        least = float(weights.min(initial=0.0, where=finite))
+        sums = weights.sum(axis=-1, dtype=np.float64, where=finite)
+        return cls(most, least, exponent_of(weights), least >= 0 and bool((sums <= _ROW_SUM).all()))
+
+    def meta(self) -> dict[str, object]:
+        """Return the range as a JSON-serializable dictionary."""
+        return {
+            "maximum": float(f"{self.maximum:.6g}"),
+            "minimum": float(f"{self.minimum:.6g}"),
+            "exponent": self.exponent,
+            "normalized": self.normalized,
+        }
+
+
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
     """The quantized attention maps of the heads of one layer.
@@ -61,20 +101,35 @@ class LayerMaps:
     Attributes:
         name: name of the layer.
         heads: name of each head.
-        codes: `(heads, q, k)` uint8, from `qkv.look.quantize`.
-        scales: `(heads,)`, the largest weight of each head.
+        codes: `(heads, q, k)` uint16, from `qkv.look.quantize`.
+        ranges: range of the weights of each head.
     """
 
     name: str
     heads: tuple[str, ...]
     codes: Num[np.ndarray, "heads q k"] = field(repr=False)
-    scales: Float[np.ndarray, " heads"] = field(repr=False)
+    ranges: tuple[MapRange, ...] = field(repr=False)
 
     @classmethod
-    def from_weights(cls, name: str, weights: ArrayLike, heads: Sequence[str] | None = None) -> LayerMaps:
-        """Create the maps of a layer by quantizing weights `(heads, q, k)` of any supported array library."""
-        codes, scales = quantize(weights)
-        return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, np.asarray(scales))
+    def from_weights(
+        cls,
+        name: str,
+        weights: ArrayLike,
+        heads: Sequence[str] | None = None,
+        allowed: Bool[np.ndarray, "*#heads q k"] | None = None,
+    ) -> LayerMaps:
+        """Create the maps of a layer by quantizing weights `(heads, q, k)` of any supported array library.
+
+        Args:
+            name: name of the layer.
+            weights: weights of the layer.
+            heads: name of each head; None: `head 0`, `head 1` …
+            allowed: whether each query may attend to each key; None: all pairs.
+        """
+        array = to_numpy(weights)
+        ranges = tuple(map(MapRange.from_weights, array))
+        codes, _ = quantize(array, allowed, [one.exponent for one in ranges])
+        return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, ranges)
 
 
 @dataclass(frozen=True)
@@ -128,36 +183,37 @@ class View:
         name: str = "attention",
         model: str = "",
         layers: Sequence[str] | None = None,
+        mask: ArrayLike | None = None,
     ) -> View:
         """Create a view from weights `(layers, heads, q, k)` of any supported array library.
 
         Args:
-            weights: weights of one input; in a sequence, the layers may have different numbers of heads.
+            weights: weights of one input; in a sequence, the layers may have different numbers of heads. Weights may
+                be negative.
             queries: tokens of the rows.
             keys: tokens of the columns; None: the same as `queries`.
+            mask: booleans that broadcast to `(layers, heads, q, k)`, True for keys that the query may attend to; None:
+                all keys, or the keys up to the query if only those have weights other than 0 (`infer_causal`).
             name: title of the view.
             model: name of the model.
             layers: name of each layer; None: `layer 0`, `layer 1` …
 
         Raises:
-            ShapeError: the shape of the weights does not match the tokens.
+            ShapeError: the shape of the weights or of the mask does not match the tokens.
 
         Example:
             >>> view = View.from_weights(np.eye(3)[None, None], ["a", "b", "c"])
             >>> view.layers[0].name, view.weights(0, 0).tolist()[0]
             ('layer 0', [1.0, 0.0, 0.0])
         """
-        rows = queries if isinstance(queries, TokenAxis) else TokenAxis.from_words(queries)
-        columns = keys if isinstance(keys, TokenAxis) or keys is None else TokenAxis.from_words(keys)
-        q, k = len(rows.tokens), len((columns or rows).tokens)
-        shapes = [tuple(np.shape(layer)) for layer in weights]
-        if not shapes or any(len(shape) != 3 or shape[1:] != (q, k) or 0 in shape for shape in shapes):
-            raise ShapeError(
-                f"weights must have shape (layers, heads, {q}, {k}) for {q} queries and {k} keys, got "
-                f"{len(shapes)} layers with the shapes {sorted(set(shapes))}. Select one element of the batch."
-            )
-        names = layers or [f"layer {i}" for i in range(len(shapes))]
-        maps = tuple(LayerMaps.from_weights(*layer) for layer in zip(names, weights, strict=True))
+        rows, columns = _axes(queries, keys)
+        arrays = _check_shapes(weights, rows, columns)
+        names = layers or [f"layer {i}" for i in range(len(arrays))]
+        masks = _layer_masks(arrays, mask)
+        maps = tuple(
+            LayerMaps.from_weights(layer, array, None, allowed)
+            for layer, array, allowed in zip(names, arrays, masks, strict=True)
+        )
         return cls(name, model, "self" if columns is None else "cross", rows, columns, maps)
 
     @classmethod
@@ -199,20 +255,26 @@ class View:
                 f"record must contain dense weights of all {kind}-attention layers, got weights of {len(maps)} out of "
                 f"{len(last)} layers. Run the model within record(model, [Dense()])."
             )
-        return cls.from_weights(maps, queries, keys, name=name, model=model)
+        rows, columns = _axes(queries, keys)
+        arrays = _check_shapes(maps, rows, columns)
+        layers = tuple(
+            LayerMaps.from_weights(f"layer {i}", weights, None, allowed_of_record(call, weights, element))
+            for i, (weights, call) in enumerate(zip(arrays, last, strict=True))
+        )
+        return cls(name, model, "self" if columns is None else "cross", rows, columns, layers)
 
     def weights(self, layer: int, head: int) -> Float[np.ndarray, "q k"]:
-        """Return the dequantized weights of one head, `(q, k)`."""
+        """Return the weights of one head, `(q, k)`, rounded to three significant digits; 0 for masked pairs."""
         maps = self.layers[layer]
-        return dequantize(maps.codes[head], maps.scales[head])
+        return dequantize(maps.codes[head], maps.ranges[head].exponent)
 
     def map(self, layer: int, head: int) -> bytes:
-        """Return the quantized weights of one head as bytes in row-major order."""
-        return bytes(self.layers[layer].codes[head].tobytes())
+        """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""
+        return self.layers[layer].codes[head].astype("<u2").tobytes()
 
     def thumbnails(self) -> bytes:
-        """Return the thumbnails of all heads as quantized weights, 32 × 32 bytes per head."""
-        return b"".join(thumbnails(layer.codes).tobytes() for layer in self.layers)
+        """Return the thumbnails of all heads as codes, 32 × 32 × 2 bytes per head."""
+        return b"".join(thumbnails(layer.codes).astype("<u2").tobytes() for layer in self.layers)
 
     def meta(self) -> dict[str, object]:
         """Return the metadata of the view as a JSON-serializable dictionary."""
@@ -223,7 +285,7 @@ class View:
             "queries": self.queries.meta(),
             "keys": None if self.keys is None else self.keys.meta(),
             "layers": [{"name": layer.name, "heads": list(layer.heads)} for layer in self.layers],
-            "scales": [[float(f"{scale:.6g}") for scale in layer.scales] for layer in self.layers],
+            "ranges": [[one.meta() for one in layer.ranges] for layer in self.layers],
             "steps": self.steps,
             "note": self.note,
             "roles": {
@@ -233,3 +295,45 @@ class View:
                 for (layer, head), roles in self.roles.items()
             },
         }
+
+
+def _axes(
+    queries: Sequence[str] | TokenAxis, keys: Sequence[str] | TokenAxis | None
+) -> tuple[TokenAxis, TokenAxis | None]:
+    rows = queries if isinstance(queries, TokenAxis) else TokenAxis.from_words(queries)
+    return rows, keys if isinstance(keys, TokenAxis) or keys is None else TokenAxis.from_words(keys)
+
+
+def _check_shapes(
+    weights: ArrayLike | Sequence[ArrayLike], queries: TokenAxis, keys: TokenAxis | None
+) -> list[Num[np.ndarray, "heads q k"]]:
+    """Return the weights of each layer as NumPy arrays, after comparing their shapes with the tokens."""
+    q, k = len(queries.tokens), len((keys or queries).tokens)
+    shapes = [tuple(np.shape(layer)) for layer in weights]
+    if not shapes or any(len(shape) != 3 or shape[1:] != (q, k) or 0 in shape for shape in shapes):
+        raise ShapeError(
+            f"weights must have shape (layers, heads, {q}, {k}) for {q} queries and {k} keys, got "
+            f"{len(shapes)} layers with the shapes {sorted(set(shapes))}. Select one element of the batch."
+        )
+    return [to_numpy(layer) for layer in weights]
+
+
+def _layer_masks(
+    weights: Sequence[Num[np.ndarray, "heads q k"]], mask: ArrayLike | None
+) -> list[Bool[np.ndarray, "*#heads q k"] | None]:
+    """Return for each layer which pairs the mask allows, or None if it allows all pairs."""
+    if mask is None:
+        return [infer_causal(weights)] * len(weights)
+    allowed = to_numpy(mask)
+    if allowed.ndim == 4:
+        allowed = allowed if len(allowed) == len(weights) else np.repeat(allowed, len(weights), axis=0)
+    try:
+        return [
+            np.broadcast_to(allowed[i] if allowed.ndim == 4 else allowed, layer.shape).astype(bool)
+            for i, layer in enumerate(weights)
+        ]
+    except (ValueError, IndexError):
+        raise ShapeError(
+            f"mask must broadcast to (layers, heads, queries, keys), got shape {allowed.shape} for {len(weights)} "
+            f"layers of shape {weights[0].shape}. Pass one boolean for each query and key."
+        ) from None

@@ -1,63 +1,93 @@
-// Map weights to colours: a table of 256 colours, and three scales that give an index of the table.
+// Colours of weights: a table for positive and one for negative weights, and colours of masked and invalid cells.
 
-/** @typedef {"linear" | "sqrt" | "log"} Scale */
+import { MASKED } from "./codes.js";
+import { FAINT } from "./range.js";
 
-/** Colour stops of the light and the dark theme, from 0 to the maximum. Light: ColorBrewer's Blues (safe for
- *  colour-blind readers); dark: from the background through blue to near white. */
-const STOPS = {
-  light: [[255, 255, 255], [222, 235, 247], [158, 202, 225], [66, 146, 198], [8, 81, 156], [3, 28, 82]],
-  dark: [[21, 24, 29], [24, 44, 74], [30, 84, 140], [62, 140, 205], [150, 205, 240], [240, 249, 255]],
+/** Colours of one theme. The first two stops of each table are the colours of 0 and of the end of the faint weights.
+ *  Light: ColorBrewer's Blues and Oranges, which colour-blind readers can tell apart; dark: from the background
+ *  through blue, or orange, to near white. */
+const THEMES = {
+  light: {
+    positive: [[255, 255, 255], [234, 242, 250], [158, 202, 225], [66, 146, 198], [8, 81, 156], [3, 28, 82]],
+    negative: [[255, 255, 255], [254, 244, 236], [253, 190, 133], [241, 105, 19], [166, 54, 3], [92, 26, 2]],
+    masked: [222, 222, 222],
+    notFinite: [200, 0, 130],
+  },
+  dark: {
+    positive: [[21, 24, 29], [25, 33, 46], [30, 84, 140], [62, 140, 205], [150, 205, 240], [240, 249, 255]],
+    negative: [[21, 24, 29], [36, 29, 27], [130, 62, 16], [217, 119, 38], [250, 190, 120], [255, 246, 232]],
+    masked: [52, 55, 60],
+    notFinite: [255, 80, 190],
+  },
 };
+const STEPS = 2048;
 
-/** Return 256 colours as RGBA bytes.
- *  @param {boolean} dark
- *  @returns {Uint8ClampedArray} */
-export function colourTable(dark) {
-  const stops = STOPS[dark ? "dark" : "light"];
-  const table = new Uint8ClampedArray(256 * 4);
-  for (let i = 0; i < 256; i++) {
-    const at = (i / 255) * (stops.length - 1);
-    const low = Math.min(Math.floor(at), stops.length - 2);
-    for (let channel = 0; channel < 3; channel++) {
-      table[4 * i + channel] = stops[low][channel] + (at - low) * (stops[low + 1][channel] - stops[low][channel]);
-    }
-    table[4 * i + 3] = 255;
-  }
-  return table;
+/** @typedef {Object} Palette
+ *  @property {Uint8ClampedArray} positive RGBA of `STEPS` colours @property {Uint8ClampedArray} negative
+ *  @property {Uint8ClampedArray} masked RGBA @property {Uint8ClampedArray} notFinite RGBA */
+
+/** @param {boolean} dark @returns {Palette} */
+export function paletteOf(dark) {
+  const theme = THEMES[dark ? "dark" : "light"];
+  return {
+    positive: table(theme.positive),
+    negative: table(theme.negative),
+    masked: Uint8ClampedArray.from([...theme.masked, 255]),
+    notFinite: Uint8ClampedArray.from([...theme.notFinite, 255]),
+  };
 }
 
-/** Map a weight to a number from 0 to 1 on a colour scale.
- *  @param {number} weight @param {number} maximum @param {Scale} scale */
-export function shade(weight, maximum, scale) {
-  const share = maximum > 0 ? Math.min(1, weight / maximum) : 0;
-  if (scale === "sqrt") return Math.sqrt(share);
-  if (scale === "log") return share <= 1e-4 ? 0 : 1 + Math.log10(share) / 4;
-  return share;
+/** @param {number[][]} stops */
+function table(stops) {
+  const colours = new Uint8ClampedArray(STEPS * 4);
+  for (let i = 0; i < STEPS; i++) {
+    const share = i / (STEPS - 1);
+    const at = share < FAINT ? share / FAINT : 1 + ((share - FAINT) / (1 - FAINT)) * (stops.length - 2);
+    const low = Math.min(Math.floor(at), stops.length - 2);
+    for (let channel = 0; channel < 3; channel++) {
+      colours[4 * i + channel] = Math.round(stops[low][channel] + (at - low) * (stops[low + 1][channel] - stops[low][channel]));
+    }
+    colours[4 * i + 3] = 255;
+  }
+  return colours;
 }
 
 /** Return an image with one pixel per cell.
- *  @param {Float32Array} cells @param {number} width @param {number} maximum @param {Scale} scale
- *  @param {Uint8ClampedArray} table */
-export function pixels(cells, width, maximum, scale, table) {
+ *  @param {Float32Array} cells @param {number} width @param {(weight: number, row: number) => number} shade
+ *  @param {Palette} palette @param {Float32Array | null} rows largest magnitude of each row, if `shade` needs it */
+export function pixels(cells, width, shade, palette, rows = null) {
   const image = new ImageData(width, cells.length / width);
   // Write whole pixels, not single bytes.
   const words = new Uint32Array(image.data.buffer);
-  const colours = new Uint32Array(table.buffer, table.byteOffset, 256);
-  for (let i = 0; i < cells.length; i++) words[i] = colours[Math.round(255 * shade(cells[i], maximum, scale))];
+  const [positive, negative, masked, notFinite] = [palette.positive, palette.negative, palette.masked, palette.notFinite]
+    .map((colours) => new Uint32Array(colours.buffer, colours.byteOffset));
+  for (let i = 0; i < cells.length; i++) {
+    const share = shade(cells[i], rows ? rows[Math.floor(i / width)] : 0);
+    if (share >= 0) words[i] = positive[Math.round((STEPS - 1) * share)];
+    else if (share === MASKED) words[i] = masked[0];
+    else words[i] = share < 0 ? negative[Math.round((1 - STEPS) * share)] : notFinite[0];
+  }
   return image;
 }
 
-/** Return the CSS colour of a number from 0 to 1.
- *  @param {Uint8ClampedArray} table @param {number} share */
-export function cssColour(table, share) {
-  const i = 4 * Math.round(255 * share);
-  return `rgb(${table[i]} ${table[i + 1]} ${table[i + 2]})`;
+/** @param {Palette} palette @param {number} share from −1 to 1, NaN or `MASKED` @returns {ArrayLike<number>} red, green, blue */
+export function colourOf(palette, share) {
+  if (share === MASKED) return palette.masked;
+  if (Number.isNaN(share)) return palette.notFinite;
+  const at = 4 * Math.round((STEPS - 1) * Math.abs(share));
+  return (share < 0 ? palette.negative : palette.positive).subarray(at, at + 4);
 }
 
-/** Return a text colour that is readable on the colour of a number from 0 to 1.
- *  @param {Uint8ClampedArray} table @param {number} share */
-export function inkOn(table, share) {
-  const i = 4 * Math.round(255 * share);
-  const light = 0.299 * table[i] + 0.587 * table[i + 1] + 0.114 * table[i + 2];
-  return light > 140 ? "#10141b" : "#ffffff";
+/** Return the CSS colour of a share.
+ *  @param {Palette} palette @param {number} share */
+export function cssColour(palette, share) {
+  const [red, green, blue] = Array.from(colourOf(palette, share));
+  return `rgb(${red} ${green} ${blue})`;
+}
+
+/** Return a text colour that is readable on the colour of a share.
+ *  @param {Palette} palette @param {number} share */
+export function inkOn(palette, share) {
+  const [red, green, blue] = Array.from(colourOf(palette, share));
+  return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#10141b" : "#ffffff";
 }

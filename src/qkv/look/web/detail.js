@@ -1,9 +1,12 @@
 // The detail view of one head: its map, its tokens, and the keys with the largest weights for the selected query.
 
-import { createElement, formatWeight } from "./dom.js";
+import { codesOf, dequantize, formatWeight } from "./codes.js";
+import { createElement } from "./dom.js";
+import { fillLegend } from "./legend.js";
 import { MapView } from "./map.js";
+import { countKeys, errorOf, groupsOf, merge, nameOf, reduce, strongest } from "./matrix.js";
+import { shadeOf } from "./range.js";
 import { Steps } from "./steps.js";
-import { dequantize, groupsOf, maxWeight, merge, nameOf, reduce, strongest } from "./matrix.js";
 import { Tiles } from "./tiles.js";
 import { fillTable, Tokens } from "./tokens.js";
 
@@ -18,7 +21,7 @@ const TOP = 10;
  *  @property {string} name @property {string} model @property {string} kind self, cross or decoder
  *  @property {Side} queries @property {Side | null} keys null: the same as the queries
  *  @property {{name: string, heads: string[]}[]} layers
- *  @property {number[][]} scales the largest weight of each head
+ *  @property {{maximum: number, minimum: number, exponent: number, normalized: boolean}[][]} ranges of each head
  *  @property {Record<string, {role: string, score: number, baseline: number}[]>} roles by "layer,head"
  *  @property {string} [note] a remark shown beside the maps
  *  @property {boolean} [steps] queries were generated one after another
@@ -27,8 +30,10 @@ const TOP = 10;
 
 export class Detail {
   /** @param {import("./source.js").Source} source @param {(query: number, key: number) => void} onSelect
-   *  @param {(text: string) => void} report shows a message */
-  constructor(source, onSelect, report) {
+   *  @param {(text: string) => void} report shows a message
+   *  @param {(summary: import("./range.js").Summary) => import("./range.js").Range} range chooses the colour range
+   *  @param {() => void} moved called when another part of the map is visible */
+  constructor(source, onSelect, report, range, moved) {
     this.source = source;
     this.onSelect = onSelect;
     this.report = report;
@@ -36,12 +41,14 @@ export class Detail {
     this.map = new MapView({
       hover: (row, column) => this.#point(row, column, false),
       pick: (row, column) => this.#point(row, column, true),
+      range, moved,
+      coloured: () => this.#coloured(),
       label: "attention map",
     });
     this.queries = new Tokens("queries: select a token", (at) => this.#point(at, this.key, true), (at) => this.#point(at, this.key, false));
     this.keys = new Tokens("keys", (at) => this.#point(this.query, at, true), (at) => this.#point(this.query, at, false));
     this.readout = createElement("output", { class: "readout", "aria-live": "polite" });
-    this.bar = createElement("div", { class: "bar", "aria-hidden": "true" });
+    this.bar = createElement("div", { class: "bar" });
     this.top = createElement("div", { class: "top" });
     this.badges = createElement("ul", { class: "badges", "aria-label": "roles of this head" });
     this.steps = new Steps((at) => this.#point(at, this.key, true));
@@ -72,23 +79,25 @@ export class Detail {
     if (view.levels) {
       await this.#showTiled(view, index, layer, head, request);
     } else {
-      const codes = await this.source.map(index, layer, head);
+      const bytes = await this.source.map(index, layer, head);
       if (request !== this.request) return;
       const rows = groupsOf(view.queries, options.words, options.hide);
       const columns = groupsOf(keys, options.words, options.hide);
-      const weights = merge(dequantize(codes, view.scales[layer][head]), keys.tokens.length, rows, columns);
+      const { exponent, normalized } = view.ranges[layer][head];
+      const single = dequantize(codesOf(bytes), exponent);
+      const weights = merge(single, keys.tokens.length, rows, columns);
+      const error = errorOf(single, keys.tokens.length, rows, columns);
       const matrix = {
-        weights,
+        weights, error,
         queries: rows.map((group) => nameOf(view.queries, group)),
         keys: columns.map((group) => nameOf(keys, group)),
-        maximum: maxWeight(weights),
       };
       this.matrix = matrix;
       const width = matrix.keys.length;
       this.mapData = {
         query: (/** @type {number} */ row) => matrix.queries[row],
         key: (/** @type {number} */ column) => matrix.keys[column],
-        rows: matrix.queries.length, columns: width, maximum: matrix.maximum,
+        rows: matrix.queries.length, columns: width, counts: countKeys(weights, width), normalized, error,
         cells: (/** @type {any} */ part, /** @type {number} */ height, /** @type {number} */ across, /** @type {any} */ reduction) =>
           reduce(weights, width, part, height, across, reduction),
         weight: (/** @type {number} */ row, /** @type {number} */ column) => weights[row * width + column],
@@ -102,10 +111,9 @@ export class Detail {
     this.key = Math.min(this.key, this.mapData.columns - 1);
     this.self = self;
     this.map.reduction = options.reduction;
-    this.map.scale = options.scale;
-    this.map.table = options.table;
+    this.map.palette = options.palette;
     this.map.show(this.mapData);
-    this.#bar();
+    this.#coloured();
     this.#point(this.query, this.key, true, false);
     this.element.removeAttribute("aria-busy");
   }
@@ -113,14 +121,16 @@ export class Detail {
   /** @param {View} view @param {number} index @param {number} layer @param {number} head @param {number} request */
   async #showTiled(view, index, layer, head, request) {
     const keys = view.keys || view.queries;
+    const bytes = await /** @type {any} */ (this.source.counts)(index, layer, head);
+    const { exponent, normalized } = view.ranges[layer][head];
     const tiles = new Tiles(
       {
         queries: view.queries.tokens, keys: keys.tokens, levels: view.levels || 0, base: view.base || 0,
         overview: view.overview || [1, 1],
-        maximum: view.scales[layer][head],
+        exponent, normalized, counts: new Uint32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength)),
         tile: (level, y, x) => /** @type {any} */ (this.source.tile)(index, layer, head, level, y, x),
       },
-      () => this.map.draw(),
+      () => this.map.refresh(),
     );
     await tiles.first();
     if (request !== this.request) return;
@@ -162,8 +172,7 @@ export class Detail {
     const shaded = this.self ? this.queries : this.keys;
     if (!this.self) this.keys.build(names.keys, column, this.options.maxTokens);
     if (changed || select) {
-      const paint = () =>
-        shaded.paint((at) => mapData.weight(row, at) || 0, mapData.maximum, this.options.scale, this.options.table);
+      const paint = () => this.#paintTokens();
       paint();
       this.#table(row);
       // A tiled map loads the weights of a query when it is selected.
@@ -188,7 +197,7 @@ export class Detail {
     const mapData = /** @type {any} */ (this.mapData);
     const [row, column] = [this.query, this.key];
     const weight = mapData.weight(row, column);
-    const text = weight === null ? "…" : formatWeight(weight);
+    const text = weight === null ? "…" : formatWeight(weight, mapData.error(row, column));
     this.readout.textContent = `“${mapData.query(row)}” (${row}) → “${mapData.key(column)}” (${column}): ${text}`;
   }
 
@@ -211,7 +220,7 @@ export class Detail {
     }
     fillTable(
       this.top, mapData.query(row),
-      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.key(entry.key) })),
+      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.key(entry.key), error: mapData.error(row, entry.key) })),
       (key) => this.#point(row, key, true),
     );
   }
@@ -225,20 +234,18 @@ export class Detail {
     this.badges.hidden = roles.length === 0;
   }
 
-  #bar() {
-    const mapData = /** @type {any} */ (this.mapData);
-    const { table, scale } = this.options;
-    const stops = Array.from({ length: 9 }, (_, i) => {
-      const at = 4 * Math.round((255 * i) / 8);
-      return `rgb(${table[at]} ${table[at + 1]} ${table[at + 2]})`;
-    });
-    const colours = createElement("span", { class: "colours" });
-    colours.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
-    const half = { linear: 0.5, sqrt: 0.25, log: 0.01 }[/** @type {"linear"} */ (scale)] * mapData.maximum;
-    const low = scale === "log" ? mapData.maximum / 10000 : 0;
-    this.bar.replaceChildren(
-      createElement("span", { text: formatWeight(low) }), colours, createElement("span", { text: formatWeight(mapData.maximum) }),
-      createElement("span", { class: "middle", text: `middle colour: ${formatWeight(half)}` }),
-    );
+  /** Shade the tokens by their weights for the selected query. */
+  #paintTokens() {
+    const { mapData } = this;
+    if (!mapData || !this.map.range) return;
+    const shaded = this.self ? this.queries : this.keys;
+    shaded.paint((at) => mapData.weight(this.query, at) ?? 0, shadeOf(this.map.range), this.options.palette);
+  }
+
+  /** Update the legend and the tokens to the colours of the map. */
+  #coloured() {
+    if (!this.map.range || !this.options) return;
+    fillLegend(this.bar, this.map.range, this.options.palette);
+    this.#paintTokens();
   }
 }

@@ -17,12 +17,12 @@ export function createElement(tag, attributes = {}, children = []) {
 
 /** Create a drop-down list with its label.
  *  @param {string} label @param {[string, string][]} options value and text of each
- *  @param {string} selected @param {(value: string) => void} change */
-export function createSelect(label, options, selected, change) {
+ *  @param {string} selected @param {(value: string) => void} change @param {string} [style] class of the list */
+export function createSelect(label, options, selected, change, style) {
   // The options may be truncated, so the tooltip shows the whole selected text.
   const updateTooltip = () => (select.title = select.selectedOptions[0]?.textContent || "");
   const select = /** @type {HTMLSelectElement} */ (
-    createElement("select", { onchange: () => { updateTooltip(); change(select.value); } },
+    createElement("select", { class: style, onchange: () => { updateTooltip(); change(select.value); } },
       options.map(([value, text]) => createElement("option", { value, text, selected: value === selected })))
   );
   updateTooltip();
@@ -47,10 +47,4 @@ export function download(name, content, type) {
   link.click();
   link.remove();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
-}
-
-/** Format a weight for display.
- *  @param {number} weight */
-export function formatWeight(weight) {
-  return weight >= 0.0005 || weight === 0 ? weight.toFixed(3) : weight.toExponential(1);
 }

@@ -3,13 +3,16 @@
 // It follows the anywidget contract: `model.get("meta")` describes the views, and a source returns the maps as bytes.
 
 import { createCheckBox, createElement, createSelect } from "./dom.js";
-import { colourTable } from "./colour.js";
+import { paletteOf } from "./colour.js";
 import { Detail } from "./detail.js";
 import { Overview } from "./overview.js";
 import { save } from "./save.js";
+import { mergeSummaries, rangeOf } from "./range.js";
 import { fromKernel } from "./source.js";
 
-const SCALES = /** @type {[string, string][]} */ ([["linear", "linear"], ["sqrt", "square root"], ["log", "logarithmic"]]);
+const SCALES = /** @type {[string, string][]} */ ([
+  ["auto", "automatic"], ["linear", "linear"], ["sqrt", "square root"], ["log", "logarithmic"], ["row", "share of the row's maximum"],
+]);
 const REDUCTIONS = /** @type {[string, string][]} */ ([["max", "maximum"], ["mean", "mean"]]);
 const KEYS =
   "Arrow keys select a head in the grid, a pair in the map, or a token. Tab moves between them. " +
@@ -33,8 +36,10 @@ function render({ model, el }) {
     compare: hashFields.has("compare") ? number("compare", meta.views.length - 1) : -1,
     query: number("query", 1e9),
     key: number("key", 1e9),
-    scale: SCALES.some(([name]) => name === hashFields.get("scale")) ? hashFields.get("scale") : "sqrt",
+    scale: SCALES.some(([name]) => name === hashFields.get("scale")) ? hashFields.get("scale") : "auto",
+    top: Math.max(0, Number(hashFields.get("top")) || 0),
     cell: hashFields.get("cell") === "mean" ? "mean" : "max",
+    part: hashFields.get("part") || "",
     words: hashFields.get("words") === "1",
     hide: hashFields.get("hide") === "1",
     dark: hashFields.has("dark") ? hashFields.get("dark") === "1" : matchMedia("(prefers-color-scheme: dark)").matches,
@@ -49,26 +54,49 @@ function render({ model, el }) {
     if (from === first && state.compare >= 0 && same) second.go(query, key);
     link();
   };
-  const first = new Detail(source, (q, k) => onSelect(first)(q, k), (text) => report(text));
-  const second = new Detail(source, () => {}, (text) => report(text));
+  /** Return the colour range of a picture. Maps that are shown side by side share a range.
+   *  @param {Detail} detail @param {Detail} other @param {import("./range.js").Summary} summary */
+  const rangeFor = (detail, other, summary) => {
+    const beside = state.compare >= 0 && other.map.mapData ? other.map.picture?.summary : null;
+    const range = rangeOf(beside ? mergeSummaries([summary, beside]) : summary, /** @type {any} */ (state.scale), state.top);
+    if (beside && other.map.canvas.dataset.range !== JSON.stringify(range)) other.map.draw();
+    return range;
+  };
+  const first = new Detail(source, (q, k) => onSelect(first)(q, k), (text) => report(text), (summary) => rangeFor(first, second, summary), () => {
+    state.part = first.map.place;
+    link();
+  });
+  const second = new Detail(source, () => {}, (text) => report(text), (summary) => rangeFor(second, first, summary), () => {});
   const overview = new Overview((l, h) => selectHead(l, h));
   const status = createElement("div", { class: "status", role: "status" });
   const note = createElement("p", { class: "hint" });
+  const legend = createElement("p", { class: "hint" });
   const details = createElement("div", { class: "details" }, [first.element, second.element]);
   const controls = createElement("div", { class: "controls" });
   el.replaceChildren(
     createElement("div", { class: "head" }, [createElement("h1", { text: meta.title }), controls]),
     createElement("div", { class: "body" }, [
-      createElement("nav", { "aria-label": "heads" }, [overview.element, note, createElement("p", { class: "hint", text: KEYS })]), details,
+      createElement("nav", { "aria-label": "heads" }, [overview.element, legend, note, createElement("p", { class: "hint", text: KEYS })]), details,
     ]),
     status,
   );
 
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let linking;
+
+  /** Update the address, at most ten times per second, because browsers limit the rate. */
   function link() {
-    if (!linked) return;
+    if (!linked || linking) return;
+    linking = setTimeout(() => {
+      linking = undefined;
+      writeLink();
+    }, 100);
+  }
+
+  function writeLink() {
     const hash = new URLSearchParams();
     for (const [name, value] of Object.entries(state)) {
-      if (name === "compare" && value === -1) continue;
+      if ((name === "compare" && value === -1) || (["top", "part"].includes(name) && !value)) continue;
       hash.set(name, typeof value === "boolean" ? (value ? "1" : "0") : String(value));
     }
     history.replaceState(null, "", `#${hash}`);
@@ -83,8 +111,7 @@ function render({ model, el }) {
   }
 
   async function refresh() {
-    const table = colourTable(state.dark);
-    const options = { ...state, reduction: state.cell, table, maxTokens: state.compare >= 0 ? 200 : undefined };
+    const options = { ...state, reduction: state.cell, palette: paletteOf(state.dark), maxTokens: state.compare >= 0 ? 200 : undefined };
     try {
       await show(first, state.view, options);
       second.element.hidden = state.compare < 0;
@@ -108,6 +135,9 @@ function render({ model, el }) {
     return detail.show(view, index, layer, head, options);
   }
 
+  /** @type {Promise<Uint8Array>} */
+  let thumbnails = Promise.resolve(new Uint8Array());
+
   async function restart() {
     const view = meta.views[state.view];
     el.dataset.theme = state.dark ? "dark" : "light";
@@ -120,10 +150,19 @@ function render({ model, el }) {
       return `${view.layers[l].name}, ${view.layers[l].heads[h]}${roles ? `: ${roles}` : ""}`;
     });
     overview.select(state.layer, state.head);
-    const thumbnails = source.thumbnails(state.view);
-    await refresh();
+    thumbnails = source.thumbnails(state.view);
+    await Promise.all([refresh(), paintOverview()]);
+  }
+
+  async function paintOverview() {
+    const view = meta.views[state.view];
     try {
-      overview.paint(await thumbnails, meta.thumbnail_size, colourTable(state.dark));
+      const bytes = await thumbnails;
+      if (view !== meta.views[state.view]) return;
+      legend.textContent = overview.paint(bytes, {
+        side: meta.thumbnail_size, palette: paletteOf(state.dark), scale: /** @type {any} */ (state.scale), top: state.top,
+        ranges: view.ranges.flat(), queries: view.queries.tokens.length, keys: (view.keys || view.queries).tokens.length,
+      });
     } catch (error) {
       report(`The overview could not be loaded: ${error instanceof Error ? error.message : error}`);
     }
@@ -149,6 +188,11 @@ function render({ model, el }) {
       }
     },
   }));
+  const top = /** @type {HTMLInputElement} */ (createElement("input", {
+    type: "number", min: 0, step: "any", class: "number", placeholder: "automatic", value: state.top || null, disabled: state.scale === "row",
+    title: "Weight from which on the colour is darkest; empty: automatic",
+    onchange: () => { state.top = Math.max(0, Number(top.value) || 0); refresh(); paintOverview(); },
+  }));
   const name = () => `attention-${state.layer}-${state.head}`;
   const savers = /** @type {("png" | "svg" | "json")[]} */ (["png", "svg", "json"]).map((kind) =>
     createElement("button", {
@@ -160,7 +204,8 @@ function render({ model, el }) {
       createSelect("Text", views, String(state.view), (value) => { state.view = Number(value); restart(); }),
       createSelect("Compare with", [["-1", "none"], ...views], String(state.compare), (value) => { state.compare = Number(value); refresh(); }),
     ] : []),
-    createSelect("Scale", SCALES, /** @type {string} */ (state.scale), (value) => { state.scale = value; refresh(); }),
+    createSelect("Scale", SCALES, /** @type {string} */ (state.scale), (value) => { state.scale = value; top.disabled = value === "row"; refresh(); paintOverview(); }, "scale"),
+    createElement("label", { class: "control" }, [createElement("span", { text: "Colour limit" }), top]),
     createSelect("Cell value", REDUCTIONS, state.cell, (value) => { state.cell = value; refresh(); }),
     createCheckBox("Whole words", state.words, (on) => { state.words = on; refresh(); }),
     createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; refresh(); }),
@@ -171,7 +216,10 @@ function render({ model, el }) {
       meta.html ? createElement("a", { href: meta.html, download: "attention.html", text: "HTML", "aria-label": "Save as HTML" }) : null,
     ]),
   );
-  restart();
+  // A link that is entered into the address of the open page. The page itself changes the address without this event.
+  if (linked) addEventListener("hashchange", () => render({ model, el }), { once: true });
+  const visited = state.part;
+  restart().then(() => visited && first.map.visit(visited));
 }
 
 /** Create the tokens of numbered axes, because the server sends only their number.

@@ -2,23 +2,28 @@
 
 import { createElement } from "./dom.js";
 import { pixels } from "./colour.js";
+import { NOT_SHARES, shadeOf, summarize, uniformWeight } from "./range.js";
 
 /** The data of a map: a matrix in memory, or tiles loaded on demand.
  *  @typedef {Object} MapData
  *  @property {(row: number) => string} query the token of a query
  *  @property {(column: number) => string} key
  *  @property {number} rows @property {number} columns
- *  @property {number} maximum the largest weight
+ *  @property {ArrayLike<number>} counts number of keys that each query may attend to
+ *  @property {boolean} normalized whether the weights are shares of 1
  *  @property {(part: [number, number, number, number], height: number, width: number, reduction: "max" | "mean")
  *    => Float32Array} cells
- *  @property {(row: number, column: number) => number | null} weight null: not loaded yet */
+ *  @property {(row: number, column: number) => number | null} weight null: not loaded yet
+ *  @property {(row: number, column: number) => number} error largest difference from the exact weight */
 
 const MARGIN = { left: 92, top: 8, right: 10, bottom: 76 };
 const LABEL = 13;
 
 export class MapView {
   /** @param {{hover: (row: number, column: number) => void, pick: (row: number, column: number) => void,
-   *    label: string}} handlers */
+   *    range: (summary: import("./range.js").Summary) => import("./range.js").Range, coloured: () => void,
+   *    moved: () => void, label: string}} handlers `range` chooses the colour range of a picture, `coloured` is called
+   *    when it changed, and `moved` when another part of the map is visible */
   constructor(handlers) {
     this.handlers = handlers;
     this.canvas = /** @type {HTMLCanvasElement} */ (
@@ -37,8 +42,16 @@ export class MapView {
     this.part = [0, 0, 1, 1];
     this.cursor = [0, 0];
     this.reduction = /** @type {"max" | "mean"} */ ("max");
-    this.scale = /** @type {import("./colour.js").Scale} */ ("sqrt");
-    this.table = new Uint8ClampedArray(1024);
+    /** @type {import("./colour.js").Palette | null} */
+    this.palette = null;
+    /** the colour range of the picture
+     *  @type {import("./range.js").Range | null} */
+    this.range = null;
+    /** @type {{key: string, cells: Float32Array, width: number, summary: import("./range.js").Summary} | null} */
+    this.picture = null;
+    /** the painted picture @type {{key: string, canvas: OffscreenCanvas} | null} */
+    this.painted = null;
+    this.version = 0;
     this.drawn = 0;
     /** @type {number[] | null} */
     this.dragged = null;
@@ -58,7 +71,29 @@ export class MapView {
     const same = this.mapData && this.mapData.rows === mapData.rows && this.mapData.columns === mapData.columns;
     this.mapData = mapData;
     if (!same) this.resetZoom();
+    this.refresh();
+  }
+
+  /** Draw again after weights have been loaded. */
+  refresh() {
+    this.version++;
     this.draw();
+  }
+
+  /** The visible part as text, for a link; empty if the whole map is visible. */
+  get place() {
+    const { mapData, part } = this;
+    return mapData && (part[2] < mapData.rows || part[3] < mapData.columns) ? part.join(",") : "";
+  }
+
+  /** Show the part of the map that a link names. @param {string} place from `place` */
+  visit(place) {
+    const part = place.split(",").map(Number);
+    const { mapData } = this;
+    if (!mapData || part.length !== 4 || !part.every((one) => Number.isInteger(one) && one >= 0) || !part[2] || !part[3]) return;
+    const [top, left, rows, columns] = part;
+    this.part = [top, left, Math.min(rows, mapData.rows), Math.min(columns, mapData.columns)];
+    this.#keepInside();
   }
 
   /** Reset the zoom. */
@@ -104,16 +139,45 @@ export class MapView {
     pen.scale(ratio, ratio);
     const height = Math.max(1, Math.min(part[2], Math.floor(box.height * ratio)));
     const width = Math.max(1, Math.min(part[3], Math.floor(box.width * ratio)));
-    const cells = mapData.cells(part, height, width, this.reduction);
-    const image = pixels(cells, width, mapData.maximum, this.scale, this.table);
-    const cellCanvas = new OffscreenCanvas(width, height);
-    /** @type {OffscreenCanvasRenderingContext2D} */ (cellCanvas.getContext("2d")).putImageData(image, 0, 0);
+    const painted = this.#paint(mapData, height, width);
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(cellCanvas, box.x, box.y, box.width, box.height);
+    pen.drawImage(painted, box.x, box.y, box.width, box.height);
     this.#axes(pen, mapData);
     this.#cursor(pen);
-    canvas.dataset.part = part.join(",");
+    if (canvas.dataset.part !== part.join(",")) {
+      canvas.dataset.part = part.join(",");
+      this.handlers.moved();
+    }
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
+  }
+
+  /** Return the picture of the visible part, which changes only with the part, the weights and the colours.
+   *  @param {MapData} mapData @param {number} height @param {number} width in cells */
+  #paint(mapData, height, width) {
+    const { part, reduction } = this;
+    const key = JSON.stringify([this.version, part, height, width, reduction]);
+    if (this.picture?.key !== key) {
+      const cells = mapData.cells(part, height, width, reduction);
+      const uniform = mapData.normalized ? uniformWeight(Array.prototype.slice.call(mapData.counts, part[0], part[0] + part[2])) : NOT_SHARES;
+      const pooled = height < part[2] || width < part[3];
+      this.picture = { key, cells, width, summary: summarize(cells, uniform, pooled) };
+    }
+    const range = this.handlers.range(this.picture.summary);
+    const rangeKey = JSON.stringify(range);
+    if (this.canvas.dataset.range !== rangeKey) {
+      this.canvas.dataset.range = rangeKey;
+      this.range = range;
+      this.handlers.coloured();
+    }
+    const palette = /** @type {import("./colour.js").Palette} */ (this.palette);
+    const paintedKey = `${key}${rangeKey}${palette.positive[0]}`;
+    if (this.painted?.key !== paintedKey) {
+      const image = pixels(this.picture.cells, width, shadeOf(range), palette, rowMaxima(this.picture.cells, width));
+      const canvas = new OffscreenCanvas(width, height);
+      /** @type {OffscreenCanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
+      this.painted = { key: paintedKey, canvas };
+    }
+    return this.painted.canvas;
   }
 
   /** @param {CanvasRenderingContext2D} pen @param {MapData} mapData */
@@ -282,6 +346,17 @@ export class MapView {
     }
     this.#keepInside();
   }
+}
+
+/** Return the largest finite magnitude of each row. @param {Float32Array} cells @param {number} width */
+export function rowMaxima(cells, width) {
+  const maxima = new Float32Array(cells.length / width);
+  for (let i = 0; i < cells.length; i++) {
+    const magnitude = Math.abs(cells[i]);
+    const row = Math.floor(i / width);
+    if (magnitude > maxima[row] && magnitude < Infinity) maxima[row] = magnitude;
+  }
+  return maxima;
 }
 
 /** Return the indices to label, which are every n-th index so that labels do not overlap.

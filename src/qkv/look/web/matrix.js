@@ -1,20 +1,13 @@
-// Functions on dense maps: dequantize weights, merge tokens into words, and leave out special tokens.
+// Functions on dense maps: merge tokens into words, leave out special tokens, and reduce to the screen resolution.
 
-/** A map of weights with the tokens of its axes.
+import { halfUnit, MASKED } from "./codes.js";
+
+/** A map of weights with the tokens of its axes. Masked pairs have the weight `MASKED`.
  *  @typedef {Object} Matrix
  *  @property {Float32Array} weights queries × keys, row by row
  *  @property {string[]} queries
  *  @property {string[]} keys
- *  @property {number} maximum the largest weight */
-
-/** Convert codes, 255 · √(weight / scale), to weights; the error of a weight is at most scale / 255.
- *  @param {Uint8Array} codes @param {number} scale */
-export function dequantize(codes, scale) {
-  const table = Float32Array.from({ length: 256 }, (_, code) => (code / 255) ** 2 * scale);
-  const weights = new Float32Array(codes.length);
-  for (let i = 0; i < codes.length; i++) weights[i] = table[codes[i]];
-  return weights;
-}
+ *  @property {(row: number, column: number) => number} error largest difference from the exact weight */
 
 /** Return lists of token indices, one for each group of tokens.
  *  @param {{tokens: string[], words: number[], special: boolean[]}} side
@@ -40,42 +33,72 @@ export function nameOf(side, group) {
 }
 
 /** Merge tokens into words: average over the tokens of a query and sum over the tokens of a key, which preserves
- *  the row sums (Clark et al. 2019).
+ *  the row sums (Clark et al. 2019). A word is masked if all its pairs are masked.
  *  @param {Float32Array} weights @param {number} width number of keys
  *  @param {number[][]} rows @param {number[][]} columns
  *  @returns {Float32Array} */
 export function merge(weights, width, rows, columns) {
-  const single = (/** @type {number[][]} */ groups) => groups.every((group, i) => group.length === 1 && group[0] === i);
-  if (columns.length === width && rows.length * width === weights.length && single(rows) && single(columns)) return weights;
+  if (areSingle(rows, weights.length / width) && areSingle(columns, width)) return weights;
   const merged = new Float32Array(rows.length * columns.length);
   rows.forEach((row, r) => {
     columns.forEach((column, c) => {
-      let sum = 0;
-      for (const i of row) for (const j of column) sum += weights[i * width + j];
-      merged[r * columns.length + c] = sum / row.length;
+      let [sum, masked] = [0, true];
+      for (const i of row) {
+        for (const j of column) {
+          const weight = weights[i * width + j];
+          if (weight === MASKED) continue;
+          masked = false;
+          sum += weight;
+        }
+      }
+      merged[r * columns.length + c] = masked ? MASKED : sum / row.length;
     });
   });
   return merged;
 }
 
-/** Return the largest weight.
- *  @param {Float32Array} weights */
-export function maxWeight(weights) {
-  let maximum = 0;
-  for (const weight of weights) if (weight > maximum) maximum = weight;
-  return maximum;
+/** Return the function that bounds the error of a merged weight. The error of a single weight is 0, because its code
+ *  has the digits that are shown.
+ *  @param {Float32Array} weights before merging @param {number} width @param {number[][]} rows @param {number[][]} columns
+ *  @returns {(row: number, column: number) => number} */
+export function errorOf(weights, width, rows, columns) {
+  return (r, c) => {
+    const [row, column] = [rows[r], columns[c]];
+    if (row.length * column.length === 1) return 0;
+    let sum = 0;
+    for (const i of row) for (const j of column) sum += halfUnit(weights[i * width + j]);
+    return sum / row.length;
+  };
 }
 
-/** Return the entries of largest weight of a row, in decreasing order.
+/** Return whether groups are single tokens in their order. @param {number[][]} groups @param {number} count of tokens */
+function areSingle(groups, count) {
+  return groups.length === count && groups.every((group, i) => group.length === 1 && group[0] === i);
+}
+
+/** Return the number of keys of each query that are not masked.
+ *  @param {Float32Array} weights @param {number} width @returns {Uint32Array} */
+export function countKeys(weights, width) {
+  const counts = new Uint32Array(weights.length / width);
+  for (let i = 0; i < weights.length; i++) if (weights[i] !== MASKED) counts[Math.floor(i / width)]++;
+  return counts;
+}
+
+/** Return the entries of largest magnitude of a row, in decreasing order, without masked keys.
  *  @param {Matrix} matrix @param {number} row @param {number} count
  *  @returns {{key: number, weight: number}[]} */
 export function strongest(matrix, row, count) {
   const width = matrix.keys.length;
   const found = Array.from({ length: width }, (_, key) => ({ key, weight: matrix.weights[row * width + key] }));
-  return found.sort((a, b) => b.weight - a.weight || a.key - b.key).slice(0, count);
+  const magnitude = (/** @type {number} */ weight) => (Number.isNaN(weight) ? -1 : Math.abs(weight));
+  return found
+    .filter(({ weight }) => weight !== MASKED)
+    .sort((a, b) => magnitude(b.weight) - magnitude(a.weight) || a.key - b.key)
+    .slice(0, count);
 }
 
-/** Reduce a part of a map to the screen resolution: each cell is the maximum or the mean of the weights that it covers.
+/** Reduce a part of a map to the screen resolution: each cell is the weight of largest magnitude, or the mean of the
+ *  weights, among the pairs that it covers and that are not masked.
  *  @param {Float32Array} weights @param {number} width
  *  @param {[number, number, number, number]} part first row, first column, rows, columns
  *  @param {number} down @param {number} across number of cells
@@ -88,16 +111,19 @@ export function reduce(weights, width, [top, left, rows, columns], down, across,
     for (let x = 0; x < across; x++) {
       const x0 = left + Math.floor((x * columns) / across);
       const x1 = Math.max(x0 + 1, left + Math.floor(((x + 1) * columns) / across));
-      let maximum = 0;
-      let sum = 0;
+      let [largest, sum, count] = [0, 0, 0];
       for (let i = y0; i < y1; i++) {
         for (let j = x0; j < x1; j++) {
           const weight = weights[i * width + j];
-          if (weight > maximum) maximum = weight;
+          if (weight === MASKED) continue;
+          if (Math.abs(weight) > Math.abs(largest)) largest = weight;
           sum += weight;
+          count++;
         }
       }
-      cells[y * across + x] = reduction === "max" ? maximum : sum / ((y1 - y0) * (x1 - x0));
+      // One weight that is not finite makes the sum, and so the cell, not finite.
+      const value = reduction === "max" && !Number.isNaN(sum) ? largest : sum / count;
+      cells[y * across + x] = count ? value : MASKED;
     }
   }
   return cells;

@@ -1,6 +1,11 @@
 // A grid of thumbnails of all layers and heads; a click or the arrow keys select a head.
 
+import { dequantize, codesOf } from "./codes.js";
+import { pixels } from "./colour.js";
 import { createElement } from "./dom.js";
+import { describeRange } from "./legend.js";
+import { rowMaxima } from "./map.js";
+import { NOT_SHARES, rangeOf, shadeOf, summarize, uniformWeight } from "./range.js";
 
 /** @typedef {{name: string, heads: string[]}} Layer */
 
@@ -34,18 +39,30 @@ export class Overview {
     });
   }
 
-  /** @param {Uint8Array} bytes codes of all heads, one thumbnail after the other
-   *  @param {number} side @param {Uint8ClampedArray} table */
-  paint(bytes, side, table) {
+  /** Paint the thumbnails. All heads share a colour range, except those whose weights are not shares of 1, such as flow.
+   *  @param {Uint8Array} bytes codes of all heads, one thumbnail after the other
+   *  @param {{side: number, palette: import("./colour.js").Palette, scale: import("./range.js").Scale, top: number,
+   *    ranges: {exponent: number, normalized: boolean}[], queries: number, keys: number}} options
+   *  @returns {string} the range in words */
+  paint(bytes, { side, palette, scale, top, ranges, queries, keys }) {
     // A single image of all heads; each cell shows its part of it.
     const all = this.cells.flat();
     const canvas = document.createElement("canvas");
     canvas.width = side;
     canvas.height = side * Math.max(1, all.length);
+    const area = side * side;
+    const codes = codesOf(bytes);
+    const weights = new Float32Array(area * all.length);
+    ranges.forEach(({ exponent }, i) => weights.set(dequantize(codes.subarray(i * area, (i + 1) * area), exponent), i * area));
+    const pooled = Math.max(queries, keys) > side;
+    const shared = weights.filter((_, i) => ranges[Math.floor(i / area)].normalized);
+    const range = rangeOf(summarize(shared, uniformWeight([keys]), pooled), scale, top);
     const image = new ImageData(side, canvas.height);
-    for (let i = 0; i < image.data.length / 4; i++) {
-      image.data.set(table.subarray(4 * bytes[i], 4 * bytes[i] + 4), 4 * i);
-    }
+    ranges.forEach(({ normalized }, i) => {
+      const cells = weights.subarray(i * area, (i + 1) * area);
+      const own = normalized ? range : rangeOf(summarize(cells, NOT_SHARES, pooled), scale, 0);
+      image.data.set(pixels(cells, side, shadeOf(own), palette, rowMaxima(cells, side)).data, i * area * 4);
+    });
     /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
     canvas.toBlob((blob) => {
       if (!blob) return;
@@ -58,6 +75,9 @@ export class Overview {
       });
       this.element.dataset.painted = String(all.length);
     });
+    const others = ranges.some(({ normalized }) => !normalized);
+    const few = shared.length === 0;
+    return `Small maps: ${few ? "each has its own colour scale." : `one scale. ${describeRange(range)}${others ? " Maps whose rows do not sum to 1 have their own." : ""}`}`;
   }
 
   /** @param {number} layer @param {number} head */

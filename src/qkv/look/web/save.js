@@ -1,7 +1,11 @@
 // Save the map as a PNG or SVG image, or the weights as JSON.
 
-import { download } from "./dom.js";
+import { MASKED } from "./codes.js";
 import { pixels } from "./colour.js";
+import { download } from "./dom.js";
+import { describeRange } from "./legend.js";
+import { rowMaxima } from "./map.js";
+import { shadeOf } from "./range.js";
 
 /** Maximum number of weights in a JSON file. */
 const MAX_WEIGHTS = 1_000_000;
@@ -33,7 +37,9 @@ export function svg(detail) {
   const canvas = document.createElement("canvas");
   canvas.width = across;
   canvas.height = down;
-  const image = pixels(cells, across, mapData.maximum, map.scale, map.table);
+  const range = /** @type {import("./range.js").Range} */ (map.range);
+  const palette = /** @type {import("./colour.js").Palette} */ (map.palette);
+  const image = pixels(cells, across, shadeOf(range), palette, rowMaxima(cells, across));
   /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
   const size = 14;
   const scale = Math.min(1, 1000 / (Math.max(rows, columns) * size));
@@ -48,13 +54,14 @@ export function svg(detail) {
   for (let i = 0; i < columns; i += every) {
     labels.push(`<text transform="translate(${(i + 0.5) * step} ${height + 6}) rotate(-90)" text-anchor="end" dominant-baseline="middle">${escaped(mapData.key(left + i))}</text>`);
   }
-  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-130 -24 ${width + 150} ${height + 160}" font-family="sans-serif" font-size="11">
+  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-130 -24 ${Math.max(width, 560) + 150} ${height + 180}" font-family="sans-serif" font-size="11">
 <title>${escaped(detail.title.textContent || "")}</title>
 <text x="0" y="-10" font-weight="600">${escaped(detail.title.textContent || "")}</text>
 <image width="${width}" height="${height}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${canvas.toDataURL()}"/>
 <rect width="${width}" height="${height}" fill="none" stroke="#888" stroke-width=".5"/>
 ${labels.join("\n")}
 <text x="${width / 2}" y="${height + 125}" text-anchor="middle" font-weight="600">key (attended)</text>
+<text x="0" y="${height + 145}">${escaped(describeRange(range))}</text>
 <text transform="translate(-112 ${height / 2}) rotate(-90)" text-anchor="middle" font-weight="600">query (attends)</text>
 </svg>
 `;
@@ -73,6 +80,12 @@ export function json(detail) {
     queries: range(top, rows).map((row) => mapData.query(row)),
     keys: range(left, columns).map((column) => mapData.key(column)),
     weights: range(top, rows).map((row) =>
-      range(left, columns).map((column) => Number((mapData.weight(row, column) ?? NaN).toPrecision(4)))),
+      range(left, columns).map((column) => savedWeight(mapData.weight(row, column)))),
   });
+}
+
+/** Return a weight with the digits of its code; null if the pair is masked, or its weight is not loaded or not finite.
+ *  @param {number | null} weight */
+function savedWeight(weight) {
+  return weight === null || weight === MASKED || Number.isNaN(weight) ? null : Number(weight.toPrecision(3));
 }

@@ -5,7 +5,9 @@
  *  @property {(view: number, layer: number, head: number) => Promise<Uint8Array>} map all codes of a head
  *  @property {(view: number, layer: number, head: number, level: number, y: number, x: number)
  *    => Promise<Uint8Array>} [tile] codes of one tile: maximum, then mean
- *  @property {(view: number, layer: number, head: number, query: number) => Promise<any>} [row] */
+ *  @property {(view: number, layer: number, head: number, query: number) => Promise<any>} [row]
+ *  @property {(view: number, layer: number, head: number) => Promise<Uint8Array>} [counts] number of keys of each query,
+ *    four bytes each */
 
 /** @param {string} base base address of the page @returns {Source} */
 export function fromServer(base) {
@@ -19,6 +21,7 @@ export function fromServer(base) {
     map: (view, layer, head) => bytes(`map/${view}/${layer}/${head}`),
     tile: (view, layer, head, level, y, x) => bytes(`tile/${view}/${layer}/${head}/${level}/${y}/${x}`),
     row: async (view, layer, head, query) => fromJson(await bytes(`row/${view}/${layer}/${head}/${query}`)),
+    counts: (view, layer, head) => bytes(`key_counts/${view}/${layer}/${head}`),
   };
 }
 
@@ -40,7 +43,7 @@ export function fromParts(parts, area) {
     thumbnails: (view) => open(`thumbnails/${view}`),
     map: async (view, layer, head) => {
       const heads = await open(`layer/${view}/${layer}`);
-      return heads.subarray(head * area(view), (head + 1) * area(view));
+      return heads.subarray(2 * head * area(view), 2 * (head + 1) * area(view));
     },
   };
 }
@@ -81,5 +84,6 @@ export function fromKernel(model) {
     map: (view, layer, head) => /** @type {any} */ (send("map", view, layer, head)),
     tile: (...place) => /** @type {any} */ (send("tile", ...place)),
     row: async (...place) => fromJson(await send("row", ...place)),
+    counts: (...place) => /** @type {any} */ (send("key_counts", ...place)),
   };
 }

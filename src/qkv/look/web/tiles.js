@@ -1,19 +1,22 @@
 // Tiled maps of long texts, whose tiles are loaded at the resolution of the screen when they become visible.
 
+import { codesOf, MASKED, MASKED_CODE, weightsOfCodes } from "./codes.js";
+
 /** Cells along each side of a tile. */
 export const TILE_SIZE = 256;
 const MAX_TILES = 200;
 
 export class Tiles {
-  /** @param {{queries: string[], keys: string[], levels: number, maximum: number,
+  /** @param {{queries: string[], keys: string[], levels: number, exponent: number,
+   *    counts: ArrayLike<number>, normalized: boolean,
    *    base: number, overview: [number, number], tile: (level: number, y: number, x: number) => Promise<Uint8Array>}}
-   *    options each level above `base` pools 2 × 2 cells of the level below
+   *    options `counts` is the number of keys of each query; each level above `base` pools 2 × 2 cells of the level below
    *  @param {() => void} onLoad called after a tile is loaded */
   constructor(options, onLoad) {
     this.options = options;
     this.onLoad = onLoad;
     /** codes of the maximum and of the mean weight, in the order of loading
-     *  @type {Map<string, Uint8Array>} */
+     *  @type {Map<string, Uint16Array>} */
     this.tiles = new Map();
     /** @type {Map<string, Promise<void>>} */
     this.pending = new Map();
@@ -22,9 +25,11 @@ export class Tiles {
       key: (/** @type {number} */ column) => options.keys[column] ?? "",
       rows: options.queries.length,
       columns: options.keys.length,
-      maximum: options.maximum,
+      counts: options.counts,
+      normalized: options.normalized,
       cells: this.#reduce.bind(this),
       weight: (/** @type {number} */ row, /** @type {number} */ column) => this.#read(0, row, column, 0),
+      error: () => 0,
       loadRow: (/** @type {number} */ row, /** @type {number} */ first, /** @type {number} */ last) =>
         this.#loadRow(row, first, last),
     };
@@ -52,8 +57,8 @@ export class Tiles {
     if (!pending) {
       pending = this.options
         .tile(level, y, x)
-        .then((codes) => {
-          this.tiles.set(name, codes);
+        .then((bytes) => {
+          this.tiles.set(name, codesOf(bytes));
           this.#evict(name);
           this.onLoad();
         })
@@ -90,14 +95,14 @@ export class Tiles {
     const tile = this.tiles.get(`${level}/${y}/${x}`);
     if (!tile) return null;
     const code = tile[channel * TILE_SIZE * TILE_SIZE + (row - y * TILE_SIZE) * TILE_SIZE + (column - x * TILE_SIZE)];
-    return (code / 255) ** 2 * this.options.maximum;
+    return weightsOfCodes(this.options.exponent)[code];
   }
 
   /** Reduce a part of the map to the screen resolution: each cell is the maximum or the mean of the weights that it covers.
    *  @param {[number, number, number, number]} part @param {number} rowsOnScreen @param {number} columnsOnScreen
    *  @param {"max" | "mean"} reduction */
   #reduce([top, left, rows, columns], rowsOnScreen, columnsOnScreen, reduction) {
-    const { levels, maximum } = this.options;
+    const { levels } = this.options;
     const finest = Math.max(rows / rowsOnScreen, columns / columnsOnScreen);
     const level = Math.max(0, Math.min(levels, Math.floor(Math.log2(Math.max(1, finest)))));
     // Coarser tiles are drawn until the tiles of this level are loaded.
@@ -110,13 +115,13 @@ export class Tiles {
       if (complete) break;
     }
     const cells = new Float32Array(rowsOnScreen * columnsOnScreen);
-    const weights = Float32Array.from({ length: 256 }, (_, code) => (code / 255) ** 2 * maximum);
+    const weights = weightsOfCodes(this.options.exponent);
     const channel = reduction === "max" ? 0 : TILE_SIZE * TILE_SIZE;
     for (let y = 0; y < rowsOnScreen; y++) {
       for (let x = 0; x < columnsOnScreen; x++) {
         for (const { down, across, tiles } of levelsDrawn) {
           const weight = pool(tiles, down[2 * y], down[2 * y + 1], across[2 * x], across[2 * x + 1], channel, weights);
-          if (weight < 0) continue;
+          if (weight === null) continue;
           cells[y * columnsOnScreen + x] = weight;
           break;
         }
@@ -141,7 +146,7 @@ export class Tiles {
   /** Return the tiles of a level by row and column, and whether all are loaded. @param {number} level
    *  @param {Int32Array} down @param {Int32Array} across @param {boolean} load load the missing tiles */
   #grid(level, down, across, load) {
-    /** @type {(Uint8Array | undefined)[][]} */
+    /** @type {(Uint16Array | undefined)[][]} */
     const tiles = [];
     let complete = true;
     for (let y = Math.floor(down[0] / TILE_SIZE); y <= Math.floor(down[down.length - 1] / TILE_SIZE); y++) {
@@ -157,20 +162,25 @@ export class Tiles {
   }
 }
 
-/** Return the maximum or the mean of a range of cells; −1 if one of them is not loaded.
- *  @param {(Uint8Array | undefined)[][]} tiles @param {number} top @param {number} bottom @param {number} left
- *  @param {number} right @param {number} channel 0: maximum @param {Float32Array} weights by code */
+/** Return the maximum or the mean of a range of cells without the masked ones, `MASKED` if all are masked, and null if
+ *  one of them is not loaded.
+ *  @param {(Uint16Array | undefined)[][]} tiles @param {number} top @param {number} bottom @param {number} left
+ *  @param {number} right @param {number} channel 0: maximum @param {Float32Array} weights by code
+ *  @returns {number | null} */
 function pool(tiles, top, bottom, left, right, channel, weights) {
-  let maximum = 0;
-  let sum = 0;
+  let [maximum, sum, count] = [MASKED_CODE, 0, 0];
   for (let row = top; row <= bottom; row++) {
     for (let column = left; column <= right; column++) {
       const tile = tiles[Math.floor(row / TILE_SIZE)][Math.floor(column / TILE_SIZE)];
-      if (!tile) return -1;
+      if (!tile) return null;
       const code = tile[channel + (row % TILE_SIZE) * TILE_SIZE + (column % TILE_SIZE)];
+      if (code === MASKED_CODE) continue;
+      // Codes increase with the weights, none of which is negative.
       if (code > maximum) maximum = code;
       sum += weights[code];
+      count++;
     }
   }
-  return channel === 0 ? weights[maximum] : sum / ((bottom - top + 1) * (right - left + 1));
+  if (!count) return MASKED;
+  return channel === 0 ? weights[maximum] : sum / count;
 }

@@ -1,7 +1,8 @@
 // The tokens as text shaded by weight, and a table of the keys with the largest weights.
 
-import { createElement, formatWeight } from "./dom.js";
-import { cssColour, inkOn, shade } from "./colour.js";
+import { formatWeight } from "./codes.js";
+import { cssColour, inkOn } from "./colour.js";
+import { createElement } from "./dom.js";
 
 /** Maximum number of tokens shown; in a longer text, the tokens around the selected token are shown. */
 export const MAX_TOKENS = 560;
@@ -47,14 +48,17 @@ export class Tokens {
     return this.element.children.length;
   }
 
-  /** @param {(token: number) => number} weight @param {number} maximum
-   *  @param {import("./colour.js").Scale} scale @param {Uint8ClampedArray} table */
-  paint(weight, maximum, scale, table) {
-    for (const child of /** @type {any} */ (this.element.children)) {
-      const share = shade(weight(Number(child.dataset.at)), maximum, scale);
-      child.style.backgroundColor = cssColour(table, share);
-      child.style.color = inkOn(table, share);
-    }
+  /** @param {(token: number) => number} weight @param {(weight: number, row: number) => number} shade
+   *  @param {import("./colour.js").Palette} palette */
+  paint(weight, shade, palette) {
+    const children = /** @type {any[]} */ (Array.from(this.element.children));
+    const weights = children.map((child) => weight(Number(child.dataset.at)));
+    const largest = weights.reduce((most, one) => (Math.abs(one) > most && Math.abs(one) < Infinity ? Math.abs(one) : most), 0);
+    children.forEach((child, i) => {
+      const share = shade(weights[i], largest);
+      child.style.backgroundColor = cssColour(palette, share);
+      child.style.color = inkOn(palette, share);
+    });
   }
 
   /** @param {number} token */
@@ -119,14 +123,14 @@ export class Tokens {
 
 /** Show the keys with the largest weights for a query as a table, which screen readers can read.
  *  @param {HTMLElement} place @param {string} query
- *  @param {{name: string, key: number, weight: number}[]} rows @param {(key: number) => void} onSelect */
+ *  @param {{name: string, key: number, weight: number, error: number}[]} rows @param {(key: number) => void} onSelect */
 export function fillTable(place, query, rows, onSelect) {
   const head = createElement("tr", {}, ["key", "position", "weight"].map((text) => createElement("th", { scope: "col", text })));
-  const lines = rows.map(({ name, key, weight }) => {
+  const lines = rows.map(({ name, key, weight, error }) => {
     const line = createElement("tr", {}, [
       createElement("th", { scope: "row", text: name }),
       createElement("td", { text: String(key) }),
-      createElement("td", { text: formatWeight(weight) }),
+      createElement("td", { text: formatWeight(weight, error) }),
     ]);
     line.addEventListener("click", () => onSelect(key));
     return line;

@@ -1,0 +1,158 @@
+"""Find the pairs of query and key that a mask excludes, so that a page does not show their weights as 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Int, Num
+from qkv.look.quantize import to_numpy
+from qkv.masks import Mask
+
+if TYPE_CHECKING:
+    from qkv.interop.huggingface.attention_record import AttentionRecord
+
+__all__ = ["allowed_of_record", "excluded_cells", "infer_causal", "key_counts"]
+
+_BLOCK_PAIRS = 2**18
+"""Number of pairs that `excluded_cells` asks the mask for at a time: 256 kB of booleans."""
+
+_SAMPLED_QUERIES = 512
+"""Maximum number of queries whose allowed keys are counted one by one: 50 MB of booleans for 100,000 keys."""
+
+
+def infer_causal(maps: Sequence[Num[np.ndarray, "heads q k"]]) -> Bool[np.ndarray, "q k"] | None:
+    """Return the causal mask of attention maps if their weights show it, otherwise None.
+
+    The mask is causal if the weights of all maps are exactly 0 for keys after the query, and those of at least one map
+    are positive for all other keys. The last query is aligned with the last key.
+
+    Example:
+        >>> infer_causal([np.array([[[1.0, 0.0], [0.5, 0.5]]])]).tolist()
+        [[True, False], [True, True]]
+        >>> infer_causal([np.eye(2)[None]]) is None
+        True
+    """
+    q, k = maps[0].shape[-2:]
+    if not 1 < q <= k:
+        return None
+    allowed = np.tri(q, k, k - q, dtype=bool)
+    # A few late keys decide for most maps that are not causal.
+    if any(layer[:, 0, 1 + k - q :].any() for layer in maps) or any(layer[:, ~allowed].any() for layer in maps):
+        return None
+    found = any((panel[allowed] > 0).all() for layer in maps for panel in layer)
+    return allowed if found else None
+
+
+def allowed_of_record(
+    record: AttentionRecord, weights: Num[np.ndarray, "heads q k"], element: int = 0
+) -> Bool[np.ndarray, "*#heads q k"] | None:
+    """Return the pairs that the mask of a recorded call allows, or None if it allows all pairs.
+
+    The mask is exact if the record has saved inputs. Otherwise it is the causal mask, if the call is causal, combined
+    with the padding of the keys.
+
+    Args:
+        record: the recorded call.
+        weights: its dense weights for the batch element.
+        element: index into the batch.
+    """
+    if record.saved is not None:
+        bound = [record.saved.bind(element, head) for head in record.heads]
+        if bound[0].mask is None:
+            return None
+        return np.stack([_allowed(call.mask, call.tile, call.value) for call in bound if call.mask is not None])
+    allowed = None
+    if record.causal:
+        q, k = weights.shape[1:]
+        # For weights that the model returned, `causal` only says that later keys have weight 0.
+        allowed = np.tri(q, k, record.query_start, dtype=bool) if record.exact else infer_causal([weights])
+    if record.key_mask is not None:
+        kept = to_numpy(record.key_mask[element]).astype(bool)[None, :]
+        allowed = np.broadcast_to(kept, weights.shape[1:]) if allowed is None else allowed & kept
+    return allowed
+
+
+def key_counts(mask: Mask | None, tile: Tile, reference: Array) -> Num[np.ndarray, " q"]:
+    """Return the number of keys that each query may attend to.
+
+    The keys of masks other than a causal one are counted for at most 512 queries; the others have the number of the
+    nearest query before them.
+
+    Args:
+        mask: a bound mask without batch axes; None: all keys.
+        tile: the tile that covers the whole call.
+        reference: an array of the call.
+    """
+    q, k = tile.q_total, tile.k_total
+    if mask is None:
+        return np.full(q, k, np.uint32)
+    start = mask.causal_offset(tile)
+    if start is not None:
+        return np.clip(np.arange(1, q + 1) + start, 0, k).astype(np.uint32)
+    sampled = np.arange(min(q, _SAMPLED_QUERIES)) * q // min(q, _SAMPLED_QUERIES)
+    counts = [_allowed(mask, tile.restrict((row, row + 1), (0, k)), reference).sum() for row in sampled.tolist()]
+    return np.repeat(np.array(counts, np.uint32), np.diff(np.append(sampled, q)))
+
+
+def excluded_cells(
+    mask: Mask | None,
+    tile: Tile,
+    reference: Array,
+    row_edges: Int[np.ndarray, " rows_and_one"],
+    column_edges: Int[np.ndarray, " columns_and_one"],
+) -> Bool[np.ndarray, "rows columns"]:
+    """Return for each cell of a map whether the mask excludes all its pairs.
+
+    Blocks of cells that the mask covers completely, or not at all, are decided at once.
+
+    Args:
+        mask: a bound mask without batch axes; None: no pair is excluded.
+        tile: the tile that covers the whole call.
+        reference: an array of the call.
+        row_edges: first query of each row of cells, and one past the last query.
+        column_edges: first key of each column of cells, and one past the last key.
+
+    Example:
+        >>> from qkv.masks import Causal
+        >>> excluded_cells(Causal(), Tile.whole(4, 4), np.zeros(()), np.array([0, 2, 4]), np.array([0, 2, 4])).tolist()
+        [[False, True], [False, False]]
+    """
+    excluded = np.zeros((len(row_edges) - 1, len(column_edges) - 1), bool)
+    blocks = [(0, excluded.shape[0], 0, excluded.shape[1])] if mask is not None else []
+    while blocks and mask is not None:
+        top, bottom, left, right = blocks.pop()
+        rows = int(row_edges[top]), int(row_edges[bottom])
+        columns = int(column_edges[left]), int(column_edges[right])
+        part = tile.restrict(rows, columns)
+        cover = mask.coverage(part)
+        if cover == "none":
+            excluded[top:bottom, left:right] = True
+        elif cover == "part":
+            down, across = bottom - top, right - left
+            pairs = (rows[1] - rows[0]) * (columns[1] - columns[0])
+            if pairs <= _BLOCK_PAIRS or (down == 1 and across == 1):
+                allowed = _allowed(mask, part, reference)
+                allowed = np.logical_or.reduceat(allowed, row_edges[top:bottom] - rows[0], axis=0)
+                excluded[top:bottom, left:right] = ~np.logical_or.reduceat(
+                    allowed, column_edges[left:right] - columns[0], axis=1
+                )
+            elif down >= across:
+                middle = top + down // 2
+                blocks += [(top, middle, left, right), (middle, bottom, left, right)]
+            else:
+                middle = left + across // 2
+                blocks += [(top, bottom, left, middle), (top, bottom, middle, right)]
+    return excluded
+
+
+def _allowed(mask: Mask, tile: Tile, reference: Array) -> Bool[np.ndarray, "rows columns"]:
+    """Return whether the mask of a single head allows each pair of a tile."""
+    shape = tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0]
+    part = mask if shape == (tile.q_total, tile.k_total) else mask.slice(slice(*tile.rows), slice(*tile.cols))
+    # On PyTorch, masks may return 0 and 1 as floats.
+    allowed = np.atleast_2d(to_numpy(part.allowed(tile, reference))).astype(bool)
+    return np.broadcast_to(allowed.reshape(allowed.shape[-2:]), shape)

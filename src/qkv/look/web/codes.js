@@ -1,0 +1,82 @@
+// Codes of 16 bits, which hold weights with three significant digits, as `qkv/look/quantize.py` defines them.
+
+/** The value of a pair that the mask excludes. Weights that are not finite are NaN, so no weight is −Infinity. */
+export const MASKED = -Infinity;
+
+/** Code of a pair that the mask excludes. */
+export const MASKED_CODE = 0;
+
+const ZERO_CODE = 32768;
+const NOT_FINITE_CODE = 65535;
+const DIGITS = 900;
+/** The value of a weight that is too small for its code; the smallest positive number of 32 bits. */
+const TINY = 2 ** -149;
+
+/** @type {Map<number, Float32Array>} */
+const decoded = new Map();
+
+/** Return the weight of each code.
+ *  @param {number} exponent of the map */
+export function weightsOfCodes(exponent) {
+  let table = decoded.get(exponent);
+  if (table) return table;
+  table = new Float32Array(65536);
+  for (let index = 1; index < ZERO_CODE; index++) {
+    const place = index - 2;
+    const decade = exponent + Math.floor(place / DIGITS) - 2;
+    const digits = (place % DIGITS) + 100;
+    const weight = place < 0 ? TINY : decade < 0 ? digits / 10 ** -decade : digits * 10 ** decade;
+    table[ZERO_CODE + index] = weight;
+    table[ZERO_CODE - index] = -weight;
+  }
+  table[MASKED_CODE] = MASKED;
+  table[NOT_FINITE_CODE] = NaN;
+  decoded.set(exponent, table);
+  return table;
+}
+
+/** Convert codes to weights.
+ *  @param {Uint16Array} codes @param {number} exponent */
+export function dequantize(codes, exponent) {
+  const table = weightsOfCodes(exponent);
+  const weights = new Float32Array(codes.length);
+  for (let i = 0; i < codes.length; i++) weights[i] = table[codes[i]];
+  return weights;
+}
+
+/** Return bytes as codes; the bytes of each code are in the order of the processor, lower byte first.
+ *  @param {Uint8Array} bytes */
+export function codesOf(bytes) {
+  const aligned = bytes.byteOffset % 2 === 0 ? bytes : bytes.slice();
+  return new Uint16Array(aligned.buffer, aligned.byteOffset, aligned.byteLength >> 1);
+}
+
+/** Return the largest difference between a decoded weight and the exact weight: half a unit of its third digit.
+ *  @param {number} weight */
+export function halfUnit(weight) {
+  const magnitude = Math.abs(weight);
+  return magnitude > 2 * TINY && magnitude < Infinity ? 0.5 * 10 ** (Math.floor(Math.log10(magnitude) + 1e-6) - 2) : 0;
+}
+
+/** Format a weight with three significant digits, or with fewer if its error leaves fewer certain.
+ *  @param {number} weight @param {number} [error] the exact weight differs from `weight` by at most this number */
+export function formatWeight(weight, error = 0) {
+  if (weight === MASKED) return "masked";
+  if (Number.isNaN(weight)) return "not a number";
+  if (weight === 0 && error === 0) return "0";
+  if (Math.abs(weight) <= 2 * TINY && error === 0) return "≈ 0";
+  for (let digits = 3; digits > 0; digits--) {
+    const [low, high] = [rounded(weight - error, digits), rounded(weight + error, digits)];
+    if (low === high) return low;
+  }
+  return `≈ ${rounded(weight, 1)}`;
+}
+
+/** @param {number} weight @param {number} digits */
+function rounded(weight, digits) {
+  // Of the decimal number, because its float of 32 bits may be on the other side of 0.0001.
+  const magnitude = Math.abs(Number(weight.toPrecision(digits)));
+  if (magnitude > 0 && magnitude < 1e-4) return weight.toExponential(digits - 1);
+  // `toPrecision` writes 1234 as 1.23e+3.
+  return magnitude >= 10 ** digits ? String(Number(weight.toPrecision(digits))) : weight.toPrecision(digits);
+}

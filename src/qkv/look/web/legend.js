@@ -1,0 +1,51 @@
+// The legend of a picture: its colour bar, and in words from which weights on cells are coloured.
+
+import { formatWeight } from "./codes.js";
+import { cssColour } from "./colour.js";
+import { createElement } from "./dom.js";
+import { FAINT, weightAt } from "./range.js";
+
+/** Show the legend of a colour range.
+ *  @param {HTMLElement} place @param {import("./range.js").Range} range @param {import("./colour.js").Palette} palette
+ *  @param {string} [also] another sentence */
+export function fillLegend(place, range, palette, also = "") {
+  const { scale, signed, top, largest, masked, notFinite } = range;
+  const row = scale === "row";
+  const colours = createElement("span", { class: "colours" });
+  const stops = Array.from({ length: 41 }, (_, i) => cssColour(palette, signed ? i / 20 - 1 : i / 40));
+  colours.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+  if (scale === "auto" && !signed) {
+    const mark = createElement("span", { class: "faint" });
+    mark.style.left = `${100 * FAINT}%`;
+    colours.append(mark);
+  }
+  const end = (/** @type {boolean} */ right) => {
+    if (row || largest <= top * 1.0005) return null;
+    const arrow = createElement("span", { class: right ? "more" : "more left", title: "there are larger weights" });
+    arrow.style.background = cssColour(palette, right ? 1 : -1);
+    return arrow;
+  };
+  const label = (/** @type {number} */ share) => (row ? String(share) : formatWeight(weightAt(range, Math.abs(share)) * Math.sign(share) || 0));
+  const swatch = (/** @type {number} */ share, /** @type {string} */ text) => {
+    const colour = createElement("span", { class: "swatch" });
+    colour.style.background = cssColour(palette, share);
+    return createElement("span", { class: "control" }, [colour, createElement("span", { text })]);
+  };
+  place.replaceChildren(
+    createElement("span", { text: label(signed ? -1 : 0) }),
+    ...[signed ? end(false) : null, colours, end(true)].filter((part) => part !== null),
+    createElement("span", { text: label(1) }),
+    ...(masked ? [swatch(-Infinity, "masked")] : []), ...(notFinite ? [swatch(NaN, "not a number")] : []),
+    createElement("span", { class: "rule", text: describeRange(range) + also }),
+  );
+}
+
+/** Say in words what the colours mean. @param {import("./range.js").Range} range */
+export function describeRange(range) {
+  const { scale, start, top, largest, rule, signed } = range;
+  const size = signed ? "magnitude" : "weight";
+  if (scale === "row") return `Colour: share of the largest ${size} in the visible part of the row.`;
+  const middle = `middle colour ${formatWeight(weightAt(range, 0.5))}, `;
+  const first = scale === "auto" ? `faint below ${formatWeight(start)} (${rule}), ` : middle;
+  return `Colour: ${first}darkest from ${formatWeight(top)}; largest ${formatWeight(largest)}.`;
+}
