@@ -1,10 +1,13 @@
 """The data sent to the browser: views, the server's responses, the exported file and the widget."""
 
 import base64
+import dataclasses
 import gzip
 import http.client
 import json
 import re
+import threading
+import time
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -14,7 +17,8 @@ from qkv.errors import DataError, OptionError, ShapeError
 from qkv.look.bundle import WEB_FILES, bundle, read_web_file
 from qkv.look.html_export import export_html, page_html
 from qkv.look.page import Page
-from qkv.look.server import ServedPage, serve_in_thread
+from qkv.look.rollout import flow
+from qkv.look.server import ServedPage, serve, serve_in_thread
 from qkv.look.views import HeadRole, TokenAxis, View
 from qkv.look.widget import respond
 
@@ -120,7 +124,10 @@ def test_no_module_loads_anything_from_elsewhere():
 
 
 def data_of(text):
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+    """Return the metadata and the compressed parts of an exported file."""
+    meta = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+    parts = dict(re.findall(r'<script type="text/plain" id="([\w/]+)">([\w+/=]+)</script>', text))
+    return {"meta": meta, "parts": parts}
 
 
 def test_an_exported_file_holds_every_map():
@@ -136,7 +143,7 @@ def test_an_exported_file_holds_every_map():
 def test_tokens_that_look_like_scripts_stay_text_in_the_file():
     text = page_html(Page.from_views(view(EVIL), "</title><script>alert(1)</script>"))
     assert data_of(text)["meta"]["views"][0]["queries"]["tokens"] == EVIL
-    assert text.count("<script") == 2
+    assert text.count("<script") == 2 + 3
     assert "<img" not in text
     assert text.split("<style>")[0].count("</title>") == 1
 
@@ -255,9 +262,9 @@ def test_a_request_that_is_too_large_is_refused_and_the_next_is_answered(server,
 def test_a_text_of_a_million_characters_is_shown_as_one(server):
     huge = View.from_weights(np.eye(2)[None, None], ["w" * 10**6, "<script>"], name="n" * 10**5)
     text = page_html(Page.from_views(huge))
-    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    data = data_of(text)
     assert data["meta"]["views"][0]["queries"]["tokens"] == ["w" * 10**6, "<script>"]
-    assert text.count("<script") == 2
+    assert text.count("<script") == 2 + 2
 
 
 def test_every_answer_forbids_other_sources_and_frames(server):
@@ -300,6 +307,41 @@ def test_the_server_reports_progress_and_errors_while_the_page_is_created():
         answer, body = get(address, address.path + "meta.json")
         assert answer.status == 500
         assert json.loads(body) == {"error": "the text is too long"}
+
+
+def test_the_browser_receives_the_reason_before_the_server_stops():
+    """`serve` raises an error of the page only after the browser has received it."""
+    addresses, answers = [], []
+
+    def create_page(progress):
+        def poll():
+            address = urlsplit(addresses[0].split()[0])
+            while not answers or answers[-1][0] == 200:
+                answer, body = get(address, address.path + "meta.json")
+                answers.append((answer.status, json.loads(body)))
+
+        addresses.append(found[0])
+        threading.Thread(target=poll, daemon=True).start()
+        while not answers:
+            time.sleep(0.01)
+        raise DataError("the text is too long")
+
+    found = []
+    with pytest.raises(DataError, match="too long"):
+        serve(create_page, browser=False, notify=found.append)
+    assert answers[-1] == (500, {"error": "the text is too long"})
+
+
+def test_flow_is_computed_for_single_pairs_of_views_with_means():
+    rng = np.random.default_rng(0)
+    means = rng.dirichlet(np.ones(3), (2, 3)).astype(np.float32)
+    one = dataclasses.replace(view(), layer_means=means)
+    page = Page.from_views([one, view()])
+    assert json.loads(page.read("flow", (0, 2, 1))) == pytest.approx(flow(means[:, None])[2, 1])
+    assert [each["flow"] for each in page.meta()["views"]] == [True, False]
+    for wrong in ((1, 2, 1), (0, 3, 0), (0, 0)):
+        with pytest.raises(LookupError):
+            page.read("flow", wrong)
 
 
 def test_two_servers_have_two_tokens():

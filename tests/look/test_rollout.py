@@ -104,3 +104,10 @@ def test_norm_weighted_attention_is_the_norm_of_each_summand_of_the_output():
 def test_invalid_arguments_are_refused_in_one_sentence(wrong, error, says):
     with pytest.raises(error, match=says):
         wrong()
+
+
+def test_the_flow_of_single_pairs_is_that_of_all_pairs():
+    pytest.importorskip("scipy")
+    weights = np.random.default_rng(0).dirichlet(np.full(9, 0.3), (3, 2, 9))
+    whole = look.flow(weights)
+    assert look.flow(weights, queries=[4, 7], keys=[0, 8, 3]) == pytest.approx(whole[[4, 7]][:, [0, 8, 3]], abs=1e-9)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from qkv.errors import DataError
-from qkv.look.text_model import TextModel, run_dense, token_axis
+from qkv.look.text_model import DenseCall, TextModel, run_dense, token_axis
 from qkv.look.views import LayerMaps, TokenAxis, View
 
 if TYPE_CHECKING:
@@ -67,13 +67,16 @@ def generation_views(
     arguments = {**encoded, "decoder_input_ids": inputs} if encoder_decoder else {"input_ids": inputs}
     steps, previous = (token_axis(text_model.tokenizer, {"input_ids": numbers}) for numbers in (outputs, inputs))
     groups: dict[str, list[LayerMaps]] = {"cross": [], "decoder": [], "self": []}
-    for call in run_dense(model, arguments, use_cache=False):
+
+    def collect(call: DenseCall) -> None:
         in_decoder = not encoder_decoder or "decoder" in call.name
         kind = "cross" if call.kind == "cross" else "decoder" if in_decoder else "self"
         generated_rows = slice(-len(steps.tokens) if kind == "decoder" else None, None)
         allowed = None if call.allowed is None else call.allowed[:, generated_rows]
         layer = f"layer {len(groups[kind])}"
         groups[kind].append(LayerMaps.from_weights(layer, call.weights[:, generated_rows], None, allowed))
+
+    run_dense(model, arguments, collect, use_cache=False)
     parts = {
         "cross": ("generated: attention to the text", steps, tokens),
         "decoder": ("generated: attention to previous tokens", steps, previous),

@@ -13,7 +13,7 @@ from qkv.look.views import View
 
 __all__ = ["REQUESTS", "Page"]
 
-REQUESTS = ("thumbnails", "map", "tile", "row", "key_counts")
+REQUESTS = ("thumbnails", "map", "tile", "row", "key_counts", "flow")
 """Names of the methods of `View` and `TiledView` that the browser may call."""
 
 
@@ -68,7 +68,7 @@ class Page:
             indices: index of the view, and the arguments of the method, such as the indices of layer and head.
 
         Returns:
-            The codes of weights; for `row`, a JSON array; for `key_counts`, one unsigned integer of 32 bits per query.
+            The codes of weights; for `row` and `flow`, JSON; for `key_counts`, four bytes per query.
 
         Raises:
             LookupError: `request` is not one of `REQUESTS`, or an index is invalid.

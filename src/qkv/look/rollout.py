@@ -54,7 +54,9 @@ def rollout(weights: ArrayLike, residual: float = 0.5) -> Float[np.ndarray, "q k
     return np.asarray(reduce(lambda product, layer: layer @ product, _mix_with_identity(weights, residual)))
 
 
-def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None = None) -> Float[np.ndarray, "q k"]:
+def flow(
+    weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None = None, keys: list[int] | None = None
+) -> Float[np.ndarray, "q k"]:
     """Compute the attention flow from each token of the last layer to each input token.
 
     Attention flow is the maximum flow in a graph whose edges connect the tokens of neighboring layers. The
@@ -63,11 +65,12 @@ def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None
     Args:
         weights: `(layers, heads, tokens, tokens)`.
         residual: share of the residual connection, from 0 to 1.
-        queries: indices of tokens of the last layer; None: all. Each query solves one maximum-flow problem per
-            token.
+        queries: indices of tokens of the last layer; None: all. Each pair of a query and a key solves one
+            maximum-flow problem, which takes 1 ms for 64 tokens in six layers and 80 ms for 512.
+        keys: indices of input tokens; None: all.
 
     Returns:
-        `(queries, tokens)`, between 0 and 1.
+        `(queries, keys)`, between 0 and 1.
 
     Raises:
         ShapeError: the weights do not have four axes, or their maps are not square.
@@ -98,8 +101,9 @@ def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None
     graph.indices, graph.indptr = graph.indices.astype(np.int32), graph.indptr.astype(np.int32)
     rows = range(tokens) if queries is None else queries
     sources = (layers * tokens + query for query in rows)
-    flows = [[maximum_flow(graph, source, key).flow_value for key in range(tokens)] for source in sources]
-    return np.reshape(flows, (len(rows), tokens)) / _UNIT
+    columns = range(tokens) if keys is None else keys
+    flows = [[maximum_flow(graph, source, key).flow_value for key in columns] for source in sources]
+    return np.reshape(flows, (len(rows), len(columns))) / _UNIT
 
 
 def gradient_weighted(weights: ArrayLike, gradients: ArrayLike) -> Float[np.ndarray, "*shape"]:
@@ -189,4 +193,8 @@ def _mix_with_identity(weights: ArrayLike, residual: float) -> Float[np.ndarray,
             f"residual must be between 0 and 1, got {residual!r}. "
             "Pass 0.5 to weight attention and the residual connection equally."
         )
-    return np.asarray(residual * np.eye(array.shape[-1]) + (1.0 - residual) * array.mean(axis=1))
+    mixed = np.asarray(array.mean(axis=1))
+    mixed *= 1.0 - residual
+    diagonal = np.arange(array.shape[-1])
+    mixed[:, diagonal, diagonal] += residual
+    return mixed

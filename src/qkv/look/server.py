@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import socket
 import threading
+import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from qkv.core.extras import require_packages
 from qkv.core.progress import Progress
 from qkv.errors import OptionError
 from qkv.look.bundle import WEB_FILES, read_web_file
-from qkv.look.html_export import page_html
+from qkv.look.html_export import html_pieces
 from qkv.look.page import REQUESTS, Page
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_ERROR_SECONDS = 5.0
+"""Maximum time for which the server waits for the browser to request the reason why a page could not be created."""
+_DELIVERY_SECONDS = 0.1
 _MAX_PATH = 500
 """Maximum number of characters in a request path; the page itself uses fewer than 100."""
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
@@ -57,6 +61,8 @@ class ServedPage:
         task, done, total: name of the current step, number of completed parts and total number of parts, which the
             browser shows while the page is created.
         token: the random part of the address.
+        opened: set when the browser has requested the page.
+        reported: set when the browser has received the error.
     """
 
     page: Page | None = None
@@ -65,6 +71,8 @@ class ServedPage:
     done: int = 0
     total: int = 1
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
+    opened: threading.Event = field(default_factory=threading.Event, repr=False)
+    reported: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def progress(self, task: str, done: int, total: int) -> None:
         """Store the name of the current step and its progress, which the browser shows."""
@@ -94,7 +102,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware
-    from starlette.responses import JSONResponse, Response
+    from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
     async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
@@ -111,7 +119,12 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
         return Response(read_web_file(name), media_type=_TYPES[name.rsplit(".", 1)[1]])
 
     def meta(_: Request) -> Response:
-        return JSONResponse(served.state(), status_code=500 if served.error else 200)
+        served.opened.set()
+        error = served.error
+        answer = JSONResponse({"error": error} if error else served.state(), status_code=500 if error else 200)
+        if error:
+            served.reported.set()
+        return answer
 
     def data(request: Request) -> Response:
         if served.page is None:
@@ -128,7 +141,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
         if served.page.tiled:
             return Response("a tiled map cannot be exported", 404)
         download = {"Content-Disposition": 'attachment; filename="attention.html"'}
-        return Response(page_html(served.page), media_type="text/html", headers=download)
+        return StreamingResponse(html_pieces(served.page), media_type="text/html", headers=download)
 
     base = f"/{served.token}"
     routes = [
@@ -235,7 +248,11 @@ def serve(
         try:
             served.page = create_page(served.progress)
         except Exception as error:
-            served.error = str(error)
+            served.error = str(error) or type(error).__name__
+            # The browser, which may still be starting, shows the reason before the server stops.
+            if browser or served.opened.is_set():
+                served.reported.wait(_ERROR_SECONDS)
+                time.sleep(_DELIVERY_SECONDS)
             raise
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
     from qkv.core.typing import Bool, Float, Int
+    from qkv.interop.huggingface.attention_record import AttentionRecord
 
 __all__ = ["DenseCall", "TextModel", "load_text_model", "model_folder", "run_dense", "token_axis"]
 
@@ -103,33 +104,33 @@ def load_text_model(path: str | os.PathLike[str] | None = None) -> TextModel:
 
 
 def run_dense(
-    model: PreTrainedModel, inputs: Mapping[str, Int[torch.Tensor, "1 _"]], **options: bool
-) -> Iterator[DenseCall]:
-    """Run a model on one input and yield the dense weights of each of its attention layers.
+    model: PreTrainedModel,
+    inputs: Mapping[str, Int[torch.Tensor, "1 _"]],
+    collect: Callable[[DenseCall], None],
+    **options: bool,
+) -> None:
+    """Run a model on one input and call a function with the dense weights of each of its attention layers.
 
-    Gradients are disabled. The weights of a layer are released when the next layer is requested.
+    Gradients are disabled. The weights of one layer at a time are in memory, unless `collect` keeps them.
 
     Args:
         model: a transformers model.
         inputs: tensor arguments of the model's `forward`.
+        collect: function that is called once per call of an attention layer, in the order of the calls.
         options: other arguments of `forward`.
-
-    Yields:
-        For each attention layer, its name, the record of its last call, its dense weights, and its mask.
     """
     import torch
 
     from qkv.interop import record
     from qkv.readouts import Dense
 
-    # The saved inputs hold the mask.
-    with torch.no_grad(), record(model, [Dense()], save_inputs=True) as recorded:
-        model(**inputs, **options)
-    for name in list(recorded.layers):
-        call = recorded.layers.pop(name)[-1]
+    def consume(name: str, call: AttentionRecord) -> None:
         weights = call.readouts[0][0].float().numpy()
-        yield DenseCall(name, call.kind, weights, allowed_of_record(call, weights))
-        del call, weights
+        collect(DenseCall(name, call.kind, weights, allowed_of_record(call, weights)))
+
+    # The saved inputs hold the mask.
+    with torch.no_grad(), record(model, [Dense()], save_inputs=True, consume=consume):
+        model(**inputs, **options)
 
 
 def token_axis(

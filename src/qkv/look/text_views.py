@@ -12,7 +12,7 @@ from qkv.core.progress import Progress, track
 from qkv.errors import DataError, OptionError
 from qkv.look.generation import generation_views
 from qkv.look.rollout import flow, rollout
-from qkv.look.text_model import TextModel, run_dense, token_axis
+from qkv.look.text_model import DenseCall, TextModel, run_dense, token_axis
 from qkv.look.tiled_map import TiledView
 from qkv.look.tiled_views import check_memory, heads_required_bytes, model_dimensions, recorded_view
 from qkv.look.views import LayerMaps, TokenAxis, View
@@ -152,24 +152,30 @@ def _dense_view(
         # Without generated tokens, the decoder has no input, so that only the encoder runs.
         model = model.get_encoder()
     layers, means, masks = [], [], []
-    for i, (_, _, weights, allowed) in enumerate(run_dense(model, inputs)):
-        layers.append(LayerMaps.from_weights(f"layer {i}", weights, None, allowed))
-        means.append(weights.mean(axis=0, dtype=np.float64))
+
+    def collect(call: DenseCall) -> None:
+        weights, allowed = call.weights, call.allowed
+        layers.append(LayerMaps.from_weights(f"layer {len(layers)}", weights, None, allowed))
+        means.append(weights.mean(axis=0))
         masks.append(np.ones(weights.shape[1:], bool) if allowed is None else allowed.any(axis=0))
-    note = ""
+
+    run_dense(model, inputs, collect)
+    note, means_of_layers = "", None
     if all_heads and len({mean.shape for mean in means}) == 1:
         # All methods need only the means over the heads of each layer.
         stacked = np.stack(means)[:, None]
-        combined = {"mean": stacked.mean(axis=(0, 1)), "rollout": rollout(stacked)}
+        means.clear()
+        combined = {"mean": stacked.mean(axis=(0, 1), dtype=np.float64), "rollout": rollout(stacked)}
         if len(tokens.tokens) <= _MAX_FLOW_TOKENS:
             combined["flow"] = flow(stacked)
         else:
             note = (
-                f"Attention flow is shown for up to {_MAX_FLOW_TOKENS} tokens, because it solves one maximum-flow "
-                "problem per pair of tokens."
+                f"For more than {_MAX_FLOW_TOKENS} tokens, attention flow is computed for single pairs: select a pair "
+                "in the map and press “Flow of this pair”. Exported files do not offer it."
             )
+            means_of_layers = stacked[:, 0].astype(np.float32)
         # Tokens reach only earlier tokens in any number of causal layers; other masks may combine to more.
         causal = all(np.array_equal(mask, masks[0]) for mask in masks) and np.array_equal(masks[0], np.tril(masks[0]))
         allowed = np.tril(np.ones_like(masks[0])) if causal else None
         layers.append(LayerMaps.from_weights("all heads", np.stack(list(combined.values())), list(combined), allowed))
-    return View(name, text_model.name, "self", tokens, None, tuple(layers), note=note)
+    return View(name, text_model.name, "self", tokens, None, tuple(layers), note=note, layer_means=means_of_layers)

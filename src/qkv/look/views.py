@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from qkv.core.typing import ArrayLike, Bool, Float, Num
 from qkv.errors import DataError, ShapeError
 from qkv.look.allowed_pairs import allowed_of_record, infer_causal
 from qkv.look.quantize import dequantize, exponent_of, quantize, thumbnails, to_numpy
+from qkv.look.rollout import flow
 
 if TYPE_CHECKING:
     from qkv.interop.huggingface.recorder import Recorder
@@ -161,6 +163,8 @@ class View:
         roles: roles of heads by (layer, head), shown as badges.
         steps: whether the queries are generated tokens, through which the user can step on the page.
         note: a remark shown beside the maps.
+        layer_means: `(layers, q, k)`, the mean over the heads of each layer, from which the attention flow of single
+            pairs is computed; None: the page does not offer it.
     """
 
     name: str
@@ -172,6 +176,7 @@ class View:
     roles: dict[tuple[int, int], tuple[HeadRole, ...]] = field(default_factory=dict)
     steps: bool = False
     note: str = ""
+    layer_means: Float[np.ndarray, "layers q k"] | None = field(default=None, repr=False)
 
     @classmethod
     def from_weights(
@@ -272,6 +277,16 @@ class View:
         """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""
         return self.layers[layer].codes[head].astype("<u2").tobytes()
 
+    def flow(self, query: int, key: int) -> bytes:
+        """Return the attention flow from a query to a key through all layers, as a JSON number.
+
+        Raises:
+            IndexError: the pair does not exist, or the view has no means of its layers.
+        """
+        if self.layer_means is None or max(query, key) >= self.layer_means.shape[-1]:
+            raise IndexError(f"query and key must exist in a view with layer_means, got {query} and {key}.")
+        return json.dumps(float(flow(self.layer_means[:, None], queries=[query], keys=[key])[0, 0])).encode()
+
     def thumbnails(self) -> bytes:
         """Return the thumbnails of all heads as codes, 32 × 32 × 2 bytes per head."""
         return b"".join(thumbnails(layer.codes).astype("<u2").tobytes() for layer in self.layers)
@@ -288,6 +303,7 @@ class View:
             "ranges": [[one.meta() for one in layer.ranges] for layer in self.layers],
             "steps": self.steps,
             "note": self.note,
+            "flow": self.layer_means is not None,
             "roles": {
                 f"{layer},{head}": [
                     {"role": role.role, "score": role.score, "baseline": role.baseline} for role in roles

@@ -6,7 +6,7 @@ import contextlib
 import fnmatch
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 import torch
@@ -39,6 +39,7 @@ def record(
     layers: Iterable[str | int] | str | int | None = None,
     heads: Iterable[int] | None = None,
     save_inputs: bool = False,
+    consume: Callable[[str, AttentionRecord], None] | None = None,
     name: str = "qkv",
 ) -> Recorder:
     """Return a context manager that collects readouts of the attention layers of a model while it runs.
@@ -58,6 +59,8 @@ def record(
             the order of the model; None for all.
         heads: indices of heads; None for all.
         save_inputs: whether to save query, key and log-sum-exp, so that `AttentionRecord.tile` can recompute weights.
+        consume: function that is called with the name of the layer and the record of each call while the model runs.
+            The `Recorder` then keeps no records, so that the weights of one layer at a time are in memory.
         name: a registered name, used if the model does not use qkv yet.
 
     Returns:
@@ -84,7 +87,7 @@ def record(
         >>> recorder.layers["encoder.layer.0.attention.self"][0].readouts[0].weights.shape
         torch.Size([1, 2, 4, 3])
     """
-    return Recorder(model, readouts, layers, heads, save_inputs, name)
+    return Recorder(model, readouts, layers, heads, save_inputs, name, consume)
 
 
 class Recorder:
@@ -105,6 +108,7 @@ class Recorder:
         heads: Iterable[int] | None = None,
         save_inputs: bool = False,
         name: str = "qkv",
+        consume: Callable[[str, AttentionRecord], None] | None = None,
     ) -> None:
         for readout in readouts:
             if not isinstance(readout, Readout):
@@ -116,7 +120,7 @@ class Recorder:
         self.layers: dict[str, list[AttentionRecord]] = {}
         self.missed: tuple[str, ...] = ()
         self.materialized: tuple[str, ...] = ()
-        self._model, self._name = model, name
+        self._model, self._name, self._consume = model, name, consume or self._keep
         self._heads = None if heads is None else tuple(heads)
         self._names = module_names(model)
         self._selected = _select_layers(self._names, layers)
@@ -166,6 +170,9 @@ class Recorder:
                 stacklevel=2,
             )
 
+    def _keep(self, name: str, record: AttentionRecord) -> None:
+        self.layers.setdefault(name, []).append(record)
+
     def _is_selected(self, name: str) -> bool:
         return self._selected is None or name in self._selected
 
@@ -201,7 +208,8 @@ class Recorder:
             key = detached.key.clone()
             saved_call = AttentionCall(detached.query, key, key[..., :1], detached.options, call.heads)
             saved = SavedCall(saved_call, log_sum_exp)
-        self.layers.setdefault(name, []).append(
+        self._consume(
+            name,
             AttentionRecord(
                 step=max(0, self.calls - 1),
                 kind=attention_kind(name, module),
@@ -215,7 +223,7 @@ class Recorder:
                 key_mask=key_padding(mask),
                 plan=observed.plan,
                 saved=saved,
-            )
+            ),
         )
 
     def _on_output(self, module: torch.nn.Module, args: tuple[object, ...], output: object) -> None:
@@ -232,7 +240,8 @@ class Recorder:
         selected = weights if self._heads is None else weights[:, list(heads)]
         _, _, q, k = weights.shape
         causal = q > 1 and q <= k and not bool((weights.triu(1 + k - q) > 0).any())
-        self.layers.setdefault(name, []).append(
+        self._consume(
+            name,
             AttentionRecord(
                 step=max(0, self.calls - 1),
                 kind=attention_kind(name, module),
@@ -243,7 +252,7 @@ class Recorder:
                 queries=q,
                 keys=k,
                 query_start=k - q if causal else 0,
-            )
+            ),
         )
         if name not in self.materialized:
             self.materialized = (*self.materialized, name)

@@ -13,7 +13,7 @@ from qkv.errors import DataError
 from qkv.look.roles.annotations import AnnotatedSentence
 from qkv.look.roles.role_table import HeadScore, RoleTable
 from qkv.look.roles.scoring import EncodedSentence, QuestionResult, position_scores, score_question
-from qkv.look.text_model import TextModel, run_dense
+from qkv.look.text_model import DenseCall, TextModel, run_dense
 
 __all__ = ["measure_roles"]
 
@@ -95,7 +95,9 @@ def _run_model(text_model: TextModel, text: str) -> tuple[EncodedSentence, list[
     )
     spans = tuple((int(a), int(b)) for a, b in encoded.pop("offset_mapping")[0])
     special = encoded.pop("special_tokens_mask")[0].bool().numpy()
-    maps = [weights for _, call, weights in run_dense(text_model.model, encoded) if call.kind == "self"]
+    calls: list[DenseCall] = []
+    run_dense(text_model.model, encoded, calls.append)
+    maps = [call.weights for call in calls if call.kind == "self"]
     return EncodedSentence(encoded["input_ids"][0].numpy(), special, spans), maps
 
 

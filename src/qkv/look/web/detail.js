@@ -24,6 +24,7 @@ const TOP = 10;
  *  @property {{maximum: number, minimum: number, exponent: number, normalized: boolean}[][]} ranges of each head
  *  @property {Record<string, {role: string, score: number, baseline: number}[]>} roles by "layer,head"
  *  @property {string} [note] a remark shown beside the maps
+ *  @property {boolean} [flow] whether the attention flow of single pairs of tokens can be computed
  *  @property {boolean} [steps] queries were generated one after another
  *  @property {number} [levels] the coarsest level of a tiled map, which has a single tile
  *  @property {number} [base] level of its overview @property {[number, number]} [overview] cells of the overview */
@@ -52,8 +53,9 @@ export class Detail {
     this.top = createElement("div", { class: "top" });
     this.badges = createElement("ul", { class: "badges", "aria-label": "roles of this head" });
     this.steps = new Steps((at) => this.#point(at, this.key, true));
+    this.flow = createElement("button", { class: "flow", text: "Flow of this pair", onclick: () => this.#computeFlow() });
     this.element = createElement("section", { class: "detail" }, [
-      this.title, this.badges, this.steps.element, this.readout,
+      this.title, this.badges, this.steps.element, createElement("div", { class: "line" }, [this.readout, this.flow]),
       createElement("div", { class: "side" }, [createElement("div", { class: "sheet" }, [this.map.canvas, this.bar]), this.top]),
       this.queries.element, this.keys.element,
     ]);
@@ -105,6 +107,9 @@ export class Detail {
     }
     const self = !view.keys;
     this.keys.element.hidden = self;
+    // The pairs of flow are single tokens, not merged words.
+    this.flow.hidden = !view.flow || !this.source.flow || options.words || options.hide;
+    this.index = index;
     this.steps.element.hidden = !view.steps;
     this.names = { queries: this.#names("query"), keys: this.#names("key") };
     this.query = Math.min(this.query, this.mapData.rows - 1);
@@ -199,6 +204,19 @@ export class Detail {
     const weight = mapData.weight(row, column);
     const text = weight === null ? "…" : formatWeight(weight, mapData.error(row, column));
     this.readout.textContent = `“${mapData.query(row)}” (${row}) → “${mapData.key(column)}” (${column}): ${text}`;
+  }
+
+  /** Compute the maximum flow of the selected pair through all layers and heads, and add it to the readout. */
+  async #computeFlow() {
+    const [query, key, index] = [this.query, this.key, this.index];
+    try {
+      const flow = await /** @type {any} */ (this.source.flow)(index, query, key);
+      if (query !== this.query || key !== this.key || index !== this.index) return;
+      this.#updateReadout();
+      this.readout.textContent += `; flow through all layers: ${formatWeight(flow)}`;
+    } catch (error) {
+      this.report(`The flow could not be computed: ${error instanceof Error ? error.message : error}`);
+    }
   }
 
   /** @param {number} row */

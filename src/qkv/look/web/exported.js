@@ -3,13 +3,14 @@
 import heads from "./heads.js";
 import { fromParts } from "./source.js";
 
-const data = JSON.parse(/** @type {HTMLElement} */ (document.getElementById("data")).textContent || "{}");
+const part = (/** @type {string} */ name) => document.getElementById(name)?.textContent || "";
+const meta = JSON.parse(part("data"));
 const area = (/** @type {number} */ view) => {
-  const { queries, keys } = data.meta.views[view];
+  const { queries, keys } = meta.views[view];
   return queries.tokens.length * (keys || queries).tokens.length;
 };
 /** @type {Record<string, any>} */
-const fields = { meta: data.meta, source: fromParts(data.parts, area), linked: true };
+const fields = { meta, source: fromParts(part, area), linked: true };
 heads.render({
   model: { get: (/** @type {string} */ name) => fields[name] },
   el: /** @type {HTMLElement} */ (document.getElementById("look")),

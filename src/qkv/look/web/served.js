@@ -34,4 +34,7 @@ async function start() {
   }
 }
 
-start().catch((error) => (el.textContent = `The page could not start: ${error.message}`));
+start().catch((error) => {
+  const stopped = error instanceof TypeError ? " The server may have stopped; the terminal shows why." : "";
+  el.textContent = `The page could not start: ${error.message}.${stopped}`;
+});

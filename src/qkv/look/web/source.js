@@ -7,7 +7,8 @@
  *    => Promise<Uint8Array>} [tile] codes of one tile: maximum, then mean
  *  @property {(view: number, layer: number, head: number, query: number) => Promise<any>} [row]
  *  @property {(view: number, layer: number, head: number) => Promise<Uint8Array>} [counts] number of keys of each query,
- *    four bytes each */
+ *    four bytes each
+ *  @property {(view: number, query: number, key: number) => Promise<number>} [flow] attention flow of a pair of tokens */
 
 /** @param {string} base base address of the page @returns {Source} */
 export function fromServer(base) {
@@ -21,20 +22,21 @@ export function fromServer(base) {
     map: (view, layer, head) => bytes(`map/${view}/${layer}/${head}`),
     tile: (view, layer, head, level, y, x) => bytes(`tile/${view}/${layer}/${head}/${level}/${y}/${x}`),
     row: async (view, layer, head, query) => fromJson(await bytes(`row/${view}/${layer}/${head}/${query}`)),
+    flow: async (view, query, key) => fromJson(await bytes(`flow/${view}/${query}/${key}`)),
     counts: (view, layer, head) => bytes(`key_counts/${view}/${layer}/${head}`),
   };
 }
 
 /** Create a source from the parts of an exported file, in gzip and base64; each part is unpacked on first use.
- *  @param {Record<string, string>} parts by name: `thumbnails/0`, `layer/0/3` @param {(view: number) => number} area
+ *  @param {(name: string) => string} part named `thumbnails/0`, `layer/0/3` @param {(view: number) => number} area
  *  @returns {Source} */
-export function fromParts(parts, area) {
+export function fromParts(part, area) {
   /** @type {Map<string, Promise<Uint8Array>>} */
   const opened = new Map();
   const open = (/** @type {string} */ name) => {
     let bytes = opened.get(name);
     if (!bytes) {
-      bytes = unpack(parts[name]);
+      bytes = unpack(part(name));
       opened.set(name, bytes);
     }
     return bytes;
@@ -84,6 +86,7 @@ export function fromKernel(model) {
     map: (view, layer, head) => /** @type {any} */ (send("map", view, layer, head)),
     tile: (...place) => /** @type {any} */ (send("tile", ...place)),
     row: async (...place) => fromJson(await send("row", ...place)),
+    flow: async (...place) => fromJson(await send("flow", ...place)),
     counts: (...place) => /** @type {any} */ (send("key_counts", ...place)),
   };
 }
