@@ -185,3 +185,44 @@ def test_random_cells_show_the_true_weight_to_the_last_digit(opened):
                 )
         assert "masked" in read_weights(page, [(0, 99)], 100, 100)
         page.close()
+
+
+def test_signed_masked_and_invalid_weights_have_colours_and_words_of_their_own(opened):
+    signed = np.where(np.tri(8, dtype=bool), 0.0, 7.0)
+    signed[4, 2], signed[5, 1], signed[6, 3], signed[7, 7] = 0.7, -0.7, np.nan, 0.02
+    view = View.from_weights(signed[None, None], list("abcdefgh"), mask=np.tri(8, dtype=bool), name="signed")
+    faint = View.from_weights(signed[None, None] / 100, list("abcdefgh"), mask=np.tri(8, dtype=bool), name="faint")
+    with serve_in_thread(ServedPage(page=Page.from_views([view, faint]))) as address:
+        page = opened(f"{address}#query=1&key=0")
+        colours = cell_colours(page, 8, 8)
+        positive, negative, grey, invalid, zero = (
+            colours[at].tolist() for at in ((4, 2), (5, 1), (2, 6), (6, 3), (5, 4))
+        )
+        assert positive == [3, 28, 82]
+        assert negative == [92, 26, 2]
+        assert grey == [222, 222, 222]
+        assert invalid == [200, 0, 130]
+        assert zero == PAPER.tolist()
+        legend = page.locator(".bar").first.text_content()
+        assert "masked" in legend
+        assert "not a number" in legend
+        assert "-0.700" in legend
+        page.get_by_role("option", name="g", exact=True).click()
+        table = page.locator("tbody tr").all_text_contents()
+        assert table[-1] == "d3not a number"
+        assert len(table) == 7  # masked keys are not listed
+        # Maps side by side share a scale: the second is a hundred times fainter.
+        page.get_by_label("Compare with").select_option("1")
+        page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
+        page.wait_for_timeout(100)
+        ranges = [canvas.get_attribute("data-range") for canvas in page.locator("canvas.map").all()]
+        assert ranges[0] == ranges[1]
+        assert cell_colours(page, 8, 8)[4, 2].tolist() == positive
+        assert difference(cell_colours(page, 8, 8, 1)[4, 2], PAPER) < 30
+        # A limit of the user's own is stated with an arrow for the larger weights.
+        page.get_by_label("Compare with").select_option("-1")
+        page.get_by_label("Colour limit").fill("0.1")
+        page.get_by_label("Colour limit").press("Enter")
+        page.wait_for_function("() => document.querySelector('.bar').textContent.includes('darkest from 0.100')")
+        assert page.locator(".bar").first.locator(".more").count() == 2
+        page.close()

@@ -231,7 +231,7 @@ def heads(weights: ArrayLike, *, layers: Sequence[str] | None = None, **options:
 
 def _panels(weights: ArrayLike) -> Float[np.ndarray, "rows columns q k"]:
     if isinstance(weights, np.ma.MaskedArray):
-        weights = weights.astype(np.float64).filled(np.nan)
+        weights = np.where(np.ma.getmaskarray(weights), np.nan, weights.data)
     array = to_numpy(weights, np.float64)
     if not 2 <= array.ndim <= 4 or not array.size:
         raise ShapeError(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.core.typing import ArrayLike, Bool, Float, Int, Num
+from qkv.core.typing import ArrayLike, Bool, Float, Int, Num, Shaped
 
 __all__ = [
     "MASKED",
@@ -147,7 +147,7 @@ def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Nu
     return panel
 
 
-def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Num[np.ndarray, "*shape"]:
+def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Shaped[np.ndarray, "*shape"]:
     """Convert an array of any supported library to a NumPy array.
 
     PyTorch tensors in half precision are converted to float32.
@@ -183,7 +183,7 @@ def _encode(weights: Num[np.ndarray, "q k"], exponent: int) -> Num[np.ndarray, "
 def _decades(magnitude: Float[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
     """Return the decimal exponents of positive numbers."""
     low = _DECADE_OF_BINARY[np.frexp(magnitude)[1] - _FIRST_BINARY]
-    return low + (magnitude >= _power(low + 1))
+    return np.asarray(low + (magnitude >= _power(low + 1)))
 
 
 def _power(exponent: Int[np.ndarray, "*shape"] | int) -> Float[np.ndarray, "*shape"]:

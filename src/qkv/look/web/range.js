@@ -3,7 +3,7 @@
 // The rule of the automatic range, for the cells of a picture:
 //   faint below     the mean over its queries of 1 / (number of keys), the weight that uniform attention gives,
 //                   but at most 1.96 times the smallest of them; for pooled cells at least the median cell; for weights
-//                   that are not shares of 1, the median cell
+//                   that are not shares of 1, the median cell, but at least 1/1000 and at most 1/10 of the largest
 //   darkest from    the weight that 99 % of the cells that are not faint do not exceed
 // Between the two, the colour follows the logarithm of the weight.
 
@@ -23,7 +23,7 @@
 /** Statistics of the cells of a picture. Statistics of several pictures can be merged.
  *  @typedef {Object} Summary
  *  @property {Uint32Array} bins number of cells by the logarithm of their magnitude
- *  @property {number} count number of cells other than 0
+ *  @property {number} zeros number of cells that are 0 @property {number} count number of the other cells
  *  @property {number} largest magnitude
  *  @property {boolean} signed @property {boolean} masked @property {boolean} notFinite
  *  @property {number} uniform about the weight of uniform attention; 0: the weights are not shares of 1
@@ -46,13 +46,13 @@ const LEAST_SPAN = 4;
  *  @param {boolean} pooled @returns {Summary} */
 export function summarize(cells, uniform, pooled) {
   const bins = new Uint32Array(BINS);
-  let [count, largest] = [0, 0];
+  let [zeros, count, largest] = [0, 0, 0];
   let [signed, masked, notFinite] = [false, false, false];
   for (let i = 0; i < cells.length; i++) {
     const cell = cells[i];
     const magnitude = Math.abs(cell);
-    if (magnitude === 0) continue;
-    if (magnitude === Infinity) masked = true;
+    if (magnitude === 0) zeros++;
+    else if (magnitude === Infinity) masked = true;
     else if (magnitude > 0) {
       count++;
       if (cell < 0) signed = true;
@@ -60,7 +60,7 @@ export function summarize(cells, uniform, pooled) {
       bins[binOf(magnitude)]++;
     } else notFinite = true;
   }
-  return { bins, count, largest, signed, masked, notFinite, pooled, ...uniform };
+  return { bins, zeros, count, largest, signed, masked, notFinite, pooled, ...uniform };
 }
 
 /** Merge the statistics of pictures that share a scale. @param {Summary[]} all @returns {Summary} */
@@ -70,6 +70,7 @@ export function mergeSummaries(all) {
   const some = (/** @type {"signed" | "masked" | "notFinite" | "pooled"} */ name) => all.some((one) => one[name]);
   return {
     bins,
+    zeros: all.reduce((sum, one) => sum + one.zeros, 0),
     count: all.reduce((sum, one) => sum + one.count, 0),
     largest: Math.max(...all.map((one) => one.largest)),
     signed: some("signed"), masked: some("masked"), notFinite: some("notFinite"), pooled: some("pooled"),
@@ -107,10 +108,14 @@ export function rangeOf(summary, scale, top) {
   const common = { scale, largest, signed, masked, notFinite, low: 0 };
   if (scale === "row") return { ...common, start: 0, top: 1, rule: "" };
   if (scale !== "auto") return { ...common, start: 0, top: top || largest || 1, rule: "" };
-  const median = quantile(summary, 0, 0.5);
+  const half = (summary.zeros + summary.count) / 2 - summary.zeros;
+  const median = half > 0 ? quantile(summary, 0, half / summary.count) : 0;
   let { uniform: start, rule } = summary;
-  if (signed || !uniform) [start, rule] = [median, "half of the cells"];
-  else if (pooled && median > uniform) [start, rule] = [median, "half of the cells"];
+  if (signed || !uniform) {
+    [start, rule] = [median, "half of the cells"];
+    if (median > largest / 10) [start, rule] = [largest / 10, "a tenth of the largest"];
+    else if (median < largest / 1000) [start, rule] = [largest / 1000, "a thousandth of the largest"];
+  } else if (pooled && median > uniform) [start, rule] = [median, "half of the cells"];
   if (top) start = Math.min(start, top / LEAST_SPAN);
   start = Math.max(start, largest * 1e-9) || 1 / LEAST_SPAN;
   const automatic = Math.max(LEAST_SPAN * start, Math.min(largest, quantile(summary, start, TOP_SHARE)));
