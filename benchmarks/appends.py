@@ -29,7 +29,7 @@ from qkv import Database
 
 __all__ = ["Point", "Stream", "markdown", "measure"]
 
-COUNTS = (10, 100, 300, 1000, 3000, 10_000, 20_000)
+COUNTS = (10, 100, 300, 1000, 2000, 3000, 5000, 10_000, 20_000)
 _TIMED = 30
 
 
@@ -162,6 +162,7 @@ def measure(create: Callable[[Path], Stream], folder: Path, counts: Sequence[int
         points.append(
             Point(done, 1e3 * used / timed, 1e3 * passed / timed, 1e3 * opened, 1e3 * asked, size, len(files))
         )
+        print(points[-1], file=sys.stderr, flush=True)
     return points
 
 

@@ -172,7 +172,7 @@ def _fork(work: Callable[[Callable[[], None]], object]) -> _Child:
     results, wrote_result = os.pipe()
     pid = os.fork()
     if pid == 0:
-        code = 1
+        code = 130  # a second Ctrl-C may follow at any time
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             null = os.open(os.devnull, os.O_WRONLY)
@@ -184,6 +184,7 @@ def _fork(work: Callable[[Callable[[], None]], object]) -> _Child:
         except KeyboardInterrupt:
             code = 130
         except BaseException:
+            code = 1
             _write(wrote_result, traceback.format_exc().encode())
         finally:
             os._exit(code)

@@ -19,7 +19,7 @@ if importlib.util.find_spec("lance") is None:
 from qkv import store as stores
 from qkv.errors import DamagedStoreError, DataError
 from qkv.store.lance_checksums import CHECKSUMS
-from qkv.store.lance_files import cell_bytes, file_name, first_line
+from qkv.store.lance_files import cell_bytes, file_name, first_line, translate_errors, translate_read_errors
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
 from .crashes import WRITER, check_crash
@@ -437,3 +437,11 @@ def test_tagged_versions_of_other_programs_survive_a_compaction(path: Path) -> N
     assert [version.number for version in store.versions()] == [2, store.version]
     assert ids_of(store.at(2)) == list(range(10))
     assert stores.verify(path).damages == ()
+
+
+def test_ctrl_c_within_lance_is_an_interruption_and_no_damage(path: Path) -> None:
+    """Lance wraps the exception of a signal in an error of Arrow."""
+    error = pa.ArrowInvalid("External error: KeyboardInterrupt: ")
+    for translate in (translate_errors, translate_read_errors):
+        with pytest.raises(KeyboardInterrupt), translate(path):
+            raise error

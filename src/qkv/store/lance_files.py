@@ -37,6 +37,7 @@ __all__ = [
     "manifests",
     "open_version",
     "operation_of",
+    "raise_interrupt",
     "sync_all",
     "time_of",
     "translate_errors",
@@ -74,6 +75,12 @@ def sync_all(path: Path, folder: str, known: set[str]) -> None:
     sync_folder(path / folder)
 
 
+def raise_interrupt(error: BaseException) -> None:
+    """Raise a `KeyboardInterrupt` if an error of Lance stands for one, so that Ctrl-C is not taken for damage."""
+    if "KeyboardInterrupt" in str(error):
+        raise KeyboardInterrupt from None
+
+
 @contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
     """Raise a `StoreFullError` or `DamagedStoreError` in place of errors of Lance for a full disk or a missing file."""
@@ -81,7 +88,8 @@ def translate_errors(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+        raise_interrupt(error)
         if "os error 28" in str(error) or "No space left" in str(error) or "os error 27" in str(error):
             raise StoreFullError(
                 f"{path.name!r} cannot be written: the disk is full. The store is unchanged; free some space "
@@ -104,6 +112,7 @@ def translate_read_errors(path: Path) -> Iterator[None]:
     except (QkvError, GeneratorExit, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of Rust code is no Exception
+        raise_interrupt(error)
         raise DamagedStoreError(
             f"{path.name!r} cannot be read: {first_line(error)}. Restore the store from a copy, or open it with "
             "damaged='skip' to read the other rows."
@@ -186,6 +195,7 @@ def open_version(path: Path, version: int) -> lance.LanceDataset:
     except (KeyboardInterrupt, SystemExit, QkvError):
         raise
     except BaseException as error:  # a panic of Rust code is no Exception
+        raise_interrupt(error)
         numbers = list(manifests(path))
         if version not in numbers:
             raise missing_version(path.name, version, numbers) from None
@@ -217,7 +227,8 @@ def operation_of(dataset: lance.LanceDataset) -> str:
         kind = "unknown" if transaction is None else type(transaction.operation).__name__
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # its record was removed or is damaged, or is unknown to this version of pylance
+    except BaseException as error:  # its record was removed or is damaged, or is unknown to this version of pylance
+        raise_interrupt(error)
         return "unknown"
     return _OPERATIONS.get(kind, kind.lower())
 
@@ -245,6 +256,7 @@ def fragment_damage(path: Path, fragment: LanceFragment, decode: bool = False) -
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # its decoders raise any error for changed bytes, and panics
+            raise_interrupt(error)
             return Damage(f"data/{file_name(fragment)}", f"does not decode: {first_line(error)}", count_rows(fragment))
     return None
 
@@ -253,5 +265,6 @@ def count_rows(fragment: LanceFragment) -> int:
     """Return the number of rows of a fragment, or of its files if the file of deleted rows is damaged."""
     try:
         return int(fragment.count_rows())
-    except Exception:  # as in `fragment_damage`
+    except Exception as error:  # as in `fragment_damage`
+        raise_interrupt(error)
         return int(fragment.physical_rows)
