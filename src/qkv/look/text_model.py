@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qkv.encoders.pretrained import default_model_folder, load_model
 from qkv.errors import DataError
 from qkv.look.allowed_pairs import allowed_of_record
+from qkv.look.token_text import is_byte_level, shown_bytes, word_pieces
 from qkv.look.views import TokenAxis
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def run_dense(
 def token_axis(
     tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding | Mapping[str, Int[torch.Tensor, "1 tokens"]]
 ) -> TokenAxis:
-    """Return the tokens of an encoded text as readable strings, with the index of the word to which each belongs.
+    """Return the tokens of an encoded text as their tokenizer defines them, with the word to which each belongs.
 
     Args:
         tokenizer: the tokenizer.
@@ -149,15 +150,15 @@ def token_axis(
         -1 if word is None or number in special else int(word)
         for word, number in zip(_word_numbers(encoded, raw), numbers, strict=True)
     ]
-    tokens, pieces = [], []
-    for i, (number, token) in enumerate(zip(numbers, raw, strict=True)):
-        decoded = tokenizer.convert_tokens_to_string([token]).strip() if token else ""
-        # WordPiece marks continuations with ##; tokens of byte-level models are decoded to text.
-        piece = token if number in special else token[2:] if token.startswith("##") else decoded or token
-        continues = i > 0 and words[i] >= 0 and words[i] == words[i - 1]
-        tokens.append(f"##{piece}" if continues else piece)
-        pieces.append(piece)
-    return TokenAxis(tuple(tokens), tuple(pieces), tuple(words), tuple(number in special for number in numbers))
+    marks = [number in special for number in numbers]
+    if is_byte_level(tokenizer):
+        tokens = [token if mark else shown_bytes(token) for token, mark in zip(raw, marks, strict=True)]
+        texts = word_pieces(raw, words)
+    else:
+        tokens = raw
+        texts = [token.removeprefix("##").removeprefix("▁") or token for token in raw]
+    pieces = [token if mark else text for token, mark, text in zip(raw, marks, texts, strict=True)]
+    return TokenAxis(tuple(tokens), tuple(pieces), tuple(words), tuple(marks))
 
 
 def _word_numbers(
