@@ -54,7 +54,10 @@ def open_connection(
             connection.execute("set lock_configuration = true")
         yield connection
     except (duckdb.Error, RuntimeError) as error:
-        if isinstance(error, duckdb.InterruptException) or str(error) == "Query interrupted":
+        text = str(error)
+        # Ctrl-C while DuckDB reads a table of Arrow is wrapped: "counting the rows … failed: KeyboardInterrupt: ".
+        wrapped = isinstance(error, duckdb.InvalidInputException) and text.rstrip(": ").endswith("KeyboardInterrupt")
+        if isinstance(error, duckdb.InterruptException) or text == "Query interrupted" or wrapped:
             raise KeyboardInterrupt from None  # Ctrl-C
         if not isinstance(error, duckdb.Error):
             raise
