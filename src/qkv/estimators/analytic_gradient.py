@@ -5,10 +5,8 @@
 
 The keys k and the trend t are those of `Metric`, the other rows j those of the same batch, and g = 1 / 2h². A training
 step of a small network takes a fraction of the time that it takes with the automatic differentiation of PyTorch, where
-most of the time is the cost of starting each operation. With the gradient G of the loss in the means m = P r:
-
-    ∂/∂r = Pᵀ G        L = P ∘ (G rᵀ − rowsum(G ∘ m))        ∂/∂g = −Σ_ij L_ij ‖k_i − k_j‖²
-    ∂/∂k = 2 g (L + Lᵀ − diag(Lᵀ 1)) k
+most of the time is the cost of starting each operation. The gradient in the keys and the trends is computed in
+`leave_one_out`.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ from scipy import sparse
 
 from qkv.core.typing import Float, Int
 from qkv.estimators.features import Features
+from qkv.estimators.leave_one_out import leave_one_out_loss
 from qkv.estimators.metric import Metric
 
 __all__ = [
-    "MIN_PROBABILITY",
     "Embedding",
     "EncodedRows",
     "MemberParameters",
@@ -33,7 +31,6 @@ __all__ = [
     "encode_rows",
     "inverse_bandwidths",
     "loss_and_gradient",
-    "weighted_means",
 ]
 
 MemberParameters = dict[str, np.ndarray]
@@ -41,8 +38,6 @@ MemberParameters = dict[str, np.ndarray]
 
 _MAX_DENSE = 128
 """Maximum number of one-hot encoded codes that are multiplied as a dense matrix."""
-MIN_PROBABILITY = 1e-6
-"""Smallest probability of which a loss is computed."""
 
 
 @dataclass(frozen=True)
@@ -165,103 +160,22 @@ def loss_and_gradient(
         gradient: arrays in the shapes of the parameters, which are overwritten.
     """
     keys, trends, network = embed(metric, parameters, rows, dropout_mask)
-    residuals = values if trends is None else values - trends
-    inverse = inverse_bandwidths(parameters)
-    means, weights = weighted_means(keys, keys, residuals, inverse, sample_weight, leave_one_out=True)
-    predicted = means if trends is None else means + trends
-    scale = np.float32(1.0 / len(keys)) if sample_weight is None else sample_weight / np.float32(len(keys))
-    if metric.classification:
-        own = np.maximum((predicted * values).sum(axis=1, keepdims=True), MIN_PROBABILITY)
-        loss = float((-np.log(own) * scale).sum())
-        error_gradient = np.where(own > MIN_PROBABILITY, -values / own, 0.0) * scale
-    else:
-        errors = predicted - values
-        loss = float((errors * errors * scale).sum()) / values.shape[1]
-        error_gradient = errors * (2.0 / values.shape[1]) * scale
-    error_gradient = error_gradient.astype(np.float32, copy=False)
-    key_gradient, residual_gradient = _mean_gradient(
-        keys, residuals, inverse, means, weights, error_gradient, gradient["log_bandwidth"]
+    found = leave_one_out_loss(
+        keys, values, trends, inverse_bandwidths(parameters), sample_weight, metric.classification
     )
-    trend_gradient = None if trends is None else error_gradient - residual_gradient
+    gradient["log_bandwidth"][...] = found.log_bandwidth
+    trend_gradient = None if trends is None else found.predicted - found.residuals
     if network is None or metric.kind != "network":
-        _plain_gradient(metric, rows, key_gradient, None if network else trend_gradient, gradient)
+        _plain_gradient(metric, rows, found.keys, None if network else trend_gradient, gradient)
     if network is not None:
-        _network_gradient(metric, parameters, rows, network, key_gradient, trend_gradient, gradient)
-    return loss
+        _network_gradient(metric, parameters, rows, network, found.keys, trend_gradient, gradient)
+    return found.loss
 
 
 def inverse_bandwidths(parameters: MemberParameters) -> Float[np.ndarray, " bandwidths"]:
     """Return g = 1 / 2h² of each bandwidth."""
     inverse: np.ndarray = 0.5 * np.exp(-2.0 * parameters["log_bandwidth"])
     return inverse
-
-
-def weighted_means(
-    queries: Float[np.ndarray, "q width"],
-    keys: Float[np.ndarray, "k width"],
-    values: Float[np.ndarray, "k outputs"],
-    inverse: Float[np.ndarray, " bandwidths"],
-    sample_weight: Float[np.ndarray, "k 1"] | None,
-    leave_one_out: bool = False,
-) -> tuple[Float[np.ndarray, "q outputs"], list[Float[np.ndarray, "q k"]]]:
-    """Return the weighted means of the values for each query, and the weights for each bandwidth.
-
-    Args:
-        queries: keys of the queries.
-        keys: keys of the rows.
-        values: values of the rows.
-        inverse: g = 1 / 2h² of each output, or one for all.
-        sample_weight: weights s of the rows.
-        leave_one_out: whether the queries are the rows, none of which takes part in its own mean.
-    """
-    center = keys.mean(axis=0)  # smaller squares, smaller rounding errors
-    queries, keys = queries - center, keys - center
-    squares = np.einsum("nd,nd->n", keys, keys)
-    weights, parts = [], []
-    for number, g in enumerate(inverse):
-        logits = (queries * (2.0 * g)) @ keys.T
-        logits -= squares * g
-        if sample_weight is not None:
-            logits += np.log(sample_weight[:, 0])
-        if leave_one_out:
-            np.fill_diagonal(logits, -np.inf)
-        logits -= logits.max(axis=1, keepdims=True)
-        np.exp(logits, out=logits)
-        logits /= logits.sum(axis=1, keepdims=True)
-        weights.append(logits)
-        parts.append(logits @ (values if len(inverse) == 1 else values[:, number : number + 1]))
-    return np.concatenate(parts, axis=1), weights
-
-
-def _mean_gradient(
-    keys: Float[np.ndarray, "rows width"],
-    values: Float[np.ndarray, "rows outputs"],
-    inverse: Float[np.ndarray, " bandwidths"],
-    means: Float[np.ndarray, "rows outputs"],
-    weights: list[Float[np.ndarray, "rows rows"]],
-    gradient: Float[np.ndarray, "rows outputs"],
-    log_bandwidth_gradient: Float[np.ndarray, " bandwidths"],
-) -> tuple[Float[np.ndarray, "rows width"], Float[np.ndarray, "rows outputs"]]:
-    """Return the gradient in the keys and in the values, and write that in the logarithms of the bandwidths."""
-    key_gradient, value_gradients = np.zeros_like(keys), []
-    squares = np.einsum("nd,nd->n", keys, keys)
-    for number, (weight, g) in enumerate(zip(weights, inverse, strict=True)):
-        part = slice(None) if len(inverse) == 1 else slice(number, number + 1)
-        own = gradient[:, part]
-        value_gradients.append(weight.T @ own)
-        logits = own @ values[:, part].T
-        logits -= (own * means[:, part]).sum(axis=1, keepdims=True)
-        logits *= weight
-        # The rows of L sum to 0, so no distance is needed: Σ L ∘ D = Σ_j c_j ‖k_j‖² − 2 Σ_i k_i · (L k)_i.
-        columns = logits.sum(axis=0)
-        products = logits @ keys
-        inverse_gradient = 2.0 * np.vdot(products, keys) - np.dot(columns, squares)
-        log_bandwidth_gradient[number] = -2.0 * g * inverse_gradient
-        products += logits.T @ keys
-        products -= columns[:, None] * keys
-        products *= 2.0 * g
-        key_gradient += products
-    return key_gradient, np.concatenate(value_gradients, axis=1)
 
 
 def _plain_keys(metric: Metric, parameters: MemberParameters, rows: EncodedRows) -> Float[np.ndarray, "rows width"]:

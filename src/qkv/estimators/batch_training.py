@@ -16,14 +16,13 @@ import numpy as np
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Float, Int
 from qkv.estimators.analytic_gradient import (
-    MIN_PROBABILITY,
     EncodedRows,
     MemberParameters,
     embed,
     inverse_bandwidths,
     loss_and_gradient,
-    weighted_means,
 )
+from qkv.estimators.leave_one_out import MIN_PROBABILITY, weighted_means
 from qkv.estimators.metric import Metric
 
 __all__ = ["TrainingOptions", "TrainingRows", "learning_rate_factor", "train_member"]
@@ -222,7 +221,7 @@ class _Validation:
         residuals = values[:n] if trends is None else values[:n] - trends[:n]
         weights = None if self._weights is None else self._weights[:n]
         inverse, keys = inverse_bandwidths(parameters), embedding.keys
-        predicted, _ = weighted_means(keys[n:], keys[:n], residuals, inverse, weights)
+        predicted = weighted_means(keys[n:], keys[:n], residuals, inverse, weights)
         predicted = predicted if trends is None else predicted + trends[n:]
         if self._metric.classification:
             losses = -np.log(np.maximum((predicted * values[n:]).sum(axis=1), MIN_PROBABILITY))

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from qkv.core.typing import Float, Int
-from qkv.estimators.analytic_gradient import MIN_PROBABILITY, MemberParameters, encode_rows
+from qkv.estimators.analytic_gradient import MemberParameters, encode_rows
 from qkv.estimators.batch_training import TrainingOptions, TrainingRows, learning_rate_factor, train_member
 from qkv.estimators.features import Features
+from qkv.estimators.leave_one_out import MIN_PROBABILITY
 from qkv.estimators.metric import Metric, Parameters
 from qkv.estimators.nadaraya_watson import Embedded, weighted_mean_with_trend
 from qkv.masks import Documents, Mask
