@@ -83,12 +83,12 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"standard deviation of the prices: {wanted.std():.3f}", flush=True)
     small = slice(0, 200)
     # Lazy imports happen before the start.
-    AttentionRegressor(max_steps=2).fit(X[small], y[small]).predict(new[small])
+    AttentionRegressor(effort="best", max_steps=2).fit(X[small], y[small]).predict(new[small])
     for metric in ("none", "network"):
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
         before, began, worked = _memory("VmRSS"), time.monotonic(), time.process_time()
-        model = AttentionRegressor(metric, random_state=0, verbose=asked.verbose).fit(X, y)
+        model = AttentionRegressor(metric, effort="best", random_state=0, verbose=asked.verbose).fit(X, y)
         fitted, fit_work, fit_peak = time.monotonic(), time.process_time(), _memory("VmHWM") - before
         found = model.predict(new)
         ended, peak = time.monotonic(), _memory("VmHWM") - before

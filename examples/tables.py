@@ -93,7 +93,7 @@ def splits_of(table: str, folder: Path) -> Iterator[Split]:
             yield Split(frame.iloc[train], data[train, target], frame.iloc[test], data[test, target])
 
 
-def _attention(classes: bool, effort: str = "best") -> Any:
+def _attention(classes: bool, effort: str) -> Any:
     from qkv.estimators import AttentionClassifier, AttentionRegressor
 
     return (AttentionClassifier if classes else AttentionRegressor)(effort=effort, random_state=0)
@@ -135,7 +135,7 @@ def _trees(classes: bool) -> Any:
 
 
 PEERS: dict[str, Callable[[bool], Any]] = {
-    _OURS: _attention,
+    f"{_OURS}, best": partial(_attention, effort="best"),
     f"{_OURS}, standard": partial(_attention, effort="standard"),
     f"{_OURS}, quick": partial(_attention, effort="quick"),
     "isotropic Nadaraya–Watson": _isotropic,

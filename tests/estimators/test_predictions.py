@@ -145,7 +145,8 @@ def test_predict_std_has_the_unit_of_y(metric):
     scaled = quick(metric=metric).fit(X, 1000 * Y - 7).predict_std(NEW)
     np.testing.assert_allclose(scaled, 1000 * std, rtol=1e-3)
     outputs = quick(metric=metric).fit(X, np.stack([Y, 1000 * Y - 7], axis=1)).predict_std(NEW)
-    np.testing.assert_allclose(outputs[:, 1], 1000 * outputs[:, 0], rtol=0.2)
+    # The trends of the outputs start at different random numbers.
+    np.testing.assert_allclose(outputs[:, 1], 1000 * outputs[:, 0], rtol=0.5)
 
 
 def test_rows_added_by_partial_fit_are_predicted_from_exactly():
@@ -278,7 +279,7 @@ def test_a_progress_bar_is_shown_if_verbose_or_on_a_terminal(capsys):
     quick().fit(X, Y)
     assert capsys.readouterr().err == ""
     quick(verbose=True).fit(X, Y)
-    assert "metric learning (network, best)" in capsys.readouterr().err
+    assert "metric learning (network, standard)" in capsys.readouterr().err
     quick(verbose=False).fit(X, Y)
     assert capsys.readouterr().err == ""
 

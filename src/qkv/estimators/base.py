@@ -58,7 +58,7 @@ class AttentionEstimator(SavedEstimator, ABC):
 
     metric: str = "network"
     _: KW_ONLY
-    effort: str = "best"
+    effort: str = "standard"
     width: int = 16
     hidden: int | str = "auto"
     layers: int = 2

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 __all__ = ["EFFORTS", "Effort"]
 
+_LARGE_TABLE = 16_000
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -22,7 +24,9 @@ class Effort:
         max_steps: largest maximum number of steps, unless one epoch has more.
         batch_part: rows of the table per row of a batch.
         min_batch: smallest batch.
-        max_batch: largest batch.
+        max_batch: largest batch of tables of less than 16,000 rows.
+        large_batch: batch of larger tables.
+        epochs: passes over the rows, within the limits of the number of steps.
         total_steps: steps after which no further member is trained; infinite if all are trained at once.
         search_pairs: maximum number of pairs of rows per bandwidth, when the bandwidth is chosen.
     """
@@ -37,22 +41,28 @@ class Effort:
     batch_part: int
     min_batch: int
     max_batch: int
+    large_batch: int
+    epochs: int
     total_steps: float
     search_pairs: float
 
     def batch_size(self, rows: int) -> int:
         """Return the number of rows of a batch for a table of `rows` rows."""
+        if rows >= _LARGE_TABLE:
+            return self.large_batch
         return max(self.min_batch, min(self.max_batch, rows // self.batch_part))
 
     def steps(self, rows: int, batch: int) -> int:
-        """Return the maximum number of steps for a table: thirty epochs within the limits, and at least one epoch."""
+        """Return the maximum number of steps for a table: some epochs within the limits, and at least one."""
         one_epoch = -(-rows // batch) if self.candidates else 0
-        return max(self.min_steps, min(self.max_steps, 30 * rows // batch), one_epoch)
+        # Steps of larger batches take longer, and large tables need fewer of them.
+        fewest = self.min_steps * min(self.max_batch, batch) // batch
+        return max(fewest, min(self.max_steps, self.epochs * rows // batch), one_epoch)
 
 
 EFFORTS = {
-    "quick": Effort(1, 64_000, 64, 0, 1e-2, 150, 150, 4, 64, 256, 150, 4e6),
-    "standard": Effort(3, 1_000_000, 64, 0, 1e-2, 500, 900, 2, 64, 512, 700, 1e7),
-    "best": Effort(8, 64_000, 128, 3072, 3e-3, 600, 1000, 4, 32, 512, math.inf, 4e8),
+    "quick": Effort(1, 64_000, 64, 0, 1e-2, 150, 150, 4, 64, 256, 256, 30, 150, 4e6),
+    "standard": Effort(3, 1_000_000, 64, 0, 1e-2, 500, 900, 2, 64, 512, 1024, 28, 700, 1e7),
+    "best": Effort(8, 64_000, 128, 3072, 3e-3, 600, 1000, 4, 32, 512, 512, 30, math.inf, 4e8),
 }
 """The presets by name. The time of a fit and the errors are compared in docs/estimators.md."""
