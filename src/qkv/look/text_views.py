@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import BatchEncoding
 
-    from qkv.core.typing import Int
+    from qkv.core.typing import Bool, Float, Int
 
 __all__ = ["text_views"]
 
@@ -151,13 +151,15 @@ def _dense_view(
     if getattr(model.config, "is_encoder_decoder", False):
         # Without generated tokens, the decoder has no input, so that only the encoder runs.
         model = model.get_encoder()
-    layers, means, masks = [], [], []
+    layers: list[LayerMaps] = []
+    means: list[Float[np.ndarray, "q k"]] = []
+    masks: list[Bool[np.ndarray, "q k"]] = []
 
     def collect(call: DenseCall) -> None:
         weights, allowed = call.weights, call.allowed
         layers.append(LayerMaps.from_weights(f"layer {len(layers)}", weights, None, allowed))
         means.append(weights.mean(axis=0))
-        masks.append(np.ones(weights.shape[1:], bool) if allowed is None else allowed.any(axis=0))
+        masks.append(np.ones(weights.shape[1:], bool) if allowed is None else np.logical_or.reduce(allowed, axis=0))
 
     run_dense(model, inputs, collect)
     note, means_of_layers = "", None

@@ -275,7 +275,7 @@ class View:
 
     def map(self, layer: int, head: int) -> bytes:
         """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""
-        return self.layers[layer].codes[head].astype("<u2").tobytes()
+        return bytes(self.layers[layer].codes[head].astype("<u2").tobytes())
 
     def flow(self, query: int, key: int) -> bytes:
         """Return the attention flow from a query to a key through all layers, as a JSON number.
