@@ -165,6 +165,26 @@ def test_a_bad_value_is_left_out_and_counted(tmp_path):
 
 
 @pytest.mark.parametrize("stored", [False, True])
+def test_values_of_json_that_are_written_as_texts_are_mentioned(tmp_path, stored):
+    def notes(values):
+        rows = (json.dumps({"x": row, "v": value}) + "\n" for row, value in enumerate(values))
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        path.write_text("".join(rows))
+        if stored:
+            return Database.create(tmp_path / f"{path.stem}.store", path, key="x", value="v").cell_notes
+        return Database.open(path, key="x", value="v").ask(1).notes
+
+    mixed = ["2.5", 3.5, "4", 5, "n/a", 7.5]
+    assert "v is read as numbers, 2 of which are texts, such as '2.5'" in notes(mixed)
+    assert "v is read as numbers, 1 of which is a text, such as '2'" in notes([1, "2", 3])
+    assert not any("v " in note for note in notes([2.5, 3.5, 4]))
+    texts = "v holds texts, although its cells are numbers, such as '1.5'; convert them to compare numbers"
+    assert texts in notes(["1.5", "2.5", "4"])
+    # Digits alone may be codes.
+    assert not any("v holds" in note for note in notes(["15", "25", "4"]))
+
+
+@pytest.mark.parametrize("stored", [False, True])
 def test_a_bad_cell_after_the_rows_from_which_types_are_detected(tmp_path, stored):
     path = write(tmp_path / "t.csv", [*range(30_000), "n/a", *range(30_000, 30_010)])
     if stored:

@@ -133,6 +133,16 @@ def test_files_of_one_table_may_lack_columns_that_are_not_asked_for(tmp_path):
     assert read(tmp_path).num_rows == 2
 
 
+def test_whole_numbers_in_one_file_and_dates_in_another_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("d,v\n20240101,1\n20240102,2\n")
+    (tmp_path / "b.csv").write_text("d,v\n7,1\n20240102,2\n")
+    with pytest.raises(DataError, match=r"got date32\[day\] \(in the format %Y%m%d\) and int64 for 'd' in 2 files"):
+        read(tmp_path, ("d", "v"))
+    with pytest.raises(DataError, match="'d'"):
+        Database.create(tmp_path / "store", tmp_path, "d", "v")
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_truncated_zstd_file_is_refused(tmp_path):
     content = "name,pay\n" + "".join(f"n{i},{i * 7919 % 1000}\n" for i in range(300_000))
     packed = pa.Codec("zstd").compress(content.encode(), asbytes=True)

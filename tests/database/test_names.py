@@ -70,6 +70,20 @@ def test_several_names_that_match_equally_are_listed_without_a_value():
     assert "2 keys match about equally: 'San José', 'San Diego Intl'" in answer.reason
 
 
+def test_names_in_reasons_can_be_pasted_as_queries():
+    names = ["C:\\data new", "C:\\data old", "O'Hara \u200ePub", "O'Hara \u200eInn"]
+    for query, first, listed in (
+        ("C:\\data", names[0], "'C:\\data new', 'C:\\data old'"),
+        ("O'Hara", names[2], '"O\'Hara \\u200ePub"'),
+    ):
+        answer = opened(names).ask(query)
+        assert listed in answer.reason
+        shown = answer.reason.split(": ", 1)[1][1:].split(listed[0])[0]
+        assert opened(names).ask(shown, printed=True).rows[0].record["name"] == first
+    refused = opened(["C:\\new", "C:\\old"]).ask("C:\\other")
+    assert r"'C:\new'" in refused.reason or r"'C:\old'" in refused.reason
+
+
 def test_a_name_that_equals_the_query_is_preferred_and_repeated_rows_are_one_name():
     assert opened([*PLACES, "San"]).ask("san").rows[0].record["name"] == "San"
     repeated = opened(["San Jose"] * 30 + ["Reno"])

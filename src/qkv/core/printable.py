@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["escaped_json", "printable", "printable_key", "quoted_formula", "read_escapes"]
+__all__ = ["escaped_json", "printable", "printable_key", "quoted_formula", "quoted_key", "read_escapes"]
 
 _CONTROLS = "\x00-\x1f\x7f-\x9f"  # C0 with NUL and ESC, DEL, C1
 _HIDDEN = (
@@ -62,6 +62,19 @@ def printable_key(text: str, backslashes: bool = True) -> str:
     ends = text[:start], text[start + len(inner) :]
     before, after = ("".join(map(_hexadecimal, end)) for end in ends)
     return before + _ACTING.sub(lambda found: _hexadecimal(found[0]), inner) + after
+
+
+def quoted_key(text: str) -> str:
+    r"""Return a key in quotation marks, from which `read_escapes` reads the same key without the marks.
+
+    Unlike the `repr` of the key, it has one backslash for a backslash, so that it can be copied into a query.
+
+    Example:
+        >>> print(quoted_key("C:\\new"), quoted_key("a\tb"), quoted_key("O'Neil"))
+        'C:\new' 'a\x09b' "O'Neil"
+    """
+    mark = '"' if "'" in text and '"' not in text else "'"
+    return f"{mark}{printable_key(text)}{mark}"
 
 
 def read_escapes(text: str) -> str:

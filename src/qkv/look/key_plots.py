@@ -162,8 +162,8 @@ def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mappi
         across.format(axes.xaxis, max(2, int(0.4 * figure.get_figwidth())))
         up.format(axes.yaxis, 5)
         if axes is not near:
-            lengths = [float(np.ptp(limits)) for limits in part]
-            frame = Rectangle((part[0][0], part[1][0]), *lengths, fc="none", ec=ANSWER_COLOR, lw=1, zorder=4)
+            width, height = (float(np.ptp(limits)) for limits in part)
+            frame = Rectangle((part[0][0], part[1][0]), width, height, fc="none", ec=ANSWER_COLOR, lw=1, zorder=4)
             axes.add_patch(frame)
         size = 12 if axes is near else 7
         axes.plot([center[0]], [center[1]], "*", ms=size, color=ANSWER_COLOR, mec="white", mew=0.6, zorder=5)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.printable import quoted_key
 from qkv.database.answer import Entry
 from qkv.database.keys.comparisons import Comparison, MixedComparison
 from qkv.database.keys.find_group import GroupFinder, compare_texts_by_equality, with_texts
@@ -64,5 +65,5 @@ def run_by_group(
 
 def ambiguous_reason(candidates: tuple[str, ...], more: bool = False) -> str:
     """Return the reason why a query that several keys, or more than these, match about equally well has no answer."""
-    shown = ", ".join(map(repr, candidates[:_SHOWN])) + ", …" * (len(candidates) > _SHOWN)
+    shown = ", ".join(map(quoted_key, candidates[:_SHOWN])) + ", …" * (len(candidates) > _SHOWN)
     return f"{len(candidates)}{' or more' * more} keys match about equally: {shown}; ask for one of them"

@@ -26,7 +26,7 @@ from qkv.database.io.duckdb_file import (
     run_typed,
 )
 from qkv.database.io.exact_types import with_microsecond_columns
-from qkv.database.io.json_cells import json_columns, with_json_texts
+from qkv.database.io.json_cells import json_columns, with_counted_texts, with_json_texts
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import quoted_name
 from qkv.errors import QueryError
@@ -61,8 +61,10 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: Rea
             return add_cell_notes(file.open().to_arrow_table(), required, options.on_bad_cell, repr(path))
         table, rows, dates = run_typed(file, required, options, lambda rows: rows.to_arrow_table())
         mixed = json_columns(rows)
-        memory = with_json_texts(file.connection.from_arrow(table), mixed, _keys(required, options))
+        cells = file.connection.from_arrow(table)
+        memory = with_json_texts(cells, mixed, _keys(required, options))
         conversions = _conversions(file, memory, mixed, required, dates, options)
+        conversions = with_counted_texts(cells, _values(required, options, mixed), conversions)
         # The other columns are not copied.
         changed = list(dict.fromkeys([*mixed, *conversions.readings]))
         if changed:
@@ -101,6 +103,7 @@ def read_parts(
             mixed = json_columns(opened)
             rows = with_json_texts(with_microsecond_columns(opened), mixed, _keys(required, options))
             conversions = _conversions(file, rows, mixed, required, dates, options)
+            conversions = with_counted_texts(opened, _values(required, options, mixed), conversions)
         rows = conversions.relation(rows)
         first = conversions.mark(rows.limit(0).to_arrow_table())
         yield first
@@ -130,6 +133,11 @@ def _conversions(
 def _keys(required: tuple[str, ...], options: ReadOptions) -> tuple[str, ...]:
     """Return the key columns, which are all required columns but the last; none for a file of queries."""
     return () if options.as_written else required[:-1]
+
+
+def _values(required: tuple[str, ...], options: ReadOptions, mixed: Sequence[str]) -> list[str]:
+    """Return the columns of JSON values among the required columns that are no keys."""
+    return [name for name in dict.fromkeys(required) if name in mixed and name not in _keys(required, options)]
 
 
 def _count_cells(rows: duckdb.DuckDBPyRelation) -> int:

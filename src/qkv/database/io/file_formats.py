@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from qkv.database.io.arrow_columns import BOOLEAN_SPELLING
+from qkv.database.io.arrow_columns import BOOLEAN_SPELLING, DATE_FORMAT
 from qkv.database.io.cell_notes import decided_formats, metadata_text, undecided_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["assumed_formats", "stated_types"]
+__all__ = ["assumed_formats", "stated_types", "type_conflict"]
 
 
 def assumed_formats(schemas: Sequence[pa.Schema], required: tuple[str, ...]) -> dict[str, str]:
@@ -35,6 +35,23 @@ def _varied_booleans(schemas: Sequence[pa.Schema], names: Sequence[str]) -> dict
         if spelled and (len(spelled) > 1 or any(map(pa.types.is_string, types))):
             varied[name] = "text"
     return varied
+
+
+def type_conflict(tables: Sequence[pa.Table], names: Sequence[str]) -> str:
+    """Return which of the columns has types in several files that cannot be converted to one, or ""."""
+    import pyarrow as pa
+
+    for name in dict.fromkeys((*names, *tables[0].column_names)):
+        schemas = [table.schema for table in tables if name in table.column_names]
+        types = list(
+            dict.fromkeys((schema.field(name).type, metadata_text(schema, name, DATE_FORMAT)) for schema in schemas)
+        )
+        try:
+            pa.unify_schemas([pa.schema([(name, type_)]) for type_, _ in types], promote_options="permissive")
+        except pa.ArrowException:
+            forms = [f"{type_}{f' (in the format {form})' if form else ''}" for type_, form in types]
+            return f"{' and '.join(forms)} for {name!r}"
+    return ""
 
 
 def stated_types(schema: pa.Schema) -> Mapping[str, str]:

@@ -25,7 +25,7 @@ from qkv.database.io.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.database.io.arrow_reader import read_arrow
 from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.cell_notes import join_cell_notes, undecided_columns
-from qkv.database.io.file_formats import assumed_formats
+from qkv.database.io.file_formats import assumed_formats, type_conflict
 from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary
@@ -263,8 +263,8 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(
-            f"files must have columns of the same types, got others in {len(paths):,} files from {str(paths[0])!r} "
-            f"on: {_first_line(error)}. Convert the columns, or name fewer files."
+            f"files must have columns of the same types, got {type_conflict(tables, names) or _first_line(error)} in "
+            f"{len(paths):,} files from {str(paths[0])!r} on. Convert the columns, or name fewer files."
         ) from None
     return join_cell_notes(table, tables, required)
 

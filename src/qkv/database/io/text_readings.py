@@ -163,7 +163,7 @@ def detect_reading(
         best = max(counts["plain"], counts["iso"], *list(counts.values())[7:], 0)
         # The first rows decide about names and other texts.
         if counts["present"] and best < 0.01 * counts["present"]:
-            return None, None if stated else _remark(texts) or _mark_note(part, name)
+            return None, _remark(texts, stated) or (None if stated else _mark_note(part, name))
         if rows < _FIRST_ROWS:
             break
     reading = _choose(counts, dates, numbers, stated, options.date_format, assumed, decimal)
@@ -183,7 +183,7 @@ def detect_reading(
         return replace(reading, bad_cells=counts["filled"] - reading.read(counts)), None
     if _LEAST_SHARE * counts["filled"] <= counts["plain"] < counts["filled"] and not counts["codes"]:
         return None, CellNote(counts["plain"], total=counts["filled"])
-    return None, None if stated else _remark(texts) or _mark_note(column, name)
+    return None, _remark(texts, stated) or (None if stated else _mark_note(column, name))
 
 
 def _mark_note(column: duckdb.DuckDBPyRelation, name: str) -> CellNote | None:
@@ -326,8 +326,8 @@ def first_texts(relation: duckdb.DuckDBPyRelation, name: str) -> list[str]:
     return [text for text, _ in found if text is not None and text.lower() not in MISSING][:_FIRST_TEXTS]
 
 
-def _remark(texts: Sequence[str]) -> CellNote | None:
-    remark = text_remark(texts)
+def _remark(texts: Sequence[str], stated: bool) -> CellNote | None:
+    remark = text_remark(texts, stated)
     return CellNote(remark=remark) if remark else None
 
 

@@ -70,7 +70,8 @@ def text_remark(texts: Iterable[str], stated: bool = False) -> str:
         units = ", ".join(sorted(known)[:5])
         return f"holds texts, because its numbers have several units ({units}); convert them to one to compare numbers"
     most = affixes.most_common(1)[0] if affixes else ("", 0)
-    formatted = [text for text in present if not PLAIN.fullmatch(text)]
+    # Texts of digits alone may be codes.
+    formatted = [text for text in present if not PLAIN.fullmatch(text) or (stated and "." in text)]
     if most[1] >= least and len(present) > 1 and formatted and (stated or most[0]):
         about = f"numbers with {most[0]!r}" if most[0] else "numbers"
         return f"holds texts, although its cells are {about}, such as {formatted[0]!r}; convert them to compare numbers"

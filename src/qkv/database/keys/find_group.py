@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from qkv.core.printable import quoted_key
 from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.keys.comparisons import Comparison, EqualityComparison, MixedComparison
 from qkv.database.keys.name_comparison import MARGIN, NameComparison, close_keys, mismatch_reason
@@ -182,7 +183,7 @@ class GroupFinder:
         # Where there is no row, or no equal category or identifier, the comparison of all columns has the reason.
         if self._nearest[number][0][0] < 0 or (self._equal and not self._groups[number]):
             return ""
-        asked = " and ".join(f"{name} {text!r}" for (name, _), text in zip(self._texts, texts, strict=True))
+        asked = " and ".join(f"{name} {quoted_key(text)}" for (name, _), text in zip(self._texts, texts, strict=True))
         return f"no row matches {asked}" + " and the other columns" * bool(self._equal)
 
 

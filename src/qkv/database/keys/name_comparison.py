@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qkv.core.printable import quoted_key
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.keys.comparisons import SimilarityComparison
 from qkv.scores.name_numbers import query_numbers
@@ -139,4 +140,5 @@ def mismatch_reason(text: str, label: str | None, similarity: float, threshold: 
     if numbers and similarity == 0:
         return f"no key contains {numbers}"
     subject = ("no similar key contains " + numbers + ": ") * bool(numbers) + "the nearest key"
-    return f"{subject}{'' if label is None else f', {label!r},'} has similarity {similarity:.2f}, under {threshold:g}"
+    nearest = "" if label is None else f", {quoted_key(label)},"
+    return f"{subject}{nearest} has similarity {similarity:.2f}, under {threshold:g}"
