@@ -118,6 +118,8 @@ def open_file(path: str, kind: str, given: ReadOptions) -> Iterator[OpenFile]:
     encoding = None if kind in PARQUET else given.encoding
     if encoding is None:
         check_complete(Path(path))
+    # A reader that is closed when the interpreter ends cannot import modules.
+    duckdb_error = _duckdb_error()
     with in_utf_8(Path(path), encoding) as file:
         # Glob characters in a path are escaped as character classes, so that the path names one file.
         literal = "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
@@ -140,7 +142,7 @@ def open_file(path: str, kind: str, given: ReadOptions) -> Iterator[OpenFile]:
                 if kind in DELIMITED:
                     delimiter, header = split_line(first_line(file), given.delimiter)
                 yield OpenFile(path, kind, open_relation, connection, delimiter, tuple(header))
-            except _duckdb_error() as error:
+            except duckdb_error as error:
                 if kind in PARQUET or encoding is not None or not _names_encoding(str(error)):
                     raise
                 guess = guess_encoding(Path(path))
