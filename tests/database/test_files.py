@@ -138,7 +138,7 @@ def test_whole_numbers_in_one_file_and_dates_in_another_are_refused(tmp_path):
     (tmp_path / "b.csv").write_text("d,v\n7,1\n20240102,2\n")
     with pytest.raises(DataError, match=r"got date32\[day\] \(in the format %Y%m%d\) and int64 for 'd' in 2 files"):
         read(tmp_path, ("d", "v"))
-    with pytest.raises(DataError, match="must fit the column types of 'store'.* d date32"):
+    with pytest.raises(DataError, match=r"must fit the column types of 'store'.* d date32"):
         Database.create(tmp_path / "store", tmp_path, "d", "v")
     assert not (tmp_path / "store").exists()
 
