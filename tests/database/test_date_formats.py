@@ -264,11 +264,12 @@ def test_timestamps_without_a_time_zone_beside_others_are_counted(tmp_path, zone
 def test_texts_that_look_like_dates_are_mentioned(tmp_path):
     quarters = ["2024Q1", "2024Q2", "2024Q3"]
     answer = Database.open(write(tmp_path / "t.csv", quarters), "x", "v").ask("2024Q1")
-    assert "x holds texts that look like dates, such as '2024Q1'" in answer.column_notes[0]
+    assert "x holds texts that look like dates, such as '2024Q1'" in " ".join(answer.column_notes)
     table = pa.table({"x": ["15-Jun-06", "16-Jun-06"], "v": [1, 2]})
     parquet.write_table(table, tmp_path / "t.parquet")
     for source in (table, tmp_path / "t.parquet"):
-        assert "x holds texts that look like dates" in Database.open(source, "x", "v").ask("15-Jun-06").column_notes[0]
+        notes = Database.open(source, "x", "v").ask("15-Jun-06").column_notes
+        assert any("x holds texts that look like dates" in note for note in notes)
 
 
 def test_a_table_of_queries_has_the_dates_of_the_key(tmp_path, capfd):
