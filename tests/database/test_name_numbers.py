@@ -41,6 +41,9 @@ def opened(names):
         ("release 3.1", ["release 3.10", "release 31", "release 1.3"]),
         ("backup of 2024-01-12", ["backup of 2024-12-01", "backup of 2024-01-13"]),
         ("Cable 2m", ["Cable 2mm", "Cable 3m", "Cable m 2"]),
+        ("Murder 1", ["Murder in the First", "First Murder"]),
+        ("Murder One", ["Murder in the First", "Murder, 1st Day"]),
+        ("Main Street 2", ["Main Street, Second Floor", "Main Street"]),
     ],
 )
 def test_names_with_other_numbers_are_not_found(query, others):
@@ -57,6 +60,13 @@ def test_names_with_other_numbers_are_not_found(query, others):
         ("Rocky 2", "Rocky II"),
         ("rocky two", "Rocky II"),
         ("42 street", "42nd Street"),
+        ("42nd street", "42 Street"),
+        ("5th avenue", "Fifth Avenue"),
+        ("fifth avenue", "5th Avenue"),
+        ("henry viii", "Henry the Eighth"),
+        ("henry eighth", "Henry VIII"),
+        ("murder in the 1st", "Murder in the First"),
+        ("22nd 3rd", "3rd Day, 22nd"),
         ("James Bond 7", "James Bond 007"),
         ("Ibuprofen 800 mg", "Ibuprofen 800mg"),
         ("800mg ibuprofen", "Ibuprofen 800 mg"),

@@ -8,7 +8,8 @@ words are numbers:
     Roman numerals      of I, V and X, up to XXXIX; a single letter only after the first word of a query
     English words       zero to twenty, first to tenth
 
-Words of equal number are equal: `2`, `2nd`, `II` and `two`. A number in a query that is written without a space
+Words of equal number are equal: `2`, `2nd`, `II` and `two`, except `first` and `1`
+(`qkv.scores.number_words`). A number in a query that is written without a space
 together with one to three letters (`u1002`, `2024-Q1`, `800mg`) is a code: the key has to hold its words one after the
 other. As Roman numerals and English words are also beginnings of other words, a key may instead hold a word that begins
 with one and is no number (`Xi` finds `Xiaomi`).
@@ -24,7 +25,7 @@ import numpy as np
 
 from qkv.core.typing import Bool, Int
 from qkv.scores.name_words import NameWords, clean_name, reduce_words
-from qkv.scores.number_words import is_digits, number_value
+from qkv.scores.number_words import INTERCHANGEABLE, are_equal_numbers, is_digits, number_form, number_value
 
 __all__ = ["QueryNumber", "holds_numbers", "matching_words", "query_numbers", "query_values"]
 
@@ -134,7 +135,7 @@ def holds_numbers(
 def matching_words(word: str, words: NameWords) -> Bool[np.ndarray, " words"]:
     """Return which words of a vocabulary are the number `word` or begin with it and are no number."""
     value = words.value_index.get(number_value(word), -2)
-    out = np.asarray(words.values == value)
+    out = np.asarray((words.values == value) & INTERCHANGEABLE[number_form(word), words.forms])
     if not is_digits(word):
         begins = np.flatnonzero((words.first == ord(word[0])) & (words.values < 0))
         out[begins[[words.vocabulary[index].startswith(word) for index in begins.tolist()]]] = True
@@ -169,7 +170,7 @@ def _owners(
 
 
 def _equal(word: str, other: str) -> bool:
-    return number_value(word) == number_value(other) if is_digits(word) else word == other
+    return are_equal_numbers(word, other) if is_digits(word) else word == other
 
 
 def _begins(word: str, part: str, step: int) -> bool:

@@ -1,6 +1,6 @@
 """Words of names without accents and signs: a vocabulary, and for each name the indices of its words.
 
-A word consists of letters, or is a number in digits: "800mg" and "u1002" are two words each, and "2nd" is the word "2".
+A word consists of letters, or is a number in digits: "800mg" and "u1002" are two words each, and "2nd" is one.
 The point of 2.5 and 10.0.0.1 is kept, and the comma of 1,000 removed, so that words of different numbers differ.
 """
 
@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 
 from qkv.core.typing import Float, Int
-from qkv.scores.number_words import is_digits, number_value
+from qkv.scores.number_words import is_digits, number_form, number_value
 
 __all__ = ["NameWords", "clean_name", "reduce_words"]
 
@@ -33,10 +33,7 @@ _WRITTEN = (
     (re.compile(r"(?<=[0-9]),(?=[0-9])"), "."),
     (re.compile(r"(?<![\w.])\.(?=[0-9])"), "0."),
 )
-_SEPARATED = (
-    (re.compile(r"(?<=[0-9])(?:st|nd|rd|th)\b"), ""),
-    (re.compile(r"(?<=[0-9])(?=[^\W0-9_])|(?<=[^\W0-9_])(?=[0-9])"), " "),
-)
+_SEPARATED = ((re.compile(r"(?<=[0-9])(?=[^\W0-9_])(?!(?:st|nd|rd|th)\b)|(?<=[^\W0-9_])(?=[0-9])"), " "),)
 
 
 @lru_cache(2**14)
@@ -47,7 +44,7 @@ def clean_name(text: str) -> str:
         >>> clean_name("São  José-Lambert's, B.C.")
         'sao jose lamberts bc'
         >>> clean_name("The 2nd, 800mg: 1,000 x 2.5")
-        'the 2 800 mg 1000 x 2.5'
+        'the 2nd 800 mg 1000 x 2.5'
     """
     return _clean(text.replace("\n", " ")).strip() or text
 
@@ -94,6 +91,7 @@ class NameWords:
         digits: whether each word of the vocabulary is a number in digits.
         values: the index of the number of each word of the vocabulary, equal for equal numbers; -1 for other words.
         value_index: the index of each number.
+        forms: how each word of the vocabulary that is a number is written, from `number_form`.
         first: code point of the first letter of each word of the vocabulary.
         codes: the indices of the words of all names, one name after the other.
         counts: number of words of each name.
@@ -121,15 +119,22 @@ class NameWords:
         numbers: dict[str, int] = {"": -1}
         values = [numbers.setdefault(number_value(word), len(numbers) - 1) for word in vocabulary]
         self.values, self.value_index = np.array(values, np.int64), numbers
+        self.forms = np.array([number_form(word) for word in vocabulary], np.int8)
         self.starts = np.cumsum(counts) - counts
         self.letters = self.sums(self.lengths)
 
     def select_words(self, indices: Int[np.ndarray, " words"]) -> Self:
         """Return a vocabulary of some words alone, without names."""
         out = object.__new__(type(self))
-        out.texts = []
-        none = np.zeros(0, np.int64)
-        out._set([self.vocabulary[index] for index in indices.tolist()], none, none)
+        out.texts, out.vocabulary, out.value_index = (
+            [],
+            [self.vocabulary[i] for i in indices.tolist()],
+            self.value_index,
+        )
+        out.codes = out.counts = out.starts = np.zeros(0, np.int64)
+        out.letters = np.zeros(0)
+        for name in ("lengths", "digits", "first", "values", "forms"):
+            setattr(out, name, getattr(self, name)[indices])
         return out
 
     def codes_of(self, names: Int[np.ndarray, " k"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " k"]]:

@@ -20,8 +20,8 @@ similarity w(a, b) of two words is the largest of
     0.8    abbreviation: three letters or more that occur in the other word in order, the first one first
 
 and c(a, b) = w(a, b), except that a beginning counts |a| / |b|. Single letters alone are not compared. Words that are
-numbers have similarity 1 if they are equal, 0.99 if their numbers are (not `two` and `second`), and otherwise 0; see
-`qkv.scores.name_numbers`.
+numbers have similarity 1 if they are equal, 0.99 if their numbers are (not `1` and `first`), and otherwise 0; see
+`qkv.scores.number_words`.
 
 Thus a word of a long key finds it, and keys that contain the query differ in K alone: a key that begins with several
 words of the query has the largest K after a key of the same words. Errors count more in whole texts
@@ -40,7 +40,7 @@ import numpy as np
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.scores.name_numbers import holds_numbers, query_numbers, query_values
 from qkv.scores.name_words import NameWords, clean_name, reduce_words
-from qkv.scores.number_words import is_digits, is_english
+from qkv.scores.number_words import INTERCHANGEABLE, is_digits, number_form
 from qkv.scores.text import TextScore
 
 __all__ = ["Names"]
@@ -191,9 +191,9 @@ class Names(TextScore):
         number = np.array([is_digits(word) for word in own])[:, None] | words.digits
         number |= (value != -1) & (words.values != -1)
         similar = np.where((spelling >= _LEAST_SPELLING) & (~number | (spelling == 1)), spelling, 0.0)
-        for word, other in np.argwhere(number & (value == words.values) & (value >= 0) & (spelling < 1)).tolist():
-            both = is_english(own[word]) and is_english(vocabulary[other])
-            similar[word, other] = 0.0 if both else _EQUAL_NUMBER
+        forms = np.array([number_form(word) for word in own])[:, None]
+        equal = number & (value == words.values) & (value >= 0) & (spelling < 1)
+        similar[equal] = np.where(INTERCHANGEABLE[forms, words.forms], _EQUAL_NUMBER, 0.0)[equal]
         first = (begin > 0) & ~number
         short = np.where(first & (order == shorter) & (shorter >= 3), _ABBREVIATION, 0.0)
         short[first & (lengths == 1)] = _INITIAL_OF_KEY

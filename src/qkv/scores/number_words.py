@@ -1,10 +1,19 @@
-"""Words that are numbers: digits, Roman numerals and English words."""
+"""Words that are numbers: digits, Roman numerals and English words, and which of them may stand for each other.
+
+2       equals II, two and 2nd
+2nd     equals II, second and 2
+II      equals all others
+two     equals II and 2, but not second and 2nd
+second  equals II and 2nd, but not two and 2: "Murder in the First" is not "Murder 1"
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-__all__ = ["is_digits", "is_english", "number_value"]
+import numpy as np
+
+__all__ = ["INTERCHANGEABLE", "are_equal_numbers", "is_digits", "number_form", "number_value"]
 
 _ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
 _CARDINALS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
@@ -16,16 +25,41 @@ _VALUES = {
     **{word: str(number) for number, word in enumerate(_ENGLISH)},
     **{word: str(number) for number, word in enumerate(_ORDINALS, 1)},
 }
+_SUFFIX_LETTERS = "sthndr"
+
+_DIGITS, _WITH_SUFFIX, _CARDINAL, _ORDINAL, _ROMAN = range(5)
+INTERCHANGEABLE = np.ones((5, 5), bool)
+"""Whether words of two forms, from `number_form`, may stand for each other if their numbers are equal."""
+for _form, _other in ((_CARDINAL, _ORDINAL), (_CARDINAL, _WITH_SUFFIX), (_DIGITS, _ORDINAL)):
+    INTERCHANGEABLE[_form, _other] = INTERCHANGEABLE[_other, _form] = False
 
 
 def is_digits(word: str) -> bool:
-    """Return whether a word of a name without signs is written in digits."""
+    """Return whether a word of a name without signs is written in digits, possibly with a suffix such as 2nd."""
     return "0" <= word[:1] <= "9"
 
 
-def is_english(word: str) -> bool:
-    """Return whether a word is an English number word, such as two or second."""
-    return word in _ENGLISH or word in _ORDINALS
+def number_form(word: str) -> int:
+    """Return how a number is written: an index of `INTERCHANGEABLE`. Words that are no numbers get any index.
+
+    Example:
+        >>> [number_form(word) for word in ("2", "2nd", "two", "second", "ii")]
+        [0, 1, 2, 3, 4]
+    """
+    if is_digits(word):
+        return _WITH_SUFFIX if word[-1] in _SUFFIX_LETTERS else _DIGITS
+    return _CARDINAL if word in _ENGLISH else _ORDINAL if word in _ORDINALS else _ROMAN
+
+
+def are_equal_numbers(one: str, other: str) -> bool:
+    """Return whether two words are numbers that may stand for each other.
+
+    Example:
+        >>> [are_equal_numbers("2nd", word) for word in ("2", "02", "second", "two", "3rd")]
+        [True, True, True, False, False]
+    """
+    value = number_value(one)
+    return value != "" and value == number_value(other) and bool(INTERCHANGEABLE[number_form(one), number_form(other)])
 
 
 @lru_cache(2**14)
@@ -33,10 +67,10 @@ def number_value(word: str) -> str:
     """Return the number that a word of a name is, in digits without zeros at the beginning, and "" for other words.
 
     Example:
-        >>> [number_value(word) for word in ("007", "0.50", "xiv", "two", "third", "denver")]
-        ['7', '0.50', '14', '2', '3', '']
+        >>> [number_value(word) for word in ("007", "0.50", "2nd", "xiv", "two", "third", "denver")]
+        ['7', '0.50', '2', '14', '2', '3', '']
     """
     if is_digits(word):
-        digits = word.lstrip("0")
+        digits = word.rstrip(_SUFFIX_LETTERS).lstrip("0")
         return digits if "0" < digits[:1] <= "9" else f"0{digits}"
     return _VALUES.get(word, "")
