@@ -1,8 +1,9 @@
 """Index of names, which finds the rows with the largest similarity `Names` to a query without comparing all of them.
 
 The result is that of comparing all rows. The words of the vocabulary that resemble a word of the query are found
-first, then the names that hold one of them, whose similarity by words is exact. All other names, and the similarity
-of whole texts, are bounded by the number of letters that query and name share, m:
+first, then the names that hold one of them, whose similarity by words is exact: the words of the query in ascending
+order of the number of these names, until the rows found so far are more similar than a name can be that holds the
+remaining words alone. The similarity of whole texts is bounded by the number of letters that query and name share, m:
 
     Jaro ≤ (m/|q| + m/|k| + 1) / 3      alignment ≤ m / max(|q|, |k|)      Winkler's bonus by the common prefix
 
@@ -31,7 +32,12 @@ _ROUNDING = 1e-9
 _SHARE_OF_BEGINNING = 0.89
 # Names are compared in descending order of their bounds, in groups of at least this many.
 _FIRST_NAMES = 500
-_MOST_NAMES = 8000
+_MOST_NAMES = 3000
+# As many names that hold the numbers of a query are compared at once.
+_FEW_NAMES = 1000
+# For a smaller share of all names, bounds for these alone take less time than for all.
+_SHARE_OF_FEW = 1 / 8
+_ALL = slice(None)
 
 
 class _Letters:
@@ -58,23 +64,25 @@ class _Letters:
             long = size > place
             self.prefix[place, long] = flat[starts[long] + place]
 
-    def shared(self, text: str) -> Num[np.ndarray, " n"]:
+    def shared(self, text: str, some: Int[np.ndarray, " n"] | slice = _ALL) -> Num[np.ndarray, " n"]:
         """Return a bound of the number of letters that each text shares with a query of at most 255 letters."""
-        out = np.zeros(self.counts.shape[1], np.uint8)
+        out = np.zeros(len(self.lengths[some]), np.uint8)
         for letter, count in zip(*np.unique(_classes(text), return_counts=True), strict=True):
-            out += np.minimum(self.counts[letter], np.uint8(count))
+            out += np.minimum(self.counts[letter][some], np.uint8(count))
         return out
 
-    def common_prefix(self, text: str) -> Num[np.ndarray, " n"]:
+    def common_prefix(self, text: str, some: Int[np.ndarray, " n"] | slice = _ALL) -> Num[np.ndarray, " n"]:
         """Return a bound of the length of the prefix, at most 4, that each text shares with a query."""
-        out = np.zeros(self.prefix.shape[1], np.uint8)
+        out = np.zeros(len(self.lengths[some]), np.uint8)
         equal: np.ndarray | None = None
         for letter, row in zip(_classes(text[:_PREFIX]).tolist(), self.prefix, strict=False):
-            equal = row == letter if equal is None else equal & (row == letter)
+            equal = row[some] == letter if equal is None else equal & (row[some] == letter)
             out += equal
         return out
 
-    def spelling(self, text: str, shared: Num[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    def spelling(
+        self, text: str, shared: Num[np.ndarray, " n"], some: Int[np.ndarray, " n"] | slice = _ALL
+    ) -> Float[np.ndarray, " n"]:
         """Return a bound of the similarity `Spelling` of each text to a query."""
         m, length = np.ogrid[0 : len(text) + 1, 0 : _LONGEST + 1]
         length, own = np.maximum(length, 1), max(len(text), 1)
@@ -83,11 +91,11 @@ class _Letters:
         prefix = np.arange(_PREFIX + 1)[:, None, None]
         winkler = np.where(jaro > 0.7, jaro + 0.1 * prefix * np.maximum(1 - jaro, 0), jaro)
         table = np.minimum((winkler + edits) / 2 + _ROUNDING, 1.0).astype(np.float32).ravel()
-        places = self.common_prefix(text).astype(np.uint32)
+        places = self.common_prefix(text, some).astype(np.uint32)
         places *= np.uint32(len(text) + 1)
         places += shared
         places *= np.uint32(_LONGEST + 1)
-        places += self.lengths
+        places += self.lengths[some]
         return table[places] + np.float32(1e-6)
 
 
@@ -111,7 +119,7 @@ class NameIndex:
         # The names that hold each word, and the rows that hold each name.
         owner = np.repeat(np.arange(len(self.texts)), self.words.counts)
         self._names = owner[np.argsort(self.words.codes, kind="stable")]
-        self._ends = np.cumsum(np.bincount(self.words.codes, minlength=len(self.words.vocabulary)))
+        self.ends = np.cumsum(np.bincount(self.words.codes, minlength=len(self.words.vocabulary)))
         self._row_order = np.argsort(self.rows, kind="stable")
         self._row_ends = np.cumsum(np.bincount(self.rows + 1, minlength=len(numbers) + 1))
 
@@ -153,7 +161,7 @@ class NameIndex:
 
     def holders(self, words: Int[np.ndarray, " words"]) -> Int[np.ndarray, " n"]:
         """Return the names that hold one of some words, in ascending order."""
-        starts = np.concatenate([[0], self._ends])
+        starts = np.concatenate([[0], self.ends])
         mark = np.zeros(len(self.texts), bool)
         for word in words.tolist():
             mark[self._names[starts[word] : starts[word + 1]]] = True
@@ -188,25 +196,22 @@ class PresentNames:
         index, text = self.index, clean_name(query)
         if self.some.sum() <= count or not 0 < len(text) <= _LONGEST:
             return np.flatnonzero(self.present)
-        similar, covered = index.compare_words(score, text)
         held = index.holding(query)
         some = self.some if held is None else self.some & held
-        least = np.zeros(len(index.texts))
-        touched = index.holders(np.flatnonzero(similar.any(axis=0)))
-        touched = touched[some[touched]]
-        share, of_key = score.shares(text, similar, covered, index.words, *index.words.codes_of(touched))
-        begins = np.zeros(len(touched))
-        # The words of a beginning are found, the last one at least as an initial.
-        likely = np.flatnonzero(share > _SHARE_OF_BEGINNING)
-        begins[likely] = score.begins(text, [index.texts[name] for name in touched[likely].tolist()])
-        least[touched] = score.combine(np.zeros(len(touched)), share, of_key, begins)
         own = index.numbers.get(query)
-        if own is not None and self.some[own]:
-            least[own] = 1.0
-        logit = self._whole_bounds(text, score, some)
-        if least.max() < threshold and self._compare_whole(text, score, least, logit, 1) < threshold:
-            count = 1
-        limit = self._compare_whole(text, score, least, logit, count)
+        if held is not None and np.count_nonzero(some) <= _FEW_NAMES:
+            few = np.flatnonzero(some)
+            least = np.zeros(len(index.texts))
+            least[few] = score(np.array([query], object), index.names[few])[0]
+            count, limit = 1 if least.max() < threshold else count, 0.0
+        else:
+            least = self._by_words(text, score, some, count)
+            if own is not None and self.some[own]:
+                least[own] = 1.0
+            logit = self._whole_bounds(text, score, some)
+            if least.max() < threshold and self._compare_whole(text, score, least, logit, 1) < threshold:
+                count = 1
+            limit = self._compare_whole(text, score, least, logit, count)
         rows = index.rows_of(np.flatnonzero((least >= limit) & (least > 0) & self.some))
         rows = rows[self.present[rows]]
         if len(rows) < count:
@@ -217,16 +222,49 @@ class PresentNames:
         repeats = 0 if own is None else int(self.repeats[own])
         return np.sort(rows[order[: max(count, repeats)]])
 
+    def _by_words(
+        self, text: str, score: Names, some: Bool[np.ndarray, " names"], count: int
+    ) -> Float[np.ndarray, " names"]:
+        """Return the logits by words of the names in `some` that can be among the best `count` rows, 0 for others."""
+        index = self.index
+        similar, covered = index.compare_words(score, text)
+        lengths = np.array([len(word) for word in text.split()], np.float64)
+        # No name that holds no word like some words of the query exceeds the sum of the weights of the others.
+        weights = score.same_words * lengths * similar.max(axis=1, initial=0.0) / max(lengths.sum(), 1)
+        spans = np.diff(index.ends, prepend=0)
+        order = np.argsort([spans[row > 0].sum() for row in similar], kind="stable")
+        least, limit, seen = np.zeros(len(index.texts)), 0.0, np.zeros(len(index.texts), bool)
+        for place, word in enumerate(order.tolist()):
+            if limit > weights[order[place:]].sum() + _ROUNDING:
+                break
+            touched = index.holders(np.flatnonzero(similar[word]))
+            touched = touched[some[touched] & ~seen[touched]]
+            seen[touched] = True
+            share, of_key = score.shares(text, similar, covered, index.words, *index.words.codes_of(touched))
+            begins = np.zeros(len(touched))
+            # The words of a beginning are found, the last one at least as an initial.
+            likely = np.flatnonzero(share > _SHARE_OF_BEGINNING)
+            begins[likely] = score.begins(text, [index.texts[name] for name in touched[likely].tolist()])
+            least[touched] = score.combine(np.zeros(len(touched)), share, of_key, begins)
+            limit = self._last(least, count, limit)
+        return least
+
     def _whole_bounds(self, text: str, score: Names, some: Bool[np.ndarray, " names"]) -> Float[np.ndarray, " names"]:
         """Return a bound of the logit by whole texts of each name, −1 for names that are not in `some`."""
         index = self.index
-        bound = index.letters.spelling(text, index.letters.shared(text))
+        few = np.count_nonzero(some) <= _SHARE_OF_FEW * len(some)
+        names = np.flatnonzero(some) if few else _ALL
+        bound = index.letters.spelling(text, index.letters.shared(text, names), names)
         if " " in text:
-            bound = score.whole(bound, index.several)
+            bound = score.whole(bound, index.several[names])
         none = np.zeros(1, np.float32)
-        logit = score.combine(bound + np.float32(1e-6), none, none, none)
-        logit[~some] = -1
-        return logit
+        bound = score.combine(bound + np.float32(1e-6), none, none, none)
+        if few:
+            logit = np.full(len(some), -1, bound.dtype)
+            logit[names] = bound
+            return logit
+        bound[~some] = -1
+        return bound
 
     def _compare_whole(
         self,
