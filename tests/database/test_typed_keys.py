@@ -425,3 +425,9 @@ def test_json_holds_all_digits_of_decimals():
 
     values = [decimal.Decimal(2**64 - 1), decimal.Decimal("1.5"), decimal.Decimal("0.12345678901234567890")]
     assert json.loads(json.dumps(to_json(values))) == [2**64 - 1, 1.5, "0.12345678901234567890"]
+
+
+def test_two_numbers_of_one_float_in_a_text_file_are_two_keys(tmp_path):
+    (tmp_path / "t.csv").write_text("k,v\n9007199254740993.0,1\n9007199254740992.0,2\n0.5,3\n")
+    table = Database.open(tmp_path / "t.csv", key="k", value="v")
+    assert [table.ask(f"900719925474099{digit}.0", score="exact").value for digit in (3, 2)] == [1, 2]

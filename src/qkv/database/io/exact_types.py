@@ -69,7 +69,7 @@ def exact_number_type(column: duckdb.DuckDBPyRelation, text: str, mixed: bool) -
 
 
 def _exact_type(numbers: duckdb.DuckDBPyRelation, most: int | None, every_whole: bool | None) -> str:
-    """Return the type of the numbers in a column `x`, whose longest text has `most` characters."""
+    """Return the type of the numbers `y`, whose longest text `x` has `most` characters."""
     if every_whole:
         beyond = (most or 0) >= _LONG and numbers.aggregate("bool_or(try_cast(x as bigint) is null)").fetchall()[0][0]
         if not beyond:
@@ -105,7 +105,7 @@ def _find_inexact(numbers: duckdb.DuckDBPyRelation) -> Literal["", "merged", "ro
                 break
     if not other:
         return ""
-    groups = numbers.aggregate("list(distinct x) as texts, try_cast(x as double) as y", "y")
+    groups = numbers.aggregate("list(distinct x) as texts", "y")
     merged = (texts for (texts,) in groups.filter("len(texts) > 1").project("texts").fetchall())
     if any(len({decimal.Decimal(text) for text in texts}) > 1 for texts in merged):
         return "merged"
