@@ -1,6 +1,6 @@
 """Adapters that compute the attention of Hugging Face models, Keras layers, JAX modules and ONNX operators with qkv.
 
-record          collect readouts of the attention layers of a Hugging Face model while it runs
+record          collect readouts of the attention layers of a PyTorch or Hugging Face model while it runs
 huggingface     Hugging Face models whose attention qkv computes
 keras           attention layers of Keras, computed by qkv
 flax            attention module of Flax NNX
@@ -21,5 +21,7 @@ if TYPE_CHECKING:
     from qkv.interop.huggingface import record
 
 
-# Imported on first use, because recording imports torch and transformers.
-__getattr__ = lazy_attributes(__name__, {"record": "huggingface"})
+# Imported on first use, because recording imports torch.
+__getattr__ = lazy_attributes(
+    __name__, {"record": "huggingface.recorder"}, "qkv.interop.record needs", "torch", "torch"
+)

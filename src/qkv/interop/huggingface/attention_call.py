@@ -34,7 +34,7 @@ from qkv.masks.base import And, Mask, and_masks
 from qkv.normalizers import Normalizer, Softmax
 from qkv.scores import Biased, ScaledDot, Score, Softcap
 
-__all__ = ["AttentionCall", "Registration", "is_causal", "key_padding"]
+__all__ = ["AttentionCall", "Registration", "is_causal", "key_padding", "linear_memory"]
 
 P = TypeVar("P", bound=Part)
 ScoreFactory = Callable[[torch.nn.Module], Score]
@@ -194,7 +194,7 @@ class AttentionCall:
             per_head = block_indices.repeat_interleave(heads // block_indices.shape[1], dim=1)
             block_size = int(module.indexer.block_size)  # type: ignore[union-attr, arg-type]
             mask = and_masks(mask, IndexedMask(layout.split_pairs(per_head), block_size))
-        memory = registration.memory or _linear_memory(query.nbytes + key.nbytes + value.nbytes)
+        memory = registration.memory or linear_memory(query.nbytes + key.nbytes + value.nbytes)
         options = _AttendOptions(
             score=score,
             normalizer=normalizer,
@@ -292,7 +292,7 @@ class _HeadLayout:
         return x.unsqueeze(2) if x.shape[1] == 1 else self.split_heads(x)
 
 
-def _linear_memory(size: int) -> int:
+def linear_memory(size: int) -> int:
     """Return a budget for scratch memory that is linear in the size of the inputs, both in bytes.
 
     It is rounded up to a power of two, because steps of a decoding loop share plans only if their budgets are equal.

@@ -21,6 +21,7 @@ __all__ = [
     "is_attention",
     "module_names",
     "nested",
+    "pretrained_models",
     "uses_interface",
 ]
 
@@ -87,6 +88,16 @@ def nested(name: str, names: Iterable[str]) -> bool:
         (True, False)
     """
     return any(f"{a}.".startswith(f"{b}.") for other in names for a, b in ((name, other), (other, name)))
+
+
+def pretrained_models(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the model itself if it is a model of transformers, otherwise those among its submodules.
+
+    Models inside another model of transformers are left out.
+    """
+    if hasattr(model, "_can_set_attn_implementation"):
+        return [model]
+    return [found for child in model.children() for found in pretrained_models(child)]
 
 
 def attention_configs(model: torch.nn.Module) -> list[PretrainedConfig]:

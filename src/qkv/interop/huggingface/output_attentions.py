@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Tensor
+from qkv.interop.huggingface.model_layers import pretrained_models
 from qkv.normalizers import Softmax
 from qkv.readouts import LogSumExp, Readout
 
@@ -25,6 +26,8 @@ __all__ = ["find_weights", "read_weights", "request_weights"]
 
 def request_weights(model: torch.nn.Module) -> list[RemovableHandle]:
     """Add hooks that pass `output_attentions=True` to each submodel that accepts it, and return the hooks."""
+    if not pretrained_models(model):
+        return []  # without an import of transformers, which need not be installed
     from transformers import PreTrainedModel
 
     def request(

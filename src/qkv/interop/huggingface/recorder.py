@@ -1,4 +1,4 @@
-"""Collection of readouts of the attention layers of a Hugging Face model while the model runs."""
+"""Collection of readouts of the attention layers of a PyTorch or Hugging Face model while the model runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,19 @@ from qkv.interop.huggingface.coverage import (
     save_implementations,
     switch_implementation,
 )
-from qkv.interop.huggingface.model_layers import attention_kind, is_attention, module_names, nested, uses_interface
+from qkv.interop.huggingface.model_layers import (
+    AttentionKind,
+    attention_kind,
+    is_attention,
+    module_names,
+    nested,
+    pretrained_models,
+    uses_interface,
+)
 from qkv.interop.huggingface.observe import ObservedCall, observe_call
 from qkv.interop.huggingface.output_attentions import find_weights, read_weights, request_weights
 from qkv.interop.huggingface.registration import REGISTERED, add_listener
+from qkv.interop.huggingface.torch_attention import torch_call, torch_fast_path_disabled
 from qkv.readouts import LogSumExp, Readout
 
 __all__ = ["Recorder", "record"]
@@ -49,11 +58,16 @@ def record(
     memory is for the readouts: only `Dense` allocates an array of q · k elements. Readouts see the weights before
     dropout, and no gradient flows through them.
 
+    Of other models than those of transformers, and of modules that contain such a model, the calls of
+    `torch.nn.MultiheadAttention` are recorded, also those of `nn.TransformerEncoder`, `nn.TransformerDecoder` and
+    `nn.Transformer`. PyTorch's fast path is off meanwhile, so that an encoder computes outputs at padded positions,
+    which the fast path sets to 0. The weights of a row without any allowed key are 0, where PyTorch's are NaN.
+
     For layers that bypass the attention interface, readouts are computed from the weights returned with
     `output_attentions=True`, which are arrays of q · k elements; a warning names these layers.
 
     Args:
-        model: a model of transformers.
+        model: a model of transformers, or another PyTorch module.
         readouts: readouts from `qkv.readouts`; their results have batch axes (batch, heads).
         layers: names of layers, with wildcards as in file names (`"encoder.layer.0.*"`), or their indices in
             the order of the model; None for all.
@@ -134,13 +148,18 @@ class Recorder:
             stack.callback(self._found_weights.clear)
             self._counter = CallCounter(model)
             stack.callback(self._counter.stop)
-            config = getattr(model, "config", None)
-            if getattr(config, "_attn_implementation", None) not in REGISTERED:
-                switch_implementation(model, self._name)
+            for part in pretrained_models(model):
+                if getattr(getattr(part, "config", None), "_attn_implementation", None) not in REGISTERED:
+                    switch_implementation(part, self._name)
+            stack.enter_context(torch_fast_path_disabled())
             attention = [x for x in self._names if is_attention(x)]
             innermost = [x for x in attention if not any(y is not x and is_attention(y) for y in x.modules())]
-            covered = all(uses_interface(x) or _neighbor_uses_interface(x, self._names) for x in innermost)
+            hooked = [x for x in attention if isinstance(x, torch.nn.MultiheadAttention)]
+            covered = all(
+                x in hooked or uses_interface(x) or _neighbor_uses_interface(x, self._names) for x in innermost
+            )
             hooks = [add_listener(module, self._on_call) for module in self._names]
+            hooks += [x.register_forward_hook(self._on_torch, with_kwargs=True) for x in hooked]
             hooks.append(model.register_forward_pre_hook(self._on_run))
             if not covered:
                 hooks += request_weights(model)
@@ -188,12 +207,28 @@ class Recorder:
         name = self._names[module]
         if not self._is_selected(name):
             return None
+        return self._record(name, call, dropout, attention_kind(name, module))
+
+    def _record(
+        self, name: str, call: AttentionCall, dropout: float, kind: AttentionKind
+    ) -> Float[Tensor, "*batch q value_width"] | None:
         readouts = (*self.readouts, LogSumExp()) if self.save_inputs else self.readouts
         observed = observe_call(call, readouts, self._heads, dropout)
-        self._append(name, module, call, observed)
+        self._append(name, call, observed, kind)
         return observed.output
 
-    def _append(self, name: str, module: torch.nn.Module, call: AttentionCall, observed: ObservedCall) -> None:
+    def _on_torch(
+        self, module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object
+    ) -> None:
+        """Record a call of an attention module of PyTorch, whose output remains the one that it computed."""
+        name = self._names[module]
+        self._counter.calls[name] += 1
+        if self._is_selected(name):
+            assert isinstance(module, torch.nn.MultiheadAttention)
+            call, kind = torch_call(module, args, kwargs)
+            self._record(name, call, 0.0, kind)
+
+    def _append(self, name: str, call: AttentionCall, observed: ObservedCall, kind: AttentionKind) -> None:
         mask, positions = call.options["mask"], call.options["positions"]
         q, k = call.query.shape[-2], call.key.shape[-2]
         start = positions.offset(q, k) if positions is not None else 0
@@ -212,7 +247,7 @@ class Recorder:
             name,
             AttentionRecord(
                 step=max(0, self.calls - 1),
-                kind=attention_kind(name, module),
+                kind=kind,
                 causal=is_causal(mask),
                 output_shape=(call.query.shape[0], q, call.heads, call.value.shape[-1]),
                 readouts=results,
