@@ -55,8 +55,9 @@ def open_connection(
         yield connection
     except (duckdb.Error, RuntimeError) as error:
         text = str(error)
-        # Ctrl-C while DuckDB reads a table of Arrow is wrapped: "counting the rows … failed: KeyboardInterrupt: ".
-        wrapped = isinstance(error, duckdb.InvalidInputException) and text.rstrip(": ").endswith("KeyboardInterrupt")
+        # Ctrl-C while DuckDB reads a table of Arrow is wrapped: "counting the rows … failed: KeyboardInterrupt: ", or
+        # as the last line of a traceback.
+        wrapped = isinstance(error, duckdb.InvalidInputException) and text.rstrip(": \n").endswith("KeyboardInterrupt")
         if isinstance(error, duckdb.InterruptException) or text == "Query interrupted" or wrapped:
             raise KeyboardInterrupt from None  # Ctrl-C
         if not isinstance(error, duckdb.Error):
