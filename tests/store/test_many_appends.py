@@ -15,7 +15,7 @@ from qkv import store as stores
 from qkv.errors import DamagedStoreError, DataError, StoreFullError
 from qkv.store import arrow, manifest
 from qkv.store.manifest import RowFile
-from qkv.store.manifest_files import numbers, read_manifest, read_record
+from qkv.store.manifest_files import manifest_path, numbers, read_manifest, read_record
 from qkv.store.merging import FAN_IN, first_merged
 from qkv.testing.stores import ids_of, numbered
 
@@ -84,6 +84,23 @@ def test_a_small_append_writes_as_much_after_300_appends_as_after_10(built: tupl
     assert np.mean(deltas[-50:]) <= 1.2 * np.mean(deltas[5:50])
     assert len(deltas) >= 0.9 * len(sizes)
     assert max(read) < FAN_IN * 4
+
+
+@given(
+    st.lists(st.integers(1, 30) | st.integers(10**10 - 3, 10**10 + 3) | st.integers(10**17, 10**18 - 1), unique=True),
+    st.integers(1, 31) | st.integers(10**10 - 4, 10**10 + 4),
+)
+@settings(max_examples=50, deadline=None)
+def test_the_numbers_from_a_version_on_are_those_of_all_manifests(made: list[int], least: int) -> None:
+    names = [
+        *(manifest_path(Path(), number).name for number in made),
+        "newest.json",
+        ".0000000031.json.tmp",
+        "0000000032",
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "listdir", lambda _: names)
+        assert numbers(Path(), least) == sorted(number for number in made if number >= least)
 
 
 def test_an_append_lists_no_folder_of_many_files_and_reads_no_older_manifest(

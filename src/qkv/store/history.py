@@ -112,7 +112,7 @@ def find_history(folder: Path, known: Link | None = None) -> History:
     before = None
     for _ in range(_TRIALS):
         newest = _read(folder)
-        found = numbers(folder)
+        found = numbers(folder, newest.number if isinstance(newest, Newest) else 1)
         history = _judge(folder, newest, found)
         # A writer may commit between the two readings; what remains unchanged is no race.
         if not history.problems or (newest, found) == before:
@@ -122,6 +122,7 @@ def find_history(folder: Path, known: Link | None = None) -> History:
 
 
 def _judge(folder: Path, newest: Newest | Damage | None, found: list[int]) -> History:
+    """Return the history of a store with the content of `newest.json`, and the numbers of the manifests from it on."""
     if not isinstance(newest, Newest):
         if not found:
             raise DataError(
@@ -134,7 +135,7 @@ def _judge(folder: Path, newest: Newest | Damage | None, found: list[int]) -> Hi
         return History(last, None, oldest, () if newest is None else (newest,))
     later = [number for number in found if number > newest.number]
     if newest.number not in found:
-        earlier = [number for number in found if number < newest.number]
+        earlier = [number for number in numbers(folder) if number < newest.number]
         problem = Damage(_name(manifest_path(folder, newest.number).name), "missing", 0, (newest.number,), "manifest")
         if not earlier:
             raise DamagedStoreError(f"{folder.parent.name!r} is damaged: {problem}. Restore the store from a copy.")

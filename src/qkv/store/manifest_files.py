@@ -28,11 +28,14 @@ def exists(folder: Path, number: int) -> bool:
     return manifest_path(folder, number).exists()
 
 
-def numbers(folder: Path) -> list[int]:
-    """Return the numbers of all manifests in a folder, in ascending order."""
-    stems = (name.removesuffix(_SUFFIX) for name in os.listdir(folder) if name.endswith(_SUFFIX))
+def numbers(folder: Path, least: int = 1) -> list[int]:
+    """Return the numbers of the manifests in a folder, from `least` on, in ascending order."""
+    first = manifest_path(folder, least).name
+    # Few names are parsed if `least` is the newest of many versions; longer names have more digits.
+    names = [name for name in os.listdir(folder) if name >= first or len(name) > len(first)]
+    stems = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
     found = (int(stem) for stem in stems if 10 <= len(stem) <= 18 and stem.isascii() and stem.isdigit())
-    return sorted(number for number in found if number)
+    return sorted(number for number in found if number >= least)
 
 
 def write(folder: Path, manifest: Manifest) -> Manifest:
