@@ -131,6 +131,8 @@ def export(
                     write_table(opened.to_table(columns))
                 else:
                     for table in _merged(opened, columns, progress, "exporting"):
+                        if target.suffix.lower() == ".parquet":
+                            _require_vectors(table, target)
                         write_table(table)
 
         write_atomic(target, fill, "the export", sync=True)
@@ -215,6 +217,21 @@ def _require_parquet(schema: pa.Schema, target: Path) -> None:
             raise DataError(
                 f"path must have a format that can hold the column {column.name!r}, got {target.name!r}: "
                 f"{column.type} {become} in Parquet. Name a file that ends in .arrow."
+            )
+
+
+def _require_vectors(table: pa.Table, target: Path) -> None:
+    """Raise a `DataError` if a fixed-size list is missing that pyarrow before version 26 cannot read from Parquet."""
+    import pyarrow as pa
+
+    if int(pa.__version__.split(".")[0]) >= 26:
+        return
+    for column in table.schema:
+        if pa.types.is_fixed_size_list(column.type) and table.column(column.name).null_count:
+            raise DataError(
+                f"path must have a format that can hold the column {column.name!r}, got {target.name!r}: pyarrow "
+                f"{pa.__version__} cannot read missing vectors from Parquet. Name a file that ends in .arrow, or "
+                "update: pip install -U pyarrow."
             )
 
 

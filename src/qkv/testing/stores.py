@@ -63,7 +63,7 @@ def _every_type() -> pa.Table:
             "category": pa.array(["x", None, "y"]).dictionary_encode(),
             "bytes": pa.array([b"\x00\xff", None, b""]),
             "list": pa.array([[1, 2], None, []], pa.list_(pa.int64())),
-            "vector": pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float16(), 2)),
+            "vector": pa.array([list(np.float16([1, 2])), None, list(np.float16([3, 4]))], pa.list_(pa.float16(), 2)),
             "record": pa.array([{"a": 1}, None, {"a": None}]),
         }
     )
@@ -349,13 +349,17 @@ class StoreContract:
 
     @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
     def test_an_exported_file_equals_the_version(self, path: Path, suffix: str) -> None:
-        from pyarrow import feather, parquet
+        from pyarrow import __version__, feather, parquet
 
         store = stores.create(path, _every_type().schema, backend=self.backend, tables=[_every_type()])
         store.append(_every_type().set_column(6, "category", [["z", None, "x"]]).cast(_every_type().schema))
         store.delete(lambda table: np.array([cell == -3 for cell in table.column("whole").to_pylist()]))
         target = path.with_name(f"rows{suffix}")
         read = parquet.read_table if suffix == ".parquet" else feather.read_table
+        if suffix == ".parquet" and int(__version__.split(".")[0]) < 26:
+            with pytest.raises(DataError, match="cannot read missing vectors"):
+                stores.export(store, target)
+            return
         for version in (1, 2, 3):
             stores.export(store.at(version), target, overwrite=version > 1)
             table = read(target)
