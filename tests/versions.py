@@ -75,7 +75,8 @@ def main() -> int:
         _run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(listed), str(wheel)])
         command = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not long"]
         # Old packages warn about their own use of newer ones, which is not an error of this package.
-        command += ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning", *(arguments or ["tests"])]
+        command += ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
+        command += ["-W", "ignore:It looks like:hypothesis.errors.HypothesisWarning", *(arguments or ["tests"])]
         if options.which == "lowest":
             command += [f"--ignore={path}" for path in _LEFT_OUT]
         settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}

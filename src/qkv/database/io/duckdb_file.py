@@ -34,6 +34,7 @@ PARQUET = (".parquet", ".pq")
 OFFLINE = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 CLOSED = {**OFFLINE, "enable_external_access": "false"}
 _ISO = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9])")
+_INTERRUPTED = re.compile(r"\bKeyboardInterrupt[:\s]*(<EMPTY MESSAGE>)?\s*$")  # the message is that of DuckDB 1.5
 _TRIED_ROWS = 20_480
 _T = TypeVar("_T")
 
@@ -57,7 +58,7 @@ def open_connection(
         text = str(error)
         # Ctrl-C while DuckDB reads a table of Arrow is wrapped: "counting the rows … failed: KeyboardInterrupt: ", or
         # as the last line of a traceback.
-        wrapped = isinstance(error, duckdb.InvalidInputException) and text.rstrip(": \n").endswith("KeyboardInterrupt")
+        wrapped = isinstance(error, duckdb.InvalidInputException) and _INTERRUPTED.search(text) is not None
         if isinstance(error, duckdb.InterruptException) or text == "Query interrupted" or wrapped:
             raise KeyboardInterrupt from None  # Ctrl-C
         if not isinstance(error, duckdb.Error):
