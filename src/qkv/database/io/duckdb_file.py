@@ -34,7 +34,8 @@ PARQUET = (".parquet", ".pq")
 OFFLINE = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 CLOSED = {**OFFLINE, "enable_external_access": "false"}
 _ISO = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9])")
-_INTERRUPTED = re.compile(r"\bKeyboardInterrupt[:\s]*(<EMPTY MESSAGE>)?\s*$")  # the message is that of DuckDB 1.5
+# DuckDB 1.5 adds "<EMPTY MESSAGE>" and the place of the call.
+_INTERRUPTED = re.compile(r"\bKeyboardInterrupt: <EMPTY MESSAGE>\s|\bKeyboardInterrupt[:\s]*$")
 _TRIED_ROWS = 20_480
 _T = TypeVar("_T")
 
