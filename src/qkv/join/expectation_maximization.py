@@ -22,7 +22,7 @@ from qkv.join.agreement_levels import LEVELS, agreement, agreement_levels
 from qkv.join.attention_weights import attention_weights
 from qkv.join.blocking import CandidatePairs
 
-__all__ = ["estimate_log_odds"]
+__all__ = ["estimate_log_odds", "sample_rows"]
 
 _START = (0.03, 0.03, 0.04, 0.1, 0.8)
 """Prior of m, the probabilities of the levels among matches: four of five cells are equal."""
@@ -46,9 +46,7 @@ def estimate_log_odds(
     """
     measures = candidates.measures
     count = min(candidates.rows, _MAX_ROWS)
-    draw = np.random.default_rng(0)
-    sample = draw.choice(candidates.rows, count, replace=False) if candidates.rows > count else None
-    rows, keys, found = candidates.top_candidates(_CANDIDATES_PER_ROW, sample, progress)
+    rows, keys, found = candidates.top_candidates(_CANDIDATES_PER_ROW, sample_rows(candidates.rows), progress)
     levels = agreement_levels(agreement(measures, found))
     random_levels, random_counts = np.unique(
         agreement_levels(agreement(measures, candidates.random(_RANDOM_PAIRS))), axis=0, return_counts=True
@@ -73,6 +71,11 @@ def estimate_log_odds(
         if np.abs(m - previous_m).max() < 1e-5 and abs(prior - previous_prior) < 1e-5:
             break
     return log_odds, prior
+
+
+def sample_rows(rows: int) -> Int[np.ndarray, " sample"] | None:
+    """Return 20,000 random left rows of larger tables to estimate from, or None for all."""
+    return np.random.default_rng(0).choice(rows, _MAX_ROWS, replace=False) if rows > _MAX_ROWS else None
 
 
 def _level_probabilities(

@@ -34,7 +34,8 @@ class JoinModel:
         on: `(left name, right name)` of each compared column.
         kinds: kind of each compared column, by its name in the left table.
         log_odds: unsupervised log odds of each agreement level, `(columns, levels)`.
-        learned: supervised weights of the comparison vector and of each column's log odds; None without labels.
+        learned: weights of the comparison vector and of each column's log odds, from labels or of a single text
+            column; None if the log odds are the score.
         bias: prior log odds.
         threshold: smallest weight of a match.
         notes: sentences about how the model was fitted.

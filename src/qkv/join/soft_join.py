@@ -13,12 +13,13 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.database.io.sources import describe, read, require_columns
 from qkv.errors import DataError, OptionError
-from qkv.join.agreement_levels import append_log_odds, level_log_odds
+from qkv.join.agreement_levels import LEVELS, append_log_odds, level_log_odds
 from qkv.join.attention_weights import collect_matches
+from qkv.join.best_match_mixture import estimate_text_weights
 from qkv.join.blocking import CandidatePairs
 from qkv.join.compared_columns import read_columns
 from qkv.join.comparison_vectors import ComparisonVectors
-from qkv.join.expectation_maximization import estimate_log_odds
+from qkv.join.expectation_maximization import estimate_log_odds, sample_rows
 from qkv.join.labels import Labels, read_labels, row_numbers
 from qkv.join.model import JoinModel
 from qkv.join.pair_sets import PairList
@@ -243,9 +244,23 @@ def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], 
 
 
 def _estimated_model(candidate_pairs: CandidatePairs, on: _ColumnPairs, progress: Progress | None) -> JoinModel:
+    if [field.kind for field in candidate_pairs.measures.fields] == ["text"]:
+        return _single_text_model(candidate_pairs, on, progress)
     log_odds, prior = estimate_log_odds(candidate_pairs, progress)
     notes = ("scores estimated from the tables alone, by expectation–maximization",)
     return JoinModel(on, candidate_pairs.measures.kinds, log_odds, None, prior, _DEFAULT_THRESHOLD, notes)
+
+
+def _single_text_model(candidate_pairs: CandidatePairs, on: _ColumnPairs, progress: Progress | None) -> JoinModel:
+    weights, bias, separated = estimate_text_weights(candidate_pairs, sample_rows(candidate_pairs.rows), progress)
+    notes = ("scores of one column estimated from the tables alone, by a mixture of the scores of best matches",)
+    if not separated:
+        notes += (
+            "no pair is a match, because the similarities of best matches and of other pairs overlap: name a further "
+            "column, or pass labelled pairs",
+        )
+    unused = np.zeros((1, len(LEVELS) + 2))
+    return JoinModel(on, candidate_pairs.measures.kinds, unused, weights, bias, _DEFAULT_THRESHOLD, notes)
 
 
 def _labelled_samples(

@@ -1,0 +1,156 @@
+"""Estimate the log odds of matches by one text column, without labels, as a mixture of the scores of best matches.
+
+    s = (cosine of words + cosine of letter trigrams) / 2        logit(pair) = a · s + b
+
+A single column leaves no agreement between columns to learn from, but the candidates of a row still compete: where a
+row has a match, its second candidate shows how similar the most similar other row is. Each pair of rows that are each
+other's best candidate is a match, with s ~ Normal(μ₁, σ), or not, with s ~ Normal(μ₀, σ); the second candidates of
+matches have the distribution of non-matches. Of the second candidates of both rows, the less similar one counts: the
+other one may be a duplicate within its table. Expectation–maximization estimates μ₁, μ₀, σ and the share π of matches:
+
+    a = (μ₁ − μ₀) / σ²        b = log(π / (1 − π)) − a · (μ₁ + μ₀) / 2
+
+A mixture of two normal distributions whose means differ by less than 2 σ has a single mode, whatever the share. The
+tables then do not tell matches from other pairs, and no pair is a match.
+
+Source of the bound: Behboodian 1970, On the modes of a mixture of two normal distributions, Technometrics 12.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit, logit
+
+from qkv.core.progress import Progress
+from qkv.core.typing import Float, Int
+from qkv.join.blocking import CandidatePairs, top_per_row
+from qkv.join.comparison_vectors import ComparisonVectors
+
+__all__ = ["BestMatchMixture", "estimate_text_weights", "fit_best_matches"]
+
+_PSEUDOCOUNT = 3.0
+"""Number of prior pairs of similarity 1 among matches, and of similarity 0 among others; as with several columns."""
+_MIN_VARIANCE = 1e-3
+"""Added to the sum of squares, so that equal scores have a finite slope."""
+_MIN_SEPARATION = 2.0
+_NEGLIGIBLE = -50.0
+"""Log odds of all pairs where no pair is a match: millions of them leave "no match" a weight of 1."""
+_STEPS = 500
+_CANDIDATES_PER_ROW = 20
+_SIMILARITIES = ("words", "letters")
+
+
+class BestMatchMixture(NamedTuple):
+    """Two normal distributions of equal deviation, of the similarities of matches and of other best candidates.
+
+    Attributes:
+        match, other: mean similarity of matches and of other pairs.
+        deviation: standard deviation of both.
+        share: share of the rows of the smaller table that have a match.
+    """
+
+    match: float
+    other: float
+    deviation: float
+    share: float
+
+    @property
+    def separated(self) -> bool:
+        """Whether the means differ by at least two standard deviations."""
+        return self.match - self.other >= _MIN_SEPARATION * self.deviation
+
+    @property
+    def slope(self) -> float:
+        """Log odds of a match per unit of similarity."""
+        return (self.match - self.other) / self.deviation**2
+
+    @property
+    def intercept(self) -> float:
+        """Log odds of a match at similarity 0."""
+        return float(logit(self.share)) - self.slope * (self.match + self.other) / 2
+
+
+def estimate_text_weights(
+    candidates: CandidatePairs, sample: Int[np.ndarray, " rows"] | None = None, progress: Progress | None = None
+) -> tuple[Float[np.ndarray, " weights"], float, bool]:
+    """Return `(weights, bias, separated)` of the comparison vector of one text column, followed by its log odds.
+
+    `separated` is False if the scores do not tell matches from other pairs; all pairs then have negligible log odds.
+
+    Args:
+        candidates: pairs of two tables that are compared by a single text column.
+        sample: left rows to estimate from; None for all.
+        progress: called with the step, the count done and the total.
+    """
+    rows, keys, found = candidates.top_candidates(_CANDIDATES_PER_ROW, sample, progress)
+    places = _places(candidates.measures)
+    best, second = _mutual_best(rows, keys, found[:, places].mean(axis=1, dtype=np.float64))
+    size = candidates.rows if sample is None else len(sample)
+    mixture = fit_best_matches(best, second, min(size, candidates.keys))
+    names = [measure for _, measure in candidates.measures.names]
+    weights = np.zeros(len(names) + 1)
+    if not mixture.separated:
+        return weights, _NEGLIGIBLE, False
+    weights[places] = mixture.slope / len(places)
+    weights[names.index("missing")] = _NEGLIGIBLE - max(mixture.intercept, 0.0)
+    return weights, mixture.intercept, True
+
+
+def fit_best_matches(
+    best: Float[np.ndarray, " pairs"], second: Float[np.ndarray, " pairs"], rows: int | None = None
+) -> BestMatchMixture:
+    """Fit the mixture to the similarities of pairs that are each other's best candidate.
+
+    Args:
+        best: similarity of each pair.
+        second: largest similarity of either row to another row, the smaller of both; NaN where there is none.
+        rows: number of rows of the smaller table, to which the share of matches refers; None for `len(best)`.
+
+    Example:
+        >>> fitted = fit_best_matches(np.array([0.9, 0.95, 0.3, 0.25]), np.array([0.2, 0.3, 0.25, 0.2]))
+        >>> expit(fitted.slope * np.array([0.9, 0.95, 0.3, 0.25]) + fitted.intercept).round(2).tolist()
+        [1.0, 1.0, 0.0, 0.0]
+    """
+    count = max(len(best) if rows is None else rows, 1)
+    present = ~np.isnan(second)
+    below = np.where(present, second, 0.0)
+    other = below.sum() / (present.sum() + _PSEUDOCOUNT)
+    share_of = np.where(best > (other + 1.0) / 2.0, 0.95, 0.05)
+    scores = np.concatenate([best, below])
+    mixture = BestMatchMixture(1.0, other, 1.0, 0.5)
+    for _ in range(_STEPS):
+        matches = share_of.sum()
+        others = np.concatenate([1.0 - share_of, share_of * present])
+        match = (share_of @ best + _PSEUDOCOUNT) / (matches + _PSEUDOCOUNT)
+        other = others @ scores / (others.sum() + _PSEUDOCOUNT)
+        squares = share_of @ (best - match) ** 2 + others @ (scores - other) ** 2 + _MIN_VARIANCE
+        # At least half a pair is counted on either side, so that the prior is finite.
+        share = min(max(matches, 0.5), max(count - 0.5, 0.5)) / count
+        deviation = float(np.sqrt(squares / (matches + others.sum() + _MIN_VARIANCE)))
+        mixture = BestMatchMixture(float(match), float(other), deviation, float(share))
+        previous, share_of = share_of, expit(mixture.slope * best + mixture.intercept)
+        if np.abs(share_of - previous).max(initial=0.0) < 1e-6:
+            break
+    return mixture
+
+
+def _places(measures: ComparisonVectors) -> list[int]:
+    return [place for place, (_, measure) in enumerate(measures.names) if measure in _SIMILARITIES]
+
+
+def _mutual_best(
+    rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"], score: Float[np.ndarray, " pairs"]
+) -> tuple[Float[np.ndarray, " best"], Float[np.ndarray, " best"]]:
+    """Return the scores of pairs that are the best of both their rows, and the smaller score of the runners-up."""
+    best, runner_up = np.ones(len(score), bool), np.full(len(score), np.nan)
+    for side in (rows, keys):
+        order = top_per_row(side, score, 2)
+        first = np.append(True, np.diff(side[order]) != 0)[: len(order)]
+        own = np.zeros(len(score), bool)
+        own[order[first]] = True
+        best &= own
+        second = dict(zip(side[order[~first]].tolist(), score[order[~first]].tolist(), strict=True))
+        runner_up = np.fmin(runner_up, [second.get(row, np.nan) for row in side.tolist()])
+    return score[best], runner_up[best]
