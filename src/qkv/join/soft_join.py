@@ -253,7 +253,9 @@ def _estimated_model(candidate_pairs: CandidatePairs, on: _ColumnPairs, progress
 
 def _single_text_model(candidate_pairs: CandidatePairs, on: _ColumnPairs, progress: Progress | None) -> JoinModel:
     weights, bias, separated = estimate_text_weights(candidate_pairs, sample_rows(candidate_pairs.rows), progress)
-    notes = ("scores of one column estimated from the tables alone, by a mixture of the scores of best matches",)
+    notes: tuple[str, ...] = (
+        "scores of one column estimated from the tables alone, by a mixture of the scores of best matches",
+    )
     if not separated:
         notes += (
             "no pair is a match, because the similarities of best matches and of other pairs overlap: name a further "
