@@ -1,7 +1,10 @@
 """Joins of one text column without labels: they find misspelt rows, and decline where the scores do not tell."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from examples.matching.without_labels import measure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
@@ -10,7 +13,8 @@ from scipy.stats import norm
 from qkv.join import SoftJoin
 from qkv.join.best_match_mixture import BestMatchMixture, fit_best_matches
 
-PEOPLE, GUESTS = "examples/people.csv", "examples/guests.csv"
+ROOT = Path(__file__).parents[2]
+PEOPLE, GUESTS = (ROOT / "examples" / f"{name}.csv" for name in ("people", "guests"))
 LETTERS = np.array(list("abcdefghijklmnoprstuvz"))
 
 
@@ -89,7 +93,7 @@ def test_duplicates_within_one_column_are_found_once():
 def test_equal_cells_everywhere_are_refused_with_a_reason():
     joined = SoftJoin("a").join({"a": ["x"] * 5}, {"a": ["x"] * 4})
     assert len(joined) == 0
-    assert any("no pair is a match" in note for note in joined.notes)
+    assert any("too far to tell them apart" in note for note in joined.notes)
 
 
 def test_a_model_of_one_column_answers_alike_after_saving(tmp_path):
@@ -121,3 +125,15 @@ def test_the_log_odds_are_those_of_two_normal_distributions():
         expit(mixture.slope * scores + mixture.intercept), densities[0] / sum(densities), atol=1e-12
     )
     assert not BestMatchMixture(0.5, 0.3, 0.12, 0.3).separated
+
+
+def test_the_measuring_script_reports_the_f1_of_a_join(tmp_path):
+    draw = np.random.default_rng(4)
+    right = names(draw, 20)
+    left = [misspell(name, draw) for name in right[:10]]
+    for side, column in (("left", left), ("right", right)):
+        (tmp_path / f"{side}.csv").write_text("\n".join(["name", *column]) + "\n", encoding="utf-8")
+    # Five of ten matches are labelled with the right row, five with a wrong one: recall is one half.
+    pairs = [f"{row},{row if row < 5 else row + 1},1" for row in range(10)]
+    (tmp_path / "train.csv").write_text("\n".join(["left,right,match", *pairs]) + "\n", encoding="utf-8")
+    assert measure(tmp_path, "name", ("train",)) == {"train": pytest.approx(2 * 5 / (5 + 10))}

@@ -257,10 +257,7 @@ def _single_text_model(candidate_pairs: CandidatePairs, on: _ColumnPairs, progre
         "scores of one column estimated from the tables alone, by a mixture of the scores of best matches",
     )
     if not separated:
-        notes += (
-            "no pair is a match, because the similarities of best matches and of other pairs overlap: name a further "
-            "column, or pass labelled pairs",
-        )
+        notes += ("the similarities of best matches and of other pairs overlap too far to tell them apart",)
     unused = np.zeros((1, len(LEVELS) + 2))
     return JoinModel(on, candidate_pairs.measures.kinds, unused, weights, bias, _DEFAULT_THRESHOLD, notes)
 
