@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -16,7 +17,7 @@ from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.protocols import AttentionOutput
 from qkv.readouts import Readout
 
-__all__ = ["ModelObservation", "observe"]
+__all__ = ["ModelObservation", "ModuleCall", "observe", "readout_hooks"]
 
 _PreHook = Callable[[nn.Module, tuple[object, ...], dict[str, object]], tuple[tuple[object, ...], dict[str, object]]]
 _PostHook = Callable[[nn.Module, tuple[object, ...], dict[str, object], AttentionOutput], object]
@@ -38,6 +39,22 @@ class ModelObservation:
     def readouts(self) -> dict[str, tuple[Any, ...]]:
         """Mapping from the name of each called module to the readouts of its last call."""
         return {name: calls[-1] for name, calls in self.calls.items() if calls}
+
+
+class ModuleCall(NamedTuple):
+    """A call of an attention module, with the output and readouts that `readout_hooks` collect.
+
+    Attributes:
+        module: the module.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        output: the output, with the results of the added readouts alone.
+    """
+
+    module: nn.Module
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    output: AttentionOutput
 
 
 def observe(
@@ -69,7 +86,7 @@ def observe(
     calls: dict[str, list[tuple[object, ...]]] = {name: [] for name in selected}
     with contextlib.ExitStack() as stack:
         for name, (module, wanted) in selected.items():
-            before, after = _make_hooks(tuple(wanted), calls[name])
+            before, after = readout_hooks(tuple(wanted), partial(_collect_readouts, calls[name]))
             stack.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
             stack.enter_context(module.register_forward_hook(after, with_kwargs=True))
         output = model(*args, **kwargs)
@@ -97,8 +114,19 @@ def _select_modules(
     return selected
 
 
-def _make_hooks(readouts: tuple[Readout, ...], calls: list[tuple[object, ...]]) -> tuple[_PreHook, _PostHook]:
-    """Return two hooks: the first adds `readouts` to a call, and the second moves their results to `calls`."""
+def _collect_readouts(calls: list[tuple[object, ...]], call: ModuleCall) -> None:
+    calls.append(call.output.readouts)
+
+
+def readout_hooks(readouts: tuple[Readout, ...], collect: Callable[[ModuleCall], None]) -> tuple[_PreHook, _PostHook]:
+    """Return two hooks of an attention module: the first adds `readouts` to a call, the second collects their results.
+
+    The module returns what it returns without the hooks.
+
+    Args:
+        readouts: readouts of the attention weights.
+        collect: function that is called after each call.
+    """
 
     def before(
         module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
@@ -111,7 +139,7 @@ def _make_hooks(readouts: tuple[Readout, ...], calls: list[tuple[object, ...]]) 
         module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: AttentionOutput
     ) -> object:
         own = len(output.readouts) - len(readouts)
-        calls.append(tuple(output.readouts[own:]))
+        collect(ModuleCall(module, args, kwargs, output._replace(readouts=tuple(output.readouts[own:]))))
         return output._replace(readouts=output.readouts[:own]) if own else output.output
 
     return before, after

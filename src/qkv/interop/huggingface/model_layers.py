@@ -83,11 +83,13 @@ def _class_uses_interface(kind: type[torch.nn.Module]) -> bool:
 def nested(name: str, names: Iterable[str]) -> bool:
     """Return whether the module `name` is, contains, or is contained in one of the modules `names`.
 
+    The name of the model itself, which contains all others, is "".
+
     Example:
-        >>> nested("a.b", ["a.b.c"]), nested("a.b", ["a.bc"])
-        (True, False)
+        >>> nested("a.b", ["a.b.c"]), nested("a.b", ["a.bc"]), nested("", ["a"])
+        (True, False, True)
     """
-    return any(f"{a}.".startswith(f"{b}.") for other in names for a, b in ((name, other), (other, name)))
+    return any(not b or f"{a}.".startswith(f"{b}.") for other in names for a, b in ((name, other), (other, name)))
 
 
 def pretrained_models(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -32,10 +32,12 @@ from qkv.interop.huggingface.model_layers import (
     pretrained_models,
     uses_interface,
 )
+from qkv.interop.huggingface.module_record import hook_module, is_module, record_module
 from qkv.interop.huggingface.observe import ObservedCall, observe_call
 from qkv.interop.huggingface.output_attentions import find_weights, read_weights, request_weights
 from qkv.interop.huggingface.registration import REGISTERED, add_listener
 from qkv.interop.huggingface.torch_attention import torch_call, torch_fast_path_disabled
+from qkv.nn.observe_model import ModuleCall
 from qkv.readouts import LogSumExp, Readout
 
 __all__ = ["Recorder", "record"]
@@ -156,10 +158,12 @@ class Recorder:
             innermost = [x for x in attention if not any(y is not x and is_attention(y) for y in x.modules())]
             hooked = [x for x in attention if isinstance(x, torch.nn.MultiheadAttention)]
             covered = all(
-                x in hooked or uses_interface(x) or _neighbor_uses_interface(x, self._names) for x in innermost
+                x in hooked or is_module(x) or uses_interface(x) or _neighbor_uses_interface(x, self._names) for x in innermost
             )
             hooks = [add_listener(module, self._on_call) for module in self._names]
             hooks += [x.register_forward_hook(self._on_torch, with_kwargs=True) for x in hooked]
+            for x in filter(is_module, self._names):
+                hooks += hook_module(x, self.readouts, self._on_module)
             hooks.append(model.register_forward_pre_hook(self._on_run))
             if not covered:
                 hooks += request_weights(model)
@@ -227,6 +231,14 @@ class Recorder:
             assert isinstance(module, torch.nn.MultiheadAttention)
             call, kind = torch_call(module, args, kwargs)
             self._record(name, call, 0.0, kind)
+
+    def _on_module(self, call: ModuleCall) -> None:
+        """Record a call of an attention module of `qkv.nn`."""
+        name = self._names[call.module]
+        self._counter.calls[name] += 1
+        if self._is_selected(name):
+            step = max(0, self.calls - 1)
+            self._consume(name, record_module(call, len(self.readouts), self._heads, step))
 
     def _append(self, name: str, call: AttentionCall, observed: ObservedCall, kind: AttentionKind) -> None:
         mask, positions = call.options["mask"], call.options["positions"]

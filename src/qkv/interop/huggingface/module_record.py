@@ -1,0 +1,111 @@
+"""Records of the calls of the attention modules of `qkv.nn` inside a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from qkv.core.typing import Shaped, Tensor
+from qkv.errors import OptionError
+from qkv.interop.huggingface.attention_call import is_causal
+from qkv.interop.huggingface.attention_record import AttentionRecord, ReadoutResult
+from qkv.nn.attention import Attention
+from qkv.nn.cache import StateCache
+from qkv.nn.multihead import MultiHeadAttention
+from qkv.nn.observe_model import ModuleCall, readout_hooks
+from qkv.readouts import LogSumExp, Readout
+from qkv.readouts.base import flatten, unflatten
+
+__all__ = ["hook_module", "is_module", "record_module"]
+
+
+def is_module(module: torch.nn.Module) -> bool:
+    """Return whether a module is an attention module of `qkv.nn` that accepts readouts."""
+    return isinstance(module, (Attention, MultiHeadAttention))
+
+
+def hook_module(
+    module: torch.nn.Module, readouts: Sequence[Readout], collect: Callable[[ModuleCall], None]
+) -> list[torch.utils.hooks.RemovableHandle]:
+    """Make an attention module compute readouts in each call, and call `collect` after it, until the hooks are removed.
+
+    Calls with a `StateCache`, which has no weights, are left alone.
+    """
+    # Any readout makes the module return its plan, from which the shapes of the call are known.
+    before, after = readout_hooks(tuple(readouts) or (LogSumExp(),), collect)
+
+    def without_state(
+        module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        return (args, kwargs) if isinstance(kwargs.get("cache"), StateCache) else before(module, args, kwargs)
+
+    def result(
+        module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object
+    ) -> object:
+        if isinstance(kwargs.get("cache"), StateCache):
+            return output
+        return after(module, args, kwargs, output)  # type: ignore[arg-type]
+
+    return [
+        module.register_forward_pre_hook(without_state, with_kwargs=True),
+        module.register_forward_hook(result, with_kwargs=True),
+    ]
+
+
+def record_module(call: ModuleCall, count: int, heads: Sequence[int] | None, step: int) -> AttentionRecord:
+    """Return the record of a call of a module, whose readouts get the axes (batch, heads).
+
+    Args:
+        call: the call.
+        count: number of readouts to record.
+        heads: indices of the heads to record; None for all.
+        step: index of the forward pass of the model.
+
+    Raises:
+        OptionError: a head index is out of range.
+    """
+    plan = call.output.plan
+    problem = plan.requested
+    several = isinstance(call.module, MultiHeadAttention)
+    query = call.args[0] if call.args else call.kwargs["query"]
+    key = call.args[1] if len(call.args) > 1 else call.kwargs.get("key")
+    assert isinstance(query, torch.Tensor)
+    # The batch axes of the readouts: those of the query, and the heads.
+    lead = query.ndim - 2 + several
+    total = call.module.heads if several else query.shape[-3] if lead > 1 else 1
+    assert isinstance(total, int)
+    for head in heads or ():
+        if not -total <= head < total:
+            raise OptionError(
+                f"each index in heads must be between {-total} and {total - 1}, got {head}. The layer has {total} heads."
+            )
+
+    def reshape(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "batch heads ..."]:
+        x = x.detach()
+        if lead < 2:
+            x = x[None] if several or lead == 0 else x[:, None]
+            x = x[None] if lead == 0 else x
+        elif lead > 2:
+            x = x.flatten(0, lead - 2)
+        return x if heads is None else x[:, list(heads)]
+
+    def convert(result: ReadoutResult) -> ReadoutResult:
+        return unflatten(tuple(map(reshape, flatten(result))), result)
+
+    # Extra keys come after the others, and all queries attend to them.
+    mask = problem.spec.mask
+    causal = is_causal(mask)
+    start = mask.causal_offset(problem.tile) if mask is not None and causal else None
+    return AttentionRecord(
+        step=step,
+        kind="self" if key is None or key is query else "cross",
+        causal=causal,
+        output_shape=tuple(call.output.output.shape),
+        readouts=tuple(map(convert, call.output.readouts[:count])),
+        heads=tuple(range(total)) if heads is None else tuple(heads),
+        queries=problem.axes.q,
+        keys=problem.axes.k,
+        query_start=start or 0,
+        plan=plan,
+    )
