@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from qkv import masks, nn, normalizers  # noqa: E402
+from qkv import masks, nn, normalizers, scores  # noqa: E402
 from qkv.errors import OptionError  # noqa: E402
 from qkv.interop import huggingface, record  # noqa: E402
 from qkv.nn.cache import StateCache  # noqa: E402
-from qkv.readouts import Dense, Entropy, TopWeights  # noqa: E402
+from qkv.readouts import ColumnSum, Dense, TopWeights  # noqa: E402
 
 
 def recorded(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -22,14 +22,14 @@ def recorded(model: Any, *args: Any, **kwargs: Any) -> Any:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         expected = model(*args, **kwargs)
-        with record(model, [Dense(), TopWeights(1), Entropy()]) as seen:
+        with record(model, [Dense(), TopWeights(1), ColumnSum()]) as seen:
             output = model(*args, **kwargs)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
     assert hooks == sum(len(x._forward_hooks) + len(x._forward_pre_hooks) for x in model.modules())
     for (one,) in seen.layers.values():
-        weights, top, entropy = one.readouts
+        weights, top, columns = one.readouts
         torch.testing.assert_close(top.weights, weights.topk(1).values)
-        torch.testing.assert_close(entropy, -torch.special.xlogy(weights, weights).sum(-1), rtol=0, atol=1e-5)
+        torch.testing.assert_close(columns, weights.sum(-2), rtol=0, atol=1e-5)
         assert (one.queries, one.keys) == weights.shape[-2:]
         assert (weights.ndim, len(one.heads)) == (4, weights.shape[1])
     return seen
@@ -107,11 +107,9 @@ def test_heads_are_selected_and_checked() -> None:
 
 
 def test_calls_with_a_state_cache_are_reported_as_not_recorded() -> None:
-    from qkv.scores import Linear
-
-    module = nn.Attention(Linear(), normalizer=normalizers.Sum(), mask=masks.Causal())
+    module = nn.Attention(score=scores.Dot(), normalizer=normalizers.Identity(), mask=masks.Causal())
     x = torch.randn(2, 3, 4)
-    with pytest.warns(huggingface.BypassWarning, match="not recorded"), record(module, [Entropy()]) as seen:
+    with pytest.warns(huggingface.BypassWarning, match="not recorded"), record(module, [ColumnSum()]) as seen:
         output = module(x, cache=StateCache())
     assert output.shape == x.shape
     assert not seen.layers

@@ -14,7 +14,7 @@ from qkv.nn.attention import Attention
 from qkv.nn.cache import StateCache
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.observe_model import ModuleCall, readout_hooks
-from qkv.readouts import LogSumExp, Readout
+from qkv.readouts import ColumnSum, Readout
 from qkv.readouts.base import flatten, unflatten
 
 __all__ = ["hook_module", "is_module", "record_module"]
@@ -33,16 +33,14 @@ def hook_module(
     Calls with a `StateCache`, which has no weights, are left alone.
     """
     # Any readout makes the module return its plan, from which the shapes of the call are known.
-    before, after = readout_hooks(tuple(readouts) or (LogSumExp(),), collect)
+    before, after = readout_hooks(tuple(readouts) or (ColumnSum(),), collect)
 
     def without_state(
         module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]]:
         return (args, kwargs) if isinstance(kwargs.get("cache"), StateCache) else before(module, args, kwargs)
 
-    def result(
-        module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object
-    ) -> object:
+    def result(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> object:
         if isinstance(kwargs.get("cache"), StateCache):
             return output
         return after(module, args, kwargs, output)  # type: ignore[arg-type]

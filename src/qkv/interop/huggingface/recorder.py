@@ -62,7 +62,7 @@ def record(
 
     Of other models than those of transformers, and of modules that contain such a model, the calls of
     `torch.nn.MultiheadAttention` are recorded, also those of `nn.TransformerEncoder`, `nn.TransformerDecoder` and
-    `nn.Transformer`. PyTorch's fast path is off meanwhile, so that an encoder computes outputs at padded positions,
+    `nn.Transformer`, and those of the attention modules of `qkv.nn`, for which no inputs are saved. PyTorch's fast path is off meanwhile, so that an encoder computes outputs at padded positions,
     which the fast path sets to 0. The weights of a row without any allowed key are 0, where PyTorch's are NaN.
 
     For layers that bypass the attention interface, readouts are computed from the weights returned with
@@ -158,7 +158,8 @@ class Recorder:
             innermost = [x for x in attention if not any(y is not x and is_attention(y) for y in x.modules())]
             hooked = [x for x in attention if isinstance(x, torch.nn.MultiheadAttention)]
             covered = all(
-                x in hooked or is_module(x) or uses_interface(x) or _neighbor_uses_interface(x, self._names) for x in innermost
+                x in hooked or is_module(x) or uses_interface(x) or _neighbor_uses_interface(x, self._names)
+                for x in innermost
             )
             hooks = [add_listener(module, self._on_call) for module in self._names]
             hooks += [x.register_forward_hook(self._on_torch, with_kwargs=True) for x in hooked]
