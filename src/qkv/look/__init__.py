@@ -2,6 +2,7 @@
 
 from qkv.look.answer_plot import plot_answer
 from qkv.look.heatmaps import alignment, attention, heads, heatmaps
+from qkv.look.model_views import model
 from qkv.look.query_plot import plot_query, save_query_plot
 from qkv.look.regression_plot import plot_regression
 from qkv.look.rollout import flow, gradient_weighted, norm_weighted, rollout
@@ -17,6 +18,7 @@ __all__ = [
     "gradient_weighted",
     "heads",
     "heatmaps",
+    "model",
     "norm_weighted",
     "plot_answer",
     "plot_query",

@@ -76,10 +76,11 @@ def record_module(call: ModuleCall, count: int, heads: Sequence[int] | None, ste
     for head in heads or ():
         if not -total <= head < total:
             raise OptionError(
-                f"each index in heads must be between {-total} and {total - 1}, got {head}. The layer has {total} heads."
+                f"each index in heads must be between {-total} and {total - 1}, got {head}. The layer has "
+                f"{total} heads."
             )
 
-    def reshape(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "batch heads ..."]:
+    def reshape(x: Shaped[Tensor, "*axes"]) -> Shaped[Tensor, "batch heads *rest"]:
         x = x.detach()
         if lead < 2:
             x = x[None] if several or lead == 0 else x[:, None]

@@ -62,8 +62,9 @@ def record(
 
     Of other models than those of transformers, and of modules that contain such a model, the calls of
     `torch.nn.MultiheadAttention` are recorded, also those of `nn.TransformerEncoder`, `nn.TransformerDecoder` and
-    `nn.Transformer`, and those of the attention modules of `qkv.nn`, for which no inputs are saved. PyTorch's fast path is off meanwhile, so that an encoder computes outputs at padded positions,
-    which the fast path sets to 0. The weights of a row without any allowed key are 0, where PyTorch's are NaN.
+    `nn.Transformer`, and those of the attention modules of `qkv.nn`, for which no inputs are saved. PyTorch's fast
+    path is off meanwhile, so that an encoder computes outputs at padded positions, which the fast path sets to 0. The
+    weights of a row without any allowed key are 0, where PyTorch's are NaN.
 
     For layers that bypass the attention interface, readouts are computed from the weights returned with
     `output_attentions=True`, which are arrays of q · k elements; a warning names these layers.
