@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 
@@ -90,7 +91,7 @@ def record_module(call: ModuleCall, count: int, heads: Sequence[int] | None, ste
         return x if heads is None else x[:, list(heads)]
 
     def convert(result: ReadoutResult) -> ReadoutResult:
-        return unflatten(tuple(map(reshape, flatten(result))), result)
+        return unflatten(tuple(reshape(cast(Tensor, x)) for x in flatten(result)), result)
 
     # Extra keys come after the others, and all queries attend to them.
     mask = problem.spec.mask

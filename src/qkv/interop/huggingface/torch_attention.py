@@ -65,7 +65,7 @@ def _translate(
         key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
     elif not module.batch_first:
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-    weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    weights: tuple[Tensor, ...] = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     if module.in_proj_weight is not None:
         weights = module.in_proj_weight.chunk(3)
     biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
@@ -77,13 +77,13 @@ def _translate(
         )
     if module.add_zero_attn:
         key, value = (functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
-    query, key, value = (x.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
+    query, key, value = (x.reshape(*x.shape[:2], module.num_heads, -1).transpose(1, 2) for x in (query, key, value))
     mask: Mask | None = None
     score: Score = ScaledDot()
     added = key.shape[2] - keys
     if attn_mask is not None:
         if attn_mask.ndim == 3:
-            attn_mask = attn_mask.unflatten(0, (batch, module.num_heads))
+            attn_mask = attn_mask.reshape(batch, module.num_heads, *attn_mask.shape[1:])
         allowed, bias = _split_mask(attn_mask[(None,) * (4 - attn_mask.ndim)], added)
         mask = _pairs_mask(allowed)
         score = score if bias is None else Biased(score, bias=bias.to(query.dtype))
