@@ -13,11 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
+
 from qkv.errors import OptionError  # noqa: E402
 from qkv.interop import record  # noqa: E402
 from qkv.readouts import Dense, TopWeights  # noqa: E402
-
-nn = torch.nn
 
 
 def own_weights(model: Any, run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
