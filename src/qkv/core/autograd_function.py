@@ -6,7 +6,19 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-__all__ = ["autograd_function"]
+__all__ = ["autograd_function", "autograd_function_class"]
+
+
+@cache
+def autograd_function_class(forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    """Return a `torch.autograd.Function` with the methods `forward` and `backward`, see `autograd_function`.
+
+    Its own `apply` suits long calls: it adds no function of this package to the path of a call.
+    """
+    import torch
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(forward.__name__.strip("_"), (torch.autograd.Function,), methods)
 
 
 @cache
@@ -21,8 +33,7 @@ def autograd_function(forward: Callable[..., Any], backward: Callable[..., Any])
     """
     import torch
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function: Any = type(forward.__name__.strip("_"), (torch.autograd.Function,), methods)
+    function = autograd_function_class(forward, backward)
     apply_transformed, apply_directly = function.apply, super(torch.autograd.Function, function).apply
     is_transformed, unwrap_if_dead = torch._C._are_functorch_transforms_active, torch._C._functorch.unwrap_if_dead
     tensor = torch.Tensor

@@ -69,7 +69,7 @@ def plot_regression(
         >>> x = np.linspace(0, 6, 80)[:, None]
         >>> figure = plot_regression(AttentionRegressor("none").fit(x, np.sin(x[:, 0])), 0, query=[[2.0]])
         >>> figure.get_suptitle()
-        '2  →  0.914 ± 0.0019...'
+        '2  →  0.914 ± 0.00...'
     """
     from sklearn.utils.validation import check_is_fitted
 

@@ -51,8 +51,8 @@ def query_numbers(query: str) -> tuple[QueryNumber, ...]:
     """Return the numbers and codes of a query.
 
     Example:
-        >>> [number.text for number in query_numbers("Rocky II, 12 Main Street, u1002, iPhone12")]
-        ['II', '12', 'u1002', '12']
+        >>> [number.text for number in query_numbers("Rocky II, 12 Main Street, u1002, iPhone13")]
+        ['II', '12', 'u1002', '13']
     """
     out: list[QueryNumber] = []
     before: list[str] = []

@@ -8,8 +8,8 @@ holds:
     texts            more than half of them are UUIDs
     texts            more than nine of ten consist of digits, or more than half if the column is named like an
                      identifier; text files with numbers such as 02139 are read this way
-    texts            more than nine of ten are codes, such as u1002, AB-101 and 2024-Q1: they have a digit, and no
-                     space or more digits than letters
+    texts            more than nine of ten are codes, such as u1002, AB-101 and 2024-Q1: they have a digit, no sign
+                     of a currency, and no space or more digits than letters
     texts            more than half are codes or one word, and the last word of the column's name is that of an
                      identifier of texts, such as user_id, sku, country code, ticker or invoice number
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
+from unicodedata import category
 
 import numpy as np
 
@@ -123,13 +124,13 @@ def identifier_reason(column: Column, largest: float, form: str) -> str:
 
 
 def is_code(text: str) -> bool:
-    """Return whether a text is a code: it has a digit, and no space or more digits than letters.
+    """Return whether a text is a code: it has a digit, no sign of a currency, and no space or more digits than letters.
 
     Example:
-        >>> [text for text in ("u1002", "2024-Q1", "+1 555 0100", "Rocky 2", "denver") if is_code(text)]
+        >>> [text for text in ("u1002", "2024-Q1", "+1 555 0100", "Rocky 2", "denver", "$5") if is_code(text)]
         ['u1002', '2024-Q1', '+1 555 0100']
     """
-    if _DIGIT.search(text) is None:
+    if _DIGIT.search(text) is None or any(category(character) == "Sc" for character in text):
         return False
     return " " not in text or sum(map(str.isdigit, text)) > sum(map(str.isalpha, text))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from qkv.core.autograd_function import autograd_function
+from qkv.core.autograd_function import autograd_function_class
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.typing import Float, Num, Shaped, Tensor
@@ -52,7 +52,8 @@ def tiled_attention() -> Callable[..., Float[Tensor, "*batch q value_width"]]:
     Its arguments are the call, the sizes of the tiles, the number of queries in a row block for second derivatives, a
     list to which notes about guards are appended, and the tensors of the call (`call_tensors`).
     """
-    return autograd_function(_attend, _backward)
+    apply: Callable[..., Tensor] = autograd_function_class(_attend, _backward).apply
+    return apply
 
 
 def _attend(
