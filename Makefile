@@ -54,7 +54,8 @@ kills: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONPATH=src $(BIN)/python -m tests.kills --seed $(SEED) --points $(POINTS)
 
 # With every Python of 3.11 to 3.13 on this machine: about ten minutes for each pair of a Python and its packages.
-PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell command -v python$(version)))
+# A command may exist that only says that pyenv has no such version; PYENV_VERSION=3.11.7:3.12.1:3.13.0 names those it has.
+PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell python$(version) -c "import sys; print(sys.executable)" 2>/dev/null))
 WHICH ?= lowest newest
 test-versions: $(VENV)/.dev
 	@test -n "$(PYTHONS)" || { echo "PYTHONS must name at least one Python, for example PYTHONS=python3.11"; exit 1; }

@@ -5,7 +5,9 @@ Modules of Keras load it and its backend, which takes many seconds; their tests 
 
 import atexit
 import gc
+import os
 from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 
 import pytest
 import tests.shapes
@@ -13,6 +15,12 @@ import tests.shapes
 tests.shapes.check_shapes()
 
 collect_ignore_glob = ["src/qkv/interop/keras/*"]
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before the first import of Triton
+if find_spec("triton") is None:
+    collect_ignore_glob.append("src/qkv/kernels/triton/*_programs.py")
+else:
+    import triton  # noqa: F401  # after TensorFlow, whose LLVM is another, importing it (as PyTorch does) ends the process
 
 _module: list[object] = [None]
 

@@ -12,6 +12,7 @@ MODULES = (
     "qkv.database",
     "qkv.join",
     "qkv.search",
+    "qkv.encoders",
     "qkv.estimators",
     "qkv.look",
     "qkv.interop",

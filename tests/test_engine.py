@@ -51,7 +51,8 @@ def test_attend_observe_and_prepare_give_one_answer() -> None:
     assert str(seen.plan) == str(qkv.explain(query, key, value))
 
 
-INSTALLED = [kernel for kernel in KERNELS if kernel.libraries[0] in LIBRARIES]
+INSTALLED = [kernel for kernel in KERNELS if kernel.libraries[0] in LIBRARIES and kernel.name != "triton"]
+"""Kernels that run without a GPU."""
 
 
 @pytest.mark.parametrize("kernel", INSTALLED, ids=lambda kernel: kernel.name)

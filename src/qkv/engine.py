@@ -32,6 +32,7 @@ from qkv.plan.budget import budget_bytes
 from qkv.plan.budget_warning import warn_of_slowdown
 from qkv.plan.cache import PLANS, SpecFields, call_signature, store_plan
 from qkv.plan.checks import as_readouts, check_problem, read_problem
+from qkv.plan.devices import device_named
 from qkv.plan.explain_errors import explain_failure, refuse_unknown
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
@@ -201,6 +202,7 @@ def explain(
     library: str = "numpy",
     dtype: str = "float32",
     gradient: bool = False,
+    device: str = "cpu",
 ) -> Plan:
     """Return the plan of a call without running it. Shapes may be given in place of arrays.
 
@@ -220,8 +222,11 @@ def explain(
         library: array library, used if shapes are given.
         dtype: name of the dtype of the arrays, used if shapes are given.
         gradient: whether an array requires a gradient, used if shapes are given.
+        device: the processor: "cpu", "cuda", "cuda:1", or a kind of GPU such as "H100", which this machine need not
+            have; used if shapes are given. GPUs are planned for the library "torch" alone.
 
     Raises:
+        OptionError: the device is unknown, or is a GPU for another library than PyTorch.
         QkvError: the call is invalid; see `attend`.
 
     Example:
@@ -234,7 +239,9 @@ def explain(
         (query, key, value), spec, readouts, _ = split_heads(query, key, value, spec, readouts)
     if all(isinstance(x, tuple) and all(isinstance(n, int) for n in x) for x in (query, key, value)):
         axes = Axes.of(query, key, value, text=spec.score is not None and spec.score.accepts == "text")
-        problem = Problem(spec, axes, library, dtype, gradient, readouts, budget_bytes(memory))
+        processor = device_named(device, library)
+        budget = budget_bytes(memory, processor)
+        problem = Problem(spec, axes, library, dtype, gradient, readouts, budget, device=processor)
     else:
         query, key, value = (as_array(x) for x in (query, key, value))
         problem = read_problem(query, key, value, spec, readouts, memory)
@@ -252,6 +259,7 @@ def prepare(
     library: str = "numpy",
     dtype: str = "float32",
     gradient: bool = False,
+    device: str = "cpu",
 ) -> Prepared:
     """Plan a call once and return a function that runs the plan, for many calls with the same shapes.
 
@@ -264,6 +272,7 @@ def prepare(
         library: as in `explain`.
         dtype: as in `explain`.
         gradient: as in `explain`.
+        device: as in `explain`.
 
     Raises:
         QkvError: the call is invalid; see `attend`.
@@ -287,6 +296,7 @@ def prepare(
         library=library,
         dtype=dtype,
         gradient=gradient,
+        device=device,
     )
     warn_of_slowdown(plan)
     return Prepared(plan)

@@ -49,6 +49,20 @@ def test_weights_and_gradients_are_those_of_the_definition(normalizer, keys, spr
         assert float((found - slope).abs().max()) <= 1e-6
 
 
+@settings(max_examples=40)
+@given(st.sampled_from([normalizers.Sparsemax(), normalizers.Entmax15()]), st.integers(1, 30), st.integers(0, 2**31))
+def test_the_only_key_of_a_row_with_weight_has_exactly_the_weight_1(normalizer, keys, seed):
+    rng = np.random.default_rng(seed)
+    numbers = rng.normal(size=(50, keys)) - 10
+    best = rng.integers(keys, size=50)
+    numbers[np.arange(50), best] = numbers.max(axis=1) + rng.uniform(2, 5, 50)
+    rows = row_weights(normalizer, keys)
+    assert rows is not None
+    for dtype in (torch.float64, torch.float32):
+        found = rows.weights(torch.tensor(numbers, dtype=dtype) * rows.scale)
+        assert (found == torch.nn.functional.one_hot(torch.tensor(best), keys)).all()
+
+
 def test_normalizers_with_arrays_and_random_normalizers_have_no_row_weights():
     for normalizer in (
         normalizers.Softmax(torch.ones(2)),

@@ -44,6 +44,9 @@ def explain(
     ] = None,
     dtype: Annotated[str, typer.Option(metavar="NAME", help="float16, bfloat16, float32 or float64.")] = "float32",
     library: Annotated[str, typer.Option(metavar="NAME", help="numpy, torch or jax.")] = "numpy",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu, cuda, or a kind of GPU such as H100, for torch.")
+    ] = "cpu",
     gradient: Annotated[bool, typer.Option("--gradient", help="Plan for a call that needs gradients.")] = False,
     dropout: Annotated[float, typer.Option(metavar="P", help="Dropout probability of the weights.")] = 0.0,
     kernel: Annotated[
@@ -66,6 +69,7 @@ def explain(
       qkv explain --query 8,1024,64 --key 8,4096,64
       qkv explain --query 8,1024,64 --key 8,4096,64 --value 8,4096,32 --score additive
       qkv explain --query 12,2048,64 --key 12,2048,64 --causal --library torch --gradient
+      qkv explain --query 16,8192,64 --key 16,8192,64 --library torch --device H100 --dtype bfloat16
       qkv explain --query 1,64 --key 10000000,64 --normalizer topk:10 --memory 64MiB
       qkv explain --query 5 --key 20000 --value 20000,1 --score jaro-winkler
       qkv explain --query 1024,64 --key 1024,64 --kernel dense --dtype float64
@@ -103,6 +107,7 @@ def explain(
         library=library,
         dtype=dtype,
         gradient=gradient,
+        device=device,
     )
     print(plan)
 

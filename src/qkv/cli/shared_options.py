@@ -91,7 +91,7 @@ TextEncoder = Annotated[
 ]
 Rank = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Dimensions of latent semantics; default: half the rank, from 30 to 300."),
+    typer.Option(metavar="N", help="Dimensions of latent semantics; default: chosen from the passages."),
 ]
 Passage = Annotated[
     int | None,

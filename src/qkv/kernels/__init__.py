@@ -9,6 +9,7 @@ from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.row_blocks.kernel import RowBlocksKernel
 from qkv.kernels.tensorflow_blocks.kernel import TensorflowBlocksKernel
 from qkv.kernels.tiled.kernel import TiledKernel
+from qkv.kernels.triton.kernel import TritonKernel
 from qkv.plan import Kernel
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "RowBlocksKernel",
     "TensorflowBlocksKernel",
     "TiledKernel",
+    "TritonKernel",
 ]
 
 KERNELS: tuple[Kernel, ...] = (
@@ -34,4 +36,5 @@ KERNELS: tuple[Kernel, ...] = (
     NumpyBlocksKernel(),
     JaxLoopsKernel(),
     TensorflowBlocksKernel(),
+    TritonKernel(),
 )

@@ -32,7 +32,7 @@ def bind_problem(
         positions=spec.positions,
         dropout=spec.dropout,
         seed=read_seed(problem, seed),
-        cast_tiles=kernel.casts_tiles,
+        cast_tiles=kernel.keeps_dtype(problem),
         axes=problem.axes,
     )
 

@@ -1,8 +1,8 @@
 """The memory budget of a call: its default, which depends on the total memory of the machine, and what fits it.
 
-The default is the larger of 512 MiB and an eighth of the total memory. Under a limit of a container (cgroup) that limit
-is the total. Memory that happens to be free is never read, so that the same program on the same machine always gets the
-same plan.
+The default is the larger of 512 MiB and an eighth of the total memory. On a GPU, the memory of the GPU is the total,
+and under a limit of a container (cgroup) that limit. Memory that happens to be free is never read, so that the same
+program on the same machine always gets the same plan.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from qkv.plan.cost import Cost, memory_bytes
+from qkv.plan.devices import CPU, Device
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
 
@@ -24,8 +25,12 @@ _SHARE = 8
 """The default budget is the total memory divided by this number."""
 
 
-def budget_bytes(memory: int | str | None) -> int:
-    """Return a budget in bytes, or the default budget of this machine if `memory` is None.
+def budget_bytes(memory: int | str | None, device: Device = CPU) -> int:
+    """Return a budget in bytes, or the default budget of a device if `memory` is None.
+
+    Args:
+        memory: the budget, as a number of bytes or as text; None for the default.
+        device: the device of the call; a CPU is that of this machine.
 
     Raises:
         OptionError: `memory` is not a positive amount of memory.
@@ -34,12 +39,16 @@ def budget_bytes(memory: int | str | None) -> int:
         >>> budget_bytes("1.5 KiB")
         1536
     """
-    return default_budget() if memory is None else memory_bytes(memory)
+    return default_budget(device) if memory is None else memory_bytes(memory)
 
 
-def default_budget() -> int:
-    """Return the default budget in bytes: the larger of 512 MiB and an eighth of the machine's total memory."""
-    return max(_LEAST, machine_memory() // _SHARE)
+def default_budget(device: Device = CPU) -> int:
+    """Return the default budget in bytes: the larger of 512 MiB and an eighth of the total memory of the device.
+
+    Args:
+        device: the device of the call; a CPU is that of this machine.
+    """
+    return max(_LEAST, (device.memory if device.is_gpu else machine_memory()) // _SHARE)
 
 
 @cache

@@ -165,7 +165,9 @@ def call_signature(
         if known.arrays:
             held += known.arrays
     torch = sys.modules.get("torch")
-    gradient = False
+    gradient, device = False, None
+    if torch is not None and isinstance(query, torch.Tensor) and query.is_cuda:
+        device = query.device  # a plan depends on the kind of GPU
     if torch is not None and torch.is_grad_enabled():  # the types of arrays tell tracers of JAX from its arrays
         tensor = torch.Tensor
         for x in (query, key, value, *held):  # `any` with a generator takes twice as long
@@ -173,7 +175,7 @@ def call_signature(
     if held and not gradient and (torch is None or not isinstance(query, torch.Tensor)):
         gradient = any(requires_gradient(x) for x in (query, key, value, *held))
     signature = (
-        *numbers, type(dropout), dropout, gradient, options,
+        *numbers, type(dropout), dropout, gradient, device, options,
         type(query), type(key), type(value), query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
     )  # fmt: skip
     return signature, bool(held)
@@ -317,7 +319,10 @@ def _is_bound(
         not problem.axes.text
         and (mask is None or not mask.bound_per_call)
         and query.dtype == key.dtype == value.dtype
-        and (dtype_name(value) in ("float32", "float64") or (dtype != value.dtype and not plan.kernel.casts_tiles))
+        and (
+            dtype_name(value) in ("float32", "float64")
+            or (dtype != value.dtype and not plan.kernel.keeps_dtype(plan.problem))
+        )
         and not (problem.spec.dropout or problem.normalizer.stochastic)
     )
     spec, axes = problem.spec, problem.axes

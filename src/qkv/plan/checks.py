@@ -14,6 +14,7 @@ from qkv.core.typing import Array, Shaped
 from qkv.errors import KindError, OptionError, RefusedError
 from qkv.plan.array_checks import check_arrays
 from qkv.plan.budget import budget_bytes
+from qkv.plan.devices import device_of
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
@@ -70,7 +71,8 @@ def read_problem(
     out = result_dtype(*numbers)
     dtype = str(getattr(out, "name", out)).removeprefix("torch.")
     gradient = any(requires_gradient(x) for x in (*numbers, *spec.score.arrays(), *spec.normalizer.arrays()))
-    return Problem(spec, axes, kind, dtype, gradient, readouts, budget_bytes(memory), traced)
+    device = device_of(value)
+    return Problem(spec, axes, kind, dtype, gradient, readouts, budget_bytes(memory, device), traced, device)
 
 
 def check_problem(problem: Problem) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qkv.errors import OptionError
 
-__all__ = ["Cost", "counted", "flop_text", "memory_bytes", "memory_text", "rounded_up", "tile_sides"]
+__all__ = ["Cost", "counted", "flop_text", "memory_bytes", "memory_text", "rounded_up", "seconds_text", "tile_sides"]
 
 _FLOP_RATE = 50e9
 _BYTE_RATE = 8e9
@@ -112,6 +112,16 @@ def flop_text(amount: float) -> str:
         '2.5 Gflop'
     """
     return _scaled(amount, 1000, ("flop", "kflop", "Mflop", "Gflop", "Tflop", "Pflop"))
+
+
+def seconds_text(seconds: float) -> str:
+    """Format a time with a unit.
+
+    Example:
+        >>> seconds_text(0.00125)
+        '1.25 ms'
+    """
+    return _scaled(seconds * 1e6, 1000, ("µs", "ms", "s"))
 
 
 def _scaled(amount: float, base: int, units: tuple[str, ...]) -> str:

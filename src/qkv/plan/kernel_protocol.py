@@ -12,6 +12,7 @@ from qkv.core.typing import Array, Num
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost
+from qkv.plan.devices import GpuWork
 from qkv.plan.problem import Problem
 from qkv.scores import Score
 
@@ -50,6 +51,7 @@ class Kernel(ABC):
         guards: descriptions of the conditions on data that the kernel checks at run time, as "if … else …".
         casts_tiles: whether the kernel casts inputs to the dtype of accumulation tile by tile, and not at once.
         traceable: whether the kernel supports arrays without data, as in `torch.func.vmap` and `torch.export`.
+        runs_on_gpu: whether the kernel runs on GPUs and states its work on them by `gpu_work`.
     """
 
     name: ClassVar[str]
@@ -57,11 +59,14 @@ class Kernel(ABC):
     guards: ClassVar[tuple[str, ...]] = ()
     casts_tiles: ClassVar[bool] = False
     traceable: ClassVar[bool] = False
+    runs_on_gpu: ClassVar[bool] = False
 
     def refuse(self, problem: Problem) -> str | None:
         """Return the reason why this kernel cannot run a problem, or None if it can."""
         if problem.library not in self.libraries:
             return f"it supports {' and '.join(self.libraries)} arrays, not {problem.library} arrays"
+        if problem.device.is_gpu and not self.runs_on_gpu:
+            return "it is written for the caches and threads of CPUs"
         return next(iter(self.limits(problem)), None)
 
     def limits(self, problem: Problem) -> Iterable[str]:
@@ -75,6 +80,17 @@ class Kernel(ABC):
     def cost(self, problem: Problem) -> Cost:
         """Return the estimated cost of running a problem."""
 
+    def guards_of(self, problem: Problem) -> tuple[str, ...]:
+        """Return descriptions of the conditions on data that the kernel checks for a problem, by default `guards`."""
+        return self.guards
+
+    def keeps_dtype(self, problem: Problem) -> bool:
+        """Return whether arrays of half precision reach the kernel as they are, not cast to the dtype of accumulation.
+
+        By default this is `casts_tiles`.
+        """
+        return self.casts_tiles
+
     def unsuited(self, problem: Problem) -> str | None:
         """Return why the planner does not choose this kernel for a problem that it can run, or None if it may."""
         return None
@@ -82,6 +98,10 @@ class Kernel(ABC):
     def work(self, problem: Problem) -> Mapping[str, float] | None:
         """Return the amounts of work of a problem by the names in `time_model.WORK`, or None if they are unknown."""
         return None
+
+    def gpu_work(self, problem: Problem) -> GpuWork:
+        """Return the amounts of work of a problem on a GPU; only kernels with `runs_on_gpu` are asked."""
+        raise NotImplementedError
 
     @abstractmethod
     def run(self, call: BoundCall, problem: Problem) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass, replace
 
-from qkv.plan.cost import Cost, counted, flop_text, memory_text, rounded_up
+from qkv.plan.cost import Cost, counted, flop_text, memory_text, rounded_up, seconds_text
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
 
@@ -75,6 +75,7 @@ class Plan:
             if axes.query_width == axes.key_width
             else f"widths {axes.query_width} and {axes.key_width}"
         )
+        on_gpu = requested.device.is_gpu
         passes = "one pass over the keys" if requested.normalizer.online else "needs whole rows"
         rows = [
             (
@@ -83,6 +84,7 @@ class Plan:
                 f"values {axes.value_width} wide",
             ),
             ("", f"{requested.dtype} in {requested.library}{', with gradient' if requested.gradient else ''}"),
+            ("device", str(requested.device) if requested.device.is_gpu else ""),
             ("score", f"{requested.score}   {_score_fact(requested)}"),
             ("normalizer", f"{requested.normalizer}   {passes}"),
             ("mask", "none" if spec.mask is None else str(spec.mask)),
@@ -92,11 +94,11 @@ class Plan:
             *(("rewrites" if n == 0 else "", text) for n, text in enumerate(self.rewrites or ("none",))),
             ("kernel", f"{self.kernel.name}   {self.reason}"),
             ("", self.kernel.describe(self.problem)),
-            *(("guard", text) for text in self.kernel.guards),
+            *(("guard", text) for text in self.kernel.guards_of(self.problem)),
             *(("guard taken", text) for text in self.guards_taken),
-            ("cost", _cost(self.cost) + f"; {memory_text(requested.memory)} allowed"),
+            ("cost", _cost(self.cost, on_gpu) + f"; {memory_text(requested.memory)} allowed"),
             ("slowdown", "" if self.slowdown is None else str(self.slowdown)),
-            *(("slower", f"{name}: {_cost(cost)}") for name, cost in self.slower),
+            *(("slower", f"{name}: {_cost(cost, on_gpu)}") for name, cost in self.slower),
             *(("refused", f"{name}: {sentence}") for name, sentence in self.refused),
         ]
         return "\n".join(_row(name, text) for name, text in rows if text)
@@ -110,8 +112,9 @@ def _row(name: str, text: str) -> str:
     )
 
 
-def _cost(cost: Cost) -> str:
-    return f"{flop_text(cost.flop)}, {memory_text(cost.traffic)} moved, {memory_text(cost.scratch)} of scratch memory"
+def _cost(cost: Cost, on_gpu: bool) -> str:
+    text = f"{flop_text(cost.flop)}, {memory_text(cost.traffic)} moved, {memory_text(cost.scratch)} of scratch memory"
+    return f"{text}, an estimated {seconds_text(cost.seconds)}" if on_gpu else text
 
 
 def _score_fact(problem: Problem) -> str:

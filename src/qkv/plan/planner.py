@@ -8,7 +8,7 @@ A kernel is chosen in these steps:
 4. Kernels whose scratch memory exceeds the memory budget even with the smallest tiles are excluded.
 5. Among the remaining kernels, the one with the lowest estimated time is chosen; on a tie, the first of `kernels`.
    Times are estimated from coefficients fitted to measured calls (`time_model.py`) if they are known for all of these
-   kernels, otherwise from the costs.
+   kernels, otherwise from the costs. On a GPU they are estimated from its data sheet (`devices.py`).
 6. If a kernel would be much faster with a larger budget, the plan says so (`Plan.slowdown`).
 """
 
@@ -108,6 +108,9 @@ def _choose(problem: Problem, kernels: Sequence[Kernel], kernel: str | None) -> 
             else:
                 sentence = each.unsuited(problem) if kernel is None else None
                 cost = replace(fitted[1], results=problem.result_bytes)
+                if problem.device.is_gpu:
+                    seconds = problem.device.seconds(each.gpu_work(fitted[0]), problem.dtype)
+                    cost = replace(cost, fitted=seconds)
                 (able if sentence is None else unsuited).append((each, fitted[0], cost))
         if sentence is not None:
             refused[each.name] = sentence
@@ -117,8 +120,9 @@ def _choose(problem: Problem, kernels: Sequence[Kernel], kernel: str | None) -> 
         able = unsuited
         for each, _, _ in able:
             del refused[each.name]
-    times = [estimated_seconds(each, fitted) for each, fitted, _ in able]
-    if kernel is None and all(seconds is not None for seconds in times):
+    measured = () if problem.device.is_gpu else able
+    times = [estimated_seconds(each, fitted) for each, fitted, _ in measured]
+    if kernel is None and times and all(seconds is not None for seconds in times):
         timed = zip(able, times, strict=True)
         able = [(each, fitted, replace(cost, fitted=seconds)) for (each, fitted, cost), seconds in timed]
     return _Choice(sorted(able, key=lambda candidate: candidate[2].seconds), refused, budgets)

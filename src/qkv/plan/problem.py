@@ -10,6 +10,7 @@ from qkv.core.arrays import dtype_name, itemsize, requires_gradient
 from qkv.core.axes import Axes
 from qkv.core.tile import Tile
 from qkv.normalizers import Normalizer
+from qkv.plan.devices import CPU, Device
 from qkv.plan.footprint import elements_by_trial
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
@@ -32,6 +33,7 @@ class Problem:
         memory: budget for scratch memory in bytes, that is, memory besides inputs, output and gradients.
         traced: "" if the arrays hold data, otherwise the kind of tracing: "export", "vmap" (also for
             `torch.func.grad`), "jvp" (forward-mode derivatives) or "twice" (higher derivatives).
+        device: the processor on which the call runs.
     """
 
     spec: Spec
@@ -42,6 +44,7 @@ class Problem:
     readouts: tuple[Readout, ...] = ()
     memory: int = 512 * 2**20
     traced: str = ""
+    device: Device = CPU
 
     @property
     def score(self) -> Score:

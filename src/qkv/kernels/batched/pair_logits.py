@@ -38,6 +38,7 @@ __all__ = [
     "PairLogits",
     "Products",
     "Tensors",
+    "add_bias",
     "biased_product",
     "finite_product",
     "half_tanh_",
@@ -82,12 +83,16 @@ def biased_product(
 
     if bias is not None and bias.ndim <= 3 and left.ndim == right.ndim == 3 and left.shape[0] == right.shape[0]:
         return torch.baddbmm(bias, left, right.mT, alpha=scale)
-    logits = scaled_product(left, right.mT, scale)
+    return add_bias(scaled_product(left, right.mT, scale), bias)
+
+
+def add_bias(
+    logits: Float[Tensor, "*#batch q k"], bias: Float[Tensor, "*_ #q #k"] | None
+) -> Float[Tensor, "*batch q k"]:
+    """Return logits, which may have fewer batch axes than the bias and are overwritten, plus `bias`; None is 0."""
     if bias is None:
         return logits
-    # A product may have fewer batch axes than the bias.
-    fits = bias.ndim <= 2 or bias.shape[:-2] == logits.shape[:-2]
-    return logits.add_(bias) if fits else logits + bias
+    return logits.add_(bias) if bias.ndim <= 2 or bias.shape[:-2] == logits.shape[:-2] else logits + bias
 
 
 def finite_product(
@@ -105,11 +110,7 @@ def finite_product(
         return biased_product(left, right, scale, bias) if has_finite_sum(left) and has_finite_sum(right) else None
     # The sum of few products takes less time than the sums of both sides.
     logits = scaled_product(left, right.mT, scale)
-    if not has_finite_sum(logits):
-        return None
-    if bias is None:
-        return logits
-    return logits.add_(bias) if bias.ndim <= 2 or bias.shape[:-2] == logits.shape[:-2] else logits + bias
+    return add_bias(logits, bias) if has_finite_sum(logits) else None
 
 
 def product_gradients(

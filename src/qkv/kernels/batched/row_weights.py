@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RowWeights", "row_weights"]
 
+_REGISTER = 16
+"""Elements of a vector register."""
+_MANY_BYTES = 2**24
+"""Size of an array from which page faults take more time than rows that overlap in registers."""
+_LONG_ROW = 200
+"""Length of rows from which the gradient takes less time in place."""
+
 _CLOSED_FORM_KEYS = 64
 """Largest number of keys for which τ is computed by sorting; its error grows with the number of keys."""
 
@@ -64,6 +71,15 @@ class RowWeights(ABC):
         """Return the gradient of the scaled logits, given that of the weights, which may be overwritten."""
 
 
+def _prefers_in_place(rows: Float[Tensor, "*batch q k"]) -> bool:
+    """Return whether PyTorch's softmax in place, where each row is read before it is written, takes less time.
+
+    Another large array costs page faults. In place, the vector that ends a row overlaps the next row, unless the length
+    is a multiple of the width of a register; reading it again so soon after it was written takes twice the time.
+    """
+    return rows.shape[-1] % _REGISTER == 0 or rows.nbytes > _MANY_BYTES
+
+
 @dataclass(frozen=True)
 class _SoftmaxRows(RowWeights):
     is_softmax = True
@@ -72,8 +88,7 @@ class _SoftmaxRows(RowWeights):
         """Return the softmax of each row."""
         import torch
 
-        # In place: each row is read completely before it is written. Another array costs page faults.
-        if owned and logits.is_contiguous():  # PyTorch's result is wrong for other strides
+        if owned and logits.is_contiguous() and _prefers_in_place(logits):  # PyTorch's result is wrong otherwise
             return torch._softmax(logits, -1, False, out=logits)
         return torch._softmax(logits, -1, False)
 
@@ -87,8 +102,8 @@ class _SoftmaxRows(RowWeights):
         """Return w (dw − Σ w dw)."""
         import torch
 
-        # In place: each row is read completely before it is written.
-        found: Tensor = torch._softmax_backward_data(gradient, weights, -1, weights.dtype, grad_input=gradient)
+        out = {"grad_input": gradient} if gradient.shape[-1] >= _LONG_ROW or _prefers_in_place(gradient) else {}
+        found: Tensor = torch._softmax_backward_data(gradient, weights, -1, weights.dtype, **out)
         return found
 
 
@@ -129,7 +144,9 @@ class _SparseRows(RowWeights):
         inverse, averages = _averages(keys, logits.dtype, logits.device)
         ordered = logits.sort(dim=-1, descending=True).values
         largest = ordered[..., :1]
-        ordered = (ordered - largest).clamp_min_(-1.0)  # τ is at least −1
+        # τ is at least −1. At −1 itself the averages of one key and of several would be equal but for rounding, and a
+        # row with one key of weight 1 would get the largest, at which its weight is 1 − 2^−52.
+        ordered = (ordered - largest).clamp_min_(-2.0 if self.power == 1 else -1.0)
         tau = ordered @ averages
         if self.power == 1:
             tau = tau.sub_(inverse).amax(-1, keepdim=True)

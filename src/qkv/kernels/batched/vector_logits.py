@@ -22,6 +22,7 @@ from qkv.kernels.batched.pair_logits import (
     Gradients,
     PairLogits,
     Tensors,
+    add_bias,
     biased_product,
     has_finite_sum,
     product,
@@ -61,6 +62,10 @@ class UnitProducts(PairLogits):
         import torch
 
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
+        if not gradient and key.shape[-2] <= key.shape[-1]:
+            logits = self._divide_products(query, key, self._number(tensors), bias)
+            if logits is not None:
+                return (logits,)
         both = torch.cat((query, key), -2)
         norms = torch.linalg.vector_norm(both, dim=-1, keepdim=True)
         low, high = torch.stack(torch.aminmax(norms)).tolist()
@@ -77,6 +82,24 @@ class UnitProducts(PairLogits):
             return None
         logits = biased_product(units[..., :q, :], units[..., q:, :], self.normalizer_scale / temperature, bias)
         return logits, units, norms
+
+    def _divide_products(
+        self,
+        query: Float[Tensor, "*batch q width"],
+        key: Float[Tensor, "*batch k width"],
+        temperature: float,
+        bias: Float[Tensor, "*_ #q #k"] | None,
+    ) -> Float[Tensor, "*batch q k"] | None:
+        """Return <q, k> / (‖q‖ ‖k‖ T), for few keys faster than from unit vectors; None if a norm is 0 or extreme."""
+        import torch
+
+        norms = [torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (query, key)]
+        extremes = torch.stack([extreme for x in norms for extreme in torch.aminmax(x)]).tolist()
+        info = torch.finfo(query.dtype)
+        if temperature == 0 or not (min(extremes) > info.tiny**0.375 and max(extremes) < info.max**0.375):
+            return None
+        logits = scaled_product(query, key.mT, self.normalizer_scale / temperature)
+        return add_bias(logits.div_(norms[0]).div_(norms[1].mT), bias)
 
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
@@ -249,9 +272,7 @@ class TanhSums(PairLogits):
         logits, *saved = found
         assert logits is not None
         logits = logits if self.normalizer_scale == 1 else logits.mul_(self.normalizer_scale)
-        if bias is None:
-            return logits, *saved
-        return (logits.add_(bias) if bias.ndim < 3 or bias.shape[0] == len(logits) else logits + bias), *saved
+        return add_bias(logits, bias), *saved
 
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]

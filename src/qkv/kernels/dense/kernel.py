@@ -6,7 +6,7 @@ It supports every call, and is the reference that other kernels are tested again
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 from qkv.core.arrays import ignore_numpy_warnings, library
@@ -16,8 +16,10 @@ from qkv.kernels.dense.jax_function import compilable, run_compiled
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import LARGE_BYTES, amounts_of_work
+from qkv.kernels.runtime.gpu_model import pairwise_gpu_work
 from qkv.kernels.runtime.memory_model import pair_arrays
 from qkv.plan.cost import Cost, memory_text
+from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.readouts import Readout
@@ -40,6 +42,7 @@ class DenseKernel(Kernel):
     name: ClassVar[str] = "dense"
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch", "jax", "tensorflow")
     traceable: ClassVar[bool] = True
+    runs_on_gpu: ClassVar[bool] = True
 
     def cost(self, problem: Problem) -> Cost:
         """Estimate the cost of a call, assuming that arrays of q · k elements are written to memory and read back."""
@@ -69,6 +72,10 @@ class DenseKernel(Kernel):
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
         return amounts_of_work(problem, problem.axes.pairs, elements=problem.elements_per_logit)
 
+    def gpu_work(self, problem: Problem) -> GpuWork:
+        """Return the work of the arrays of all pairs on a GPU."""
+        return pairwise_gpu_work(problem, problem.axes.pairs, 40, passes=10 if problem.normalizer.online else 25)
+
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Compute the output from one array of all logits, and the readouts from one array of all weights."""
         if problem.library == "torch":
@@ -76,6 +83,8 @@ class DenseKernel(Kernel):
             refuse_closure_gradients(call)
         elif problem.library == "jax" and compilable((call.score, call.normalizer, call.mask, *problem.readouts)):
             return run_compiled(call, problem, _run)
+        if problem.device.is_gpu:  # whether the data is finite is not read back, which would make the GPU wait
+            call = replace(call, finite=(False, False))
         return _run(call, problem.readouts)
 
 

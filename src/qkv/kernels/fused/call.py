@@ -48,8 +48,9 @@ def run(call: TorchCall, problem: Problem) -> Result | None:
     Masked keys and values that are not finite are set to 0 first if possible.
     """
     fused = LiftedCall.of(call, problem)
-    if problem.traced:
-        return Result(cast(fused.traced(), call.out_dtype), (), ("traced: data not checked",))
+    if problem.traced or problem.device.is_gpu:
+        note = "traced: data not checked" if problem.traced else "on a GPU: data not checked"
+        return Result(cast(fused.unchecked(), call.out_dtype), (), (note,))
     output, guards = fused.output(), FINITE
     keys = split_mask(call.mask, call.tile)[0]
     if output is None and keys is not None and (cleaned := _zero_masked(call, keys)) is not None:
@@ -121,36 +122,26 @@ class LiftedCall:
         output = attend_finite(self._attention(), sides, needs_gradient)
         return None if output is None else self.layout.output(output, self.call.value.shape[-1])
 
-    def traced(self) -> Float[Tensor, "*batch q value_width"]:
-        """Return the output while PyTorch traces the call, with masked keys and values set to 0.
+    def unchecked(self) -> Float[Tensor, "*batch q value_width"]:
+        """Return the output without a check of the data, with masked keys and values set to 0.
 
-        Under tracing the data cannot be checked.
+        Under tracing the data cannot be checked, and on a GPU a check would wait for all earlier operations.
         """
         keys, offset, _ = split_mask(self.call.mask, self.call.tile)
-        fused, poison = self, None
+        call, poison = self.call, None
         if keys is not None:
-            cleaned = _zero_masked(self.call, keys)
-            fused = LiftedCall.of(cleaned, self.problem) if cleaned is not None else self
+            call = _zero_masked(call, keys) or call
         if offset is not None:
-            fused, poison = fused._zero_nonfinite()
-        output = attend_public(fused._attention(), fused.query, fused.key, fused.value, traced=True)
+            call, poison = _zero_nonfinite(call, offset)
+        fused = self if call is self.call else LiftedCall.of(call, self.problem)
+        output = attend_public(fused._attention(), fused.query, fused.key, fused.value, bool(self.problem.traced))
         output = fused.layout.output(output, self.call.value.shape[-1])
+        if not self.problem.traced:
+            # Operators may return 0 for a query of NaN. The product is NaN for such queries, and 0 for others.
+            constant = fused.query.detach()
+            nan = constant @ constant.new_zeros((constant.shape[-1], 1))
+            poison = nan if poison is None else poison + nan
         return output if poison is None else output + poison
-
-    def _zero_nonfinite(self) -> tuple[LiftedCall, Float[Tensor, "*#batch q 1"]]:
-        """Return the call with non-finite keys and values set to 0, and a tensor to add to the output.
-
-        The tensor is NaN for each query that may attend to a non-finite key or value, and 0 for other queries.
-        """
-        import torch
-
-        key, value = (torch.where(x.isfinite(), x, 0.0) for x in (self.key, self.value))
-        nan = (self.key.detach() * 0).sum(-1) + (self.value.detach() * 0).sum(-1)
-        poison, q = torch.cumsum(nan, dim=-1), self.query.shape[-2]
-        if poison.shape[-1] < q:
-            last = poison[..., -1:].expand((*poison.shape[:-1], q - poison.shape[-1]))
-            poison = torch.cat([poison, last], dim=-1)
-        return dataclasses.replace(self, key=key, value=value), poison[..., :q, None]
 
     def _attention(self) -> FusedAttention:
         mask = self.call.mask
@@ -224,3 +215,23 @@ def _zero_masked(call: TorchCall, keys: Mask) -> TorchCall | None:
             return None
     key, value = (torch.where(allowed, x, 0.0) for x in (call.key, call.value))
     return dataclasses.replace(call, key=key.reshape(call.key.shape), value=value.reshape(call.value.shape))
+
+
+def _zero_nonfinite(call: TorchCall, offset: int) -> tuple[TorchCall, Float[Tensor, "*#batch q 1"]]:
+    """Return a call with non-finite keys and values set to 0, and a tensor to add to the output.
+
+    The tensor is NaN for each query that may attend to a non-finite key or value, and 0 for other queries.
+
+    Args:
+        call: the call, with a causal mask.
+        offset: position of query 0, at least 0.
+    """
+    import torch
+
+    key, value = (torch.where(x.isfinite(), x, 0.0) for x in (call.key, call.value))
+    nan = (call.key.detach() * 0).sum(-1) + (call.value.detach() * 0).sum(-1)
+    poison, q = torch.cumsum(nan, dim=-1)[..., offset:], call.query.shape[-2]
+    if poison.shape[-1] < q:
+        last = poison[..., -1:].expand((*poison.shape[:-1], q - poison.shape[-1]))
+        poison = torch.cat([poison, last], dim=-1)
+    return dataclasses.replace(call, key=key, value=value), poison[..., :q, None]

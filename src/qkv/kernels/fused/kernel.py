@@ -22,8 +22,10 @@ from qkv.kernels.runtime.memory_model import backward_copies
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.plan.cost import Cost
+from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
+from qkv.scores import Dot, ScaledDot
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
@@ -42,6 +44,7 @@ class FusedKernel(Kernel):
         "keys and values set to 0; else: tiled, because 0 · NaN is NaN",
     )
     traceable: ClassVar[bool] = True
+    runs_on_gpu: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:
         """Yield the reasons why PyTorch's fused attention cannot compute a call in linear memory."""
@@ -54,6 +57,8 @@ class FusedKernel(Kernel):
             yield f"it supports only softmax, not {normalizer}"
         if not normalizer.shift_invariant:
             yield f"it does not support the sink of {normalizer}"
+        if problem.device.is_gpu and problem.gradient and problem.score.inner is not None:
+            yield f"a bias of {problem.score} may be −inf, which would give NaN in gradients"
         if problem.readouts:
             yield "it does not support readouts"
         if problem.spec.dropout:
@@ -84,7 +89,9 @@ class FusedKernel(Kernel):
         offset = split_mask(problem.spec.mask, problem.tile)[1]
         if offset:
             notes.append(
-                f"causal with offset {offset}: " + ("two merged calls" if offset > 0 else "only queries with keys")
+                f"causal with offset {offset}"
+                if problem.device.is_gpu
+                else f"causal with offset {offset}: " + ("two merged calls" if offset > 0 else "only queries with keys")
             )
         return "; ".join(note for note in notes if note)
 
@@ -115,7 +122,8 @@ class FusedKernel(Kernel):
             numbers += backward_copies(problem)
             if split_mask(problem.spec.mask, problem.tile)[1]:  # gradients of the two calls for keys and values
                 numbers += 3 * rows[1] * width // 2
-        scratch = numbers * problem.itemsize + problem.cast_bytes + _SCRATCH
+        casts = 0 if self.keeps_dtype(problem) else problem.cast_bytes
+        scratch = numbers * problem.itemsize + casts + _SCRATCH
         _, offset, _ = split_mask(problem.spec.mask, problem.tile)
         triangle = 1.0 if offset is None else 0.55 if axes.k >= 1024 else 0.75
         flop = axes.pairs * triangle * (4 * width + 10) * (3.5 if problem.gradient else 1)
@@ -125,6 +133,29 @@ class FusedKernel(Kernel):
         if width > 64 and 48 <= axes.q < 768 and not problem.gradient:
             arithmetic *= 1.25  # PyTorch then uses blocks of 32 or 64 queries, which are slower
         return Cost(flop, traffic, scratch, overhead, arithmetic=arithmetic)
+
+    def guards_of(self, problem: Problem) -> tuple[str, ...]:
+        """Return the guards on the data; on a GPU there are none, because reading them back would make it wait."""
+        if not problem.device.is_gpu:
+            return self.guards
+        if split_mask(problem.spec.mask, problem.tile)[1] is None:
+            return ()
+        return ("NaN and infinity of keys and values are set to 0, and give NaN to queries that may attend to them",)
+
+    def keeps_dtype(self, problem: Problem) -> bool:
+        """Return whether queries and keys need no lift on a GPU, whose operators accumulate in single precision."""
+        unscaled = isinstance(problem.normalizer.temperature, (int, float))
+        return problem.device.is_gpu and unscaled and isinstance(problem.score, (Dot, ScaledDot))
+
+    def gpu_work(self, problem: Problem) -> GpuWork:
+        """Return the work of PyTorch's fused attention and of the lift on a GPU."""
+        axes, cost = problem.axes, self.cost(problem)
+        lifts = 0 if problem.score.is_scaled_dot else 8
+        masked = 0 if problem.spec.mask is None else 10
+        times = 3.5 if problem.gradient else 1.0
+        pairs = visible_pairs(problem, 128, 128)
+        width = max(problem.score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
+        return GpuWork(pairs * 4 * width * times, pairs * 6 * times, pairs * times, cost.traffic, 2 + lifts + masked)
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated.
@@ -169,4 +200,8 @@ def _supports_mask(problem: Problem) -> bool:
     from qkv.kernels.fused.sdpa import operators
 
     keys, offset, known = split_mask(problem.spec.mask, problem.tile)
+    if problem.device.is_gpu and known:
+        # The operators of GPUs align a causal mask with the first or with the last keys, and combine it with no other.
+        aligned = not offset or (0 < offset == problem.axes.k - problem.axes.q and not problem.traced)
+        return offset is None or (keys is None and aligned)
     return known and (not offset or (keys is None and not problem.traced and operators("cpu") is not None))

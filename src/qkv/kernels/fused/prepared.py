@@ -30,6 +30,8 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     Supported are scaled dot products of queries, keys and values of the same width, without a mask or with a mask of
     keys, a causal mask, or both, and all scores that are lifted.
     """
+    if problem.device.is_gpu:
+        return None
     axes, score, tile = problem.axes, problem.score, problem.tile
     if not (problem.traced or score.is_scaled_dot):
         return _prepare_lifted(problem)

@@ -285,6 +285,10 @@ def attend_public(
     layout = attention.layout
     sides = layout.sides(query, key, value)
     options: dict[str, Any] = {"attn_mask": attention.bias, "is_causal": attention.offset is not None}
+    if attention.offset:
+        from torch.nn.attention.bias import causal_lower_right
+
+        options = {"attn_mask": causal_lower_right(sides[0].shape[-2], sides[1].shape[-2])}
     if layout.grouped:
         options["enable_gqa"] = True
     if traced:

@@ -42,6 +42,7 @@ from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import Cost
+from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.scores.base import Score
@@ -68,6 +69,7 @@ class LinearKernel(Kernel):
 
     name: ClassVar[str] = "linear"
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch", "jax")
+    runs_on_gpu: ClassVar[bool] = True
     guards: ClassVar[tuple[str, ...]] = (
         "if everything is finite, no decay grows, and for Sum no feature is negative: the product form; else: the "
         "pairs, tile by tile",
@@ -136,6 +138,14 @@ class LinearKernel(Kernel):
             overhead,
             arithmetic=seconds,
         )
+
+    def gpu_work(self, problem: Problem) -> GpuWork:
+        """Return the work of the product form on a GPU; a causal mask launches operations for each block of chunks."""
+        cost = self.cost(problem)
+        causal = split_causal(problem.score, problem.spec.mask, problem.tile)[1] is not None
+        blocks = -(-problem.axes.q // (CHUNK * _chunks_per_block(problem.axes.batch_size))) if causal else 0
+        launches = (20 + 20 * blocks) * (3 if problem.gradient else 1)
+        return GpuWork(cost.flop, 0.0, 0.0, cost.traffic, launches)
 
     def _scratch_elements(self, problem: Problem, causal: bool, columns: int) -> Iterator[float]:
         """Yield numbers of elements that are in memory at the peak, besides inputs and results."""

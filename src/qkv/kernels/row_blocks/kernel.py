@@ -16,9 +16,11 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.cost_model import amounts_of_work
+from qkv.kernels.runtime.gpu_model import pairwise_gpu_work
 from qkv.kernels.runtime.memory_model import lifted_elements, pair_arrays, score_arrays
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
 from qkv.plan.cost import Cost
+from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 
@@ -50,6 +52,7 @@ class RowBlocksKernel(Kernel):
 
     name: ClassVar[str] = "row_blocks"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
+    runs_on_gpu: ClassVar[bool] = True
     budget: int = ROW_BLOCK_BUDGET
     max_candidates: int = 128
 
@@ -111,6 +114,12 @@ class RowBlocksKernel(Kernel):
         block = axes.batch_size * rows * axes.k
         tiles = -(-axes.q // rows)
         return amounts_of_work(problem, axes.pairs, tiles, block, problem.elements_per_logit)
+
+    def gpu_work(self, problem: Problem) -> GpuWork:
+        """Return the work of the row blocks, each of which launches some operations, on a GPU."""
+        axes = problem.axes
+        blocks = -(-axes.q // self._rows(problem))
+        return pairwise_gpu_work(problem, axes.pairs, 30 + 30 * blocks, passes=6 if problem.normalizer.online else 20)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Compute the output and the readouts of a call, one row block after the other."""

@@ -1,9 +1,13 @@
-"""Choice of the sizes of tiles and row blocks that fit the processor's cache and the memory limit of a call."""
+"""Choice of the sizes of tiles and row blocks that fit the processor's cache and the memory limit of a call.
+
+On a GPU, tiles are larger than a cache, because each operation of a tile is launched from Python.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qkv.kernels.runtime.gpu_model import ROW_BLOCK_FACTOR, TILE_FACTOR
 from qkv.plan.cost import counted, tile_sides
 from qkv.plan.problem import Problem
 
@@ -58,6 +62,7 @@ def row_block_size(problem: Problem, budget: int, arrays: int) -> int:
         arrays: number of arrays of the row block's size in memory at once. They may use half of the memory limit.
     """
     axes = problem.axes
+    budget *= ROW_BLOCK_FACTOR if problem.device.is_gpu else 1
     row = max(1, axes.batch_size * axes.k * arrays)
     allowed = problem.memory // 2 // problem.itemsize
     return max(1, min(axes.q, min(budget, allowed) // row))
@@ -107,6 +112,7 @@ def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSi
         nonfinite: whether the data contains NaN or infinity, so that the generic implementation computes the tiles.
     """
     axes = problem.axes
+    budget *= TILE_FACTOR if problem.device.is_gpu else 1
     # Tiles may use half of the memory limit.
     available = max(0, problem.memory - projection_bytes(problem)) // 2
     allowed = available // (problem.itemsize * tile_arrays(problem, nonfinite))

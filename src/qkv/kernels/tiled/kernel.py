@@ -21,6 +21,7 @@ from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import TorchCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.cost_model import amounts_of_work, tile_seconds, visible_pairs
+from qkv.kernels.runtime.gpu_model import pairwise_gpu_work
 from qkv.kernels.runtime.memory_model import backward_copies, lifted_elements, near_pairs
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
 from qkv.kernels.runtime.tile_sizes import (
@@ -34,6 +35,7 @@ from qkv.kernels.runtime.tile_sizes import (
     tile_sizes,
 )
 from qkv.plan.cost import Cost
+from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 
@@ -55,6 +57,7 @@ class TiledKernel(Kernel):
 
     name: ClassVar[str] = "tiled"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
+    runs_on_gpu: ClassVar[bool] = True
     guards: ClassVar[tuple[str, ...]] = (
         "if no logit can exceed ±30: no maximum of rows; else: a running maximum",
         "for an additive score, if hidden units have a moderate range: products of exponentials; else: one tanh for "
@@ -131,6 +134,14 @@ class TiledKernel(Kernel):
         pairs = visible_pairs(problem, sizes.rows)
         tiles = -(-axes.batch_size // sizes.batch) * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
         return amounts_of_work(problem, pairs, tiles * pairs / max(1, axes.pairs), array_elements=0)
+
+    def gpu_work(self, problem: Problem) -> GpuWork:
+        """Return the work of the tiles, each of which launches some operations, on a GPU."""
+        axes, sizes = problem.axes, tile_sizes(problem, self.budget)
+        tiles = -(-axes.batch_size // sizes.batch) * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
+        pairs = visible_pairs(problem, sizes.rows)
+        operations = 30 + 14 * tiles * pairs / max(1, axes.pairs) * (2 if problem.readouts else 1)
+        return pairwise_gpu_work(problem, pairs, operations, passes=5)
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
         """Compute the output and the readouts of a call, in one pass over the tiles if possible."""

@@ -1,0 +1,151 @@
+"""Kernel for additive scores on GPUs, which computes tiles in registers by programs written in Triton.
+
+Source: Tillet, Kung, Cox (2019), Triton: an intermediate language and compiler for tiled neural network computations,
+https://doi.org/10.1145/3315508.3329973.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from qkv.core import arrays
+from qkv.core.equation import BoundCall
+from qkv.kernels.runtime.context import no_autocast
+from qkv.kernels.runtime.cost_model import visible_pairs
+from qkv.kernels.runtime.split_mask import split_mask
+from qkv.plan.cost import Cost
+from qkv.plan.devices import GpuWork
+from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.problem import Problem
+
+if TYPE_CHECKING:
+    from qkv.core.equation import TorchCall
+
+__all__ = ["TritonKernel"]
+
+_MAX_UNITS = 256
+_MAX_VALUE_WIDTH = 256
+_FORWARD_OPERATIONS = 13
+_GRADIENT_OPERATIONS = 66
+"""Operations for each pair and hidden unit, two for each instruction, counted in the code of the programs."""
+
+
+@dataclass(frozen=True)
+class TritonKernel(Kernel):
+    """Kernel for additive scores under softmax on GPUs.
+
+    Args:
+        interpreted: whether Triton's interpreter runs the programs on tensors of a CPU, for tests; the environment
+            variable TRITON_INTERPRET must be 1 before the first call.
+        block: numbers of queries and keys of a tile; None to choose them.
+    """
+
+    name: ClassVar[str] = "triton"
+    libraries: ClassVar[tuple[str, ...]] = ("torch",)
+    runs_on_gpu: ClassVar[bool] = True
+    guards: ClassVar[tuple[str, ...]] = (
+        "if the hidden units of a batch element have a moderate range: two of them share a division; else: one "
+        "exponential and one division for each",
+    )
+    interpreted: bool = False
+    block: tuple[int, int] | None = None
+
+    def limits(self, problem: Problem) -> Iterator[str]:
+        """Yield the reasons why the programs cannot compute a call."""
+        axes, normalizer, score = problem.axes, problem.normalizer, problem.score
+        if not (problem.device.is_gpu or self.interpreted):
+            yield "it runs on GPUs"
+        if score.tanh_vector is None:
+            yield f"{score} is not an additive score"
+        if not (normalizer.log_sum_exp and normalizer.online) or normalizer.temperature is None:
+            yield f"it supports only softmax, not {normalizer}"
+        if not normalizer.shift_invariant:
+            yield f"it does not support the sink of {normalizer}"
+        if problem.readouts:
+            yield "it does not support readouts"
+        if problem.spec.dropout:
+            yield "it does not support dropout"
+        if problem.dtype == "float64":
+            yield "it computes in single precision"
+        if not split_mask(problem.spec.mask, problem.tile)[2]:
+            yield f"the mask {problem.spec.mask} is neither causal nor a mask of keys"
+        if 0 in (axes.q, axes.k, axes.query_width, axes.key_width, axes.value_width, axes.batch_size):
+            yield "an axis is empty"
+        if score.tanh_vector is not None and not 0 < score.tanh_vector.shape[-1] <= _MAX_UNITS:
+            yield f"it supports 1 to {_MAX_UNITS} hidden units"
+        if axes.value_width > _MAX_VALUE_WIDTH:
+            yield f"it supports values up to {_MAX_VALUE_WIDTH} wide"
+        if axes.batch_size >= 2**16:
+            yield "it supports fewer than 65,536 batch elements"
+        if not self.interpreted and (not problem.device.is_gpu or problem.device.present) and not _has_triton():
+            yield "Triton is not installed"
+
+    def describe(self, problem: Problem) -> str:
+        """Describe the tiles and the arithmetic."""
+        queries, keys = self._block(problem)
+        return (
+            f"tiles of {queries} queries × {keys} keys in registers, two hidden units to a division; backward "
+            "recomputes the logits, once for queries and once for keys"
+        )
+
+    def cost(self, problem: Problem) -> Cost:
+        """Estimate the cost of a call, which allocates the projections and the statistics of each query."""
+        axes = problem.axes
+        pairs, units = visible_pairs(problem, 64), problem.elements_per_logit
+        times = 3.5 if problem.gradient else 1.0
+        sides = axes.batch_size * (axes.q + axes.k)
+        numbers = 3 * sides * units + sides * (axes.query_width + axes.key_width + axes.value_width)
+        if problem.gradient:
+            numbers += 3 * sides * units + sides * axes.value_width
+        scratch = numbers * problem.itemsize + problem.cast_bytes
+        traffic = (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1)
+        return Cost(pairs * problem.flop_per_pair * times, traffic, scratch, 2e-4)
+
+    def gpu_work(self, problem: Problem) -> GpuWork:
+        """Return the work of the programs, whose tiles never leave the registers."""
+        pairs, units = visible_pairs(problem, 64, 64), problem.elements_per_logit
+        products = pairs * 2 * problem.axes.value_width
+        gradient = problem.gradient
+        return GpuWork(
+            matrix=products * (4 if gradient else 1),
+            vector=pairs * units * (_FORWARD_OPERATIONS + (_GRADIENT_OPERATIONS if gradient else 0)),
+            special=pairs * (units / 2 * (5 if gradient else 1) + 1),
+            traffic=self.cost(problem).traffic,
+            launches=35 * (2 if gradient else 1),
+        )
+
+    def run(self, call: BoundCall, problem: Problem) -> Result:
+        """Run the programs, without reading anything back."""
+        from qkv.kernels.triton.additive import Launch, additive_attention
+
+        tensors = cast("TorchCall", call)
+        with no_autocast(tensors.value):
+            launch = Launch(split_mask(tensors.mask, tensors.tile)[1], *self._block(problem), _precision(problem.dtype))
+            output = additive_attention(tensors, launch)
+        return Result(arrays.cast(output, call.out_dtype))
+
+    def _block(self, problem: Problem) -> tuple[int, int]:
+        """Return the numbers of queries and keys of a tile: fewer for wide values and many hidden units."""
+        if self.block is not None:
+            return self.block
+        wide = max(problem.axes.value_width, problem.elements_per_logit if problem.gradient else 0)
+        side = 64 if wide <= 64 else 32 if wide <= 128 else 16
+        return side, side
+
+
+def _precision(dtype: str) -> str:
+    """Return the precision of the products of weights and values, which take little of the time.
+
+    TF32 rounds weights to the digits of float16. The sum of three products of TF32 is as exact as single precision.
+    """
+    import torch
+
+    rounded = dtype == "bfloat16" or (dtype == "float32" and torch.backends.cuda.matmul.allow_tf32)
+    return "tf32" if rounded else "tf32x3"
+
+
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
