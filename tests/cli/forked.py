@@ -29,7 +29,7 @@ def ask_server(address, arguments):
 
 def serve(address):
     """Fork a process for each client, until the standard input of the server is closed."""
-    import duckdb  # noqa: F401  # the first command that reads a table would import it
+    import duckdb  # the first command that reads a table would import it
     import pyarrow.parquet  # noqa: F401
 
     import qkv.cli.ask
@@ -37,6 +37,8 @@ def serve(address):
     import qkv.database  # noqa: F401
     from qkv.cli.main import main
 
+    # Importing DuckDB 1.5 starts threads, for which a forked process would wait for ever when it ends.
+    duckdb.default_connection().close()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
         server.listen(16)

@@ -67,7 +67,7 @@ def test_rows_are_appended_and_deleted_and_old_versions_queried(qkv, people):
 def test_a_store_with_an_encoder_is_queried_like_others_and_shows_no_vectors(qkv, tmp_path):
     path = str(tmp_path / "meant.qkv")
     made = ("store", "create", path, "people.csv", "--key", "name", "--value", "income")
-    code, out, err = qkv(*made, "--encoder", "latent:12")
+    code, out, err = qkv(*made, "--encoder", "latent:24")
     assert (code, err) == (0, "")
     assert out == "Database(meant.qkv: name by latent → income, 24 rows, version 1)\n"
     for memory in ("512MiB", "1B"):

@@ -591,5 +591,5 @@ def test_a_repaired_store_without_its_encoder_compares_by_spelling_and_is_create
         with pytest.raises(DataError, match=r"a repair removed it.* score='spelling', or create the store again"):
             use()
     database.export(tmp_path / "a.parquet")
-    again = Database.create(tmp_path / "b", tmp_path / "a.parquet", "text", "days", encoder="latent:2")
+    again = Database.create(tmp_path / "b", tmp_path / "a.parquet", "text", "days", encoder="latent:4")
     assert again.ask("golden ring").rows[0].record["days"] == 1

@@ -1,9 +1,12 @@
 """Several files, patterns, folders, compressed and encoded files, and open files give the table of one file."""
 
+import contextlib
 import gzip
 import io
 import json
 import os
+import random
+import re
 
 import pyarrow as pa
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
 from qkv.database import Database
+from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import read, read_parts
 from qkv.errors import DataError, OptionError
 
@@ -154,6 +158,29 @@ def test_a_truncated_zstd_file_is_refused(tmp_path):
     for source in (path, io.BytesIO(path.read_bytes())):
         with pytest.raises(DataError, match="must be a complete zstd file"):
             read(source)
+
+
+@pytest.mark.parametrize("encoding", [None, "utf-8", "latin-1"])
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_damaged_gzip_files_are_refused_or_read_as_before(tmp_path, kind, encoding):
+    rows = [f"{i},{i * 7919 % 1000}" for i in range(3_000)]
+    content = "\n".join(["name,pay", *rows]) if kind == "csv" else json.dumps([{"v": row} for row in rows])
+    packed = gzip.compress(content.encode(), mtime=0)
+    path, options = tmp_path / f"t.{kind}.gz", ReadOptions(encoding=encoding)
+    path.write_bytes(packed)
+    whole = read(path, (), options)
+    draw = random.Random(1)
+    for _ in range(25):
+        cut = draw.choice([True, False])
+        at = draw.randrange(len(packed))
+        damaged = packed[:at] if cut else packed[:at] + bytes([packed[at] ^ 1 << draw.randrange(8)]) + packed[at + 1 :]
+        path.write_bytes(damaged)
+        if cut or at >= 10:  # the header has a bit for text, a time, and the system
+            with pytest.raises(DataError, match=re.escape(path.name)):
+                read(path, (), options)
+        else:
+            with contextlib.suppress(DataError):
+                assert read(path, (), options).equals(whole)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ BAD_FILES = {
     "noise.parquet": (b"\x00\x01\x02" * 400, "cannot be read as parquet"),
     "noise.arrow": (b"\x00\x01\x02" * 400, "must be an intact Arrow file"),
     "noise.json": (b"{]" * 50, "cannot be read as json"),
-    "noise.csv.gz": (b"not gzip at all", "cannot be read as csv"),
+    "noise.csv.gz": (b"not gzip at all", "must be a complete gzip file"),
     "empty.csv": (b"", "empty.csv., which is empty. Pass another file"),
     "header.csv": (b"name,income\n", "must have at least one row"),
 }

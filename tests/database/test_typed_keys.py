@@ -431,3 +431,25 @@ def test_two_numbers_of_one_float_in_a_text_file_are_two_keys(tmp_path):
     (tmp_path / "t.csv").write_text("k,v\n9007199254740993.0,1\n9007199254740992.0,2\n0.5,3\n")
     table = Database.open(tmp_path / "t.csv", key="k", value="v")
     assert [table.ask(f"900719925474099{digit}.0", score="exact").value for digit in (3, 2)] == [1, 2]
+
+
+def test_durations_of_a_parquet_file_are_no_integers(tmp_path):
+    lengths = pa.array([dt.timedelta(hours=12), dt.timedelta(days=2), None], pa.duration("ns"))
+    pyarrow.parquet.write_table(pa.table({"k": lengths, "v": [1.0, 2.0, 4.0]}), tmp_path / "t.parquet")
+    Database.create(tmp_path / "s", tmp_path / "t.parquet", key="k", value="v")
+    for table in (Database.open(tmp_path / "t.parquet", key="k", value="v"), Database.open(tmp_path / "s")):
+        assert [table.ask(query, score="exact").value for query in (dt.timedelta(hours=12), "2")] == [1, 2]
+
+
+@pytest.mark.parametrize("other", ["1.5", "0.12345678901234567890"])
+def test_a_number_of_a_text_file_with_more_digits_than_a_decimal_equals_itself(other, tmp_path):
+    number = f"-{'9' * 40}.{'9' * 30}"
+    (tmp_path / "t.csv").write_text(f"k,v\n{number},1\n{other},2\n")
+    table = Database.open(tmp_path / "t.csv", key="k", value="v")
+    assert [table.ask(query, score="exact").value for query in (number, other)] == [1, 2]
+
+
+def test_numbers_with_exponents_beside_numbers_of_many_digits_stay_exact(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"k": -1180591620717411303423, "v": 1}\n{"k": 1e-05, "v": 2}\n')
+    table = Database.open(tmp_path / "t.jsonl", key="k", value="v")
+    assert [table.ask(query, score="exact").value for query in (-1180591620717411303423, 1e-05)] == [1, 2]

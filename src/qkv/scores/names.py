@@ -170,6 +170,16 @@ class Names(TextScore):
         """Return Whole for similarities by spelling and whether query and key have several words."""
         return np.where(several, np.maximum(1 - (1 - spelling) * _ERRORS_OF_SEVERAL_WORDS, 0), spelling)
 
+    def least_whole(self, logit: float, several: bool) -> float:
+        """Return the similarity by spelling below which a pair of whole texts has less than a logit.
+
+        Example:
+            >>> Names().least_whole(0.495, several=False)
+            0.5
+        """
+        whole = logit / _DIFFERENT
+        return 1 - (1 - whole) / _ERRORS_OF_SEVERAL_WORDS if several else whole
+
     def compare_words(
         self, text: str, words: NameWords
     ) -> tuple[Float[np.ndarray, "q words"], Float[np.ndarray, " words"]]:
@@ -244,12 +254,17 @@ class Names(TextScore):
         equal = np.equal.outer(query, key) & np.not_equal(query, none)[:, None]
         return np.where(equal, 1.0, out)
 
-    def similarity(self, query: Sequence[str | None], key: Sequence[str | None]) -> Float[np.ndarray, "q k"]:
-        """Return the similarity by spelling of each pair of texts."""
+    def similarity(
+        self, query: Sequence[str | None], key: Sequence[str | None], least: float = 0.0
+    ) -> Float[np.ndarray, "q k"]:
+        """Return the similarity by spelling of each pair of texts, and any lower number where it is below `least`."""
         from rapidfuzz import distance, process
 
         winkler = process.cdist(query, key, scorer=distance.JaroWinkler.normalized_similarity, dtype="float64")
-        edits = process.cdist(query, key, scorer=distance.OSA.normalized_similarity, dtype="float64")
+        alignment, cutoff = distance.OSA.normalized_similarity, None
+        if least > 0 and winkler.size:
+            cutoff = min(max(2 * least - float(winkler.max()), 0.0), 1.0)
+        edits = process.cdist(query, key, scorer=alignment, score_cutoff=cutoff, dtype="float64")
         return np.asarray((winkler + edits) / 2)
 
 

@@ -91,8 +91,9 @@ def _is_cheap(comparison: Comparison) -> bool:
 def _group_residuals(comparison: Comparison, cells: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " n"]:
     """Return z of each row in a group of at least three rows with equal keys."""
     keys = comparison.key.tolist()
-    labels: dict[object, int] = {}
-    codes = np.array([labels.setdefault(tuple(key) if isinstance(key, list) else key, len(labels)) for key in keys])
+    cells_of = list(map(tuple, keys)) if comparison.key.ndim > 1 else keys
+    labels = {key: code for code, key in enumerate(dict.fromkeys(cells_of))}
+    codes = np.array([labels[key] for key in cells_of])
     count = np.bincount(codes)[codes].astype(np.float64)
     deviation = cells - (np.bincount(codes, weights=cells) / np.bincount(codes))[codes]
     squares = np.bincount(codes, weights=np.square(deviation))[codes]

@@ -17,7 +17,7 @@ from qkv.database.io.boolean_cells import has_one_spelling
 from qkv.database.io.date_formats import has_format, is_compact_date
 from qkv.database.io.exact_types import inexact_columns
 from qkv.database.io.identifier_names import has_identifier_name
-from qkv.database.io.read_options import ReadOptions, check_complete, first_line, guess_encoding, in_utf_8, split_line
+from qkv.database.io.read_options import ReadOptions, first_line, guess_encoding, in_utf_8, split_line
 from qkv.database.io.text_readings import first_texts, quoted_name
 from qkv.errors import DataError, QkvError
 
@@ -119,8 +119,6 @@ def open_file(path: str, kind: str, given: ReadOptions) -> Iterator[OpenFile]:
     failure = f"{path!r} cannot be read as {kind[1:]}"
     remedy = "Check the file, or rename it with the suffix of its format."
     encoding = None if kind in PARQUET else given.encoding
-    if encoding is None:
-        check_complete(Path(path))
     # A reader that is closed when the interpreter ends cannot import modules.
     duckdb_error = _duckdb_error()
     with in_utf_8(Path(path), encoding) as file:

@@ -58,7 +58,8 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: Rea
     """
     with open_file(path, kind, options) as file:
         if kind in PARQUET:
-            return add_cell_notes(file.open().to_arrow_table(), required, options.on_bad_cell, repr(path))
+            table = _with_types(file.open().to_arrow_table(), _durations(path))
+            return add_cell_notes(table, required, options.on_bad_cell, repr(path))
         table, rows, dates = run_typed(file, required, options, lambda rows: rows.to_arrow_table())
         mixed = json_columns(rows)
         cells = file.connection.from_arrow(table)
@@ -94,10 +95,12 @@ def read_parts(
     with open_file(path, kind, options) as file:
         if kind in PARQUET:
             rows = with_microsecond_columns(file.open())
+            durations = _durations(path)
             texts = {name for name, type_ in zip(rows.columns, rows.types, strict=True) if str(type_) == "VARCHAR"}
-            required = tuple(name for name in required if name not in texts)
+            required = tuple(name for name in required if name not in texts and name not in durations)
             conversions = detect_conversions(rows, required, options, repr(path))
         else:
+            durations = {}
             # Counting the cells of all columns finds cells that contradict the detected types.
             _, opened, dates = run_typed(file, required, options, _count_cells)
             mixed = json_columns(opened)
@@ -105,10 +108,32 @@ def read_parts(
             conversions = _conversions(file, rows, mixed, required, dates, options)
             conversions = with_counted_texts(opened, _values(required, options, mixed), conversions)
         rows = conversions.relation(rows)
-        first = conversions.mark(rows.limit(0).to_arrow_table())
+        first = conversions.mark(_with_types(rows.limit(0).to_arrow_table(), durations))
         yield first
         for batch in rows.to_arrow_reader(_ROWS_PER_PART):
-            yield pa.Table.from_arrays(batch.columns, schema=first.schema)
+            part = _with_types(pa.Table.from_batches([batch]), durations)
+            yield pa.Table.from_arrays(part.columns, schema=first.schema)
+
+
+def _durations(path: str) -> dict[str, pa.DataType]:
+    """Return the types of the columns of a Parquet file that hold durations, which DuckDB reads as integers."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        schema = pyarrow.parquet.read_schema(path)
+    except (pa.ArrowException, OSError):  # DuckDB reads some files that pyarrow does not
+        return {}
+    return {field.name: field.type for field in schema if pa.types.is_duration(field.type)}
+
+
+def _with_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
+    """Return a table in which some columns of integers have other types of the same integers."""
+    for name, type_ in types.items():
+        place = table.schema.get_field_index(name)
+        if place >= 0:
+            table = table.set_column(place, name, table.column(name).cast(type_))
+    return table
 
 
 def _conversions(
@@ -194,8 +219,10 @@ def matching_rows(
         if present is not None:
             relation = relation.filter(_PRESENT).project(f"* exclude ({_PRESENT})")
         relation.create_view("data")
-        # `filter` parses one expression, so a predicate cannot end the statement and begin another.
-        matches = relation.filter(predicate).select(_ROW).to_arrow_table()
+        # `filter` parses one expression, so a predicate cannot end the statement and begin another. DuckDB before 2.0
+        # also accepts ORDER BY after it, which cannot be within parentheses.
+        relation.filter(predicate)
+        matches = relation.filter(f"({predicate}\n)").select(_ROW).to_arrow_table()
     mask = np.zeros(table.num_rows, bool)
     for chunk in matches.column(0).chunks:
         mask[arrow_columns.stored_numbers(chunk)] = True

@@ -4,7 +4,8 @@ DuckDB reads numbers with a fraction, with an exponent or beyond its integers as
 microseconds. The key and value columns that it detects as such are therefore read differently:
 
     numbers       as texts, which become float64 if it represents each of them, whole numbers of up to 38 digits or
-                  decimals of up to 38 digits; longer whole numbers remain texts
+                  decimals of up to 38 digits; longer whole numbers remain texts, and longer decimals become
+                  float64 if they remain different
     timestamps    in nanoseconds, then in microseconds if no digit is lost
 """
 
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["exact_number_type", "inexact_columns", "is_written_float", "with_microsecond_columns"]
+__all__ = ["MOST_DIGITS", "exact_number_type", "inexact_columns", "is_written_float", "with_microsecond_columns"]
 
 _NANOSECONDS = {"TIMESTAMP_NS": "TIMESTAMP", "TIMESTAMPTZ_NS": "TIMESTAMPTZ"}
 # A decimal of so few digits is the shortest text of a float64.
 _FLOAT_DIGITS = 15
-_MOST_DIGITS = 38
+MOST_DIGITS = 38
+"""Digits of the decimals as which numbers of text files are read."""
 # Shorter texts of whole numbers are 64-bit integers.
 _LONG = 19
 _AT_ONCE = 10_000
@@ -75,7 +77,7 @@ def _exact_type(numbers: duckdb.DuckDBPyRelation, most: int | None, every_whole:
         if not beyond:
             return "bigint"
         digits = numbers.aggregate("max(length(regexp_extract(x, '^[+-]?0*([0-9]*)$', 1)))").fetchall()[0][0]
-        return "hugeint" if digits <= _MOST_DIGITS else "varchar"
+        return "hugeint" if digits <= MOST_DIGITS else "varchar"
     inexact = (most or 0) > _FLOAT_DIGITS and _find_inexact(numbers)
     if not inexact:
         return "double"
@@ -83,13 +85,14 @@ def _exact_type(numbers: duckdb.DuckDBPyRelation, most: int | None, every_whole:
     fraction = "length(regexp_extract(x, '[.]([0-9]*)', 1))"
     leading = "length(regexp_extract(x, '^[+-]?0*([0-9]*)', 1))"
     ((scale, before),) = plain.aggregate(f"coalesce(max({fraction}), 0), coalesce(max({leading}), 0)").fetchall()
-    with_exponents = numbers.filter("contains(lower(x), 'e')").distinct().limit(_AT_ONCE + 1).fetchall()
+    with_exponents = numbers.filter("contains(lower(x), 'e')").project("x").distinct().limit(_AT_ONCE + 1).fetchall()
     for (cell,) in with_exponents:
         number = decimal.Decimal(cell)
         scale, before = max(scale, -int(number.as_tuple().exponent)), max(before, number.adjusted() + 1)
-    if len(with_exponents) > _AT_ONCE or scale + before > _MOST_DIGITS:
-        return "varchar" if inexact == "merged" else "double"
-    return f"decimal({_MOST_DIGITS}, {scale})"
+    if len(with_exponents) > _AT_ONCE or scale + before > MOST_DIGITS:
+        short = numbers.filter(f"length(regexp_replace(x, '[^0-9]', '', 'g')) <= {MOST_DIGITS}")
+        return "varchar" if inexact == "merged" or _find_inexact(short) else "double"
+    return f"decimal({MOST_DIGITS}, {scale})"
 
 
 def _find_inexact(numbers: duckdb.DuckDBPyRelation) -> Literal["", "merged", "rounded"]:

@@ -28,7 +28,7 @@ from qkv.database.io.cell_notes import join_cell_notes, undecided_columns
 from qkv.database.io.file_formats import assumed_formats, type_conflict
 from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
 from qkv.database.io.python_cells import exact_array
-from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary
+from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary, unpacking_errors
 from qkv.errors import DataError, OptionError, QkvError
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def _read_stream(stream: io.IOBase, required: tuple[str, ...], options: ReadOpti
         try:
             with open_binary(file) as unpacked:
                 kind = stream_suffix(unpacked.read(64))
-        except (OSError, EOFError) as error:
+        except unpacking_errors() as error:
             raise DataError(f"{name} cannot be decompressed: {_first_line(error)}. Check the input.") from None
         named = file.rename(Path(folder) / f"input{kind}{packed}")
         try:

@@ -19,7 +19,7 @@ import numpy as np
 
 from qkv.core.typing import Bool, Int, Num, Shaped
 from qkv.database.io import arrow_columns
-from qkv.database.io.exact_types import is_written_float
+from qkv.database.io.exact_types import MOST_DIGITS, is_written_float
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,8 +110,11 @@ def query_integers(value: object, type_: pa.DataType, date_format: str = "") -> 
 
 
 def _is_float(value: object) -> bool:
-    """Return whether a number is written as a float64, see `exact_types.is_written_float`."""
-    if isinstance(value, float):
+    """Return whether a number is written as a float64, see `exact_types.is_written_float`, or has too many digits.
+
+    Numbers of text files with more digits than a decimal holds are rounded to float64 if they remain different.
+    """
+    if isinstance(value, float) or sum(map(str.isdigit, str(value))) > MOST_DIGITS:
         return True
     number = _fraction(value)
     return is_written_float(decimal.Decimal(number.numerator) if number.denominator == 1 else _decimal(value))

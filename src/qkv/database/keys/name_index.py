@@ -113,9 +113,10 @@ class NameIndex:
         )
         self.numbers, self.names = numbers, np.array(list(numbers), dtype=object)
         self.words = NameWords(list(numbers))
-        self.texts = [text or "" for text in self.words.texts]
-        self.several = np.array([" " in text for text in self.texts], bool)
-        self.letters, self.word_letters = _Letters(self.texts), _Letters(self.words.vocabulary)
+        texts = [text or "" for text in self.words.texts]
+        self.texts = np.array(texts, dtype=object)
+        self.several = np.array([" " in text for text in texts], bool)
+        self.letters, self.word_letters = _Letters(texts), _Letters(self.words.vocabulary)
         # The names that hold each word, and the rows that hold each name.
         owner = np.repeat(np.arange(len(self.texts)), self.words.counts)
         self._names = owner[np.argsort(self.words.codes, kind="stable")]
@@ -244,9 +245,9 @@ class PresentNames:
             begins = np.zeros(len(touched))
             # The words of a beginning are found, the last one at least as an initial.
             likely = np.flatnonzero(share > _SHARE_OF_BEGINNING)
-            begins[likely] = score.begins(text, [index.texts[name] for name in touched[likely].tolist()])
+            begins[likely] = score.begins(text, index.texts[touched[likely]].tolist())
             least[touched] = score.combine(np.zeros(len(touched)), share, of_key, begins)
-            limit = self._last(least, count, limit)
+            limit = self._last(least, np.flatnonzero(least > limit), count, limit)
         return least
 
     def _whole_bounds(self, text: str, score: Names, some: Bool[np.ndarray, " names"]) -> Float[np.ndarray, " names"]:
@@ -283,7 +284,9 @@ class PresentNames:
         """
         index, none = self.index, np.zeros(1, np.float32)
         logit[logit <= least] = -1
-        limit = self._last(least, count, 0.0)
+        leaders = np.flatnonzero(least > 0)
+        limit = self._last(least, leaders, count, 0.0)
+        leaders = leaders[least[leaders] > limit]
         # At first the names with the largest bounds, which raise the limit for the others.
         for edge in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.2, 0.0):
             ahead = np.flatnonzero(logit >= max(limit, edge))
@@ -295,19 +298,21 @@ class PresentNames:
             for start in range(0, len(ahead), _MOST_NAMES):
                 some = ahead[start : start + _MOST_NAMES]
                 some = some[logit[some] >= limit]
-                whole = score.similarity([text], [index.texts[name] for name in some.tolist()])[0]
+                least_spelling = score.least_whole(limit, " " in text and bool(index.several[some].all()))
+                whole = score.similarity([text], index.texts[some].tolist(), least_spelling - _ROUNDING)[0]
                 if " " in text:
                     whole = score.whole(whole, index.several[some])
                 least[some] = np.maximum(least[some], score.combine(whole, none, none, none))
                 logit[some] = -1
-                limit = self._last(least, count, limit)
+                leaders = np.union1d(leaders, some[least[some] > limit])
+                limit = self._last(least, leaders, count, limit)
+                leaders = leaders[least[leaders] > limit]
             if last:
                 break
         return limit
 
-    def _last(self, least: Float[np.ndarray, " names"], count: int, floor: float) -> float:
-        """Return the largest number that at least `count` rows reach, which is at least `floor`."""
-        some = np.flatnonzero(least > floor)
+    def _last(self, least: Float[np.ndarray, " names"], some: Int[np.ndarray, " n"], count: int, floor: float) -> float:
+        """Return the largest number that at least `count` rows of some names reach, and `floor` if none does."""
         if len(some) > count:
             some = some[np.argpartition(-least[some], count - 1)[:count]]
         order = some[np.argsort(-least[some])]

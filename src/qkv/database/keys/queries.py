@@ -156,6 +156,10 @@ def _split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[obj
         queries = queries.tolist() if queries.dtype != object else list(queries)
     elif hasattr(queries, "to_pylist"):
         queries = to_python(queries)
+    elif hasattr(queries, "to_numpy") and hasattr(queries, "__len__"):  # a Series of pandas before 3.0
+        import pyarrow as pa
+
+        queries = to_python(pa.array(queries))
     if queries is None or isinstance(queries, (str, bytes, Mapping)) or not isinstance(queries, Sequence):
         return [queries], True
     if len(columns) > 1:
