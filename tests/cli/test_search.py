@@ -98,7 +98,7 @@ def test_an_index_is_saved_and_answers_as_the_texts(at):
     texts = at("search", "notes", "golden ring", "--json")[1]
     code, out, _ = at("search", "notes", "--save", "kept")
     assert code == 0
-    assert out.startswith("kept: 5 passages of 5 documents.")
+    assert out.startswith("kept: 5 passages of 5 documents; latent semantics (log-entropy), 5 numbers; share of ")
     kept = at("search", "kept", "golden ring", "--json")[1]
     for before, after in zip(json.loads(texts)["hits"], json.loads(kept)["hits"], strict=True):
         assert before["document"] == after["document"]
@@ -207,7 +207,7 @@ def test_the_trained_metric_is_saved_in_the_index(at, folder):
         ),
         (["evaluate", "--run", "mine.run"], "--relevant must be given"),
         (["evaluate", "scifact", "--measures", "magic"], "got 'magic'"),
-        (["evaluate", "scifact", "--split", "dev"], "must contain a file of judgements"),
+        (["evaluate", "scifact", "--split", "dev"], "split must be one of test, train"),
         (["fit", "search"], "COLLECTION must be given"),
         (["fit", "search", "scifact"], "--save must be given"),
         (["fit", "search", "scifact", "--save", "k", "--encoder", "tfidf"], "must produce dense vectors"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qkv.encoders import WordVectors
-from qkv.errors import DataError, KindError, OptionError
+from qkv.errors import DataError, KindError, OptionError, ShapeError
 
 WORDS = ("the", "King", "queen", "São Paulo", "naïve", "王")
 VECTORS = np.random.default_rng(0).normal(size=(len(WORDS), 5)).astype(np.float32)
@@ -153,6 +153,33 @@ def test_a_single_string_and_other_objects_are_refused_as_texts():
         some().encode("the king")
     with pytest.raises(KindError, match="each text must be a string"):
         some().encode([3])
+
+
+def test_arguments_of_the_wrong_size_are_refused():
+    with pytest.raises(KindError, match="texts must be a list of texts, got the string 'the king'"):
+        some().weighted_by("the king")
+    with pytest.raises(ShapeError, match=r"a vector of shape \(5,\), got shape \(3,\)"):
+        some().nearest(np.ones(3))
+    with pytest.raises(OptionError, match="top must be an integer of at least 0, got -1"):
+        some().nearest("king", top=-1)
+    with pytest.raises(DataError, match=r"weights must have shape \(6,\), one for each word, got shape \(2,\)"):
+        WordVectors(WORDS, VECTORS, np.ones(2))
+    assert some().nearest("king", top=0) == []
+
+
+def test_words_without_weight_add_nothing():
+    weights = np.zeros(len(WORDS))
+    assert (WordVectors(WORDS, VECTORS, weights).encode(["the king"]) == 0).all()
+    weights[1] = 2.0
+    np.testing.assert_allclose(WordVectors(WORDS, VECTORS, weights).encode(["the king"])[0], VECTORS[1], atol=1e-6)
+
+
+def test_words_with_vowel_signs_and_decomposed_accents_are_found():
+    vectors = WordVectors(("हिन्दी", "café", "ภาษา"), np.eye(3))
+    assert "cafe\u0301" in vectors
+    assert "Cafe\u0301" in vectors
+    np.testing.assert_array_equal(vectors.encode(["हिन्दी।", "un cafe\u0301", "ภาษา"]), np.eye(3))
+    assert vectors.coverage(["हिन्दी x"]) == 0.5
 
 
 def test_progress_reaches_the_end():

@@ -147,7 +147,7 @@ def test_parts_that_do_not_belong_together_are_refused(beir):
     (beir / "other.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td9\t1\n")
     with pytest.raises(DataError, match=r"must include at least one of its documents.*'d9'.*'d1'"):
         read_collection(beir, relevant=beir / "other.tsv")
-    with pytest.raises(DataError, match="must contain a file of judgements"):
+    with pytest.raises(DataError, match=r"split must be one of test, the files in qrels/ .* got 'dev'"):
         read_collection(beir, split="dev")
 
 

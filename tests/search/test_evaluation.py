@@ -50,29 +50,46 @@ def printed(section):
     return {cells[0]: cells[1:] for cells in rows[start + 2 : end]}
 
 
-@pytest.mark.parametrize(("name", "title", "least"), [("cranfield", "Cranfield", 0.43), ("cisi", "CISI", 0.20)])
+def measured(which, held, mix):
+    """nDCG@10, MAP and recall of an index with a share of the vectors."""
+    means = measure(rankings(which, held.queries, mix=mix, top=len(which)), held.relevant).means
+    return [means[each] for each in ("nDCG@10", "MAP", "R@100")]
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "least"),
+    [
+        ("cranfield", "Cranfield", 0.43),
+        ("cisi", "CISI", 0.20),
+        ("adi", "ADI", 0.40),
+        pytest.param("cacm", "CACM", 0.29, marks=pytest.mark.long),
+    ],
+)
 def test_rankings_reach_the_documented_measures(public, name, title, least):
     held = read_collection(public / name)
     index = Index.from_texts(held.documents, words=0)
-    assert index.keys.rows.shape[1] == 300
-
-    def measured(which, mix):
-        means = measure(rankings(which, held.queries, mix=mix, top=len(index)), held.relevant).means
-        return [means[each] for each in ("nDCG@10", "MAP", "R@100")]
-
     found = {
-        "raw word counts": measured(index.with_encoder(TermEncoder(None)), 1.0),
-        "BM25": measured(index, 0.0),
-        "latent semantics": measured(index, 1.0),
-        "mixture, 0.5 latent semantics": measured(index, 0.5),
+        "raw word counts": measured(index.with_encoder(TermEncoder(None)), held, 1.0),
+        "BM25": measured(index, held, 0.0),
+        f"latent semantics, rank {index.encoder.width}": measured(index, held, 1.0),
+        f"mixture, {index.mix:g} latent semantics": measured(index, held, None),
     }
-    raw, words, latent, both = (row[1] for row in found.values())
-    assert latent >= least
-    assert latent > max(raw, words)
-    assert both >= max(latent, words) - 0.005
     page = printed(title)
     for row, means in found.items():
         np.testing.assert_allclose(means, [float(cell) for cell in page[row]], atol=0.002)
+    raw, words, latent, both = (row[1] for row in found.values())
+    assert both >= max(raw, words, latent, least)
+    # The settings were chosen without judgements; the best ones were found with them.
+    best = float(printed("chosen without judgements")[title][5])
+    assert both >= best - 0.01
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "least"), [("cranfield", 0.43), ("cisi", 0.20)])
+def test_latent_semantics_alone_reach_the_published_measures(public, name, least):
+    held = read_collection(public / name)
+    index = Index.from_texts(held.documents, words=0, mix=1.0)
+    assert measured(index, held, None)[1] >= least
 
 
 @pytest.mark.long
@@ -80,7 +97,7 @@ def test_rankings_reach_the_documented_measures(public, name, title, least):
 def test_learned_maps_beat_their_start_by_more_than_the_spread(public, name, title):
     pytest.importorskip("torch")
     held = read_collection(public / name)
-    index = Index.from_texts(held.documents, words=0)
+    index = Index.from_texts(held.documents, words=0, rank=300, mix=0.5)
     page = printed("test half")
     found = gains(index, held, mixes=(1.0, 0.5), measures=["MAP", "nDCG@10"], top=len(index))
     for mix, gain in found.items():
@@ -112,7 +129,7 @@ def twins(count=30):
 def test_maps_learned_from_half_of_the_queries_improve_the_other_half():
     pytest.importorskip("torch")
     held = twins()
-    index = Index.from_texts(held.documents, words=0)
+    index = Index.from_texts(held.documents, words=0, rank=60, mix=0.5)
     found = gains(index, held, mixes=(1.0,), repeats=3, measures=["MAP"], penalty=20.0)[1.0]
     mean, spread = found.gain("MAP")
     assert mean > max(2 * spread, 0.05)

@@ -49,7 +49,7 @@ def evaluate(
     rank: Rank = None,
     mix: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Weight of vectors in the mixture with BM25, from 0 to 1; default: 0.5."),
+        typer.Option(metavar="SHARE", help="Share of vectors in the mixture with BM25, from 0 to 1; default: chosen."),
     ] = None,
     passage: Annotated[
         int | None, typer.Option(metavar="WORDS", help="Rank documents by their best passage of this many words.")
@@ -74,8 +74,8 @@ def evaluate(
 ) -> None:
     """Evaluate rankings against relevance judgements by nDCG@10, MAP and recall@100, or by other measures.
 
-    COLLECTION is a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv), a folder of SMART files (such as
-    Cranfield: documents, .qry, rel), documents in a format of `qkv search`, or an index; documents and indexes also
+    COLLECTION is a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv), a folder of a Glasgow collection (such as
+    Cranfield, CACM or TIME) or of TREC, documents in a format of `qkv search`, or an index; documents and indexes also
     need --queries and --relevant. The command compares raw word counts, BM25, latent semantics (or --encoder), and
     a mixture of BM25 and the latter. Measures are those of ir-measures.
 
@@ -117,7 +117,7 @@ def evaluate(
             index, read = open_judged(
                 collection, index, progress, build, queries=queries, relevant=relevant, text=text, split=split
             )
-            notes += [_counts(read), *read.notes]
+            notes += [_counts(read), *read.notes, f"vectors: {index.encoder}"]
             mix = index.mix if mix is None else mix
             _evaluate_systems(index, read, mix, names, rows, progress)
             if learned:

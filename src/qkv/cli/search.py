@@ -44,7 +44,7 @@ def search(
     encoder: Annotated[str | None, typer.Option(metavar="NAME|FOLDER", help="Text encoder; default: latent.")] = None,
     rank: Rank = None,
     mix: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Weight of vectors, from 0 (BM25 only) to 1; default: 0.5.")
+        float | None, typer.Option(metavar="SHARE", help="Share of vectors, from 0 (BM25 only) to 1; default: chosen.")
     ] = None,
     temperature: Annotated[
         float, typer.Option(metavar="T", help="Temperature of the softmax; lower is sharper.")
@@ -57,8 +57,8 @@ def search(
     """Search texts by ranking their passages by their attention weight for the query.
 
     SOURCE is a folder of .txt and .md files, one such file, a table with a text column (.csv, .jsonl, .parquet, …), a
-    collection (SMART, BEIR), or an index saved by --save. Texts are split into passages at the ends of paragraphs
-    and sentences. Without QUERY, queries are read from --queries or from standard input, one per line.
+    collection (Glasgow, BEIR, TREC), or an index saved by --save. Texts are split into passages at the ends of
+    paragraphs and sentences. Without QUERY, queries are read from --queries or from standard input, one per line.
 
     \b
     Examples:
@@ -69,8 +69,9 @@ def search(
       qkv search papers "wing flutter" --mix 0 --stem
       printf 'ring\\nden\\n' | qkv search notes --json
 
-    The score of a passage is half latent semantics (log-entropy weights), half BM25, each standardized over all
-    passages; --mix changes the shares. The weight is the softmax of the scores. The words below a passage are those
+    The score of a passage is a mixture of latent semantics (log-entropy weights) and BM25, each standardized over all
+    passages. The rank of the latent space and the shares are chosen from the passages, unless --rank and --mix are
+    given. The weight is the softmax of the scores. The words below a passage are those
     that contributed most to its score.
 
     Encoders: latent, latent-tfidf, tfidf, log-entropy, counts, sentences (all-MiniLM-L6-v2, if its package is
@@ -97,7 +98,8 @@ def search(
             index.save(save)
             progress.clear()
             print(
-                f'{save}: {len(index):,} passages of {index.documents:,} documents. Search them: qkv search {save} "…"',
+                f"{save}: {len(index):,} passages of {index.documents:,} documents; {index.encoder}; share of vectors "
+                f'{index.mix:g}. Search them: qkv search {save} "…"',
                 file=sys.stderr if json_ else sys.stdout,
             )
             if not queries_given and queries is None:
@@ -164,7 +166,7 @@ def build_index(
         stem: compare English words by their stems.
         text: the text column of a table.
         passage: maximum words per passage; 0 keeps documents whole.
-        mix: weight of vectors in the score.
+        mix: share of vectors in the score; None to choose it from the passages.
     """
     from qkv.search.index import Index
 
@@ -177,7 +179,7 @@ def build_index(
         column=text,
         words=words,
         overlap=words // 5,
-        mix=0.5 if mix is None else mix,
+        mix=mix,
         progress=progress,
     )
 

@@ -1,4 +1,4 @@
-"""Encoders that map texts or table rows to vectors: latent semantics, word vectors, sentence models, table vectors."""
+"""Encoders that map texts, words or table rows to vectors: latent semantics, word vectors, sentence models, tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from qkv.core.extras import lazy_attributes, require_packages
 
 __all__ = [
+    "ContextualVectors",
     "Encoder",
     "LatentEncoder",
     "LatentSemantics",
@@ -18,6 +19,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from qkv.encoders.contextual_vectors import ContextualVectors
     from qkv.encoders.encoder import Encoder
     from qkv.encoders.latent_semantics import LatentSemantics
     from qkv.encoders.saved_encoder import load_encoder, save_encoder
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from qkv.encoders.word_vectors import WordVectors
 
 _MODULES = {
+    "ContextualVectors": "contextual_vectors",
     "Encoder": "encoder",
     "LatentEncoder": "text_encoders",
     "LatentSemantics": "latent_semantics",

@@ -5,6 +5,7 @@ Weights are read from safetensors. Nothing is downloaded, and no code in the fol
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,17 @@ from qkv.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["default_model_folder", "load_model"]
+__all__ = [
+    "default_model_folder",
+    "load_model",
+    "max_sequence_length",
+    "read_json_object",
+    "without_progress_bars",
+]
 
 _SEQ2SEQ = ("ForConditionalGeneration", "MTModel")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
+_MASKED = ("ForMaskedLM",)
 """Endings of the class names of models with a language modelling head."""
 
 
@@ -49,7 +57,13 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
         MissingPackageError: transformers or torch is not installed.
     """
     require_packages("loading a model requires", "hf", "transformers", "torch")
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSeq2SeqLM,
+        AutoTokenizer,
+    )
 
     if not (folder / "config.json").is_file():
         raise DataError(
@@ -58,10 +72,15 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
         )
     options: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        with _without_progress_bars():
+        with without_progress_bars():
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
             model = AutoModel.from_pretrained(str(folder), use_safetensors=True, **options)
-            for kind, ends in ((AutoModelForSeq2SeqLM, _SEQ2SEQ), (AutoModelForCausalLM, _CAUSAL)):
+            heads = (
+                (AutoModelForSeq2SeqLM, _SEQ2SEQ),
+                (AutoModelForCausalLM, _CAUSAL),
+                (AutoModelForMaskedLM, _MASKED),
+            )
+            for kind, ends in heads:
                 if lm_head and any(name.endswith(ends) for name in model.config.architectures or ()):
                     model = kind.from_pretrained(str(folder), use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
@@ -73,8 +92,23 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
     return tokenizer, model.eval()
 
 
+def max_sequence_length(folder: Path) -> int | None:
+    """Return the maximum number of tokens in the configuration that sentence-transformers wrote, or None."""
+    length = read_json_object(folder / "sentence_bert_config.json").get("max_seq_length")
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """Return the object in a JSON file, or an empty dict if the file does not exist or holds something else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Disable the progress bars of transformers in a `with` block, and restore their previous setting at its end."""
     from transformers.utils import logging
 

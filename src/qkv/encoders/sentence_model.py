@@ -20,7 +20,7 @@ import numpy as np
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Shaped
 from qkv.encoders.encoder import TextEncoder
-from qkv.encoders.pretrained import default_model_folder, load_model
+from qkv.encoders.pretrained import default_model_folder, load_model, max_sequence_length, read_json_object
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class SentenceModel(TextEncoder):
             )
         _check_pooling(folder)
         most = int(getattr(self._model.config, "max_position_embeddings", 512) or 512)
-        self.longest = min(longest or _max_seq_length(folder) or 256, most)
+        self.longest = min(longest or max_sequence_length(folder) or 256, most)
         self._batch = batch
 
     def encode(self, inputs: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
@@ -177,24 +177,9 @@ def _token_words(text: str, tokens: BatchEncoding) -> list[str]:
     return ["" if span is None else text[span.start : span.end].strip().lower() for span in spans]
 
 
-def _read_json(path: Path) -> dict[str, object]:
-    import json
-
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _max_seq_length(folder: Path) -> int | None:
-    length = _read_json(folder / "sentence_bert_config.json").get("max_seq_length")
-    return length if isinstance(length, int) and length > 0 else None
-
-
 def _check_pooling(folder: Path) -> None:
     """Check that a model uses mean pooling, the only kind of pooling that `SentenceModel` implements."""
-    pooling = _read_json(folder / "1_Pooling" / "config.json")
+    pooling = read_json_object(folder / "1_Pooling" / "config.json")
     mean = not pooling or pooling.get("pooling_mode_mean_tokens", pooling.get("pooling_mode") == "mean")
     if not mean or (folder / "2_Dense").is_dir():
         raise DataError(

@@ -28,6 +28,8 @@ __all__ = ["BagOfWordsEncoder", "LatentEncoder", "default_rank"]
 
 _MIN_DIMENSIONS, _MAX_DIMENSIONS = 30, 300
 """Limits of the default rank; Dumais (1991) and Bradford (2008) found ranks of this order to be best."""
+_MAX_EXACT_CELLS = 500 * 2000
+"""Up to this number of cells, an exact decomposition takes less than about half a second."""
 
 
 class BagOfWordsEncoder(TextEncoder):
@@ -132,17 +134,32 @@ class LatentEncoder(BagOfWordsEncoder):
         self.rank = rank
         self._components = np.zeros((0, 0), np.float32)
 
-    def fit_encode(self, inputs: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
+    def fit_encode(
+        self, inputs: Sequence[str | Sequence[str]], progress: Progress | None = None
+    ) -> Float[np.ndarray, "texts width"]:
         """Learn the vocabulary, the word weights and the latent space from texts, and return the texts' vectors."""
         from qkv.encoders.latent_semantics import LatentSemantics
 
         counts = self._learn(inputs)
         rank = default_rank(len(inputs)) if self.rank is None else self.rank
         report(progress, "latent semantics", 0, 1)
-        space = LatentSemantics(rank, weighting=self.weighting, solver="randomized", random_state=0)
+        solver = "exact" if counts.shape[0] * counts.shape[1] <= _MAX_EXACT_CELLS else "randomized"
+        space = LatentSemantics(rank, weighting=self.weighting, solver=solver, random_state=0)
         self._components = space.fit(counts).components_.astype(np.float32)
         report(progress, "latent semantics", 1, 1)
         return self._unit_vectors(counts)
+
+    def fit_projections(
+        self, inputs: Sequence[str | Sequence[str]], queries: Sequence[str | Sequence[str]]
+    ) -> tuple[Float[np.ndarray, "texts width"], Float[np.ndarray, "queries width"]]:
+        """Fit the encoder to texts, and return the projections of the texts and of queries before normalization.
+
+        The first k columns are the projections of an encoder of rank k, up to the error of the randomized solver.
+        """
+        self.fit_encode(inputs)
+        rows = (self._weighting.apply(self.vocabulary.transform(texts)) for texts in (inputs, queries))
+        texts, asked = (np.asarray(row @ self._components.T, np.float32) for row in rows)
+        return texts, asked
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments `rank`, `weighting` and `stem` of the constructor."""
@@ -188,12 +205,12 @@ class LatentEncoder(BagOfWordsEncoder):
 
 
 def default_rank(texts: int) -> int:
-    """Return the default rank of a latent space: half the number of texts, at least 30, but at most 300.
+    """Return the default rank of a latent space: three fifths of the number of texts, at least 30, but at most 300.
 
     For fewer than 30 texts, the rank is the number of texts.
 
     Example:
         >>> default_rank(12), default_rank(100), default_rank(100_000)
-        (12, 50, 300)
+        (12, 60, 300)
     """
-    return min(texts, max(_MIN_DIMENSIONS, min(_MAX_DIMENSIONS, -(-texts // 2))))
+    return min(texts, max(_MIN_DIMENSIONS, min(_MAX_DIMENSIONS, -(-3 * texts // 5))))

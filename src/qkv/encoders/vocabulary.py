@@ -82,7 +82,7 @@ class Vocabulary:
                 "'the', got none."
             ) from None
 
-    def transform(self, texts: Sequence[str]) -> csr_array:
+    def transform(self, texts: Sequence[str | Sequence[str]]) -> csr_array:
         """Return the counts of the words of the vocabulary in texts, `(texts, words)`. Other words are ignored."""
         return self._counter.transform(texts).astype(np.float64).tocsr()
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,15 +25,17 @@ from typing import Any, Self
 
 import numpy as np
 
+from qkv.core.checks import check_integers
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Num, Shaped
 from qkv.encoders.encoder import Encoder, pack_words, unpack_words
+from qkv.encoders.word_spans import WORD_SIGNS
 from qkv.encoders.word_vector_files import read_word_vectors, write_word_vectors
-from qkv.errors import DataError, KindError
+from qkv.errors import DataError, KindError, ShapeError
 
 __all__ = ["WordVectors"]
 
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+_WORD = re.compile(rf"(?:[^\W_]|[{WORD_SIGNS}])+(?:['’](?:[^\W_]|[{WORD_SIGNS}])+)*")
 _BATCH = 10_000
 
 
@@ -40,8 +43,9 @@ _BATCH = 10_000
 class WordVectors(Encoder):
     """Text encoder that represents a text by the mean of the vectors of its words.
 
-    A word is looked up as written, then in lower case, then capitalized. Unknown words are left out of the mean
-    of a text; a text without known words is encoded as zeros, whose cosine with every vector is 0.
+    A word is looked up as written, then in lower case, then capitalized; then so in composed Unicode (NFC). Unknown
+    words are left out of the mean of a text; a text without known words is encoded as zeros, whose cosine with every
+    vector is 0.
 
     Args:
         words: distinct words.
@@ -73,6 +77,10 @@ class WordVectors(Encoder):
             raise DataError(
                 f"vectors must have shape ({len(self.words)}, width), with one row for each word, got shape "
                 f"{self.vectors.shape}."
+            )
+        if self.weights is not None and np.shape(self.weights) != (len(self.words),):
+            raise DataError(
+                f"weights must have shape ({len(self.words)},), one for each word, got shape {np.shape(self.weights)}."
             )
         rows = dict(zip(self.words, range(len(self.words)), strict=True))
         if len(rows) < len(self.words):
@@ -154,12 +162,13 @@ class WordVectors(Encoder):
     def row(self, word: str) -> int | None:
         """Return the row of `vectors` for a word, or None if the word is unknown.
 
-        The word is looked up as written, then in lower case, then capitalized.
+        The word is looked up as written, then in lower case, then capitalized; then so in composed Unicode (NFC).
         """
         for form in (word, word.lower(), word.capitalize()):
             if form in self._rows:
                 return self._rows[form]
-        return None
+        composed = unicodedata.normalize("NFC", word)
+        return None if composed == word else self.row(composed)
 
     def similarity(self, word: str, other: str) -> float:
         """Return the cosine similarity of the vectors of two words, or 0 if one is a zero vector.
@@ -183,9 +192,14 @@ class WordVectors(Encoder):
 
         Raises:
             KeyError: the word is unknown.
+            ShapeError: the vector does not have the width of the word vectors.
+            OptionError: `top` is negative.
         """
+        check_integers(0, top=top)
         own = self.row(query) if isinstance(query, str) else None
         vector = np.asarray(self[query] if isinstance(query, str) else query, np.float32)
+        if vector.shape != (self.width,):
+            raise ShapeError(f"query must be a word or a vector of shape ({self.width},), got shape {vector.shape}.")
         lengths = np.linalg.norm(self.vectors.astype(np.float32, copy=False), axis=1) * np.linalg.norm(vector)
         cosines = (self.vectors @ vector) / np.where(lengths > 0, lengths, 1.0)
         if own is not None:
@@ -200,7 +214,12 @@ class WordVectors(Encoder):
             weight = log((1 + texts) / (1 + texts with the word)) + 1
 
         Words that occur in no text have the largest weight.
+
+        Raises:
+            KindError: `texts` is a single string, or an element is not a string.
         """
+        if isinstance(texts, str):
+            raise KindError(f"texts must be a list of texts, got the string {texts[:40]!r}. Pass the text in a list.")
         frequency, count = np.zeros(len(self.words)), 0
         for text in texts:
             frequency[list(set(self._known_rows(text)))] += 1
@@ -226,7 +245,8 @@ class WordVectors(Encoder):
             rows = self._known_rows(text)
             if rows:
                 weights = np.ones(len(rows)) if self.weights is None else self.weights[rows]
-                encoded[index] = weights @ self.vectors[rows].astype(np.float64) / weights.sum()
+                total = float(weights.sum())
+                encoded[index] = weights @ self.vectors[rows].astype(np.float64) / (total or 1.0)
             if progress is not None and ((index + 1) % _BATCH == 0 or index + 1 == len(inputs)):
                 progress("encoding", index + 1, len(inputs))
         return encoded

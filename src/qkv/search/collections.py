@@ -10,7 +10,8 @@ from pathlib import Path
 
 from qkv.errors import DataError
 from qkv.search.judgements import Judgements, read_judgements
-from qkv.search.smart import is_smart, read_smart
+from qkv.search.layouts import find_layout, require_judgements
+from qkv.search.record_files import read_records, record_format
 from qkv.search.text_sources import Document, parse_lines, read_texts
 
 __all__ = ["Collection", "judged_collection", "read_collection", "read_documents"]
@@ -36,21 +37,28 @@ class Collection:
 
 
 def read_documents(source: object, column: str | None = None) -> list[Document]:
-    """Read documents from a SMART file, a BEIR folder, or a source that `read_texts` accepts.
+    """Read documents from a folder or file of a test collection, or from a source that `read_texts` accepts.
 
     Raises:
-        DataError: the source cannot be read, or contains no text.
+        DataError: the source cannot be read, or contains no text, or it is not clear which file holds the documents.
     """
     path = Path(source) if isinstance(source, str | PathLike) else None
     if path is not None and path.is_dir():
-        corpus = _first_file(path, ("corpus.jsonl", "corpus.jsonl.gz"))
-        if corpus is not None:
-            return _beir(corpus)
-        if (smart := _smart_files(path)) is not None:
-            return read_smart(smart[0])
-    elif path is not None and path.is_file() and is_smart(path):
-        return read_smart(path)
+        layout = find_layout(path)
+        if layout is not None:
+            return _documents(layout.documents)
+    elif path is not None and path.is_file() and record_format(path) is not None:
+        return read_records(path)
     return read_texts(source, column)
+
+
+def _documents(files: Sequence[Path]) -> list[Document]:
+    found: dict[str, Document] = {}
+    for path in files:
+        records = _beir(path) if _has_ending(path, ".jsonl") else read_records(path)
+        for each in records:
+            found.setdefault(each.name, each)
+    return list(found.values())
 
 
 def read_collection(
@@ -61,30 +69,45 @@ def read_collection(
     column: str | None = None,
     split: str = "test",
 ) -> Collection:
-    """Read a test collection from a BEIR folder, a folder of SMART files, or single files.
+    """Read a test collection from a folder of one of the Glasgow collections, of BEIR or of TREC, or from single files.
 
     Args:
-        source: a folder with corpus.jsonl, queries.jsonl and qrels/; or a folder with three SMART files, whose
-            names contain `all`, end in `qry`, and contain `rel`; or a source of documents that `read_texts` accepts.
-        queries: file of queries: SMART, .jsonl, or lines of number, tab and text; None for the file in the folder.
-        relevant: file of judgements: TREC, BEIR or SMART; None for the file in the folder.
+        source: a folder with corpus.jsonl, queries.jsonl and qrels/; or a folder with the files of ADI, CACM, CISI,
+            Cranfield, LISA, MED, NPL or TIME; or a folder with TREC's documents (`<DOC>`), topics (`<top>`) and a file
+            of judgements whose name contains `rel`; or a source of documents that `read_texts` accepts.
+        queries: file of queries in one of these formats, or lines of number, tab and text; None for the file in the
+            folder.
+        relevant: file of judgements: TREC, BEIR or Glasgow; None for the file in the folder.
         column: column of texts, if the documents are a table.
         split: split of a BEIR collection, as in qrels/test.tsv.
 
     Raises:
-        DataError: a file is missing or unreadable, or no query has a relevant document.
+        DataError: a file is missing or unreadable, several files could be the documents, queries or judgements, or no
+            query has a relevant document.
     """
     folder = Path(source)
-    documents = read_documents(source, column)
-    if folder.is_dir():
-        smart = _smart_files(folder)
-        if smart is not None:
-            queries, relevant = queries or smart[1], relevant or smart[2]
-        else:
-            queries = queries or _first_file(folder, ("queries.jsonl", "queries.jsonl.gz"))
-            relevant = relevant or _first_file(folder, (f"qrels/{split}.tsv",))
+    layout = find_layout(folder, split) if folder.is_dir() else None
     name = folder.resolve().name if folder.is_dir() else folder.name.split(".")[0]
-    return judged_collection(name, documents, queries, relevant)
+    if layout is None:
+        return judged_collection(name, read_documents(source, column), queries, relevant)
+    if queries is None and len(layout.queries) > 1:
+        listed = _first_names([path.name for path in layout.queries])
+        raise DataError(
+            f"queries of {name!r} must be in one file, got {listed}. Name the file: queries='…' in Python, --queries "
+            "FILE on the command line."
+        )
+    queries = queries or next(iter(layout.queries), None)
+    if relevant is None:
+        found = require_judgements(layout.judgements, name)
+        relevant = None if found is None else found[0]
+        if relevant is None and layout.format == "BEIR":
+            splits = sorted(path.name.split(".")[0] for path in folder.glob("qrels/*.tsv*"))
+            if splits:
+                raise DataError(
+                    f"split must be one of {', '.join(splits)}, the files in qrels/ of {name!r}, got {split!r}. "
+                    "Name the split: split='…' in Python, --split on the command line."
+                )
+    return judged_collection(name, _documents(layout.documents), queries, relevant)
 
 
 def judged_collection(
@@ -101,6 +124,7 @@ def judged_collection(
     queries_file = _require_file(queries, "queries", "queries", name)
     judged = read_judgements(_require_file(relevant, "judgements", "relevant", name))
     given, notes = _queries(queries_file), []
+    judged = _without_zeros(judged, {query.name for query in given}, {document.name for document in documents})
     numbered = set(judged) <= {str(at) for at in range(1, len(given) + 1)}
     if numbered and not set(judged) <= {query.name for query in given}:
         # Cranfield's judgements number its queries from 1, regardless of their .I lines.
@@ -132,6 +156,21 @@ def judged_collection(
     return Collection(name, documents, kept, grades, tuple(notes))
 
 
+def _without_zeros(judged: Judgements, queries: set[str], documents: set[str]) -> Judgements:
+    """Return judgements without leading zeros in those names of queries and documents that exist only without zeros."""
+
+    def known(name: str, names: set[str]) -> str:
+        short = name.lstrip("0") or "0"
+        return short if name not in names and short in names else name
+
+    found: Judgements = {}
+    for query, grades in judged.items():
+        one = found.setdefault(known(query, queries), {})
+        for document, grade in grades.items():
+            one[known(document, documents)] = grade
+    return found
+
+
 def _require_file(path: str | PathLike[str] | None, kind: str, option: str, name: str) -> Path:
     if path is None:
         raise DataError(
@@ -148,25 +187,6 @@ def _first_names(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names[:3])) + (", …" if len(names) > 3 else "")
 
 
-def _first_file(folder: Path, names: Sequence[str]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def _smart_files(folder: Path) -> tuple[Path, Path, Path] | None:
-    """Return the files of documents, queries and judgements in a folder of SMART files.
-
-    Return None if the folder does not contain exactly one file of each kind.
-    """
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and "readme" not in path.name.lower()]
-    texts = [path for path in files if is_smart(path)]
-    queries = [path for path in texts if _has_ending(path, "qry")]
-    documents = [path for path in texts if path not in queries and "all" in path.name.lower()]
-    judged = [path for path in files if path not in texts and "rel" in path.name.lower()]
-    if len(queries) == len(documents) == len(judged) == 1:
-        return documents[0], queries[0], judged[0]
-    return None
-
-
 def _has_ending(path: Path, ending: str) -> bool:
     """Return whether the name of a file ends with `ending` or `ending` + ".gz", regardless of case."""
     return path.name.lower().removesuffix(".gz").endswith(ending)
@@ -177,8 +197,8 @@ def _queries(path: Path) -> list[Document]:
         name, text = line.split("\t", 1)
         return Document(name.strip(), text.strip())
 
-    if is_smart(path):
-        return read_smart(path)
+    if record_format(path) is not None:
+        return read_records(path)
     if _has_ending(path, ".jsonl"):
         return _beir(path)
     return parse_lines(path, "query", "a number, a tab and the text", parse)

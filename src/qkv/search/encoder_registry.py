@@ -42,6 +42,9 @@ class TermEncoder(BagOfWordsEncoder):
         """Learn the vocabulary and the weights, and return the vectors of the texts."""
         return self._unit_vectors(self._learn(inputs))
 
+    def __str__(self) -> str:
+        return f"word counts ({self.weighting or 'not weighted'}), {self.width:,} numbers"
+
     def _unit_vectors(self, counts: csr_array) -> csr_array:
         from sklearn.preprocessing import normalize
 

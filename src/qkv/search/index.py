@@ -14,7 +14,7 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int
 from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25, Vocabulary
-from qkv.search.encoder_registry import Encoder, build_encoder
+from qkv.search.encoder_registry import Encoder, LatentEncoder, build_encoder
 from qkv.search.hits import Contributions, Hit, merge_contributions
 from qkv.search.passage_vectors import PassageVectors, row_statistics
 from qkv.search.passages import passages_of
@@ -94,7 +94,7 @@ class Index:
         column: str | None = None,
         words: int = 200,
         overlap: int = 40,
-        mix: float = 0.5,
+        mix: float | None = None,
         progress: Progress | None = None,
     ) -> Index:
         """Split texts into passages, and return a search index of the passages.
@@ -102,12 +102,14 @@ class Index:
         Args:
             source: list of documents, SMART file, BEIR folder, or a source that `read_texts` accepts.
             encoder: name for `build_encoder`, or an encoder.
-            rank: rank of the latent space; None for half the number of passages, from 30 to 300.
+            rank: rank of the latent space; None to choose it from the passages by `qkv.search.choose_settings`, or
+                by `default_rank` for fewer than 100 passages of at least 20 words.
             stem: `"english"` to compare words by their stems; None to compare them as written.
             column: column of texts, if the source is a table.
             words: maximum number of words per passage; 0 for whole documents.
             overlap: maximum number of words shared with the previous passage, in whole sentences.
-            mix: m, from 0 (BM25 alone) to 1 (vectors alone).
+            mix: m, from 0 (BM25 alone) to 1 (vectors alone); None to choose it from the passages, or ½ for fewer
+                than 100 passages of at least 20 words.
             progress: called after each step.
 
         Raises:
@@ -117,9 +119,11 @@ class Index:
         """
         import pyarrow as pa
 
+        from qkv.search.choose_settings import choose_mix, choose_rank_and_mix
         from qkv.search.collections import read_documents
 
-        _check_mix(mix)
+        if mix is not None:
+            _check_mix(mix)
         documents = source if _are_documents(source) else read_documents(source, column)
         if not documents:
             raise DataError("source must contain at least one document, got an empty list.")
@@ -145,9 +149,16 @@ class Index:
                 "text": texts,
             }
         )
+        bm25 = BM25.fit(split)
+        if isinstance(encoder, str) and isinstance(built, LatentEncoder) and (rank is None or mix is None):
+            settings = choose_rank_and_mix(texts, built, splitter, mix, progress)
+            built, mix = LatentEncoder(settings.rank, built.weighting, stem), settings.mix
         is_split = built.vocabulary is not None and built.vocabulary.stem == stem
         given: Any = split if is_split else texts
-        return cls(table, built, built.fit_encode(given, progress), BM25.fit(split), splitter, mix=mix)
+        keys = built.fit_encode(given, progress)
+        if mix is None:
+            mix = choose_mix(texts, built, keys, splitter, progress).mix
+        return cls(table, built, keys, bm25, splitter, mix=mix)
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Index:

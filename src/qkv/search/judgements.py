@@ -1,15 +1,18 @@
-"""Read relevance judgements (qrels) and rankings (runs) in the formats of TREC, BEIR and SMART.
+"""Read relevance judgements (qrels) in the formats of TREC, BEIR and the Glasgow collections, and rankings (runs).
 
 TREC   query 0 document grade          BEIR   query document grade, with tabs, below a header
-SMART  query document [grade]          run    query Q0 document rank score name
+SMART  query document [grade]          CACM   query document 0 0
+TIME   query document document …       LISA   query count document document …, or "Query 1", "2 Relevant Refs:", …
+NPL    query document document … /     run    query Q0 document rank score name
 """
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
-from qkv.search.text_sources import parse_lines
+from qkv.search.text_sources import parse_lines, read_file
 
 __all__ = ["Judgements", "read_judgements", "read_run"]
 
@@ -18,28 +21,76 @@ Judgements = dict[str, dict[str, int]]
 
 
 def read_judgements(path: Path) -> Judgements:
-    """Read relevance judgements in the format of TREC, BEIR or SMART, and return grades by query and document name.
+    """Read relevance judgements, and return grades by query and document name.
 
-    Every pair in a SMART file gets the grade 1. The third column is ignored: in Cranfield, it is a scale from 1 (best)
-    to 4, or -1 for the paper from which the query was taken.
+    Files of TREC and BEIR have grades; in other files, every pair gets the grade 1. The third column of SMART is
+    ignored: in Cranfield, it is a scale from 1 (best) to 4, or -1 for the paper from which the query was taken.
 
     Raises:
         DataError: a line has none of these formats, or the file contains no judgement.
     """
+    text = read_file(path)
+    found: Judgements = {}
+    if (listed := _lists(text)) is not None:
+        for query, documents in listed:
+            found.setdefault(_number(query), {}).update((_number(document), 1) for document in documents)
+        return {query: grades for query, grades in found.items() if grades}
+    rows = [line.split() for line in text.split("\n") if line.strip()]
+    # CACM: query, document and two columns of zeros. The third column of TREC is the document.
+    is_cacm = bool(rows) and all(len(cells) == 4 and cells[2:] == ["0", "0"] for cells in rows)
 
     def parse(line: str) -> tuple[str, str, int]:
-        if path.suffix == ".tsv" and line.count("\t") == 2:
+        if path.name.removesuffix(".gz").endswith(".tsv") and line.count("\t") == 2:
             query, document, grade = map(str.strip, line.split("\t"))
             return query, document, round(float(grade))
         cells = line.split()
-        if len(cells) in (2, 3) or (len(cells) == 4 and "." in cells[3]):
-            return cells[0].lstrip("0") or "0", cells[1].lstrip("0") or "0", 1
-        return cells[0], cells[2], int(cells[3])
+        if is_cacm or len(cells) in (2, 3) or (len(cells) == 4 and "." in cells[3]):
+            return _number(cells[0]), _number(cells[1]), 1
+        query, _, document, grade = cells
+        return query, document, int(grade)
 
     remedy = "a query, a document and a grade in the format of TREC, BEIR or SMART"
-    found: Judgements = {}
     for query, document, grade in parse_lines(path, "judgement", remedy, parse, ("query-id", "query_id", "qid")):
         found.setdefault(query, {})[document] = grade
+    return found
+
+
+def _number(name: str) -> str:
+    return name.lstrip("0") or "0"
+
+
+def _lists(text: str) -> list[tuple[str, list[str]]] | None:
+    """Return each query with its list of documents, or None if the judgements are not lists of NPL, LISA or TIME."""
+    if queries := re.findall(r"^Query[ \t]+(\d+)\s*\n\s*\d+[ \t]+Relevant Refs:([\d\s]*)", text, re.MULTILINE):
+        return [(query, documents.split()) for query, documents in queries]
+    if re.fullmatch(r"[\d\s/]*", text) is None or not text.strip():
+        return None
+    if "/" in text:
+        blocks = [block.split() for block in text.split("/") if block.strip()]
+        return [(block[0], block[1:]) for block in blocks]
+    rows = [line.split() for line in text.split("\n") if line.strip()]
+    if max(map(len, rows)) <= 4:
+        return None
+    counted = _counted(text.split())
+    firsts = [int(row[0]) for row in rows]
+    # LISA's lists continue on further lines, which begin with any document.
+    continued = any(after <= before for before, after in pairwise(firsts))
+    complete = all(len(row) > 1 and len(row) == int(row[1]) + 2 for row in rows)
+    if counted is not None and (continued or complete):
+        return counted
+    return [(row[0], row[1:]) for row in rows]
+
+
+def _counted(cells: list[str]) -> list[tuple[str, list[str]]] | None:
+    """Return LISA's judgements, in which a query and the number of its documents precede the documents."""
+    found: list[tuple[str, list[str]]] = []
+    at = 0
+    while at < len(cells):
+        count = int(cells[at + 1]) if at + 1 < len(cells) else 0
+        if int(cells[at]) != len(found) + 1 or count < 1 or at + 2 + count > len(cells):
+            return None
+        found.append((cells[at], cells[at + 2 : at + 2 + count]))
+        at += 2 + count
     return found
 
 

@@ -13,20 +13,9 @@ from pathlib import Path
 from qkv.errors import DataError
 from qkv.search.text_sources import Document, read_file
 
-__all__ = ["is_smart", "read_smart"]
+__all__ = ["read_smart"]
 
 _FIELD = re.compile(r"\.([A-Z])(?:\s+(.*))?$")
-
-
-def is_smart(path: Path) -> bool:
-    """Return whether a file begins with a SMART record."""
-    import gzip
-
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            return bool(re.match(rb"(\xef\xbb\xbf)?\s*\.I\s+\S", stream.read(200)))
-    except (OSError, EOFError):
-        return False
 
 
 def read_smart(path: Path) -> list[Document]:
@@ -39,10 +28,10 @@ def read_smart(path: Path) -> list[Document]:
     field: list[str] | None = None
     for line in read_file(path).split("\n"):
         mark = _FIELD.match(line)
-        if mark and mark[1] == "I":
-            records.append({"I": [(mark[2] or "").strip()]})
+        if mark and mark[1] == "I" and mark[2]:
+            records.append({"I": [mark[2].strip()]})
             field = None
-        elif mark and records:
+        elif mark and mark[1] != "I" and records:
             field = records[-1].setdefault(mark[1], [])
             if mark[2]:
                 field.append(mark[2])
