@@ -27,7 +27,18 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GOALS", "PEERS", "TABLES", "Split", "main", "measure", "measure_intervals", "splits_of"]
+__all__ = [
+    "GOALS",
+    "PEERS",
+    "TABLES",
+    "Split",
+    "coded_columns",
+    "main",
+    "measure",
+    "measure_intervals",
+    "scaled_columns",
+    "splits_of",
+]
 
 _EVANS = ("airfoil", "autompg", "parkinsons", "pol", "servo", "sml", "stock")
 TABLES = ("yacht", "energy", "wine-quality-red", *_EVANS, "abalone", "california", "adult")
@@ -105,33 +116,44 @@ def _isotropic(classes: bool) -> Any:
     return (AttentionClassifier if classes else AttentionRegressor)("none", random_state=0)
 
 
-def _neighbours(classes: bool) -> Any:
+def scaled_columns() -> Any:
+    """Return a transformer that imputes and standardizes numbers and gives each level of a category a column."""
     from sklearn.compose import make_column_selector, make_column_transformer
     from sklearn.impute import SimpleImputer
-    from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-    columns = make_column_transformer(
+    return make_column_transformer(
         (
             make_pipeline(SimpleImputer(strategy="median"), StandardScaler()),
             make_column_selector(dtype_include="number"),
         ),
         (OneHotEncoder(handle_unknown="ignore"), make_column_selector(dtype_exclude="number")),
     )
-    return make_pipeline(columns, (KNeighborsClassifier if classes else KNeighborsRegressor)(5))
 
 
-def _trees(classes: bool) -> Any:
+def coded_columns() -> Any:
+    """Return a transformer that replaces categories by integer codes and leaves numbers as they are."""
     from sklearn.compose import make_column_selector, make_column_transformer
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OrdinalEncoder
 
     codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
-    columns = make_column_transformer((codes, make_column_selector(dtype_exclude="number")), remainder="passthrough")
+    return make_column_transformer((codes, make_column_selector(dtype_exclude="number")), remainder="passthrough")
+
+
+def _neighbours(classes: bool) -> Any:
+    from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+    from sklearn.pipeline import make_pipeline
+
+    return make_pipeline(scaled_columns(), (KNeighborsClassifier if classes else KNeighborsRegressor)(5))
+
+
+def _trees(classes: bool) -> Any:
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    from sklearn.pipeline import make_pipeline
+
     trees = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
-    return make_pipeline(columns, trees(random_state=0))
+    return make_pipeline(coded_columns(), trees(random_state=0))
 
 
 PEERS: dict[str, Callable[[bool], Any]] = {

@@ -23,7 +23,17 @@ FOLDER = ROOT / "benchmarks"
 
 
 def test_every_file_of_a_claim_is_listed_and_every_listed_claim_has_a_file() -> None:
-    others = {"appends", "coverage", "local_linear", "names", "page", "relations", "second_question"}
+    others = {
+        "appends",
+        "coverage",
+        "first_ask",
+        "local_linear",
+        "names",
+        "page",
+        "relations",
+        "second_question",
+        "tables",
+    }
     files = {path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("_")} - others
     assert files == set(CLAIMS)
 
@@ -51,6 +61,7 @@ def test_no_claim_imports_its_peers_before_it_is_measured() -> None:
 
 def test_the_extra_bench_holds_every_peer_and_the_constraints_pin_it() -> None:
     wanted = {"keras", "pykeops", "entmax", "statsmodels", "scikit-learn", "faiss-cpu"}
+    wanted |= {"xgboost-cpu", "lightgbm", "catboost", "gpytorch", "pytabkit", "skorch"}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert wanted <= {line.split(">")[0] for line in extras["bench"]}
     assert wanted <= {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}

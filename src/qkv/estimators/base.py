@@ -273,7 +273,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         members = self.members
         if members == "auto":
             members = max(1, min(effort.members, effort.ensemble_rows // rows, rows // _MIN_TRAINING_ROWS))
-        batch = effort.batch_size(rows) if self.batch_size == "auto" else int(self.batch_size)
+        batch = effort.batch_size(rows, self._classification) if self.batch_size == "auto" else int(self.batch_size)
         steps = effort.steps(rows, batch) if self.max_steps == "auto" else self.max_steps
         if rows < _MIN_TRAINING_ROWS or self.metric == self._trend() == "none":
             members, steps = 1, 0

@@ -25,7 +25,7 @@ class Effort:
         batch_part: rows of the table per row of a batch.
         min_batch: smallest batch.
         max_batch: largest batch of tables of less than 16,000 rows.
-        large_batch: batch of larger tables.
+        large_batch: batch of larger tables of numbers.
         epochs: passes over the rows, within the limits of the number of steps.
         total_steps: steps after which no further member is trained; infinite if all are trained at once.
         search_pairs: maximum number of pairs of rows per bandwidth, when the bandwidth is chosen.
@@ -46,9 +46,9 @@ class Effort:
     total_steps: float
     search_pairs: float
 
-    def batch_size(self, rows: int) -> int:
-        """Return the number of rows of a batch for a table of `rows` rows."""
-        if rows >= _LARGE_TABLE:
+    def batch_size(self, rows: int, classes: bool = False) -> int:
+        """Return the number of rows of a batch for a table of `rows` rows of numbers or classes."""
+        if rows >= _LARGE_TABLE and not classes:
             return self.large_batch
         return max(self.min_batch, min(self.max_batch, rows // self.batch_part))
 
