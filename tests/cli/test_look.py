@@ -92,19 +92,36 @@ def test_a_self_contained_file_is_written(qkv, tmp_path):
         "look", "--text", TEXT, "--text", TEXT.replace("happy", "sad"), "--export", str(tmp_path / "a.html")
     )
     assert code == 0
-    assert re.search(r"a\.html \(0\.\d MB\)", out)
+    assert re.search(r"a\.html \(\d+ kB\)", out)
     content = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert '"tokens":["[CLS]","when","he","saw"' in content
     assert content.count('"sad"') >= 1
 
 
+def test_figures_are_written(qkv, tmp_path):
+    name = str(tmp_path / "a.pdf")
+    code, out, _ = qkv("look", "--text", TEXT, "--export", name, "--layer", "1", "--head", "3", "--width", "single")
+    assert code == 0
+    assert re.search(r"a\.pdf \(\d+ kB\)", out)
+    content = (tmp_path / "a.pdf").read_bytes()
+    assert b"MediaBox [ 0 0 252 " in content  # 3.5 inches of 72 points
+    assert b"/Type3" not in content
+    code, out, _ = qkv("look", "--text", TEXT, "--text", "the cat", "--export", str(tmp_path / "b.svg"))
+    assert re.findall(r"b-\d\.svg", out) == ["b-1.svg", "b-2.svg"]
+    assert ">layer 5</text>" in (tmp_path / "b-2.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "--text, FILE or --arrays must be given"),
+        ([], "--text, FILE, --image or --arrays must be given"),
         (["none.txt"], "FILE must be an existing file, got 'none.txt'"),
         (["--text", "x", "--model", "."], "must contain config.json"),
-        (["--text", "x", "--export", "a.pdf"], "must end in .html"),
+        (["--text", "x", "--export", "a.txt"], "must end in .html or .htm or .png or .svg or .pdf"),
+        (["--text", "x", "--export", "a.pdf", "--layer", "0"], "--layer and --head must be given together"),
+        (["--text", "x", "--export", "a.pdf", "--width", "wide"], "--width must be single, double"),
+        (["--text", "x", "--export", "a.pdf", "--layer", "0", "--head", "99"], "--head must be between 0 and 11"),
+        (["--text", "x", "--export", "no-folder/a.pdf"], "folder of the figure must exist, got 'no-folder'"),
         (["--text", "x", "--port", "99999"], "65535"),
         (
             ["--text", "x", "--terminal", "--layer", "7"],

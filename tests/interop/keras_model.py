@@ -5,10 +5,14 @@ The backend is `KERAS_BACKEND`; what is predicted is printed as a line of JSON.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 
 import numpy as np
+
+with contextlib.suppress(ImportError):
+    import triton  # noqa: F401  # after TensorFlow, whose LLVM is another, importing it ends the process
 
 
 def inputs() -> list[np.ndarray]:

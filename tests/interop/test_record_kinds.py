@@ -27,6 +27,7 @@ CODERS = {
 }  # fmt: skip
 IDS = torch.randint(3, 20, (2, 6), generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+SPEECH = torch.randn(2, 4, 10, generator=torch.Generator().manual_seed(2))
 SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
 PADDED = torch.tensor([[1] * 6, [1, 1, 1, 1, 0, 0]])
 
@@ -40,11 +41,31 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**TEXT, "num_key_value_heads": 2, "sliding_window": 3},
         {"input_ids": IDS},
     ),
+    "decoder with learned positions": (
+        "GPT2Model",
+        {"vocab_size": 20, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 9, "initializer_range": 0.5},
+        {"input_ids": IDS},
+    ),
+    "decoder with sinks": (
+        "GptOssModel",
+        {**TEXT, "num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 2, "num_experts_per_tok": 1},
+        {"input_ids": IDS},
+    ),
+    "encoder with local layers": (
+        "ModernBertModel",
+        {**TEXT, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 2},
+        {"input_ids": IDS},
+    ),
     "vision transformer": ("ViTModel", VISION, {"pixel_values": IMAGES}),
     "vision transformer with registers": ("Dinov2WithRegistersModel", VISION, {"pixel_values": IMAGES}),
     "vision part of CLIP": ("CLIPVisionModel", VISION, {"pixel_values": IMAGES}),
     "vision part with pooling by attention": ("SiglipVisionModel", VISION, {"pixel_values": IMAGES}),
     "encoder and decoder": ("BartModel", CODERS, {"input_ids": IDS, "decoder_input_ids": IDS[:, :4]}),
+    "encoder of speech and decoder": (
+        "WhisperModel",
+        {**CODERS, "num_mel_bins": 4, "max_source_positions": 5, "max_target_positions": 6},
+        {"input_features": SPEECH, "decoder_input_ids": IDS[:, :4]},
+    ),
     "encoder and decoder with position bias": (
         "T5Model",
         {
@@ -59,6 +80,11 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"input_ids": IDS, "decoder_input_ids": IDS[:, :4]},
     ),
 }
+
+
+def test_the_kinds_are_as_many_as_promised() -> None:
+    # Modules of torch.nn and of qkv.nn, Flax and Keras have files of their own.
+    assert len({name for name, _, _ in KINDS.values()}) >= 12
 
 
 def build(name: str, options: dict[str, Any]) -> Any:

@@ -113,3 +113,12 @@ def test_calls_with_a_state_cache_are_reported_as_not_recorded() -> None:
         output = module(x, cache=StateCache())
     assert output.shape == x.shape
     assert not seen.layers
+
+
+def test_weights_of_modules_are_not_recomputed_and_the_reason_is_stated() -> None:
+    module, x = nn.MultiHeadAttention(8, 2), torch.randn(1, 5, 8)
+    for save, reason in ((True, "got one of a module of qkv.nn"), (False, "save_inputs must be True")):
+        with torch.no_grad(), record(module, [Dense()], save_inputs=save) as seen:
+            module(x)
+        with pytest.raises(OptionError, match=reason):
+            seen.layers[""][0].tile((0, 2), (0, 2))

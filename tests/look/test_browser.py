@@ -91,12 +91,21 @@ def test_the_page_can_be_used_by_keyboard_only(opened, served):
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowLeft")
     page.wait_for_selector("[data-shown='0,0,0']")
+    page.keyboard.press("Tab")  # the head of the role
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("the previous token")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.tagName") == "CANVAS"
     for _ in range(3):
         page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
     assert "“##ness” (3) → “un” (1): 0" in page.locator("output").first.text_content()
+    page.keyboard.press("Tab")  # the table
+    assert page.evaluate("document.activeElement.closest('table') !== null")
+    page.keyboard.press("ArrowDown")
+    second = page.evaluate("document.activeElement.textContent")
+    page.keyboard.press("Enter")
+    assert f"→ “{second}”" in page.locator("output").first.text_content()
+    assert page.evaluate("document.activeElement.textContent") == second
     page.keyboard.press("Tab")  # the words
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.textContent") == "is"
@@ -126,6 +135,30 @@ def test_whole_words_preserve_row_sums_and_special_tokens_can_be_hidden(opened, 
     assert sum(table.values()) == pytest.approx(1, abs=8e-3)
     page.get_by_label("Hide special tokens").check()
     page.wait_for_function("() => document.querySelectorAll('.token').length === 3")
+
+
+def test_merged_and_hidden_tokens_keep_the_selected_pair_and_its_positions(opened, served):
+    page = opened(f"{served}#layer=0&head=1&query=5&key=4&hide=1")
+    readout = page.locator("output").first
+
+    def pair():
+        return readout.text_content().rpartition(":")[0]
+
+    assert pair() == "“<b>bold</b>” (5) → “is” (4)"
+    positions = page.locator("tbody tr td:nth-child(2)").all_text_contents()
+    names = page.locator("tbody th").all_text_contents()
+    assert dict(zip(names, positions, strict=True))["<b>bold</b>"] == "5"
+    assert len(names) == 5  # without [CLS] and [SEP]
+    for label in ["Whole words", "Hide special tokens", "Whole words"]:
+        redrawn(page, page.get_by_label(label).click)
+        assert pair() == "“<b>bold</b>” (5) → “is” (4)"
+    page.get_by_role("option", name="[CLS]", exact=True).click()
+    redrawn(page, page.get_by_label("Hide special tokens").click)
+    # The nearest token is shown while the selected one is hidden, which is pinned again afterwards.
+    assert pair().startswith("“un” (1)")
+    assert page.get_by_role("button", name="“un” is pinned").is_visible()
+    redrawn(page, page.get_by_label("Hide special tokens").click)
+    assert pair().startswith("“[CLS]” (0)")
 
 
 def test_markup_in_a_token_is_shown_as_text(opened, served):
@@ -167,7 +200,13 @@ def test_two_texts_are_compared(opened, served):
 def test_a_role_is_shown_as_a_badge_with_score_and_baseline(opened, served):
     page = opened(served)
     page.get_by_role("gridcell", name="layer 0, head 1: previous").click()
-    assert page.locator(".badge").first.text_content() == "previous 1.00 (baseline 0.20)"
+    assert page.locator(".badge").first.text_content() == (
+        "attends to the previous token: 1.00 (baseline 0.20) in this text"
+    )
+    explained = "Baseline: the score of a head that attends to all tokens equally."
+    assert page.locator(".badge").first.get_attribute("title") == explained
+    cell = page.get_by_role("gridcell", name="layer 0, head 1")
+    assert cell.get_attribute("title") == "layer 0, head 1: previous"
 
 
 def test_searching_finds_and_selects_a_word(opened, served):
@@ -289,7 +328,8 @@ def test_twelve_by_twelve_heads_at_512_tokens_take_less_than_a_thousand_nodes_an
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         page = opened(address)
         assert page.evaluate("document.querySelectorAll('*').length") < 1000
-        assert sum(len(answer.body()) for answer in page.asked if answer.url.startswith("http")) <= 1_000_000
+        sent = [answer.request.sizes() for answer in page.asked if answer.url.startswith("http")]
+        assert sum(one["responseBodySize"] for one in sent) <= 1_000_000
 
 
 def test_axe_finds_no_serious_violation(opened, served):

@@ -9,10 +9,12 @@ import pytest
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.tiled_views import arrays_view
-from qkv.look.views import View
+from qkv.look.views import TokenAxis, View
 
 from .chromium import needs_chromium
 from .test_browser import cross, known
+from .test_browser_first import sentence
+from .test_image_views import painted
 
 pytest.importorskip("torch")
 pytestmark = needs_chromium
@@ -37,6 +39,7 @@ def everything():
         "😀",
     ]
     middle = [f"w{i}" for i in range(300)]
+    pair = TokenAxis(tuple("abcd"), tuple("abcd"), (0, 1, 2, 3), (False,) * 4, segments=(0, 0, 1, 1))
     rows = rng.normal(size=(2, 3000, 8)).astype(np.float32)
     return Page.from_views(
         [
@@ -46,6 +49,9 @@ def everything():
             arrays_view(rows, rows, name="<img src=x onerror=alert(3)>.npy"),
             View.from_weights(np.ones((1, 1, 1, 1)), ["alone"], name="one"),
             View.from_weights(rng.dirichlet(np.full(300, 0.1), (2, 2, 300)), middle, name="middle"),
+            painted(),
+            sentence(),
+            View.from_weights(rng.dirichlet(np.ones(4), (1, 2, 4)), pair, name="pair"),
         ],
         "random clicks",
     )
@@ -82,7 +88,10 @@ def act(page, rng):
             [rng.random(), rng.random()],
         )
     elif what == "type":
-        page.get_by_label("Find a word").fill(rng.choice(TYPED))
+        field = page.get_by_label("Find a word")
+        if not field.is_visible():
+            page.locator(".settings summary").click()
+        field.fill(rng.choice(TYPED))
         page.keyboard.press("Enter")
     else:
         page.set_viewport_size({"width": rng.randint(200, 1600), "height": rng.randint(200, 1200)})

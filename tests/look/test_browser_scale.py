@@ -124,6 +124,8 @@ def written(weight):
         return "masked"
     if weight == 0:
         return "0"
+    if weight < 0:
+        return f"−{written(-weight)}"
     if abs(weight) < 1e-4:
         mantissa, exponent = f"{weight:.2e}".split("e")
         return f"{mantissa}e{int(exponent)}"
@@ -206,7 +208,11 @@ def test_signed_masked_and_invalid_weights_have_colours_and_words_of_their_own(o
         legend = page.locator(".bar").first.text_content()
         assert "masked" in legend
         assert "not a number" in legend
-        assert "-0.700" in legend
+        assert "−0.700" in legend
+        ticks = page.locator(".bar").first.locator(".tick").all_text_contents()
+        assert [ticks[0], ticks[2], ticks[4]] == ["−0.700", "0", "0.700"]
+        assert ticks[1] == f"−{ticks[3]}"
+        assert 0.0007 < float(ticks[3]) < 0.1  # the middle of a logarithmic scale
         page.get_by_role("option", name="g", exact=True).click()
         table = page.locator("tbody tr").all_text_contents()
         assert table[-1] == "d3not a number"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qkv.errors import DataError
+from qkv.errors import DataError, OptionError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -114,3 +114,67 @@ def test_generation_is_refused_without_a_language_model_head_or_beyond_the_conte
         text_views(bert, [TEXT], generate=3)
     with pytest.raises(DataError, match="Generate fewer"):
         text_views(reader("gpt2"), [TEXT], generate=60)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_a_target_shows_the_weights_of_the_eager_model(kind):
+    views = text_views(reader(kind), [TEXT, "a"], targets=["c a b", "e"])
+    assert [view.kind for view in views] == ["cross", "decoder", "self"] * 2
+    found = reader(kind)
+    found.model.set_attn_implementation("eager")
+    encoded, labels = (
+        found.tokenizer(TEXT, return_tensors="pt"),
+        found.tokenizer("c a b", return_tensors="pt").input_ids,
+    )
+    with torch.no_grad():
+        out = found.model(input_ids=encoded.input_ids, labels=labels, output_attentions=True)
+    for view, own in zip(views, (out.cross_attentions, out.decoder_attentions, out.encoder_attentions), strict=False):
+        for layer, weights in enumerate(own):
+            for head in range(2):
+                assert np.allclose(view.weights(layer, head), weights[0, head], rtol=5.2e-3, atol=1e-9)
+    cross, decoder, _ = views[:3]
+    assert list(cross.queries.tokens) == ["c", "a", "b"]
+    assert list(decoder.keys.tokens[1:]) == ["c", "a"]
+    assert "target: attention to the text" in cross.name
+    # The loss of the model is the mean over the target.
+    assert cross.predictions.targets == ("c", "a", "b")
+    assert cross.predictions.loss == pytest.approx(float(out.loss), rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_the_target_of_a_decoder_continues_the_text():
+    (view,) = text_views(reader("gpt2"), [TEXT], targets=["c a"])
+    assert list(view.queries.tokens) == ["c", "a"]
+    assert list(view.keys.tokens) == [*TEXT.split(), "c"]
+    (whole,) = text_views(reader("gpt2"), [f"{TEXT} c a"])
+    for head in range(2):
+        assert np.array_equal(view.weights(1, head), whole.weights(1, head)[-3:-1, :-1])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_target_without_a_language_model_head():
+    bart = reader("bart")
+    bare = TextModel(bart.model.model, bart.tokenizer, "bare")
+    cross, _, _ = text_views(bare, [TEXT], targets=["c a b"])
+    same, _, _ = text_views(bart, [TEXT], targets=["c a b"])
+    assert np.array_equal(cross.weights(1, 1), same.weights(1, 1))
+    assert cross.predictions is None
+
+
+def test_targets_that_do_not_fit_are_refused():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=13, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    bert = TextModel(transformers.BertModel(config).eval(), tokenizer(transformers), "bert")
+    with pytest.raises(DataError, match="must have a decoder"):
+        text_views(bert, [TEXT], targets=["a"])
+    with pytest.raises(OptionError, match="got 1 targets for 2 texts"):
+        text_views(reader("bart"), [TEXT, TEXT], targets=["a"])
+    with pytest.raises(OptionError, match="generate must be 0"):
+        text_views(reader("bart"), [TEXT], targets=["a"], generate=2)
+    with pytest.raises(DataError, match="target must not be empty"):
+        text_views(reader("bart"), [TEXT], targets=[" "])
+    with pytest.raises(DataError, match="Shorten the target"):
+        text_views(reader("bart"), [TEXT], targets=["a b c d " * 30])

@@ -35,6 +35,15 @@ def test_a_vision_transformer_is_shown_by_patches() -> None:
     assert view.keys is None
     for layer, weights in enumerate(own):
         assert_shows(view, layer, weights[1])
+    rollout = look.rollout(torch.stack(own)[:, 1].numpy())
+    np.testing.assert_allclose(view.weights(2, 1), rollout, rtol=6e-3)
+    # The image is the input, scaled to its range.
+    scaled = (image[1] - image[1].min()) / (image[1].max() - image[1].min()) * 255
+    assert view.picture is not None
+    assert np.abs(view.picture - scaled.numpy().transpose(1, 2, 0)).max() <= 0.51
+    assert view.queries.grid == (3, 3)
+    assert view.opening is not None
+    assert view.opening.query == 0  # the class token
 
 
 def test_an_encoder_and_decoder_of_torch_has_a_view_for_each_kind() -> None:
@@ -43,7 +52,9 @@ def test_an_encoder_and_decoder_of_torch_has_a_view_for_each_kind() -> None:
     views = look.model(
         module, (torch.randn(1, 5, 8), torch.randn(1, 3, 8)), queries=["x", "y", "z"], keys=list("abcde")
     )
-    assert [(view.kind, len(view.layers)) for view in views] == [("self", 2), ("self", 1), ("cross", 1)]
+    # The encoder of two layers has maps over all heads.
+    assert [(view.kind, len(view.layers)) for view in views] == [("self", 3), ("self", 1), ("cross", 1)]
+    assert [layer.name for layer in views[0].layers] == ["layer 0", "layer 1", "all heads"]
     assert views[2].queries.tokens == ("x", "y", "z")
     assert views[2].keys is not None
     assert views[2].keys.tokens == tuple("abcde")

@@ -1,5 +1,6 @@
 """The widget in a notebook: executed by nbclient, then run and rendered by JupyterLab in Chromium."""
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -64,53 +65,103 @@ def test_a_notebook_with_the_widget_is_executed(notebook, quiet):
 
     book = nbformat.read(notebook, 4)
     nbclient.NotebookClient(book, timeout=120, store_widget_state=True).execute()
-    (output,) = [o for o in book.cells[0].outputs if o.output_type in ("execute_result", "display_data")]
-    assert "application/vnd.jupyter.widget-view+json" in output.data
+    shown, picture = [o for o in book.cells[0].outputs if o.output_type in ("execute_result", "display_data")]
+    assert "application/vnd.jupyter.widget-view+json" in shown.data
+    assert picture.data["image/png"].startswith("iVBOR")
+    assert picture.data["text/plain"] == "attention maps of 'in a notebook'"
     (state,) = [one["state"] for one in widgets(book).values() if "meta" in one["state"]]
     assert state["meta"]["views"][0]["name"] == "in a notebook"
     assert "export default" in state["_esm"]
+    assert picture.data["image/png"].strip().endswith(state["picture"])
+    assert len(state["picture"]) == 64
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("state", [False, True])
+def test_a_saved_notebook_keeps_its_picture_in_nbconvert(notebook, quiet, state):
+    import nbclient
+    import nbformat
+
+    nbconvert = pytest.importorskip("nbconvert")
+    book = nbformat.read(notebook, 4)
+    nbclient.NotebookClient(book, timeout=120, store_widget_state=state).execute()
+    page, _ = nbconvert.HTMLExporter().from_notebook_node(book)
+    found = re.findall(r'<img [^>]*src="data:image/png;base64,([^"]+)"', page)
+    assert len(found) == 1
+    assert found[0].strip() == book.cells[0].outputs[-1].data["image/png"].strip()
+    if not state:
+        assert "widget-view+json" not in page
 
 
 def widgets(book):
     return book.metadata["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
 
 
-@needs_chromium
-def test_jupyterlab_shows_the_map_of_the_widget_and_asks_the_kernel_for_others(notebook, quiet, browser, tmp_path):
+@contextlib.contextmanager
+def jupyterlab(folder, log):
+    """Run JupyterLab in a folder, and yield its address."""
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.port=0",
-        "--ServerApp.token=secret", f"--ServerApp.root_dir={notebook.parent}", "--ServerApp.ip=127.0.0.1",
+        "--ServerApp.token=secret", f"--ServerApp.root_dir={folder}", "--ServerApp.ip=127.0.0.1",
         "--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]  # fmt: skip
-    with (
-        (tmp_path / "lab.log").open("w+") as log,
-        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as lab,
-    ):
+    with log.open("w+") as stream, subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT) as lab:
         try:
-            address = address_in(tmp_path / "lab.log")
-            context = browser.new_context(viewport={"width": 1500, "height": 1100})
-            page = context.new_page()
-            page.goto(f"{address}/lab/tree/look.ipynb?token=secret&reset")
-            page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
-            page.wait_for_timeout(2000)
-            page.locator(".jp-CodeCell .cm-content").first.click()
-            page.keyboard.press("Shift+Enter")
-            page.wait_for_selector(".qkv-look[data-shown='0,0,0']", timeout=120_000)
-            page.wait_for_function("() => document.querySelector('canvas.map')?.dataset.drawn > 0")
-            for row in range(7):
-                for column in range(7):
-                    assert spot(page, row, column) == (DARKEST if row == column else PAPER)
-            page.get_by_role("gridcell", name="layer 0, head 1").click()
-            page.wait_for_selector(".qkv-look[data-shown='0,0,1']")
-            page.wait_for_timeout(300)
-            assert spot(page, 0, 6) == DARKEST
-            assert spot(page, 3, 2) == DARKEST
-            picture = page.screenshot(path=os.environ.get("QKV_SCREENSHOT") or tmp_path / "lab.png")
-            assert picture.startswith(b"\x89PNG")
-            context.close()
+            yield address_in(log)
         finally:
             lab.terminate()
-            lab.wait(30)
+            try:
+                lab.wait(30)
+            except subprocess.TimeoutExpired:  # it hangs if a kernel is starting
+                lab.kill()
+
+
+@needs_chromium
+@pytest.mark.filterwarnings("ignore")
+def test_jupyterlab_shows_the_picture_of_a_saved_notebook(notebook, quiet, browser, tmp_path):
+    import nbclient
+    import nbformat
+
+    book = nbformat.read(notebook, 4)
+    nbclient.NotebookClient(book, timeout=120, store_widget_state=False).execute()
+    nbformat.write(book, notebook)
+    with jupyterlab(notebook.parent, tmp_path / "lab.log") as address:
+        context = browser.new_context(viewport={"width": 1500, "height": 1100})
+        page = context.new_page()
+        page.goto(f"{address}/lab/tree/look.ipynb?token=secret&reset")
+        picture = page.locator(".jp-Notebook .jp-OutputArea img")
+        picture.wait_for(timeout=90_000)
+        assert picture.evaluate("image => image.naturalWidth") > 600
+        assert 400 < picture.bounding_box()["width"] < 1000
+        page.wait_for_selector(".jp-NotebookPanel-toolbar [data-status='idle']", timeout=60_000)
+        context.close()
+
+
+@needs_chromium
+def test_jupyterlab_shows_the_map_of_the_widget_and_asks_the_kernel_for_others(notebook, quiet, browser, tmp_path):
+    with jupyterlab(notebook.parent, tmp_path / "lab.log") as address:
+        context = browser.new_context(viewport={"width": 1500, "height": 1100})
+        page = context.new_page()
+        page.goto(f"{address}/lab/tree/look.ipynb?token=secret&reset")
+        page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
+        page.wait_for_timeout(2000)
+        page.locator(".jp-CodeCell .cm-content").first.click()
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_selector(".qkv-look[data-shown='0,0,0']", timeout=120_000)
+        page.wait_for_function("() => document.querySelector('canvas.map')?.dataset.drawn > 0")
+        # The widget hides the static picture.
+        page.locator(".jp-Notebook .jp-OutputArea img").wait_for(state="hidden")
+        for row in range(7):
+            for column in range(7):
+                assert spot(page, row, column) == (DARKEST if row == column else PAPER)
+        page.get_by_role("gridcell", name="layer 0, head 1").click()
+        page.wait_for_selector(".qkv-look[data-shown='0,0,1']")
+        page.wait_for_timeout(300)
+        assert spot(page, 0, 6) == DARKEST
+        assert spot(page, 3, 2) == DARKEST
+        picture = page.screenshot(path=os.environ.get("QKV_SCREENSHOT") or tmp_path / "lab.png")
+        assert picture.startswith(b"\x89PNG")
+        context.close()
 
 
 def address_in(log):

@@ -8,6 +8,7 @@ import json
 import re
 import threading
 import time
+from importlib.resources import files
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_the_metadata_holds_tokens_layers_ranges_and_roles():
     ranges = [[layer_range.maximum for layer_range in layer.ranges] for layer in one.layers]
     assert np.allclose([[each["maximum"] for each in layer] for layer in told["ranges"]], ranges, rtol=1e-5)
     assert all(each["normalized"] and each["minimum"] == 0 for layer in told["ranges"] for each in layer)
-    assert told["roles"] == {"1,2": [{"role": "previous", "score": 0.9, "baseline": 0.1}]}
+    assert told["roles"] == {"1,2": [{"role": "previous", "score": 0.9, "baseline": 0.1, "sentences": 0}]}
 
 
 def test_the_bytes_of_a_map_are_its_codes_row_by_row():
@@ -83,8 +84,8 @@ def test_a_page_without_views_is_refused():
 
 
 def declared(name):
-    names = re.findall(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", read_web_file(name), re.MULTILINE)
-    return set(names)
+    text = (files("qkv.look") / "web" / name).read_text(encoding="utf-8")  # with its indentation
+    return set(re.findall(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("entry", ["heads.js", "exported.js"])
@@ -106,8 +107,6 @@ def test_no_two_modules_of_a_bundle_declare_the_same_name():
 
 
 def test_every_file_of_the_page_is_listed_and_every_listed_file_is_there():
-    from importlib.resources import files
-
     there = {path.name for path in (files("qkv.look") / "web").iterdir()}
     assert there == set(WEB_FILES)
 
@@ -143,7 +142,7 @@ def test_an_exported_file_holds_every_map():
 def test_tokens_that_look_like_scripts_stay_text_in_the_file():
     text = page_html(Page.from_views(view(EVIL), "</title><script>alert(1)</script>"))
     assert data_of(text)["meta"]["views"][0]["queries"]["tokens"] == EVIL
-    assert text.count("<script") == 2 + 3
+    assert text.count("<script") == 2 + 4
     assert "<img" not in text
     assert text.split("<style>")[0].count("</title>") == 1
 
@@ -264,7 +263,7 @@ def test_a_text_of_a_million_characters_is_shown_as_one(server):
     text = page_html(Page.from_views(huge))
     data = data_of(text)
     assert data["meta"]["views"][0]["queries"]["tokens"] == ["w" * 10**6, "<script>"]
-    assert text.count("<script") == 2 + 2
+    assert text.count("<script") == 2 + 3
 
 
 def test_every_answer_forbids_other_sources_and_frames(server):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.look.quantize import MASKED, dequantize, exponent_of, max_pool, pool_codes, quantize, thumbnails
+from qkv.look.quantize import MASKED, dequantize, exponent_of, max_pool, pool_codes, quantize, thumbnails, to_numpy
 
 
 def digits(weights):
@@ -75,3 +75,11 @@ def test_a_thumbnail_keeps_the_largest_weight(size):
     thumbs = dequantize(thumbnails(codes, 32), exponents)
     assert thumbs.shape == (2, 32, 32)
     assert (thumbs[0].max(), thumbs[1].max()) == (0.7, 0)
+
+
+def test_tensors_of_booleans_and_integers_keep_their_type():
+    torch = pytest.importorskip("torch")
+    assert to_numpy(torch.tensor([True, False])).dtype == bool
+    assert to_numpy(torch.tensor([1], dtype=torch.int8)).dtype == np.int8
+    assert to_numpy(torch.tensor([1.5], dtype=torch.bfloat16)).dtype == np.float32
+    assert to_numpy(torch.tensor([1.5], dtype=torch.float64)).dtype == np.float64

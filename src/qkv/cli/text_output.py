@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from qkv.cli.answer_writer import AnswerWriter
 from qkv.cli.column_widths import ColumnWidth, fit_widths
@@ -21,12 +21,18 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 @dataclass
 class TableWriter(AnswerWriter):
-    """Writer that prints each answer on one line, followed by a table of its evidence rows."""
+    """Writer that prints each answer on one line, followed by a table of its evidence rows.
+
+    Attributes:
+        file: the stream to which it prints; None: stdout.
+    """
+
+    file: TextIO | None = None
 
     def __post_init__(self) -> None:
         from qkv.cli.console import new_console
 
-        self._console = new_console()
+        self._console = new_console(file=self.file)
 
     def write_one(self, one: Answer) -> None:
         """Print the answer to one query, and its evidence rows if there are rows to show."""

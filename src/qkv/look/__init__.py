@@ -1,29 +1,48 @@
 """Plots of answers, regressions and attention weights, attention rollout and flow, and interactive attention maps."""
 
+from typing import TYPE_CHECKING
+
+from qkv.core.extras import lazy_attributes
 from qkv.look.answer_plot import plot_answer
+from qkv.look.difference import difference
 from qkv.look.heatmaps import alignment, attention, heads, heatmaps
+from qkv.look.live_model import effect, pair
 from qkv.look.model_views import model
 from qkv.look.query_plot import plot_query, save_query_plot
 from qkv.look.regression_plot import plot_regression
 from qkv.look.rollout import flow, gradient_weighted, norm_weighted, rollout
+from qkv.look.search import search
+from qkv.look.view_plot import plot_view
 from qkv.look.views import TokenAxis, View
 from qkv.look.widget import widget
+
+if TYPE_CHECKING:
+    from qkv.look.answers import explorer
 
 __all__ = [
     "TokenAxis",
     "View",
     "alignment",
     "attention",
+    "difference",
+    "effect",
+    "explorer",
     "flow",
     "gradient_weighted",
     "heads",
     "heatmaps",
     "model",
     "norm_weighted",
+    "pair",
     "plot_answer",
     "plot_query",
     "plot_regression",
+    "plot_view",
     "rollout",
     "save_query_plot",
+    "search",
     "widget",
 ]
+
+# Imported on first use, because the page of answers imports the packages of tables.
+__getattr__ = lazy_attributes(__name__, {"explorer": "answers"}, "qkv.look.explorer needs", "ask", "pyarrow", "duckdb")

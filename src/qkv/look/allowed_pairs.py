@@ -24,7 +24,7 @@ _SAMPLED_QUERIES = 512
 """Maximum number of queries whose allowed keys are counted one by one: 50 MB of booleans for 100,000 keys."""
 
 
-def infer_causal(maps: Sequence[Num[np.ndarray, "heads q k"]]) -> Bool[np.ndarray, "q k"] | None:
+def infer_causal(maps: Sequence[Num[np.ndarray, "_ q k"]]) -> Bool[np.ndarray, "q k"] | None:
     """Return the causal mask of attention maps if their weights show it, otherwise None.
 
     The mask is causal if the weights of all maps are exactly 0 for keys after the query, and those of at least one map
@@ -153,6 +153,5 @@ def _allowed(mask: Mask, tile: Tile, reference: Array) -> Bool[np.ndarray, "rows
     """Return whether the mask of a single head allows each pair of a tile."""
     shape = tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0]
     part = mask if shape == (tile.q_total, tile.k_total) else mask.slice(slice(*tile.rows), slice(*tile.cols))
-    # On PyTorch, masks may return 0 and 1 as floats.
-    allowed = np.atleast_2d(to_numpy(part.allowed(tile, reference))).astype(bool)
+    allowed = np.atleast_2d(to_numpy(part.allowed(tile, reference)))
     return np.broadcast_to(allowed.reshape(allowed.shape[-2:]), shape)

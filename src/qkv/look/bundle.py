@@ -9,51 +9,91 @@ from importlib.resources import files
 __all__ = ["WEB_FILES", "bundle", "read_web_file"]
 
 WEB_FILES = (
+    "answer_axis.js",
+    "answer_chart.js",
+    "answer_controls.js",
+    "answer_map.js",
+    "answer_panel.js",
+    "answer_ticks.js",
+    "answer_values.js",
+    "answers.css",
+    "answers.html",
+    "answers.js",
+    "answers_exported.js",
+    "answers_served.js",
     "codes.js",
     "colour.js",
+    "comparison.js",
     "detail.js",
+    "difference.js",
     "dom.js",
+    "drawing.js",
     "exported.js",
+    "figure.js",
+    "find.js",
+    "head_effect.js",
+    "head_search.js",
+    "gallery.html",
     "heads.js",
     "legend.js",
+    "lines.js",
+    "load.js",
     "map.js",
     "matrix.js",
     "overview.js",
     "page.css",
     "page.html",
+    "pair_parts.js",
+    "pdf.js",
+    "picture.js",
+    "predicted.js",
+    "questions.js",
     "range.js",
+    "roles.js",
     "save.js",
     "served.js",
     "source.js",
+    "static_picture.js",
     "steps.js",
     "style.css",
+    "text_search.js",
     "tiles.js",
     "tokens.js",
+    "touch.js",
 )
 """Names of all files of the page; the server delivers no other files."""
 
 _IMPORT = re.compile(r'^import (?:(\w+)|\{([^}]*)\}) from "\./([\w.]+)";\n', re.MULTILINE)
+_DYNAMIC = re.compile(r'\bimport\("\./([\w.]+)"\)')
+_NAMES = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 _DEFAULT = re.compile(r"^export default ", re.MULTILINE)
+_BLOCK = re.compile(r"^ */\*\*(?:(?!\*/).)*\*/\n|/\*\*(?:(?!\*/).)*\*/ ?", re.MULTILINE | re.DOTALL)
+_LINE = re.compile(r"^ *//.*\n", re.MULTILINE)
+_INDENT = re.compile(r"^[ \n]+", re.MULTILINE)
 
 
+@cache
 def read_web_file(name: str) -> str:
-    """Return the text of a file of the attention page, which must be one of `WEB_FILES`.
+    """Return the text of a file of the attention page, one of `WEB_FILES`; scripts without comments and indentation.
 
     Raises:
         KeyError: the name is not in `WEB_FILES`.
     """
     if name not in WEB_FILES:
         raise KeyError(f"name must be in qkv.look.bundle.WEB_FILES, got {name!r}.")
-    return (files("qkv.look") / "web" / name).read_text(encoding="utf-8")
+    text = (files("qkv.look") / "web" / name).read_text(encoding="utf-8")
+    # Types, comments and indentation are almost half of the scripts.
+    return _INDENT.sub("", _BLOCK.sub("", _LINE.sub("", text))) if name.endswith(".js") else text
 
 
 @cache
 def bundle(entry: str) -> str:
     """Return the text of a JavaScript module of the page, joined with the texts of all modules that it imports.
 
-    Each module is included once, before the modules that import it. The bundler relies on three rules: each import is
-    on a separate line, names are exported where they are declared, and no two modules declare the same name.
+    Each module is included once, before the modules that import it. The bundler relies on four rules: each import is
+    on a separate line, names are exported where they are declared, no two modules declare the same name, and modules
+    loaded on demand are used as `module.name`.
 
     Example:
         >>> [line for line in bundle("heads.js").splitlines() if line.startswith("import")]
@@ -70,6 +110,12 @@ def bundle(entry: str) -> str:
             add(target)
             if alias:
                 text = re.sub(rf"\b{alias}\.", f"{_default_name(target)}.", text)
+        # Modules that are loaded on demand are already in the bundle.
+        for target in _DYNAMIC.findall(source):
+            add(target)
+        text = _DYNAMIC.sub(
+            lambda found: f"Promise.resolve({{{', '.join(_NAMES.findall(read_web_file(found[1])))}}})", text
+        )
         if name != entry:
             text = _DEFAULT.sub(f"const {_default_name(name)} = ", text)
         texts[name] = f"// {name}\n{text}"

@@ -13,6 +13,7 @@ import numpy as np
 from qkv.core.extras import missing_package
 from qkv.core.files import check_writable, write_atomic
 from qkv.core.typing import ArrayLike, Float
+from qkv.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,12 +29,14 @@ __all__ = [
     "NEGATIVE_COLOR",
     "PAPER",
     "check_figure_path",
+    "column_inches",
     "draw_weighted_points",
     "label_axes",
     "new_figure",
     "save_figure",
     "set_title",
     "style_axes",
+    "trim_height",
 ]
 
 INK = "#2b303a"
@@ -45,6 +48,11 @@ ANSWER_COLOR = "#c8321e"
 NEGATIVE_COLOR = "#7a3fb0"
 
 FORMATS = (".png", ".svg", ".pdf")
+
+_COLUMN_INCHES = {"single": 3.5, "double": 7.2}
+"""Width of one column and of the text of a page with two columns (IEEE, Nature, ACM: 3.3 to 3.5 and 7.0 to 7.2)."""
+_TEXT_AS_TEXT = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
+"""Options of matplotlib for text as TrueType in PDF (not as Type 3, which publishers refuse), and as text in SVG."""
 
 
 def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) -> Figure:
@@ -63,6 +71,29 @@ def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) ->
     except ImportError:
         raise missing_package(purpose="plots need", packages="matplotlib", extra="look") from None
     return _notebook_figure(Figure)(figsize=size, dpi=dpi, layout="constrained", facecolor=paper)
+
+
+def column_inches(width: float | str) -> float:
+    """Return the width of a figure in inches.
+
+    Args:
+        width: `"single"` or `"double"`, the width of one column (3.5) or of two (7.2), or a number of inches.
+
+    Raises:
+        OptionError: the width is not a name or a number from 1 to 50.
+
+    Example:
+        >>> column_inches("single"), column_inches(5)
+        (3.5, 5.0)
+    """
+    if isinstance(width, str) and width in _COLUMN_INCHES:
+        return _COLUMN_INCHES[width]
+    if isinstance(width, int | float) and 1 <= width <= 50:
+        return float(width)
+    raise OptionError(
+        f"width must be 'single', 'double', or a number of inches from 1 to 50, got {width!r}. "
+        "'single' is 3.5 inches, the width of one of two columns, and 'double' 7.2."
+    )
 
 
 def style_axes(axes: Axes, ink: str = INK) -> None:
@@ -130,6 +161,14 @@ def set_title(figure: Figure, title: str, ink: str = INK) -> None:
     figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=ink, fontweight="bold")
 
 
+def trim_height(figure: Figure) -> None:
+    """Set the height of a figure to that of its content, without a change of its width."""
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox()
+    figure.set_size_inches(figure.get_size_inches()[0], min(box.height + 0.08, figure.get_size_inches()[1]))
+    figure.draw_without_rendering()
+
+
 def check_figure_path(path: str | os.PathLike[str]) -> Path:
     """Return `path` as a `Path`, after checking that a figure can be saved to it.
 
@@ -152,9 +191,15 @@ def save_figure(figure: Figure, target: Path) -> None:
 
 @cache
 def _notebook_figure(base: type[Figure]) -> type[Figure]:
+    from matplotlib import rc_context
+
     # pyplot is avoided because it looks for a window system and keeps every figure in memory.
     class NotebookFigure(base):  # type: ignore[misc,valid-type]
-        """A matplotlib figure that notebooks display as PNG without `%matplotlib`."""
+        """A matplotlib figure that notebooks display as PNG without `%matplotlib`, and that saves text as text."""
+
+        def savefig(self, *arguments: object, **options: object) -> None:
+            with rc_context(_TEXT_AS_TEXT):
+                super().savefig(*arguments, **options)
 
         def _repr_png_(self) -> bytes:
             stream = io.BytesIO()

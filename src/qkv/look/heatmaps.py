@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.checks import check_choice
 from qkv.core.typing import ArrayLike, Float
 from qkv.errors import OptionError, ShapeError
-from qkv.look.figure import DARK, INK, PAPER, new_figure
+from qkv.look.allowed_pairs import infer_causal
+from qkv.look.color_norms import MASKED_COLORS, color_norm, label_range, range_norm, table_colormap
+from qkv.look.color_range import automatic_range, share_one
+from qkv.look.figure import DARK, INK, PAPER, column_inches, new_figure, trim_height
 from qkv.look.quantize import max_pool, to_numpy
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
-    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
 __all__ = ["alignment", "attention", "heads", "heatmaps", "max_pool"]
@@ -32,12 +33,13 @@ __all__ = ["alignment", "attention", "heads", "heatmaps", "max_pool"]
 _MIN_PANEL_INCHES = 1.35
 _MIN_CELL_PIXELS = 3
 """Minimum width of a cell, so that a single large weight is visible."""
-_DPI = 150
-_LABEL_INCHES = 0.13
-_SCALES = ("linear", "sqrt", "log")
-_LOG_FLOOR = 1e-4
-_MASKED_COLORS = {False: "#dedede", True: "#34373c"}
-"""Color of cells without a weight on a light and on a dark background."""
+_DPI, _PRINT_DPI = 150, 300
+_MAX_PRINT_HEIGHT = 9.0
+"""Height in inches that a figure of a given width does not exceed, so that it fits on a page."""
+_TEXT_POINTS = {False: (8.0, 10.0, 10.0), True: (6.5, 7.5, 8.5)}
+"""Points of tick labels, axis labels and titles, on the screen and in print."""
+_LABEL_INCHES = 0.13 / 8
+"""Inches between tick labels, per point of their size."""
 
 
 def heatmaps(
@@ -54,6 +56,8 @@ def heatmaps(
     vmax: float | None = None,
     scale: str = "linear",
     dark: bool = False,
+    width: float | str | None = None,
+    title: str | None = None,
 ) -> Figure:
     """Plot weights `(rows, columns, q, k)` as a grid of heatmaps with one color bar.
 
@@ -71,18 +75,24 @@ def heatmaps(
         vmax: the upper end of the color scale; None: the largest magnitude, but at least 1. Pass the largest weight
             if all weights are small. The scale starts at 0, or at −`vmax` if weights are negative. An arrow at the end
             of the color bar marks larger magnitudes.
-        scale: `"linear"`, `"sqrt"` or `"log"`; the logarithmic scale starts at `vmax` / 10,000. With negative weights,
-            the scale applies to magnitudes.
+        scale: `"linear"`, `"sqrt"`, `"log"` or `"auto"`; the logarithmic scale starts at `vmax` / 10,000. With negative
+            weights, the scale applies to magnitudes. `"auto"` is the automatic range of the attention page, which
+            suits causal maps: weights below that of uniform attention are faint, and the color is darkest from the
+            weight that 99 % of the others do not exceed, or from `vmax`.
         dark: draw light labels on a dark background; `Reds` is replaced by a color map with a dark lower end.
+        width: width of the figure in print: `"single"` or `"double"` (one column, 3.5 inches, or two, 7.2 inches), or
+            a number of inches. The height follows from the maps, and `figsize` is ignored. None: as in `figsize`.
+        title: title of the figure.
 
     Cells of NaN, and masked cells of a NumPy masked array, are grey.
 
     Returns:
-        A matplotlib figure; `savefig` writes PNG, SVG or PDF, and notebooks display it.
+        A matplotlib figure; `savefig` writes PNG, SVG or PDF, whose text is text (TrueType in PDF), and notebooks
+        display it.
 
     Raises:
         ShapeError: the array does not have two to four axes, or the number of names is wrong.
-        OptionError: the scale is unknown, or `vmax` is not positive.
+        OptionError: the scale or the width is unknown, or `vmax` is not positive.
         MissingPackageError: matplotlib is not installed.
 
     Example:
@@ -98,49 +108,73 @@ def heatmaps(
         ("queries", queries, q, "query"),
         ("keys", keys, k, "key"),
     )
+    inches = None if width is None else column_inches(width)
     limit = _color_limit(panels, vmax)
     signed = bool((panels < 0).any())
-    norm = _signed_norm(scale, limit) if signed else _color_norm(scale, limit)
+    norm = color_norm(scale, limit, signed)
+    size = _figure_size(figsize, inches, panels.shape)
+    cells = max(1, int(min(size[0] / across, size[1] / down) * _DPI / _MIN_CELL_PIXELS))
+    if scale == "auto":
+        panels = _without_masked(panels)
+    pooled = np.array([[_pool(panel, cells) for panel in row] for row in panels])
+    if scale == "auto":
+        allowed = ~np.isnan(panels)
+        counts = allowed.sum(axis=-1).ravel() if share_one(panels, allowed) else None
+        colors = automatic_range(pooled, counts, pooled.size < panels.size, vmax or 0.0)
+        norm, limit = range_norm(colors), colors.top
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
-    if cmap == "Reds" and (signed or dark):
-        cmap = "inferno" if not signed else "berlin" if dark else "RdBu_r"
-    width = max(figsize[0], _MIN_PANEL_INCHES * across + 0.8)
-    height = max(figsize[1], _MIN_PANEL_INCHES * down + 0.6)
-    figure = new_figure((width, height), _DPI, paper)
+    ticks, labels, headings = _TEXT_POINTS[inches is not None]
+    figure = new_figure(size, _DPI if inches is None else _PRINT_DPI, paper)
+    if inches is not None:
+        figure.set_layout_engine("compressed")
     from matplotlib import colormaps
 
-    colors = colormaps[cmap].with_extremes(bad=_MASKED_COLORS[dark])
+    if cmap == "Reds" and scale == "auto":
+        colormap = table_colormap(signed, dark)
+    elif cmap == "Reds" and (signed or dark):
+        colormap = colormaps["inferno" if not signed else "berlin" if dark else "RdBu_r"]
+    else:
+        colormap = colormaps[cmap]
+    colormap = colormap.with_extremes(bad=MASKED_COLORS[dark])
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
-    cells = max(1, int(min(width / across, height / down) * _DPI / _MIN_CELL_PIXELS))
     for (i, j), axes in np.ndenumerate(grid):
         image = axes.imshow(
-            _pool(panels[i, j], cells),
-            cmap=colors,
+            pooled[i, j],
+            cmap=colormap,
             norm=norm,
             interpolation="nearest",
             aspect="auto" if min(q, k) * 4 < max(q, k) else "equal",
             extent=(-0.5, k - 0.5, q - 0.5, -0.5),
         )
         if i == down - 1:
-            axes.set_xlabel(xlabel, color=ink)
+            axes.set_xlabel(xlabel, color=ink, fontsize=labels)
         if j == 0:
-            axes.set_ylabel(ylabel if rows is None else f"{rows[i]}\n{ylabel}", color=ink)
+            axes.set_ylabel(ylabel if rows is None else f"{rows[i]}\n{ylabel}", color=ink, fontsize=labels)
         if i == 0 and titles is not None:
-            axes.set_title(titles[j], color=ink, fontsize=10)
-        axes.tick_params(colors=ink, labelsize=8)
+            axes.set_title(_escaped(titles[j]), color=ink, fontsize=headings if size[0] > 0.7 * across else ticks)
+        axes.tick_params(colors=ink, labelsize=ticks)
         for side in axes.spines.values():
             side.set_color(ink)
             side.set_linewidth(0.5)
         axes.set_facecolor(paper)
-        _label_axis(axes.xaxis, keys, width / across, rotation=90)
-        _label_axis(axes.yaxis, queries, height / down, rotation=0)
+        _label_axis(axes.xaxis, keys, size[0] / across, 90, ticks)
+        _label_axis(axes.yaxis, queries, size[1] / down, 0, ticks)
     outside = [bool((panels > limit).any()), bool((panels < -limit).any())]
     extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((outside[0], outside[1]), "neither")
     bar = figure.colorbar(image, ax=grid, shrink=0.8 if down == 1 else 0.6, extend=extend)
+    if scale == "auto":
+        label_range(bar, colors)
     # Left-aligned: centered on such narrow axes, the label would overlap the map.
-    bar.ax.set_xlabel("weight", color=ink, fontsize=8, loc="left")
-    bar.ax.tick_params(colors=ink, labelsize=8)
+    bar.ax.set_xlabel("weight", color=ink, fontsize=ticks, loc="left")
+    bar.ax.tick_params(colors=ink, labelsize=ticks)
     bar.outline.set_visible(False)
+    if title is not None:
+        figure.suptitle(_escaped(title), color=ink, fontsize=headings + 1, fontweight="bold")
+    if inches is not None:
+        trim_height(figure)
+        panel = grid[0, 0].get_window_extent()
+        _label_axis(grid[0, 0].xaxis, keys, panel.width / figure.dpi, 90, ticks)
+        _label_axis(grid[0, 0].yaxis, queries, panel.height / figure.dpi, 0, ticks)
     return figure
 
 
@@ -159,7 +193,8 @@ def attention(
         weights: `(q, k)`, the weights of one head or their average over heads.
         queries: the tokens of the queries; None: the same as `tokens`.
         title: title above the map.
-        options: keyword arguments of `heatmaps`: `cmap`, `vmax`, `scale`, `dark`, `figsize`, `xlabel`, `ylabel`.
+        options: keyword arguments of `heatmaps`: `cmap`, `vmax`, `scale`, `dark`, `figsize`, `width`, `xlabel`,
+            `ylabel`.
 
     Raises:
         ShapeError: the shape of the weights does not match the tokens.
@@ -257,25 +292,19 @@ def _color_limit(panels: Float[np.ndarray, "rows columns q k"], vmax: float | No
     return float(vmax)
 
 
-def _color_norm(scale: str, limit: float) -> Normalize:
-    check_choice("scale", scale, _SCALES)
-    from matplotlib.colors import LogNorm, Normalize, PowerNorm
+def _figure_size(figsize: tuple[float, float], inches: float | None, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Return width and height in inches: `figsize`, increased for many panels, or those of a figure of given width."""
+    down, across, q, k = shape
+    if inches is None:
+        return max(figsize[0], _MIN_PANEL_INCHES * across + 0.8), max(figsize[1], _MIN_PANEL_INCHES * down + 0.6)
+    ratio = q / k if 4 * min(q, k) >= max(q, k) else 1.0 if q > k else 0.5
+    return inches, min(_MAX_PRINT_HEIGHT, inches / across * ratio * down + 1.2)
 
-    if scale == "log":
-        return LogNorm(vmin=_LOG_FLOOR * limit, vmax=limit, clip=True)
-    return Normalize(0.0, limit) if scale == "linear" else PowerNorm(0.5, 0.0, limit)
 
-
-def _signed_norm(scale: str, limit: float) -> Normalize:
-    check_choice("scale", scale, _SCALES)
-    from matplotlib.colors import FuncNorm, Normalize, SymLogNorm
-
-    if scale == "log":
-        return SymLogNorm(_LOG_FLOOR * limit, vmin=-limit, vmax=limit, clip=True)
-    if scale == "linear":
-        return Normalize(-limit, limit)
-    functions = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x))
-    return FuncNorm(functions, vmin=-limit, vmax=limit)
+def _without_masked(panels: Float[np.ndarray, "rows columns q k"]) -> Float[np.ndarray, "rows columns q k"]:
+    """Return the panels with NaN for masked pairs, if their weights show a causal mask."""
+    allowed = None if np.isnan(panels).any() else infer_causal(list(panels))
+    return panels if allowed is None else np.where(allowed, panels, np.nan)
 
 
 def _pool(panel: Float[np.ndarray, "q k"], cells: int) -> Float[np.ndarray, "rows columns"]:
@@ -286,14 +315,18 @@ def _pool(panel: Float[np.ndarray, "q k"], cells: int) -> Float[np.ndarray, "row
     return np.where(max_pool((~empty).astype(int), cells, cells) == 0, np.nan, np.where(-least > most, least, most))
 
 
-def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotation: float) -> None:
+def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotation: float, points: float) -> None:
     """Set every n-th tick label of an axis, with the smallest n for which they fit. Without labels, show indices."""
     if labels is None:
         from matplotlib.ticker import MaxNLocator
 
         axis.set_major_locator(MaxNLocator(nbins=max(2, int(inches * 2)), integer=True, min_n_ticks=1))
         return
-    step = max(1, -(-len(labels) * _LABEL_INCHES // inches))
+    step = max(1, -(-len(labels) * points * _LABEL_INCHES // inches))
     places = range(0, len(labels), int(step))
+    axis.set_ticks(places, [_escaped(labels[place]) for place in places], rotation=rotation)
+
+
+def _escaped(text: str) -> str:
     # matplotlib would parse text after an unescaped dollar sign as a formula.
-    axis.set_ticks(places, [labels[place].replace("$", r"\$") for place in places], rotation=rotation)
+    return text.replace("$", r"\$")

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import hashlib
 import html
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from qkv.core.files import check_writable, write_atomic
-from qkv.errors import DataError
+from qkv.errors import DataError, MissingPackageError
 from qkv.look.bundle import bundle, read_web_file
 from qkv.look.page import Page
 from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
 
-__all__ = ["HTML_SUFFIXES", "export_html", "html_pieces", "page_html"]
+__all__ = ["HTML_SUFFIXES", "document_pieces", "export_html", "html_pieces", "page_html"]
 
 HTML_SUFFIXES = (".html", ".htm")
 
@@ -73,10 +74,14 @@ def page_html(page: Page) -> str:
     return "".join(html_pieces(page))
 
 
-def html_pieces(page: Page) -> Iterator[str]:
+def html_pieces(page: Page, link: str = "") -> Iterator[str]:
     """Return an iterator over the pieces of the HTML text of a page, of which one layer at a time is in memory.
 
     Each layer is compressed separately (gzip, base64), so that a head is shown before all layers are unpacked.
+
+    Args:
+        page: a page without tiled views.
+        link: the state in which the file opens, as the fragment of a link to the page; empty: its usual start.
 
     Raises:
         DataError: the page has tiled views.
@@ -87,22 +92,52 @@ def html_pieces(page: Page) -> Iterator[str]:
                 f"page must not contain tiled views, got the tiled view {view.name!r} of {len(view.queries.tokens):,} "
                 "tokens. Serve the page instead of exporting it, and save a part of the map in the browser."
             )
-    return _pieces(page)
+    return _pieces(page, link)
 
 
-def _pieces(page: Page) -> Iterator[str]:
-    script, style = bundle("exported.js"), read_web_file("style.css") + read_web_file("page.css")
+def _pieces(page: Page, link: str) -> Iterator[str]:
+    style = read_web_file("style.css") + read_web_file("page.css")
+    meta = {**page.meta(), "link": link} if link else page.meta()
+    return document_pieces(page.title, bundle("exported.js"), style, meta, _parts(page))
+
+
+def _parts(page: Page) -> Iterator[tuple[str, bytes | memoryview]]:
+    # Without the font, the exported file cannot save PDF files, and states the reason.
+    with contextlib.suppress(MissingPackageError):
+        yield "font", page.font()
+    for i, view in enumerate(page.views):
+        yield f"thumbnails/{i}", view.thumbnails()
+        if isinstance(view, View) and view.picture is not None:
+            yield f"pixels/{i}", view.pixels()
+        for j, layer in enumerate(view.layers if isinstance(view, View) else ()):
+            yield f"layer/{i}/{j}", layer.codes.astype("<u2").data
+            if layer.value_norms is not None:
+                yield f"values/{i}/{j}", page.read("value_norms", [i, j])
+        if isinstance(view, View) and view.predictions is not None:
+            yield f"predictions/{i}", page.read("predictions", [i])
+
+
+def document_pieces(
+    title: str, script: str, style: str, meta: object, parts: Iterable[tuple[str, bytes | memoryview]]
+) -> Iterator[str]:
+    """Return an iterator over the pieces of a self-contained HTML text.
+
+    Args:
+        title: title of the page.
+        script: the JavaScript module of the page.
+        style: its style sheet.
+        meta: its metadata, which is valid JSON and becomes the element with the id "data".
+        parts: names and bytes of other data, which are compressed (gzip, base64) and become elements with these ids.
+    """
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
     # A token may contain "</script>", so "<", which starts every tag, is escaped.
-    data = json.dumps(page.meta(), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    yield _HEAD.format(policy=policy, title=html.escape(page.title, quote=False), style=style, data=data)
-    for i, view in enumerate(page.views):
-        yield _PART.format(name=f"thumbnails/{i}", data=_compressed(view.thumbnails()))
-        for j, layer in enumerate(view.layers if isinstance(view, View) else ()):
-            yield _PART.format(name=f"layer/{i}/{j}", data=_compressed(layer.codes.astype("<u2").data))
+    data = json.dumps(meta, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    yield _HEAD.format(policy=policy, title=html.escape(title, quote=False), style=style, data=data)
+    for name, content in parts:
+        yield _PART.format(name=name, data=_compressed(content))
     yield _TAIL.format(script=script)
 
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
+from qkv.core.typing import ArrayLike, Bool, Float, Num
 from qkv.errors import DataError, ShapeError
-from qkv.look.allowed_pairs import allowed_of_record
+from qkv.look.all_heads import all_heads
+from qkv.look.allowed_pairs import allowed_of_record, infer_causal
+from qkv.look.live_model import LiveModel, call_module
 from qkv.look.quantize import to_numpy
+from qkv.look.text_roles import mark_roles
 from qkv.look.views import LayerMaps, TokenAxis, View
 
 if TYPE_CHECKING:
+    import keras
     import torch
+    from flax import nnx
 
-    from qkv.core.typing import Shaped
+    from qkv.core.typing import Array, Shaped
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
 __all__ = ["model", "patch_axis"]
@@ -34,31 +44,36 @@ def patch_axis(rows: int, columns: int, special: int = 0) -> TokenAxis:
     before = ("[CLS]", *(f"[REG{i}]" for i in range(1, special)))[:special]
     names = (*before, *(f"{row},{column}" for row in range(rows) for column in range(columns)))
     words = (*(-1 for _ in before), *range(rows * columns))
-    return TokenAxis(names, names, words, tuple(i < special for i in range(len(names))))
+    marks = tuple(i < special for i in range(len(names)))
+    return TokenAxis(names, names, words, marks, grid=(rows, columns))
 
 
 def model(
-    module: torch.nn.Module,
-    inputs: Mapping[str, object] | Sequence[object] | Shaped[torch.Tensor, "*axes"],
+    module: torch.nn.Module | keras.layers.Layer | nnx.Module,
+    inputs: Mapping[str, object] | Sequence[object] | Shaped[Array, "*axes"],
     *,
     queries: Sequence[str] | TokenAxis | None = None,
     keys: Sequence[str] | TokenAxis | None = None,
     element: int = 0,
     name: str | None = None,
+    picture: Num[np.ndarray, "height width 3"] | None = None,
 ) -> list[View]:
     """Run a model once, and return views of the weights of its attention layers.
 
     Layers with the same kind, number of queries and number of keys share a view, in the order of their first call.
 
     Args:
-        module: a model of transformers, or a PyTorch module with attention modules of `torch.nn` or `qkv.nn`.
+        module: a model of transformers, a PyTorch module with attention modules of `torch.nn` or `qkv.nn`, a Keras
+            model with attention layers of Keras, or a Flax NNX model with `nnx.MultiHeadAttention`.
         inputs: inputs of the model: keyword arguments as a mapping, positional arguments as a tuple or list, or one
-            tensor.
+            array. A Keras model gets the mapping or list itself.
         queries: tokens of the rows of self-attention, and of the queries of cross-attention; None: the patches of the
             image for a vision transformer, otherwise the numbers from 0.
         keys: tokens of the keys of cross-attention; None: the numbers from 0.
         element: index into the batch.
         name: title of the views; None: the class of the model.
+        picture: red, green and blue of the image as the model sees it, from 0 to 255, under the patches of a vision
+            transformer; None: the input of the model, scaled to its range.
 
     Raises:
         DataError: no attention layer of the model could be recorded.
@@ -71,29 +86,27 @@ def model(
         >>> view.layers[0].name, view.weights(0, 1).shape
         ('self_attn', (3, 3))
     """
-    import torch
+    groups: dict[tuple[str, int, int], _Group] = {}
 
-    from qkv.interop import record
-    from qkv.readouts import Dense
-
-    groups: dict[tuple[str, int, int], list[LayerMaps]] = {}
-
-    def collect(layer: str, call: AttentionRecord) -> None:
-        weights = to_numpy(call.readouts[0][element])
-        allowed = allowed_of_record(call, weights, element)
+    def collect(
+        layer: str, kind: str, weights: Float[np.ndarray, "heads q k"], allowed: Bool[np.ndarray, "*#heads q k"] | None
+    ) -> None:
         maps = LayerMaps.from_weights(layer or type(module).__name__, weights, None, allowed)
-        groups.setdefault((call.kind, call.queries, call.keys), []).append(maps)
+        group = groups.setdefault((kind, *weights.shape[1:]), _Group())
+        group.layers.append(maps)
+        group.means.append(weights.mean(axis=0))
+        shape = weights.shape[1:]
+        pairs = np.ones((1, *shape), bool) if allowed is None else allowed.reshape(-1, *shape)
+        group.masks.append(np.logical_or.reduce(pairs, axis=0))
 
-    with torch.no_grad(), record(module, [Dense()], save_inputs=True, consume=collect):
-        if isinstance(inputs, Mapping):
-            module(**inputs)
-        elif isinstance(inputs, (tuple, list)):
-            module(*inputs)
-        else:
-            module(inputs)
+    libraries = {kind.__module__.split(".")[0] for kind in type(module).__mro__}
+    if libraries & {"keras", "flax"}:
+        _run_arrays(module, inputs, element, "keras" if "keras" in libraries else "flax", collect)
+    else:
+        _run_torch(cast("torch.nn.Module", module), inputs, element, collect)
     if not groups:
         raise DataError(
-            f"module must have attention layers that record can record, got {type(module).__name__} without any. Pass "
+            f"module must have attention layers that can be recorded, got {type(module).__name__} without any. Pass "
             "its weights to View.from_weights."
         )
     rows, columns = (None if x is None else _axis(x) for x in (queries, keys))
@@ -106,11 +119,98 @@ def model(
     patches = _patch_grid(module, inputs)
     title = type(module).__name__ if name is None else name
     views = []
-    for (kind, q, k), layers in groups.items():
+    for (kind, q, k), group in groups.items():
+        layers = _numbered(group.layers)
+        live = None
+        if not libraries & {"keras", "flax"}:
+            # A module that is itself an attention layer has the name "".
+            modules = tuple("" if maps.name == type(module).__name__ else maps.name for maps in group.layers)
+            live = LiveModel(cast("torch.nn.Module", module), inputs, modules, element=element, queries=q)
+        note, means = "", None
+        if kind == "self" and q == k and len(layers) > 1 and all(one.normalized for x in layers for one in x.ranges):
+            maps, means, note = all_heads(group.means, group.masks)
+            layers.append(maps)
         query_axis = _fitting(rows, q, patches)
         key_axis = None if kind == "self" and q == k else _fitting(columns, k, patches)
-        views.append(View(title, type(module).__name__, kind, query_axis, key_axis, tuple(layers)))
+        view = View(
+            title,
+            type(module).__name__,
+            kind,
+            query_axis,
+            key_axis,
+            tuple(layers),
+            note=note,
+            layer_means=means,
+            live=live,
+        )
+        if (key_axis or query_axis).grid is not None:
+            view = replace(view, picture=_picture(inputs, element) if picture is None else picture.astype(np.uint8))
+        views.append(mark_roles(view))
     return views
+
+
+_Collect = Callable[
+    [str, str, Float[np.ndarray, "heads q k"], Bool[np.ndarray, "*#heads q k"] | None],
+    None,
+]
+"""A function that is called with the name, kind, weights and allowed pairs of each layer."""
+
+
+def _run_torch(module: torch.nn.Module, inputs: object, element: int, collect: _Collect) -> None:
+    import torch
+
+    from qkv.interop import record
+    from qkv.readouts import Dense
+
+    def consume(layer: str, call: AttentionRecord) -> None:
+        weights = to_numpy(call.readouts[0][element])
+        collect(layer, call.kind, weights, allowed_of_record(call, weights, element))
+
+    with torch.no_grad(), record(module, [Dense()], save_inputs=True, consume=consume):
+        call_module(module, inputs)
+
+
+def _run_arrays(module: object, inputs: object, element: int, library: str, collect: _Collect) -> None:
+    """Run a model of Keras or Flax, whose layers return their weights as arrays."""
+    assert callable(module)
+    if library == "keras":
+        from qkv.interop.keras import record_layers
+
+        with record_layers(module) as found:
+            module(inputs)  # the inputs of a Keras model are one argument
+    else:
+        from qkv.interop.flax import record_modules
+
+        with record_modules(module) as found:
+            call_module(module, inputs)
+    for layer, kind, several in found:
+        weights = to_numpy(several[element])
+        collect(layer, kind, weights, infer_causal([weights]) if kind == "self" else None)
+
+
+@dataclass
+class _Group:
+    """Layers with the same kind, number of queries and number of keys.
+
+    Attributes:
+        layers: their maps.
+        means: the mean over the heads of each layer.
+        masks: the pairs that at least one head of each layer may attend to.
+    """
+
+    layers: list[LayerMaps] = field(default_factory=list)
+    means: list[Float[np.ndarray, "q k"]] = field(default_factory=list)
+    masks: list[Bool[np.ndarray, "q k"]] = field(default_factory=list)
+
+
+def _numbered(layers: Sequence[LayerMaps]) -> list[LayerMaps]:
+    """Return the layers with the names `layer 0`, `layer 1` …, if only one number distinguishes their names."""
+    parts = [re.split(r"(\d+)", layer.name) for layer in layers]
+    differing = {i for one in parts for i, (x, y) in enumerate(zip(one, parts[0], strict=False)) if x != y}
+    if len(layers) == 1 or len({len(one) for one in parts}) > 1 or len(differing) != 1 or min(differing) % 2 == 0:
+        return list(layers)
+    (place,) = differing
+    return [replace(layer, name=f"layer {one[place]}") for layer, one in zip(layers, parts, strict=True)]
 
 
 def _axis(tokens: Sequence[str] | TokenAxis) -> TokenAxis:
@@ -128,13 +228,25 @@ def _fitting(axis: TokenAxis | None, count: int, patches: tuple[int, int] | None
     return TokenAxis.from_count(count)
 
 
-def _patch_grid(module: torch.nn.Module, inputs: object) -> tuple[int, int] | None:
+def _image(inputs: object) -> object:
+    """Return the argument of a vision transformer that may hold images."""
+    image = inputs.get("pixel_values") if isinstance(inputs, Mapping) else inputs
+    return image[0] if isinstance(image, (tuple, list)) and image else image
+
+
+def _picture(inputs: object, element: int) -> Num[np.ndarray, "height width 3"]:
+    """Return one image of the inputs, scaled so that its smallest value is black and its largest is white."""
+    values = to_numpy(cast("ArrayLike", _image(inputs)))[element].astype(np.float64)
+    scaled = (values - values.min()) / max(float(values.max() - values.min()), 1e-12) * 255
+    image = np.rint(scaled).astype(np.uint8).transpose(1, 2, 0)
+    return np.ascontiguousarray(np.broadcast_to(image[..., :3], (*image.shape[:2], 3)))
+
+
+def _patch_grid(module: object, inputs: object) -> tuple[int, int] | None:
     """Return the numbers of rows and columns of patches of a vision transformer of transformers, otherwise None."""
     config = getattr(module, "config", None)
     patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
-    image = inputs.get("pixel_values") if isinstance(inputs, Mapping) else inputs
-    image = image[0] if isinstance(image, (tuple, list)) and image else image
-    shape = tuple(getattr(image, "shape", ()))
+    shape = tuple(getattr(_image(inputs), "shape", ()))
     if patch is None or len(shape) != 4:
         return None
     down, across = patch if isinstance(patch, (tuple, list)) else (patch, patch)

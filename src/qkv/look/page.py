@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
+from typing import cast
 
-from qkv.errors import OptionError
+from qkv.errors import OptionError, QkvError
+from qkv.look.font_subset import font_subset
 from qkv.look.quantize import THUMBNAIL_SIZE
+from qkv.look.questions import QUESTIONS
 from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
 
 __all__ = ["REQUESTS", "Page"]
 
-REQUESTS = ("thumbnails", "map", "tile", "row", "key_counts", "flow")
+_METHODS = ("thumbnails", "map", "tile", "row", "key_counts", "flow", "pixels")
 """Names of the methods of `View` and `TiledView` that the browser may call."""
+REQUESTS = (*_METHODS, *QUESTIONS, "font")
+"""Names of all requests of the browser."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,16 +74,16 @@ class Page:
             indices: index of the view, and the arguments of the method, such as the indices of layer and head.
 
         Returns:
-            The codes of weights; for `row` and `flow`, JSON; for `key_counts`, four bytes per query.
+            The codes of weights; for `key_counts`, four bytes per query; for the other requests JSON.
 
         Raises:
-            LookupError: `request` is not one of `REQUESTS`, or an index is invalid.
+            LookupError: `request` is not one of `REQUESTS`, an index is invalid, or the model cannot answer.
         """
         try:
             view, *arguments = map(int, indices)
             if request not in REQUESTS or min(view, *arguments, 0) < 0:
                 raise IndexError
-            method: Callable[..., bytes] = getattr(self.views[view], request)
+            method = self._method(request, view, arguments)
             signature(method).bind(*arguments)
         except (AttributeError, IndexError, TypeError, ValueError):  # such as a tile of a view that is not tiled
             raise self._not_found(request, indices) from None
@@ -85,6 +91,32 @@ class Page:
             return method(*arguments)
         except IndexError:
             raise self._not_found(request, indices) from None
+        except QkvError as error:
+            raise LookupError(str(error)) from error
+
+    def font(self) -> bytes:
+        """Return the font of the PDF files that the page writes, with the characters of its views, as JSON.
+
+        Raises:
+            MissingPackageError: matplotlib, which contains the font, is not installed.
+        """
+        names = [f"{view.name}{view.model}" for view in self.views]
+        tokens = (token for view in self.views for axis in (view.queries, view.keys) if axis for token in axis.tokens)
+        pieces = (piece for view in self.views for axis in (view.queries, view.keys) if axis for piece in axis.pieces)
+        return font_subset((*names, *tokens, *pieces))
+
+    def _method(self, request: str, view: int, arguments: list[int]) -> Callable[..., bytes]:
+        """Return the function of a request, and remove the index of its second view from the arguments."""
+        if request == "font":
+            return self.font
+        if request in _METHODS:
+            return cast("Callable[..., bytes]", getattr(self.views[view], request))
+        views = [self.views[view]]
+        if request == "differences":
+            views.append(self.views[arguments.pop(0)])
+        if any(isinstance(one, TiledView) for one in views):
+            raise IndexError
+        return partial(QUESTIONS[request], *views)
 
     @staticmethod
     def _not_found(request: str, indices: Sequence[str | int]) -> LookupError:

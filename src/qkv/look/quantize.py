@@ -13,6 +13,8 @@ there is no weight, and weights that are not finite.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from qkv.core.typing import ArrayLike, Bool, Float, Int, Num, Shaped
@@ -20,6 +22,7 @@ from qkv.core.typing import ArrayLike, Bool, Float, Int, Num, Shaped
 __all__ = [
     "MASKED",
     "THUMBNAIL_SIZE",
+    "code_table",
     "dequantize",
     "exponent_of",
     "max_pool",
@@ -106,6 +109,14 @@ def dequantize(codes: Num[np.ndarray, "*maps q k"], exponents: ArrayLike) -> Flo
     return np.where(codes == _NOT_FINITE, np.nan, np.where(codes == MASKED, 0.0, values))
 
 
+@lru_cache(maxsize=16)
+def code_table(exponent: int) -> Float[np.ndarray, " codes"]:
+    """Return the weight in float32 that each of the 65,536 codes of a map with this exponent represents."""
+    table = dequantize(np.arange(2**16, dtype=np.uint16)[None], exponent)[0].astype(np.float32)
+    table.setflags(write=False)
+    return table
+
+
 def pool_codes(codes: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Num[np.ndarray, "*maps rows columns"]:
     """Reduce each map of codes to at most `rows` × `columns` cells, the weight of largest magnitude in each.
 
@@ -150,14 +161,15 @@ def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Nu
 def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Shaped[np.ndarray, "*shape"]:
     """Convert an array of any supported library to a NumPy array.
 
-    PyTorch tensors in half precision are converted to float32.
+    PyTorch tensors of floats in half precision, or smaller, are converted to float32.
 
     Args:
         array: an array, a tensor, or nested lists of numbers.
         dtype: the type of the result; None: that of the array.
     """
     if hasattr(array, "detach"):
-        array = (array if array.element_size() > 2 else array.float()).detach().cpu()
+        small = array.is_floating_point() and array.element_size() <= 2
+        array = (array.float() if small else array).detach().cpu()
     return np.asarray(array, dtype)
 
 

@@ -8,13 +8,15 @@ content security policy prevents the page from loading anything from other hosts
 from __future__ import annotations
 
 import contextlib
+import gzip
 import secrets
 import socket
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from qkv.core.extras import require_packages
@@ -29,8 +31,19 @@ if TYPE_CHECKING:
     from starlette.middleware.base import RequestResponseEndpoint
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.routing import Route
 
-__all__ = ["ServedPage", "create_app", "serve_in_thread", "serve"]
+__all__ = [
+    "ServedPage",
+    "announce",
+    "create_app",
+    "guarded_app",
+    "print_now",
+    "serve",
+    "serve_app",
+    "serve_in_thread",
+    "wait_for_interrupt",
+]
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -46,6 +59,8 @@ _HEADERS = {
 _ERROR_SECONDS = 5.0
 """Maximum time for which the server waits for the browser to request the reason why a page could not be created."""
 _DELIVERY_SECONDS = 0.1
+# A pipe gets the address at once.
+print_now = partial(print, flush=True)
 _MAX_PATH = 500
 """Maximum number of characters in a request path; the page itself uses fewer than 100."""
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
@@ -99,24 +114,8 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
         MissingPackageError: starlette is not installed.
     """
     require_packages("the page needs", "look", "starlette", "uvicorn")
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.middleware.base import BaseHTTPMiddleware
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
-
-    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Refuse what the page itself would not request, and add security headers to responses."""
-        refused = _refusal(request, hosts, served.token)
-        response = Response(refused[1], refused[0], media_type="text/plain") if refused else await call_next(request)
-        response.headers.update(_HEADERS)
-        return response
-
-    def web(request: Request) -> Response:
-        name = request.path_params.get("name", "page.html")
-        if name not in WEB_FILES:
-            return Response("file not found", 404)
-        return Response(read_web_file(name), media_type=_TYPES[name.rsplit(".", 1)[1]])
 
     def meta(_: Request) -> Response:
         served.opened.set()
@@ -135,23 +134,61 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
         except LookupError as error:
             return Response(str(error), 404)
 
-    def export(_: Request) -> Response:
+    def export(request: Request) -> Response:
         if served.page is None:
             return Response("the page is not ready", 503)
         if served.page.tiled:
             return Response("a tiled map cannot be exported", 404)
         download = {"Content-Disposition": 'attachment; filename="attention.html"'}
-        return StreamingResponse(html_pieces(served.page), media_type="text/html", headers=download)
+        return StreamingResponse(html_pieces(served.page, request.url.query), media_type="text/html", headers=download)
 
     base = f"/{served.token}"
     routes = [
-        Route(f"{base}/", web),
-        Route(f"{base}/web/{{name}}", web),
         Route(f"{base}/meta.json", meta),
         Route(f"{base}/export.html", export),
         *(Route(f"{base}/{what}/{{place:path}}", data) for what in REQUESTS),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
+    return guarded_app(routes, hosts, served.token)
+
+
+def guarded_app(routes: Sequence[Route], hosts: set[str], token: str, page: str = "page.html") -> Starlette:
+    """Create the ASGI application that answers only requests that its own page makes.
+
+    Args:
+        routes: the routes of the data of the page; the page, its scripts and its styles are added.
+        hosts: accepted values of the Host header, including the port.
+        token: the random part of the address.
+        page: name of the HTML file, one of `WEB_FILES`.
+    """
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        """Refuse what the page itself would not request, and add security headers to responses."""
+        refused = _refusal(request, hosts, token)
+        response = Response(refused[1], refused[0], media_type="text/plain") if refused else await call_next(request)
+        response.headers.update(_HEADERS)
+        return response
+
+    def web(request: Request) -> Response:
+        name = request.path_params.get("name", page)
+        if name not in WEB_FILES:
+            return Response("file not found", 404)
+        kind = _TYPES[name.rsplit(".", 1)[1]]
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(read_web_file(name), media_type=kind)
+        return Response(_compressed(name), media_type=kind, headers={"Content-Encoding": "gzip"})
+
+    every = [Route(f"/{token}/", web), Route(f"/{token}/web/{{name}}", web), *routes]
+    return Starlette(routes=every, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
+
+
+@cache
+def _compressed(name: str) -> bytes:
+    return gzip.compress(read_web_file(name).encode(), mtime=0)
 
 
 def _refusal(request: Request, hosts: set[str], token: str) -> tuple[int, str] | None:
@@ -191,6 +228,26 @@ def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
         OptionError: the port is in use.
         MissingPackageError: starlette or uvicorn is not installed.
     """
+    with serve_app(lambda hosts: create_app(served, hosts), served.token, port) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serve_app(create: Callable[[set[str]], Starlette], token: str, port: int = 0) -> Iterator[str]:
+    """Serve an application from a background thread during a `with` block.
+
+    Args:
+        create: returns the application for the accepted values of the Host header.
+        token: the random part of the address.
+        port: port to listen on; 0: any free port.
+
+    Yields:
+        The address of the page, including its token.
+
+    Raises:
+        OptionError: the port is in use.
+        MissingPackageError: starlette or uvicorn is not installed.
+    """
     require_packages("the page needs", "look", "starlette", "uvicorn")
     import uvicorn
 
@@ -206,13 +263,13 @@ def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
     # From here on the socket queues requests until the server accepts them.
     listener.listen()
     port = listener.getsockname()[1]
-    app = create_app(served, {f"127.0.0.1:{port}", f"localhost:{port}"})
+    app = create({f"127.0.0.1:{port}", f"localhost:{port}"})
     config = uvicorn.Config(app, log_level="error", lifespan="off", server_header=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{port}/{served.token}/"
+        yield f"http://127.0.0.1:{port}/{token}/"
     finally:
         server.should_exit = True
         thread.join(timeout=5)
@@ -224,7 +281,7 @@ def serve(
     *,
     port: int = 0,
     browser: bool = True,
-    notify: Callable[[str], None] = print,
+    notify: Callable[[str], None] = print_now,
 ) -> None:
     """Create a page and serve it until the process is interrupted.
 
@@ -242,9 +299,7 @@ def serve(
     """
     served = ServedPage()
     with serve_in_thread(served, port) as address:
-        notify(f"{address}\nPress Ctrl-C to stop.")
-        if browser:
-            webbrowser.open(address)
+        announce(address, browser, notify)
         try:
             served.page = create_page(served.progress)
         except Exception as error:
@@ -254,5 +309,17 @@ def serve(
                 served.reported.wait(_ERROR_SECONDS)
                 time.sleep(_DELIVERY_SECONDS)
             raise
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        wait_for_interrupt()
+
+
+def announce(address: str, browser: bool, notify: Callable[[str], None]) -> None:
+    """Tell the user the address of a page by `notify`, and open it in the default browser if `browser`."""
+    notify(f"{address}\nPress Ctrl-C to stop.")
+    if browser:
+        webbrowser.open(address)
+
+
+def wait_for_interrupt() -> None:
+    """Wait until the process is interrupted by Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()

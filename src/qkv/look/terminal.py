@@ -7,19 +7,28 @@ per line.
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
 
 import numpy as np
 
 from qkv.core.printable import printable
-from qkv.core.typing import Float
+from qkv.core.typing import Bool, Float
+from qkv.look.color_range import ColorRange, automatic_range, format_weight, share_one
 from qkv.look.quantize import max_pool
 
 __all__ = ["text_map"]
 
+_AXES = "query ↓ key →"
 _HALF = "▀"
-_STOPS = np.array([[24, 24, 28], [74, 20, 40], [190, 30, 45], [250, 140, 80], [255, 245, 220]], float)
+_POSITIVE = np.array([[24, 24, 28], [44, 24, 32], [110, 24, 44], [190, 30, 45], [250, 140, 80], [255, 245, 220]])
+_NEGATIVE = np.array(
+    [[24, 24, 28], [24, 34, 48], [24, 60, 110], [30, 110, 190], [80, 190, 250], [220, 245, 255]], float
+)
+_MASKED_COLOR = (84, 86, 92)
+_INVALID_COLOR = (255, 80, 190)
+_MASKED, _INVALID = "·", "?"
 
 
 def text_map(
@@ -29,49 +38,107 @@ def text_map(
     *,
     width: int = 80,
     color: bool | None = None,
+    allowed: Bool[np.ndarray, "q k"] | None = None,
 ) -> str:
-    """Return an attention map as text for the terminal. A cell shows the maximum of the weights that it covers.
+    """Return an attention map as text for the terminal.
+
+    A cell shows the weight of largest magnitude among those that it covers. The first line states the range: the
+    color is that of the page's automatic range; digits are tenths of its upper end, rounded down, and negative weights
+    have a minus sign. Masked pairs are grey or `·`, and weights that are not finite are magenta or `?`.
 
     Args:
         weights: the weights of one head.
         queries: token of each query, shown at the left.
         keys: token of each key, shown below the map if each key has a separate column.
         width: width of the terminal in characters.
-        color: True: use 24-bit color; False: use digits from 0 to 9, tenths of the maximum; None: use color,
-            unless the environment variable NO_COLOR is set.
+        color: True: use 24-bit color; False: use digits from 0 to 9; None: use color, unless the environment variable
+            NO_COLOR is set.
+        allowed: whether each query may attend to each key; None: all pairs.
 
     Example:
-        >>> print(text_map(np.array([[1.0, 0.0], [0.5, 0.5]]), ["he", "saw"], ["he", "saw"], color=False))
-        query ↓ key →   maximum 1.00
-         he  90
-        saw  55
-             hs
-             ea
-              w
+        >>> print(text_map(np.array([[1.0, 0.0], [0.5, -0.5]]), ["he", "saw"], ["he", "saw"], color=False))
+        query ↓ key →   9: from 0.900, largest magnitude 1.00
+         he   9 0
+        saw   5-5
+              h s
+              e a
+                w
     """
     queries, keys = [printable(name) for name in queries], [printable(name) for name in keys]
     if color is None:
         color = not os.environ.get("NO_COLOR")
-    maximum = float(weights.max(initial=0.0))
-    share = weights / maximum if maximum > 0 else np.zeros_like(weights)
+    allowed = np.ones(weights.shape, bool) if allowed is None else np.broadcast_to(allowed, weights.shape)
+    signed = bool((np.where(allowed & np.isfinite(weights), weights, 0) < 0).any())
     names = _pair_names(queries) if color else list(queries)
     margin = min(19 if color else 14, max(map(len, names), default=0))
     available = max(1, width - margin - 2)
-    cell_width = max(1, min(3, available // max(1, len(keys)))) if color else 1
-    cells = max_pool(share, len(share), available // cell_width)
+    cell_width = max(1, min(3, available // max(1, len(keys)))) if color else 2 if signed else 1
+    masked = max_pool(allowed.astype(np.uint8), len(weights), available // cell_width) == 0
+    cells = _pooled(np.where(allowed, weights, 0.0), available // cell_width)
+    known = cells[~masked]
     columns = cells.shape[1]
-    lines = [f"query ↓ key →   maximum {maximum:.2f}"]
+    counts = allowed.sum(axis=1) if share_one(weights, allowed) else None
+    colors = automatic_range(known, counts, pooled=columns < len(keys))
+    lines = _header(colors, color, width)
     if color:
-        pairs = zip_longest(cells[::2], cells[1::2], fillvalue=[None] * columns)
+        shades = _shades(colors.shares(cells), masked)
+        pairs = zip_longest(shades[::2], shades[1::2], fillvalue=[None] * columns)
         rows = ["".join(_block(*pair) * cell_width for pair in zip(*both, strict=True)) + "\x1b[0m" for both in pairs]
     else:
-        rows = ["".join(str(min(9, int(10 * value))) for value in values) for values in cells]
+        rows = ["".join(digit.rjust(cell_width) for digit in row) for row in _digits(cells, masked, _limit(colors))]
     lines += [f"{_aligned(name, margin)}  {row}" for name, row in zip(names, rows, strict=True)]
     if len(keys) == columns:
         for letters in zip_longest(*(key[:12] for key in keys), fillvalue=" "):
-            labels = "".join(letter.ljust(cell_width) for letter in letters)
+            labels = "".join(letter.ljust(cell_width) if color else letter.rjust(cell_width) for letter in letters)
             lines.append(" " * (margin + 2) + labels.rstrip())
     return "\n".join(lines)
+
+
+def _header(colors: ColorRange, color: bool, width: int) -> list[str]:
+    """Return the lines above the map, which state the range of the weights."""
+    scale = f"largest {'magnitude ' if colors.signed else ''}{format_weight(colors.largest)}"
+    if colors.largest > 0 and color:
+        blue = "; blue: negative" if colors.signed else ""
+        scale = f"faint below {format_weight(colors.start)}, brightest from {format_weight(colors.top)}, {scale}{blue}"
+    elif colors.largest > 0:
+        scale = f"9: from {format_weight(0.9 * _limit(colors))}, {scale}"
+    line = f"{_AXES}   {scale}"
+    return [line] if len(line) <= width else [_AXES, *textwrap.wrap(scale, max(1, width))]
+
+
+def _limit(colors: ColorRange) -> float:
+    """Return the weight of which digits are tenths."""
+    return min(colors.top, colors.largest) or 1.0
+
+
+def _pooled(weights: Float[np.ndarray, "q k"], columns: int) -> Float[np.ndarray, "q cells"]:
+    """Reduce the keys to at most `columns` cells, each the weight of largest magnitude; NaN if one is not finite."""
+    finite = np.isfinite(weights)
+    weights = np.where(finite, weights, 0.0)
+    most, least = max_pool(weights, len(weights), columns), -max_pool(-weights, len(weights), columns)
+    cells = np.where(-least > most, least, most)
+    return np.where(max_pool((~finite).astype(np.uint8), len(weights), columns) > 0, np.nan, cells)
+
+
+def _digits(cells: Float[np.ndarray, "q k"], masked: Bool[np.ndarray, "q k"], limit: float) -> list[list[str]]:
+    tenths = np.minimum(9, np.floor(10 * np.abs(np.nan_to_num(cells)) / limit + 1e-9)).astype(int)
+    texts = np.char.add(np.where((np.nan_to_num(cells) < 0) & (tenths > 0), "-", ""), tenths.astype(str))
+    shown: list[list[str]] = np.where(masked, _MASKED, np.where(np.isnan(cells), _INVALID, texts)).tolist()
+    return shown
+
+
+def _shades(shares: Float[np.ndarray, "q k"], masked: Bool[np.ndarray, "q k"]) -> list[list[tuple[int, int, int]]]:
+    """Return the red, green and blue of each cell."""
+    places = np.linspace(0, 1, len(_POSITIVE))
+    share = np.abs(np.nan_to_num(shares))
+    stops = np.where((shares < 0)[..., None, None], _NEGATIVE, _POSITIVE)
+    high = np.clip(np.searchsorted(places, share), 1, len(places) - 1)
+    part = ((share - places[high - 1]) / (places[high] - places[high - 1]))[..., None]
+    rows, columns = np.indices(share.shape)
+    shades = (1 - part) * stops[rows, columns, high - 1] + part * stops[rows, columns, high]
+    shades = np.where(np.isnan(shares)[..., None], _INVALID_COLOR, np.rint(shades))
+    shades = np.where(masked[..., None], _MASKED_COLOR, shades)
+    return [[(int(r), int(g), int(b)) for r, g, b in row] for row in shades]
 
 
 def _pair_names(words: Sequence[str]) -> list[str]:
@@ -84,15 +151,9 @@ def _aligned(word: str, margin: int) -> str:
     return (word if len(word) <= margin else word[: margin - 1] + "…").rjust(margin)
 
 
-def _block(upper: float, lower: float | None) -> str:
-    r, g, b = _rgb(upper)
+def _block(upper: tuple[int, int, int] | None, lower: tuple[int, int, int] | None) -> str:
+    r, g, b = upper or (0, 0, 0)
     if lower is None:
         return f"\x1b[0m\x1b[38;2;{r};{g};{b}m{_HALF}"
-    r2, g2, b2 = _rgb(lower)
+    r2, g2, b2 = lower
     return f"\x1b[38;2;{r};{g};{b};48;2;{r2};{g2};{b2}m{_HALF}"
-
-
-def _rgb(share: float) -> tuple[int, int, int]:
-    positions = np.linspace(0, 1, len(_STOPS))
-    red, green, blue = (round(float(np.interp(np.sqrt(share), positions, channel))) for channel in _STOPS.T)
-    return red, green, blue

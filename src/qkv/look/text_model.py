@@ -37,12 +37,14 @@ class DenseCall(NamedTuple):
         kind: `"self"` or `"cross"`.
         weights: `(heads, q, k)`.
         allowed: the pairs that the mask allows; None: all.
+        value_norms: `(heads, k)`, the norms of the values; None if the layer computed its own attention.
     """
 
     name: str
     kind: str
     weights: Float[np.ndarray, "heads q k"]
     allowed: Bool[np.ndarray, "*#heads q k"] | None
+    value_norms: Float[np.ndarray, "heads k"] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def run_dense(
     inputs: Mapping[str, Int[torch.Tensor, "1 _"]],
     collect: Callable[[DenseCall], None],
     **options: bool,
-) -> None:
+) -> object:
     """Run a model on one input and call a function with the dense weights of each of its attention layers.
 
     Gradients are disabled. The weights of one layer at a time are in memory, unless `collect` keeps them.
@@ -119,6 +121,9 @@ def run_dense(
         inputs: tensor arguments of the model's `forward`.
         collect: function that is called once per call of an attention layer, in the order of the calls.
         options: other arguments of `forward`.
+
+    Returns:
+        The output of the model.
     """
     import torch
 
@@ -127,11 +132,12 @@ def run_dense(
 
     def consume(name: str, call: AttentionRecord) -> None:
         weights = call.readouts[0][0].float().numpy()
-        collect(DenseCall(name, call.kind, weights, allowed_of_record(call, weights)))
+        norms = None if call.saved is None or call.saved.value_norms is None else call.saved.value_norms[0].numpy()
+        collect(DenseCall(name, call.kind, weights, allowed_of_record(call, weights), norms))
 
     # The saved inputs hold the mask.
     with torch.no_grad(), record(model, [Dense()], save_inputs=True, consume=consume):
-        model(**inputs, **options)
+        return model(**inputs, **options)
 
 
 def token_axis(
@@ -146,9 +152,11 @@ def token_axis(
     numbers = encoded["input_ids"][0].tolist()
     raw = list(tokenizer.convert_ids_to_tokens(numbers))
     special = set(tokenizer.all_special_ids)
+    # The words of the second text of a pair are counted from 0 again.
+    sequences = _sequence_numbers(encoded, len(numbers))
     words = [
-        -1 if word is None or number in special else int(word)
-        for word, number in zip(_word_numbers(encoded, raw), numbers, strict=True)
+        -1 if word is None or number in special else int(word) + len(numbers) * max(0, sequence)
+        for word, number, sequence in zip(_word_numbers(encoded, raw), numbers, sequences, strict=True)
     ]
     marks = [number in special for number in numbers]
     if is_byte_level(tokenizer):
@@ -158,7 +166,19 @@ def token_axis(
         tokens = raw
         texts = [token.removeprefix("##").removeprefix("▁") or token for token in raw]
     pieces = [token if mark else text for token, mark, text in zip(raw, marks, texts, strict=True)]
-    return TokenAxis(tuple(tokens), tuple(pieces), tuple(words), tuple(marks))
+    segments = tuple(sequences) if 1 in sequences else None
+    return TokenAxis(tuple(tokens), tuple(pieces), tuple(words), tuple(marks), segments=segments)
+
+
+def _sequence_numbers(encoded: BatchEncoding | Mapping[str, Int[torch.Tensor, "1 tokens"]], count: int) -> list[int]:
+    """Return the index of the text of each token, 0 or 1; −1 for special tokens."""
+    if hasattr(encoded, "sequence_ids"):
+        with suppress(ValueError):  # slow tokenizers record only segment ids
+            return [-1 if one is None else int(one) for one in encoded.sequence_ids(0)]
+    if "token_type_ids" in encoded and "special_tokens_mask" in encoded:
+        pairs = zip(encoded["token_type_ids"][0].tolist(), encoded["special_tokens_mask"][0].tolist(), strict=True)
+        return [-1 if special else int(segment) for segment, special in pairs]
+    return [0] * count
 
 
 def _word_numbers(

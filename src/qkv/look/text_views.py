@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.core.progress import Progress, track
 from qkv.errors import DataError, OptionError
-from qkv.look.generation import generation_views
-from qkv.look.rollout import flow, rollout
+from qkv.look.all_heads import all_heads as combine_heads
+from qkv.look.generation import generation_views, target_views
+from qkv.look.live_model import LiveModel
+from qkv.look.predictions import TargetKind, predict
 from qkv.look.text_model import DenseCall, TextModel, run_dense, token_axis
+from qkv.look.text_roles import mark_roles
 from qkv.look.tiled_map import TiledView
 from qkv.look.tiled_views import check_memory, heads_required_bytes, model_dimensions, recorded_view
 from qkv.look.views import LayerMaps, TokenAxis, View
@@ -23,13 +27,12 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding
 
     from qkv.core.typing import Bool, Float, Int
+    from qkv.look.roles import RoleTable
 
 __all__ = ["text_views"]
 
 _BYTES_PER_WEIGHT = 6
 """A dense map stores each weight in float32 and as a code of 16 bits."""
-_MAX_FLOW_TOKENS = 32
-"""Maximum tokens for attention flow, which takes 0.3 s for 32 tokens in six layers, and 3 s for 64 tokens."""
 
 
 def text_views(
@@ -39,8 +42,11 @@ def text_views(
     progress: Progress | None = None,
     all_heads: bool = True,
     generate: int = 0,
+    targets: Sequence[str] | None = None,
+    pairs: Sequence[str] | None = None,
     layers: Sequence[int] | None = None,
     memory: int | str = "1 GiB",
+    roles: RoleTable | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> list[View | TiledView]:
     """Run a model on each text and return attention views of all its heads.
@@ -55,13 +61,19 @@ def text_views(
             texts, the flow.
         generate: maximum number of tokens to generate; if positive, the views show the attention of the generated
             tokens.
+        targets: a target text for each text, such as its translation; the views show the attention of the tokens of
+            the target. Without targets, an encoder-decoder model shows its encoder.
+        pairs: a second text for each text, such as an answer to a question; the model reads both as one input, and the
+            page can show only the attention from one text to the other.
         layers: indices of the layers to show for texts that exceed the memory limit; None: all.
         memory: limit on the memory of the maps of one text.
+        roles: the roles of the heads, measured over many sentences; None: the roles that heads have in the text.
         notify: function that prints messages, such as the predicted memory of a long text before the model runs.
 
     Raises:
         DataError: a text is empty, or exceeds the context length of the model.
-        OptionError: a layer does not exist.
+        OptionError: a layer does not exist, the numbers of texts and of targets or pairs differ, or both `generate` and
+            `targets` are given.
         RefusedError: the maps of a long text exceed the memory limit.
 
     Example:
@@ -73,19 +85,35 @@ def text_views(
     views: list[View | TiledView] = []
     all_layers, heads, _ = model_dimensions(text_model.model)
     _check_layers(text_model, layers, all_layers)
-    for text in track(texts, "reading", progress):
-        encoded, tokens = _tokenize(text_model, text)
-        title = text if len(text) <= 80 else text[:79] + "…"
+    if targets is not None and generate:
+        raise OptionError(
+            f"generate must be 0 if targets are given, which take the place of generated tokens, got {generate}. Omit "
+            "generate or targets (--generate or --target on the command line)."
+        )
+    for name, given in (("target", targets), ("pair", pairs)):
+        if given is not None and len(given) != len(texts):
+            raise OptionError(
+                f"{name}s must be as many as texts, got {len(given)} {name}s for {len(texts)} texts. Pass one {name} "
+                f"for each text, in the same order (--{name} on the command line)."
+            )
+    for i, text in enumerate(track(texts, "reading", progress)):
+        pair = None if pairs is None else pairs[i]
+        encoded, tokens = _tokenize(text_model, text, pair)
+        title = text if pair is None else f"{text} | {pair}"
+        title = title if len(title) <= 80 else title[:79] + "…"
         accepted = inspect.signature(text_model.model.forward).parameters
         inputs: dict[str, torch.Tensor] = {name: value for name, value in encoded.items() if name in accepted}
         count = len(tokens.tokens)
         if generate:
             _check_generated_length(text_model, count, generate)
             views += generation_views(text_model, inputs, tokens, title, generate)
+        elif targets is not None:
+            views += target_views(text_model, inputs, tokens, title, targets[i])
         elif _BYTES_PER_WEIGHT * all_layers * heads * count**2 <= memory_bytes(memory):
             if layers is not None and notify is not None:
                 notify(f"--layers has no effect on a text of {count:,} tokens, so all layers are shown")
-            views.append(_dense_view(text_model, title, inputs, tokens, all_heads))
+            view = _dense_view(text_model, title, inputs, tokens, all_heads)
+            views.append(mark_roles(view, None if roles is None else roles.labels()))
         else:
             _check_tiled_memory(text_model, count, layers, memory_bytes(memory), notify)
             model, name = text_model.model, text_model.name
@@ -127,10 +155,11 @@ def _check_tiled_memory(
     check_memory(required, allowed, subject, advice, detail="in tiles", notify=notify)
 
 
-def _tokenize(text_model: TextModel, text: str) -> tuple[BatchEncoding, TokenAxis]:
-    if not text.strip():
-        raise DataError(f"text must not be empty, got {text!r}. Add at least one word.")
-    encoded = text_model.tokenizer(text, return_tensors="pt", return_special_tokens_mask=True, verbose=False)
+def _tokenize(text_model: TextModel, text: str, pair: str | None) -> tuple[BatchEncoding, TokenAxis]:
+    for part in (text, pair):
+        if part is not None and not part.strip():
+            raise DataError(f"text must not be empty, got {part!r}. Add at least one word.")
+    encoded = text_model.tokenizer(text, pair, return_tensors="pt", return_special_tokens_mask=True, verbose=False)
     count = encoded["input_ids"].shape[1]
     if text_model.max_tokens is not None and count > text_model.max_tokens:
         raise DataError(
@@ -152,32 +181,40 @@ def _dense_view(
         # Without generated tokens, the decoder has no input, so that only the encoder runs.
         model = model.get_encoder()
     layers: list[LayerMaps] = []
+    modules: list[str] = []
     means: list[Float[np.ndarray, "q k"]] = []
     masks: list[Bool[np.ndarray, "q k"]] = []
 
     def collect(call: DenseCall) -> None:
         weights, allowed = call.weights, call.allowed
-        layers.append(LayerMaps.from_weights(f"layer {len(layers)}", weights, None, allowed))
+        layers.append(LayerMaps.from_weights(f"layer {len(layers)}", weights, None, allowed, call.value_norms))
+        modules.append(call.name)
         means.append(weights.mean(axis=0))
         masks.append(np.ones(weights.shape[1:], bool) if allowed is None else np.logical_or.reduce(allowed, axis=0))
 
-    run_dense(model, inputs, collect)
+    output = run_dense(model, inputs, collect)
     note, means_of_layers = "", None
+    live, predictions = LiveModel(model, inputs, tuple(modules)), None
+    logits = getattr(output, "logits", None)
+    if logits is not None and logits.ndim == 3:
+        numbers = inputs["input_ids"][0].cpu().numpy()
+        causal = not any(np.triu(mask, 1).any() for mask in masks)
+        targets = np.append(numbers[1:], -1) if causal else np.where(tokens.special, -1, numbers)
+        kind: TargetKind = "next" if causal else "own"
+        live = replace(live, targets=targets, kind=kind, tokenizer=text_model.tokenizer)
+        predictions = predict(logits[0], targets, kind, text_model.tokenizer)
     if all_heads and len({mean.shape for mean in means}) == 1:
-        # All methods need only the means over the heads of each layer.
-        stacked = np.stack(means)[:, None]
-        means.clear()
-        combined = {"mean": stacked.mean(axis=(0, 1), dtype=np.float64), "rollout": rollout(stacked)}
-        if len(tokens.tokens) <= _MAX_FLOW_TOKENS:
-            combined["flow"] = flow(stacked)
-        else:
-            note = (
-                f"For more than {_MAX_FLOW_TOKENS} tokens, attention flow is computed for single pairs: select a pair "
-                "in the map and press “Flow of this pair”. Exported files do not offer it."
-            )
-            means_of_layers = stacked[:, 0].astype(np.float32)
-        # Tokens reach only earlier tokens in any number of causal layers; other masks may combine to more.
-        causal = all(np.array_equal(mask, masks[0]) for mask in masks) and np.array_equal(masks[0], np.tril(masks[0]))
-        allowed = np.tril(np.ones_like(masks[0])) if causal else None
-        layers.append(LayerMaps.from_weights("all heads", np.stack(list(combined.values())), list(combined), allowed))
-    return View(name, text_model.name, "self", tokens, None, tuple(layers), note=note, layer_means=means_of_layers)
+        maps, means_of_layers, note = combine_heads(means, masks)
+        layers.append(maps)
+    return View(
+        name,
+        text_model.name,
+        "self",
+        tokens,
+        None,
+        tuple(layers),
+        note=note,
+        layer_means=means_of_layers,
+        predictions=predictions,
+        live=live,
+    )

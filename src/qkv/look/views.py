@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,52 +12,22 @@ import numpy as np
 from qkv.core.typing import ArrayLike, Bool, Float, Num
 from qkv.errors import DataError, ShapeError
 from qkv.look.allowed_pairs import allowed_of_record, infer_causal
-from qkv.look.quantize import dequantize, exponent_of, quantize, thumbnails, to_numpy
+from qkv.look.quantize import MASKED, dequantize, exponent_of, quantize, thumbnails, to_numpy
 from qkv.look.rollout import flow
+from qkv.look.token_axis import TokenAxis
 
 if TYPE_CHECKING:
     from qkv.interop.huggingface.recorder import Recorder
+    from qkv.look.live_model import LiveModel
+    from qkv.look.predictions import Predictions
 
-__all__ = ["HeadRole", "LayerMaps", "MapRange", "TokenAxis", "View"]
+__all__ = ["ALL_HEADS", "HeadRole", "LayerMaps", "MapRange", "Opening", "TokenAxis", "View"]
+
+ALL_HEADS = "all heads"
+"""Name of the layer of a view that holds maps over all heads, such as their mean, which are no heads."""
 
 _ROW_SUM = 1.001
 """Maximum row sum of maps that are weights of a softmax, whose rows sum to 1 up to rounding in half precision."""
-
-
-@dataclass(frozen=True)
-class TokenAxis:
-    """The tokens along one axis of an attention map, with the word to which each token belongs.
-
-    Attributes:
-        tokens: the displayed text of each token.
-        pieces: the text that each token adds to its word.
-        words: the index of the word that each token belongs to; −1: none.
-        special: whether each token is a special token of the model, such as [CLS].
-        numbered: whether the tokens are the numbers from 0, which need not be sent to the page.
-    """
-
-    tokens: tuple[str, ...]
-    pieces: tuple[str, ...]
-    words: tuple[int, ...]
-    special: tuple[bool, ...]
-    numbered: bool = False
-
-    @classmethod
-    def from_count(cls, count: int) -> TokenAxis:
-        """Create an axis whose tokens are the numbers from 0 to `count` − 1."""
-        return replace(cls.from_words(range(count)), numbered=True)
-
-    @classmethod
-    def from_words(cls, words: Sequence[object]) -> TokenAxis:
-        """Create an axis with one token for each word."""
-        names = tuple(str(word) for word in words)
-        return cls(names, names, tuple(range(len(names))), (False,) * len(names))
-
-    def meta(self) -> dict[str, object]:
-        """Return the axis as a JSON-serializable dictionary, or only its length if the tokens are numbers from 0."""
-        if self.numbered:
-            return {"count": len(self.tokens)}
-        return {name: list(getattr(self, name)) for name in ("tokens", "pieces", "words", "special")}
 
 
 @dataclass(frozen=True)
@@ -105,12 +75,14 @@ class LayerMaps:
         heads: name of each head.
         codes: `(heads, q, k)` uint16, from `qkv.look.quantize`.
         ranges: range of the weights of each head.
+        value_norms: `(heads, k)`, Euclidean norm of the value of each key; None: unknown.
     """
 
     name: str
     heads: tuple[str, ...]
     codes: Num[np.ndarray, "heads q k"] = field(repr=False)
     ranges: tuple[MapRange, ...] = field(repr=False)
+    value_norms: Float[np.ndarray, "heads k"] | None = field(default=None, repr=False)
 
     @classmethod
     def from_weights(
@@ -119,6 +91,7 @@ class LayerMaps:
         weights: ArrayLike,
         heads: Sequence[str] | None = None,
         allowed: Bool[np.ndarray, "*#heads q k"] | None = None,
+        value_norms: Float[np.ndarray, "heads k"] | None = None,
     ) -> LayerMaps:
         """Create the maps of a layer by quantizing weights `(heads, q, k)` of any supported array library.
 
@@ -127,26 +100,43 @@ class LayerMaps:
             weights: weights of the layer.
             heads: name of each head; None: `head 0`, `head 1` …
             allowed: whether each query may attend to each key; None: all pairs.
+            value_norms: `(heads, k)`, norm of the value of each key.
         """
         array = to_numpy(weights)
         ranges = tuple(map(MapRange.from_weights, array))
         codes, _ = quantize(array, allowed, [one.exponent for one in ranges])
-        return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, ranges)
+        return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, ranges, value_norms)
 
 
 @dataclass(frozen=True)
 class HeadRole:
-    """A role of an attention head, with its score over many sentences and the score of a baseline.
+    """A role of an attention head, with its score and the score of a baseline.
 
     Attributes:
         role: name of the role, such as `previous`.
         score: score of the head.
         baseline: score of the best rule that needs no model.
+        sentences: number of sentences or questions over which the score was measured; 0: only the text of the view.
     """
 
     role: str
     score: float
     baseline: float
+    sentences: int = 0
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The head, query and key that a page shows first.
+
+    Attributes:
+        layer, head, query, key: indices from 0.
+    """
+
+    layer: int = 0
+    head: int = 0
+    query: int = 0
+    key: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +155,10 @@ class View:
         note: a remark shown beside the maps.
         layer_means: `(layers, q, k)`, the mean over the heads of each layer, from which the attention flow of single
             pairs is computed; None: the page does not offer it.
+        predictions: the predicted tokens of a language model at each query.
+        live: the model with its inputs, which is run again to ablate heads and to read query and key vectors.
+        opening: what the page shows first; None: the first head and the first token.
+        picture: `(height, width, 3)`, red, green and blue of the image whose patches are tokens; None: no image.
     """
 
     name: str
@@ -177,6 +171,10 @@ class View:
     steps: bool = False
     note: str = ""
     layer_means: Float[np.ndarray, "layers q k"] | None = field(default=None, repr=False)
+    predictions: Predictions | None = field(default=None, repr=False)
+    live: LiveModel | None = field(default=None, repr=False)
+    opening: Opening | None = None
+    picture: Num[np.ndarray, "height width 3"] | None = field(default=None, repr=False)
 
     @classmethod
     def from_weights(
@@ -273,6 +271,11 @@ class View:
         maps = self.layers[layer]
         return dequantize(maps.codes[head], maps.ranges[head].exponent)
 
+    def allowed(self, layer: int, head: int) -> Bool[np.ndarray, "q k"]:
+        """Return whether each query of one head may attend to each key, `(q, k)`."""
+        kept: Bool[np.ndarray, "q k"] = self.layers[layer].codes[head] != MASKED
+        return kept
+
     def map(self, layer: int, head: int) -> bytes:
         """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""
         return bytes(self.layers[layer].codes[head].astype("<u2").tobytes())
@@ -286,6 +289,16 @@ class View:
         if self.layer_means is None or max(query, key) >= self.layer_means.shape[-1]:
             raise IndexError(f"query and key must exist in a view with layer_means, got {query} and {key}.")
         return json.dumps(float(flow(self.layer_means[:, None], queries=[query], keys=[key])[0, 0])).encode()
+
+    def pixels(self) -> bytes:
+        """Return the red, green and blue of each pixel of the image, row by row, one byte each.
+
+        Raises:
+            IndexError: the view has no image.
+        """
+        if self.picture is None:
+            raise IndexError("view must have a picture, got one without.")
+        return self.picture.tobytes()
 
     def thumbnails(self) -> bytes:
         """Return the thumbnails of all heads as codes, 32 × 32 × 2 bytes per head."""
@@ -304,11 +317,13 @@ class View:
             "steps": self.steps,
             "note": self.note,
             "flow": self.layer_means is not None,
+            "predictions": self.predictions is not None,
+            "live": self.live is not None,
+            "values": any(layer.value_norms is not None for layer in self.layers),
+            "picture": None if self.picture is None else list(self.picture.shape[:2]),
+            "opening": None if self.opening is None else asdict(self.opening),
             "roles": {
-                f"{layer},{head}": [
-                    {"role": role.role, "score": role.score, "baseline": role.baseline} for role in roles
-                ]
-                for (layer, head), roles in self.roles.items()
+                f"{layer},{head}": [asdict(role) for role in roles] for (layer, head), roles in self.roles.items()
             },
         }
 
@@ -322,7 +337,7 @@ def _axes(
 
 def _check_shapes(
     weights: ArrayLike | Sequence[ArrayLike], queries: TokenAxis, keys: TokenAxis | None
-) -> list[Num[np.ndarray, "heads q k"]]:
+) -> list[Num[np.ndarray, "_ q k"]]:
     """Return the weights of each layer as NumPy arrays, after comparing their shapes with the tokens."""
     q, k = len(queries.tokens), len((keys or queries).tokens)
     shapes = [tuple(np.shape(layer)) for layer in weights]
@@ -335,8 +350,8 @@ def _check_shapes(
 
 
 def _layer_masks(
-    weights: Sequence[Num[np.ndarray, "heads q k"]], mask: ArrayLike | None
-) -> list[Bool[np.ndarray, "*#heads q k"] | None]:
+    weights: Sequence[Num[np.ndarray, "_ q k"]], mask: ArrayLike | None
+) -> list[Bool[np.ndarray, "*_ q k"] | None]:
     """Return for each layer which pairs the mask allows, or None if it allows all pairs."""
     if mask is None:
         return [infer_causal(weights)] * len(weights)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
 from qkv.core.extras import require_packages
+from qkv.errors import MissingPackageError
 from qkv.look.bundle import bundle, read_web_file
 from qkv.look.page import Page
+from qkv.look.static_picture import static_picture
 from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
 
@@ -17,9 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["widget"]
 
+_TAIL = 64
+"""Characters of the picture by which the page finds it; its last bytes are the checksum of its pixels and its end."""
+
 
 def widget(page: Page | View | TiledView | Sequence[View | TiledView]) -> AnyWidget:
     """Create a notebook widget that shows a page or views.
+
+    A static picture of the first view is displayed with the widget, and hidden while a kernel answers the widget. Saved
+    notebooks show it where they are opened without a kernel: in Jupyter, in nbconvert and on GitHub.
 
     Args:
         page: a page, a view or several views.
@@ -49,17 +58,44 @@ def _widget_class() -> Callable[[Page], AnyWidget]:
         _esm = bundle("heads.js")
         _css = read_web_file("style.css")
         meta = traitlets.Dict().tag(sync=True)
+        # The end of the static picture in base64, by which the page finds and hides it.
+        picture = traitlets.Unicode().tag(sync=True)
 
         def __init__(self, page: Page) -> None:
             super().__init__(meta=page.meta())
             self._page = page
             self.on_msg(self._respond)
 
+        def _ipython_display_(self) -> None:
+            """Display the widget and a static picture, which the widget hides, and which saved notebooks keep."""
+            from IPython import display
+
+            image = _image(self._page)
+            if image is not None:
+                self.picture = image[0]["image/png"][-_TAIL:]
+            bundles = self._repr_mimebundle_()
+            # ipywidgets returns the data, anywidget the data and the metadata.
+            data, metadata = bundles if isinstance(bundles, tuple) else (bundles, {})
+            display.display(data, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
+            if image is not None:
+                display.display(image[0], metadata=image[1], raw=True)  # type: ignore[no-untyped-call]
+
         def _respond(self, _: object, message: object, buffers: object) -> None:
             answer, data = respond(self._page, message)
             self.send(answer, data)
 
     return HeadsWidget
+
+
+def _image(page: Page) -> tuple[dict[str, str], dict[str, object]] | None:
+    """Return the static picture of the first view as a MIME bundle with metadata; None without matplotlib."""
+    view = page.views[0]
+    try:
+        png, width = static_picture(view)
+    except MissingPackageError:
+        return None
+    data = {"image/png": base64.b64encode(png).decode(), "text/plain": f"attention maps of {view.name!r}"}
+    return data, {"image/png": {"width": width}}
 
 
 def respond(page: Page, message: object) -> tuple[dict[str, object], list[bytes]]:

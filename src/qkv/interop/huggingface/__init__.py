@@ -25,6 +25,7 @@ __all__ = [
     "record",
     "register",
     "register_saved",
+    "scale_heads",
 ]
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from qkv.interop.huggingface.growing_cache import GrowingCache
     from qkv.interop.huggingface.recorder import Recorder, record
     from qkv.interop.huggingface.registration import register, register_saved
+    from qkv.interop.huggingface.scale_heads import scale_heads
 
 _MODULES = {
     "AttentionRecord": "attention_record",
@@ -45,6 +47,7 @@ _MODULES = {
     "record": "recorder",
     "register": "registration",
     "register_saved": "registration",
+    "scale_heads": "scale_heads",
 }
 
 # On first use, because these modules import torch and transformers.

@@ -30,10 +30,12 @@ class SavedCall:
     Attributes:
         call: the call; its value is a placeholder.
         log_sum_exp: `(batch, heads, q)`.
+        value_norms: `(batch, heads, k)`, the Euclidean norms of the values.
     """
 
     call: AttentionCall
     log_sum_exp: Float[Tensor, "*batch q"]
+    value_norms: Float[Tensor, "*batch k"] | None = None
 
     def bind(self, element: int, head: int) -> BoundCall:
         """Return the call of one head for one batch element."""
@@ -80,7 +82,9 @@ class AttentionRecord:
         query_start: position of the first query among the keys.
         key_mask: `(batch, keys)`, True for keys that are not padding; None if all keys are real.
         plan: the plan of the call; None if the model computed the weights itself.
-        saved: the saved inputs, if `record` was called with `save_inputs=True`.
+        saved: the saved inputs, if `record` was called with `save_inputs=True`; None for modules of `qkv.nn` and for
+            layers whose weights the model computed itself.
+        unsaved: what the call is of which `save_inputs=True` could save no inputs; empty for other calls.
     """
 
     step: int
@@ -95,6 +99,7 @@ class AttentionRecord:
     key_mask: Bool[Tensor, "batch k"] | None = None
     plan: Plan | None = field(default=None, repr=False)
     saved: SavedCall | None = field(default=None, repr=False)
+    unsaved: str = field(default="", repr=False)
 
     @property
     def exact(self) -> bool:
@@ -121,8 +126,13 @@ class AttentionRecord:
             Weights of shape `(rows[1] - rows[0], cols[1] - cols[0])`.
 
         Raises:
-            OptionError: `record` was called without `save_inputs=True`.
+            OptionError: `record` was called without `save_inputs=True`, or could not save the inputs of this call.
         """
+        if self.saved is None and self.unsaved:
+            raise OptionError(
+                f"tile must be called on a record with saved inputs, got one of {self.unsaved}, which has none. "
+                "Record weights with the readouts Rows or Dense."
+            )
         if self.saved is None:
             raise OptionError(
                 "save_inputs must be True to recompute weights with tile, got False. Call record(…, save_inputs=True), "

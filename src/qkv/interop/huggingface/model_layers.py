@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Literal, cast
@@ -18,6 +18,7 @@ __all__ = [
     "AttentionKind",
     "attention_configs",
     "attention_kind",
+    "attention_layers",
     "is_attention",
     "module_names",
     "nested",
@@ -46,6 +47,17 @@ def is_attention(module: torch.nn.Module) -> bool:
     """
     name = type(module).__name__
     return bool(_ATTENTION.search(name)) and not _NO_ATTENTION.search(name)
+
+
+def attention_layers(names: Mapping[torch.nn.Module, str]) -> list[str]:
+    """Return the names of the innermost attention layers among modules, in the order of the model.
+
+    Example:
+        >>> attention_layers(module_names(torch.nn.TransformerEncoderLayer(4, 1)))
+        ['self_attn']
+    """
+    attention = [name for module, name in names.items() if is_attention(module)]
+    return [x for x in attention if not any(y != x and y.startswith(f"{x}." if x else "") for y in attention)]
 
 
 def attention_kind(name: str, module: torch.nn.Module) -> AttentionKind:

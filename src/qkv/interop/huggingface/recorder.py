@@ -7,6 +7,7 @@ import fnmatch
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -26,6 +27,7 @@ from qkv.interop.huggingface.coverage import (
 from qkv.interop.huggingface.model_layers import (
     AttentionKind,
     attention_kind,
+    attention_layers,
     is_attention,
     module_names,
     nested,
@@ -240,7 +242,9 @@ class Recorder:
         self._counter.calls[name] += 1
         if self._is_selected(name):
             step = max(0, self.calls - 1)
-            self._consume(name, record_module(call, len(self.readouts), self._heads, step))
+            found = record_module(call, len(self.readouts), self._heads, step)
+            unsaved = "a module of qkv.nn" if self.save_inputs else ""
+            self._consume(name, replace(found, unsaved=unsaved))
 
     def _append(self, name: str, call: AttentionCall, observed: ObservedCall, kind: AttentionKind) -> None:
         mask, positions = call.options["mask"], call.options["positions"]
@@ -256,7 +260,9 @@ class Recorder:
             # The key is copied, because a static cache writes the keys of later steps into the same tensor.
             key = detached.key.clone()
             saved_call = AttentionCall(detached.query, key, key[..., :1], detached.options, call.heads)
-            saved = SavedCall(saved_call, log_sum_exp)
+            norms = detached.value.float().norm(dim=-1)
+            norms = call.merge_heads(norms.expand(*detached.query.shape[:-2], norms.shape[-1]))
+            saved = SavedCall(saved_call, log_sum_exp, norms)
         self._consume(
             name,
             AttentionRecord(
@@ -301,6 +307,7 @@ class Recorder:
                 queries=q,
                 keys=k,
                 query_start=k - q if causal else 0,
+                unsaved="a layer that computes its weights itself" if self.save_inputs else "",
             ),
         )
         if name not in self.materialized:
@@ -328,8 +335,7 @@ def _select_layers(
     if layers is None:
         return None
     selectors = [layers] if isinstance(layers, (str, int)) else list(layers)
-    attention = [name for module, name in names.items() if is_attention(module)]
-    innermost = [x for x in attention if not any(y.startswith(f"{x}.") for y in attention)]
+    innermost = attention_layers(names)
     selected: set[str] = set()
     for selector in selectors:
         if isinstance(selector, int):

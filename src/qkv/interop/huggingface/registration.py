@@ -32,7 +32,7 @@ from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["LISTENERS", "REGISTERED", "add_listener", "register", "register_saved"]
+__all__ = ["LISTENERS", "REGISTERED", "add_listener", "add_output_hook", "register", "register_saved"]
 
 REGISTERED: dict[str, Registration] = {}
 """The options of each registered name."""
@@ -42,6 +42,11 @@ _Listener = Callable[[torch.nn.Module, AttentionCall, float], torch.Tensor | Non
 
 LISTENERS: WeakKeyDictionary[torch.nn.Module, OrderedDict[int, _Listener]] = WeakKeyDictionary()
 """Listeners of each attention layer, by the id of their handle."""
+
+_OUTPUT_HOOKS: WeakKeyDictionary[torch.nn.Module, OrderedDict[int, Callable[[torch.Tensor], torch.Tensor]]] = (
+    WeakKeyDictionary()
+)
+"""Functions that change the output of each attention layer, by the id of their handle."""
 
 _EXTRA = ("softcap", "position_bias", "s_aux", "sinks", "indices", "block_indices")
 """Arguments of the interface that change the logits or the mask."""
@@ -184,6 +189,17 @@ def add_listener(module: torch.nn.Module, listener: _Listener) -> RemovableHandl
     return handle
 
 
+def add_output_hook(module: torch.nn.Module, hook: Callable[[torch.Tensor], torch.Tensor]) -> RemovableHandle:
+    """Replace the output `(batch, q, heads, value_width)` of an attention layer by `hook(output)` in every call.
+
+    Hooks are called in the order in which they were added, until `remove` of the returned handle is called.
+    """
+    hooks = _OUTPUT_HOOKS.setdefault(module, OrderedDict())
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
 def _attention(
     registration: Registration,
     module: torch.nn.Module,
@@ -200,7 +216,8 @@ def _attention(
     `arguments` are the further arguments of the interface, as in `AttentionCall.from_interface`.
     """
     listeners = tuple(LISTENERS.get(module, {}).values())
-    plain = not (listeners or dropout or output_attentions)
+    output_hooks = tuple(_OUTPUT_HOOKS.get(module, {}).values())
+    plain = not (listeners or output_hooks or dropout or output_attentions)
     if plain and query.shape[2] == 1 and all(arguments.get(name) is None for name in _EXTRA):
         if not (registration.replaces_parts or registration.kernel):
             step = attend_step(query, key, value, attention_mask, arguments.get("scaling"))
@@ -219,4 +236,7 @@ def _attention(
         output, weights = observed.output, call.merge_heads(observed.readouts[0])
     elif output is None:
         output = attend(call.query, call.key, call.value, dropout=dropout, **call.options)
-    return call.merge_heads(cast(torch.Tensor, output)).transpose(1, 2).contiguous(), weights
+    merged = call.merge_heads(cast(torch.Tensor, output)).transpose(1, 2).contiguous()
+    for hook in output_hooks:
+        merged = hook(merged)
+    return merged, weights

@@ -10,6 +10,7 @@
 from qkv.look.roles.annotations import (
     AnnotatedSentence,
     Question,
+    count_neither,
     plain_sentences,
     read_conllu,
     read_gap,
@@ -23,6 +24,7 @@ __all__ = [
     "HeadScore",
     "Question",
     "RoleTable",
+    "count_neither",
     "measure_roles",
     "plain_sentences",
     "read_conllu",

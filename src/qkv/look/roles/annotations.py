@@ -18,6 +18,7 @@ __all__ = [
     "AnnotatedSentence",
     "Question",
     "Span",
+    "count_neither",
     "plain_sentences",
     "read_conllu",
     "read_gap",
@@ -79,7 +80,22 @@ def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedSentence]:
     Source:
         Webster, Recasens, Axelrod and Baldridge 2018, Mind the GAP.
     """
-    sentences = []
+    return [sentence for sentence in _gap_rows(path) if sentence is not None]
+
+
+def count_neither(path: str | os.PathLike[str]) -> int:
+    """Return the number of sentences of a GAP file whose pronoun refers to neither name or to both.
+
+    `read_gap` leaves these sentences out.
+
+    Raises:
+        DataError: the file cannot be read, or is not in the format of GAP.
+    """
+    return sum(sentence is None for sentence in _gap_rows(path))
+
+
+def _gap_rows(path: str | os.PathLike[str]) -> Iterator[AnnotatedSentence | None]:
+    """Yield the sentence of each row of a GAP file, or None if the pronoun does not refer to exactly one name."""
     reader = csv.DictReader(io.StringIO(read_file(Path(path))), delimiter="\t", quoting=csv.QUOTE_NONE)
     for row in reader:
         try:
@@ -95,11 +111,11 @@ def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedSentence]:
                 "and B-coref."
             ) from None
         if sum(truth) != 1:
+            yield None
             continue
         right, wrong = spans if truth[0] else spans[::-1]
         gender = "feminine" if row["Pronoun"].lower() in ("she", "her", "hers") else "masculine"
-        sentences.append(AnnotatedSentence(text, (Question("coreference", query, right, (wrong,), gender),)))
-    return sentences
+        yield AnnotatedSentence(text, (Question("coreference", query, right, (wrong,), gender),))
 
 
 def read_winobias(

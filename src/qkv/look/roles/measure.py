@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.progress import Progress, track
-from qkv.core.typing import Float
+from qkv.core.progress import Progress, report
+from qkv.core.typing import Float, Int
 from qkv.errors import DataError
-from qkv.look.roles.annotations import AnnotatedSentence
+from qkv.look.roles.annotations import AnnotatedSentence, Question, Span
 from qkv.look.roles.role_table import HeadScore, RoleTable
 from qkv.look.roles.scoring import EncodedSentence, QuestionResult, position_scores, score_question
-from qkv.look.text_model import DenseCall, TextModel, run_dense
+from qkv.look.text_model import TextModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from qkv.interop.huggingface.attention_record import AttentionRecord
 
 __all__ = ["measure_roles"]
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
+_MAX_BATCH = 32
+_MAX_CELLS = 2**18
+"""Maximum number of pairs of tokens per batch; the weights of 72 heads then take 75 MB."""
 
 
 def measure_roles(
@@ -39,7 +48,7 @@ def measure_roles(
         text_model: from `qkv.look.text_model.load_text_model`.
         sentences: sentences read by a function of `qkv.look.roles`.
         lengths: maximum numbers of tokens of the groups by length, for which scores are also reported.
-        progress: called after each sentence.
+        progress: called after each sentence; sentences are run in batches, from the shortest to the longest.
 
     Returns:
         A table with a row for each role, head and group, and with 95 % confidence intervals.
@@ -57,19 +66,25 @@ def measure_roles(
     masses: dict[tuple[str, str], list[_Mass]] = defaultdict(list)
     results: dict[tuple[str, str], list[QuestionResult]] = defaultdict(list)
     layers: list[int] = []
-    for sentence in track(sentences, "reading sentences", progress):
-        encoded, maps = _run_model(text_model, sentence.text)
+    measured: dict[int, tuple[int, dict[str, _Mass], list[tuple[Question, QuestionResult]]]] = {}
+    report(progress, "reading sentences", 0, len(sentences))
+    for number, encoded, maps in _run_model(text_model, [sentence.text for sentence in sentences]):
         layers = [len(each) for each in maps]
         weights = np.concatenate(maps)
-        length = next((f"≤ {limit} tokens" for limit in lengths if len(encoded.ids) <= limit), "longer")
-        for role, mass in position_scores(weights, encoded).items():
+        answers = [(each, score_question(weights, encoded, each)) for each in sentences[number].questions]
+        given = [(question, result) for question, result in answers if result is not None]
+        measured[number] = len(encoded.ids), position_scores(weights, encoded), given
+        report(progress, "reading sentences", len(measured), len(sentences))
+    # In the order of the sentences, so that the table does not depend on the batches.
+    for number in range(len(sentences)):
+        tokens, positions, given = measured[number]
+        length = next((f"≤ {limit} tokens" for limit in lengths if tokens <= limit), "longer")
+        for role, mass in positions.items():
             masses[role, "all"].append(mass)
             masses[role, length].append(mass)
-        for question in sentence.questions:
-            result = score_question(weights, encoded, question)
-            if result is not None:
-                for group in {"all", length, question.condition or "all"}:
-                    results[question.role, group].append(result)
+        for question, result in given:
+            for group in {"all", length, question.condition or "all"}:
+                results[question.role, group].append(result)
     heads = [(layer, head) for layer, count in enumerate(layers) for head in range(count)]
     rows = [row for key, measured in masses.items() for row in _position_rows(*key, heads, measured)]
     rows += [row for key, measured in results.items() for row in _question_rows(*key, heads, measured)]
@@ -80,25 +95,77 @@ _Mass = tuple[Float[np.ndarray, " heads"], float]
 """The scores of all heads, and the score of uniform weights."""
 
 
-def _run_model(text_model: TextModel, text: str) -> tuple[EncodedSentence, list[Float[np.ndarray, "heads n n"]]]:
-    """Run a model on a text, and return the tokens and the self-attention weights of each layer.
+def _run_model(
+    text_model: TextModel, texts: Sequence[str]
+) -> Iterator[tuple[int, EncodedSentence, list[Float[np.ndarray, "heads n n"]]]]:
+    """Run a model on texts in batches of similar length.
 
-    The text is truncated to the context length of the model.
+    Texts are truncated to the context length of the model, and shorter texts of a batch are padded on the right.
+
+    Yields:
+        The number of a text, its tokens, and the self-attention weights of each layer, from the shortest text to the
+        longest.
     """
+    import torch
+
+    from qkv.interop import record
+    from qkv.readouts import Dense
+
+    rows, spans = zip(*(_tokenize(text_model, text) for text in texts), strict=True)
+    order = sorted(range(len(texts)), key=lambda number: len(rows[number]["input_ids"]))
+    padding = getattr(text_model.tokenizer, "pad_token_id", None)
+    for numbers in _batches([len(rows[number]["input_ids"]) for number in order], padding is not None):
+        batch = [order[at] for at in numbers]
+        given = [rows[number] for number in batch]
+        width = max(len(row["input_ids"]) for row in given)
+        inputs = {
+            name: _padded([row[name] for row in given], width, padding or 0 if name == "input_ids" else 0)
+            for name in given[0]
+            if name != "special_tokens_mask"
+        }
+        maps: list[Float[np.ndarray, "batch heads n n"]] = []
+
+        def consume(name: str, call: AttentionRecord, maps: list[Float[np.ndarray, "batch heads n n"]] = maps) -> None:
+            if call.kind == "self":
+                maps.append(call.readouts[0].float().numpy())
+
+        with torch.no_grad(), record(text_model.model, [Dense()], consume=consume):
+            text_model.model(**inputs)
+        for element, (number, row) in enumerate(zip(batch, given, strict=True)):
+            n = len(row["input_ids"])
+            special = np.array(row["special_tokens_mask"], bool)
+            encoded = EncodedSentence(np.array(row["input_ids"]), special, spans[number])
+            yield number, encoded, [weights[element, :, :n, :n] for weights in maps]
+
+
+def _tokenize(text_model: TextModel, text: str) -> tuple[dict[str, list[int]], tuple[Span, ...]]:
+    """Return the inputs of the model and the mask of special tokens as lists, and the span of each token."""
     encoded = text_model.tokenizer(
         text,
-        return_tensors="pt",
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
+        return_attention_mask=True,
         truncation=text_model.max_tokens is not None,
         max_length=text_model.max_tokens,
     )
-    spans = tuple((int(a), int(b)) for a, b in encoded.pop("offset_mapping")[0])
-    special = encoded.pop("special_tokens_mask")[0].bool().numpy()
-    calls: list[DenseCall] = []
-    run_dense(text_model.model, encoded, calls.append)
-    maps = [call.weights for call in calls if call.kind == "self"]
-    return EncodedSentence(encoded["input_ids"][0].numpy(), special, spans), maps
+    spans = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
+    return {name: list(encoded[name]) for name in encoded if name != "offset_mapping"}, spans
+
+
+def _batches(lengths: Sequence[int], padded: bool) -> Iterator[range]:
+    """Yield ranges of texts, sorted by length, that are run together; without padding, all have the same length."""
+    begin = 0
+    for end in range(1, len(lengths) + 1):
+        full = end == len(lengths) or (end - begin + 1) * lengths[end] ** 2 > _MAX_CELLS or end - begin == _MAX_BATCH
+        if full or (not padded and lengths[end] != lengths[begin]):
+            yield range(begin, end)
+            begin = end
+
+
+def _padded(rows: Sequence[list[int]], width: int, filler: int) -> Int[torch.Tensor, "rows width"]:
+    import torch
+
+    return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows])
 
 
 def _position_rows(role: str, group: str, heads: list[tuple[int, int]], measured: list[_Mass]) -> list[HeadScore]:
@@ -128,9 +195,11 @@ def _question_rows(
     common = [offset for offset, _ in Counter(each.offset for each in measured).most_common(8)]
     fixed = max(float(np.mean([each.chosen_by_offset(offset) for each in measured])) for offset in common)
     baseline = max(nearest, fixed)
+    elsewhere = [each.neither for each in measured if each.neither is not None]
+    neither = np.stack(elsewhere).mean(axis=0).tolist() if elsewhere else [None] * len(heads)
     rows = []
-    for (layer, head), hits in zip(heads, right, strict=True):
+    for (layer, head), hits, other in zip(heads, right, neither, strict=True):
         interval = binomtest(int(hits), count).proportion_ci(0.95, method="wilson")
         score, low, high = float(hits / count), interval.low, interval.high
-        rows.append(HeadScore(role, group, layer, head, score, low, high, count, baseline, nearest, fixed))
+        rows.append(HeadScore(role, group, layer, head, score, low, high, count, baseline, nearest, fixed, other))
     return rows

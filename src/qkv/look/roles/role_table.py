@@ -39,6 +39,8 @@ class HeadScore:
         baseline: score of the best rule that needs no model.
         nearest, fixed: accuracy of the nearest candidate and of the best fixed offset; None for positional roles,
             whose baseline is uniform weights.
+        neither: share of the questions in which another word than the candidates has a larger weight than each of
+            them; None for roles without named candidates. The score still counts which candidate has more weight.
     """
 
     role: str
@@ -52,6 +54,7 @@ class HeadScore:
     baseline: float
     nearest: float | None = None
     fixed: float | None = None
+    neither: float | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class RoleTable:
                 continue
             clear = row.low >= 0.9 if row.role == "broad" else row.low >= row.baseline + _MARGIN
             if clear and row.score >= 0.5:
-                role = HeadRole(row.role, round(row.score, 3), round(row.baseline, 3))
+                role = HeadRole(row.role, round(row.score, 3), round(row.baseline, 3), row.count)
                 labels.setdefault((row.layer, row.head), []).append(role)
         return {place: tuple(roles) for place, roles in labels.items()}
 
@@ -106,12 +109,15 @@ class RoleTable:
             groups: also include the scores of each group of sentences.
         """
         lines = [f"{self.model}, {counted(self.sentences, 'sentence', 'sentences')}; scores with 95 % intervals", ""]
-        lines.append(f"{'role':<14}{'sentences':<18}{'head':<8}{'score':<8}{'interval':<16}{'baseline':<10}count")
+        lines.append(
+            f"{'role':<13}{'sentences':<14}{'head':<7}{'score':<7}{'interval':<13}{'baseline':<10}{'neither':<9}count"
+        )
         for role in self.roles():
             for group in self.groups(role) if groups else ["all"]:
                 lines += [
-                    f"{role:<14}{group:<18}{f'{row.layer}.{row.head}':<8}{row.score:<8.3f}"
-                    f"{f'{row.low:.3f}–{row.high:.3f}':<16}{row.baseline:<10.3f}{row.count}"
+                    f"{role:<13}{group:<14}{f'{row.layer}.{row.head}':<7}{row.score:<7.3f}"
+                    f"{f'{row.low:.3f}–{row.high:.3f}':<13}{row.baseline:<10.3f}"
+                    f"{'' if row.neither is None else f'{row.neither:.3f}':<9}{row.count}"
                     for row in self.ranked(role, group)[:best]
                 ]
         return "\n".join(lines)

@@ -10,7 +10,7 @@ import numpy as np
 from qkv.core.typing import Bool, Float, Int
 from qkv.look.roles.annotations import Question, Span
 
-__all__ = ["EncodedSentence", "QuestionResult", "position_scores", "score_question"]
+__all__ = ["EncodedSentence", "QuestionResult", "position_scores", "score_question", "target_keys"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +33,16 @@ class EncodedSentence:
         return np.flatnonzero((starts < span[1]) & (span[0] < stops) & ~self.special)
 
 
-def _target_keys(encoded: EncodedSentence) -> dict[str, Bool[np.ndarray, "n n"]]:
-    """Return for each positional role a boolean matrix `(n, n)` that is True for the target keys of each query."""
-    n = len(encoded.ids)
+def target_keys(ids: Int[np.ndarray, " n"], special: Bool[np.ndarray, " n"]) -> dict[str, Bool[np.ndarray, "n n"]]:
+    """Return for each positional role a boolean matrix `(n, n)` that is True for the target keys of each query.
+
+    Args:
+        ids: numbers that are equal for equal tokens.
+        special: whether each token is a special token of the model.
+    """
+    n = len(ids)
     key, query = np.arange(n), np.arange(n)[:, None]
-    same = encoded.ids[:, None] == encoded.ids
+    same = ids[:, None] == ids
     after_same = np.zeros((n, n), bool)
     after_same[:, 1:] = same[:, :-1]
     return {
@@ -45,10 +50,10 @@ def _target_keys(encoded: EncodedSentence) -> dict[str, Bool[np.ndarray, "n n"]]
         "next": key == query + 1,
         "self": key == query,
         "first": np.broadcast_to(key == 0, (n, n)),
-        "separator": np.broadcast_to(encoded.special & (key > 0), (n, n)),
-        "duplicate": same & (key != query) & ~encoded.special,
+        "separator": np.broadcast_to(special & (key > 0), (n, n)),
+        "duplicate": same & (key != query) & ~special,
         # The token after an earlier occurrence of the query's token.
-        "induction": after_same & (key <= query) & ~encoded.special,
+        "induction": after_same & (key <= query) & ~special,
     }
 
 
@@ -70,7 +75,7 @@ def position_scores(
     """
     n = weights.shape[-1]
     scores = {}
-    for role, target in _target_keys(encoded).items():
+    for role, target in target_keys(encoded.ids, encoded.special).items():
         queries = target.any(axis=1) & ~encoded.special
         if queries.any():
             mass = (weights * target).sum(axis=-1)[:, queries].mean(axis=1)
@@ -96,12 +101,15 @@ class QuestionResult:
         offset: distance in tokens from the query to the right candidate; the best fixed offset over all questions
             is a baseline.
         chosen_by_offset: function that returns whether the candidate nearest to a given offset is right.
+        neither: `(heads,)`, whether another token than those of the query and the candidates has a larger weight than
+            each candidate; None if every other token is a candidate. Special tokens are left out.
     """
 
     heads: Bool[np.ndarray, " heads"]
     nearest: bool
     offset: int
     chosen_by_offset: Callable[[int], bool]
+    neither: Bool[np.ndarray, " heads"] | None = None
 
 
 def score_question(
@@ -144,4 +152,9 @@ def score_question(
         return bool(np.argmin(np.abs(places - middle - offset)) == 0)
 
     heads = mass[0] > mass[1:].max(axis=0)
-    return QuestionResult(heads, by_offset(0), round(float(places[0] - middle)), by_offset)
+    neither = None
+    if question.wrong:
+        other = ~encoded.special
+        other[np.concatenate([query, *candidates])] = False
+        neither = from_query[:, other].max(axis=1, initial=0.0) > mass.max(axis=0)
+    return QuestionResult(heads, by_offset(0), round(float(places[0] - middle)), by_offset, neither)

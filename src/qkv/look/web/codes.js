@@ -76,7 +76,9 @@ export function formatWeight(weight, error = 0) {
 function rounded(weight, digits) {
   // Of the decimal number, because its float of 32 bits may be on the other side of 0.0001.
   const magnitude = Math.abs(Number(weight.toPrecision(digits)));
-  if (magnitude > 0 && magnitude < 1e-4) return weight.toExponential(digits - 1);
+  const sign = weight < 0 ? "−" : "";
+  const size = Math.abs(weight);
+  if (magnitude > 0 && magnitude < 1e-4) return sign + size.toExponential(digits - 1);
   // `toPrecision` writes 1234 as 1.23e+3.
-  return magnitude >= 10 ** digits ? String(Number(weight.toPrecision(digits))) : weight.toPrecision(digits);
+  return sign + (magnitude >= 10 ** digits ? String(Number(size.toPrecision(digits))) : size.toPrecision(digits));
 }

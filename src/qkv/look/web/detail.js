@@ -1,11 +1,18 @@
 // The detail view of one head: its map, its tokens, and the keys with the largest weights for the selected query.
 
-import { codesOf, dequantize, formatWeight } from "./codes.js";
+import { formatWeight } from "./codes.js";
+import { titleOf } from "./comparison.js";
+import { describeDifference, SIGNS, strongestDifferences, subtract } from "./difference.js";
 import { createElement } from "./dom.js";
 import { fillLegend } from "./legend.js";
-import { MapView } from "./map.js";
-import { countKeys, errorOf, groupsOf, merge, nameOf, reduce, strongest } from "./matrix.js";
+import { Lines } from "./lines.js";
+import { loadHead, segmentsOf } from "./load.js";
+import { MapView, rowMaxima } from "./map.js";
+import { countKeys, groupOfToken, reduce, strongest } from "./matrix.js";
+import { patchesOf, Picture } from "./picture.js";
+import { Predicted } from "./predicted.js";
 import { shadeOf } from "./range.js";
+import { badgeText, explainScore } from "./roles.js";
 import { Steps } from "./steps.js";
 import { Tiles } from "./tiles.js";
 import { fillTable, Tokens } from "./tokens.js";
@@ -14,6 +21,8 @@ const TOP = 10;
 
 /** @typedef {Object} Side
  *  @property {string[]} tokens @property {string[]} pieces @property {number[]} words @property {boolean[]} special
+ *  @property {number[]} [segments] index of the text of each token of a pair; −1: none
+ *  @property {[number, number]} [grid] rows and columns of the patches of an image, which are the last tokens
  *  @property {number} [count] number of tokens, if the tokens are the numbers from 0 */
 
 /** The metadata of a view of one text in one model, as the server sends it.
@@ -22,9 +31,13 @@ const TOP = 10;
  *  @property {Side} queries @property {Side | null} keys null: the same as the queries
  *  @property {{name: string, heads: string[]}[]} layers
  *  @property {{maximum: number, minimum: number, exponent: number, normalized: boolean}[][]} ranges of each head
- *  @property {Record<string, {role: string, score: number, baseline: number}[]>} roles by "layer,head"
+ *  @property {Record<string, import("./roles.js").Role[]>} roles by "layer,head"
+ *  @property {{layer: number, head: number, query: number, key: number} | null} [opening] what is shown first
+ *  @property {[number, number] | null} [picture] height and width of the image whose patches are tokens
  *  @property {string} [note] a remark shown beside the maps
  *  @property {boolean} [flow] whether the attention flow of single pairs of tokens can be computed
+ *  @property {boolean} [predictions] whether predicted tokens are known @property {boolean} [values] norms of the values
+ *  @property {boolean} [live] whether the model can run again
  *  @property {boolean} [steps] queries were generated one after another
  *  @property {number} [levels] the coarsest level of a tiled map, which has a single tile
  *  @property {number} [base] level of its overview @property {[number, number]} [overview] cells of the overview */
@@ -41,60 +54,94 @@ export class Detail {
     this.title = createElement("h2", {});
     this.map = new MapView({
       hover: (row, column) => this.#point(row, column, false),
-      pick: (row, column) => this.#point(row, column, true),
+      pick: (row, column, click) => (click ? this.#pin(row, column) : this.#point(row, column, true)),
       range, moved,
       coloured: () => this.#coloured(),
       label: "attention map",
     });
-    this.queries = new Tokens("queries: select a token", (at) => this.#point(at, this.key, true), (at) => this.#point(at, this.key, false));
-    this.keys = new Tokens("keys", (at) => this.#point(this.query, at, true), (at) => this.#point(this.query, at, false));
+    this.queries = new Tokens("queries: select a token", (at) => this.#pin(at, this.key), (at) => this.#point(at, this.key, false));
+    this.keys = new Tokens("keys", (at) => this.#pin(this.query, at), (at) => this.#point(this.query, at, false));
     this.readout = createElement("output", { class: "readout", "aria-live": "polite" });
     this.bar = createElement("div", { class: "bar" });
     this.top = createElement("div", { class: "top" });
+    this.predicted = new Predicted(source);
+    this.lines = new Lines((row, column) => this.#point(row, column, false), (row, column) => this.#pin(row, column));
+    this.picture = new Picture((patch) => this.#patch(patch, false), (patch) => this.#patch(patch, true));
+    this.beside = createElement("div", { class: "beside" }, [this.picture.element, this.lines.element, this.top, this.predicted.element]);
+    this.pin = createElement("button", { class: "pin", hidden: true, onclick: () => this.release() });
     this.badges = createElement("ul", { class: "badges", "aria-label": "roles of this head" });
     this.steps = new Steps((at) => this.#point(at, this.key, true));
     this.flow = createElement("button", { class: "flow", text: "Flow of this pair", onclick: () => this.#computeFlow() });
     this.element = createElement("section", { class: "detail" }, [
-      this.title, this.badges, this.steps.element, createElement("div", { class: "line" }, [this.readout, this.flow]),
-      createElement("div", { class: "side" }, [createElement("div", { class: "sheet" }, [this.map.canvas, this.bar]), this.top]),
+      this.title, this.badges, this.steps.element, createElement("div", { class: "line" }, [this.readout, this.pin, this.flow]),
+      createElement("div", { class: "side" }, [createElement("div", { class: "sheet" }, [this.map.canvas, this.bar]), this.beside]),
       this.queries.element, this.keys.element,
     ]);
     this.query = 0;
     this.key = 0;
-    /** @type {import("./matrix.js").Matrix | null} */
+    /** @type {import("./load.js").Loaded | null} */
     this.matrix = null;
+    /** @type {View | null} */
+    this.view = null;
     this.request = 0;
+    this.element.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.release();
+    });
   }
 
-  /** Show one head.
+  /** Select a pair of tokens, so that pointing at another row does not change the query. The same pair again, or Escape,
+   *  releases it. @param {number} row @param {number} column */
+  #pin(row, column) {
+    if (this.map.pinned === row && row === this.query && column === this.key) return this.release();
+    this.#point(row, column, true);
+    this.map.pinned = this.query;
+    this.#showPin();
+  }
+
+  /** Let the query follow the pointer again. */
+  release() {
+    this.map.pinned = null;
+    this.#showPin();
+    this.map.draw();
+    if (this.mapData) this.onSelect(this.query, this.key);
+  }
+
+  #showPin() {
+    this.pin.hidden = this.map.pinned === null;
+    this.pin.textContent = this.mapData ? `“${this.mapData.query(this.query)}” is pinned · release` : "";
+  }
+
+  /** Show one head, or the mean of a layer, or the difference to another one.
    *  @param {View} view @param {number} index of the view @param {number} layer @param {number} head
-   *  @param {any} options */
+   *  @param {any} options `subtract`: view, index, layer and head of the map that is subtracted; `selected` returns the
+   *    tokens of the selected pair */
   async show(view, index, layer, head, options) {
     const request = ++this.request;
     this.options = options;
-    const layerInfo = view.layers[layer];
-    this.title.textContent = `${view.name} · ${layerInfo.name}, ${layerInfo.heads[head]}`;
-    this.#badges(view.roles[`${layer},${head}`] || []);
-    this.map.canvas.setAttribute("aria-label", `attention map of ${layerInfo.name}, ${layerInfo.heads[head]}`);
-    const keys = view.keys || view.queries;
+    const other = options.subtract;
+    this.weighted = options.values && view.values && !view.levels;
+    const names = (this.titled = titleOf({ view, index, layer, head }, other));
+    this.title.textContent = `${names.long}${this.weighted ? " · × norm of the value" : ""}`;
+    this.#badges(other ? [] : view.roles[`${layer},${head}`] || []);
+    this.map.canvas.setAttribute("aria-label", `attention map of ${names.short}`);
+    // The texts of a pair whose attention is shown; undefined: both.
+    const [from, to] = segmentsOf(view, options.pairs);
     this.element.setAttribute("aria-busy", "true");
     if (view.levels) {
       await this.#showTiled(view, index, layer, head, request);
     } else {
-      const bytes = await this.source.map(index, layer, head);
+      const [own, subtracted] = await Promise.all([
+        loadHead(this.source, view, index, layer, head, options),
+        other ? loadHead(this.source, other.view, other.index, other.layer, other.head, options) : null,
+      ]);
       if (request !== this.request) return;
-      const rows = groupsOf(view.queries, options.words, options.hide);
-      const columns = groupsOf(keys, options.words, options.hide);
-      const { exponent, normalized } = view.ranges[layer][head];
-      const single = dequantize(codesOf(bytes), exponent);
-      const weights = merge(single, keys.tokens.length, rows, columns);
-      const error = errorOf(single, keys.tokens.length, rows, columns);
-      const matrix = {
-        weights, error,
-        queries: rows.map((group) => nameOf(view.queries, group)),
-        keys: columns.map((group) => nameOf(keys, group)),
-      };
+      const matrix = subtracted ? subtract(own, subtracted) : own;
+      const { weights, normalized, error, rows, columns } = matrix;
+      const pixels = view.picture && this.source.pixels ? await this.source.pixels(index) : null;
+      if (request !== this.request) return;
       this.matrix = matrix;
+      this.image = pixels && view.picture
+        ? { pixels, size: view.picture, rows: patchesOf(view.queries, rows), columns: patchesOf(view.keys || view.queries, columns) } : null;
       const width = matrix.keys.length;
       this.mapData = {
         query: (/** @type {number} */ row) => matrix.queries[row],
@@ -105,15 +152,20 @@ export class Detail {
         weight: (/** @type {number} */ row, /** @type {number} */ column) => weights[row * width + column],
       };
     }
-    const self = !view.keys;
+    const self = !view.keys && from === to;
     this.keys.element.hidden = self;
     // The pairs of flow are single tokens, not merged words.
-    this.flow.hidden = !view.flow || !this.source.flow || options.words || options.hide;
+    this.flow.hidden = !view.flow || !this.source.flow || options.words || options.hide || from !== undefined || other;
     this.index = index;
+    this.view = view;
     this.steps.element.hidden = !view.steps;
     this.names = { queries: this.#names("query"), keys: this.#names("key") };
-    this.query = Math.min(this.query, this.mapData.rows - 1);
-    this.key = Math.min(this.key, this.mapData.columns - 1);
+    this.picture.element.hidden = !this.matrix || !this.image;
+    this.lines.element.hidden = !this.matrix || Boolean(this.image) || options.lines === false;
+    const { query, key } = options.selected();
+    this.query = groupOfToken(this.matrix?.rows, query, this.mapData.rows);
+    this.key = groupOfToken(this.matrix?.columns, key, this.mapData.columns);
+    if (this.map.pinned !== null) this.map.pinned = this.query;
     this.self = self;
     this.map.reduction = options.reduction;
     this.map.palette = options.palette;
@@ -167,7 +219,14 @@ export class Detail {
     // While another text is loading, its indices may not exist in the current map.
     row = Math.max(0, Math.min(mapData.rows - 1, row));
     column = Math.max(0, Math.min(mapData.columns - 1, column));
+    if (this.map.pinned !== null && !select && row !== this.query) {
+      // The pinned query stays; only the readout follows the pointer.
+      this.map.point(row, column);
+      this.#updateReadout(row, column);
+      return;
+    }
     const changed = row !== this.query;
+    if (changed && this.map.pinned !== null) this.map.pinned = row;
     this.query = row;
     this.key = column;
     this.map.point(row, column, select);
@@ -180,6 +239,11 @@ export class Detail {
       const paint = () => this.#paintTokens();
       paint();
       this.#table(row);
+      const { view, index } = this;
+      if (view && index !== undefined) {
+        const { token, name } = this.selection;
+        this.predicted.show(view, index, token, name).catch((/** @type {Error} */ error) => this.report(`The predictions could not be loaded: ${error.message}`));
+      }
       // A tiled map loads the weights of a query when it is selected.
       if (select && mapData.loadRow) {
         const { first, shown } = shaded;
@@ -194,16 +258,35 @@ export class Detail {
     }
     this.queries.select(row);
     if (!this.self) this.keys.select(column);
+    this.#drawLines();
+    this.#showPin();
     if (select && notify) this.onSelect(row, column);
   }
 
+  /** The first tokens of a row and a column, which are their positions in the texts. */
+  tokens(row = this.query, column = this.key) {
+    return { query: this.matrix?.rows[row]?.[0] ?? row, key: this.matrix?.columns[column]?.[0] ?? column };
+  }
+
+  /** The tokens of the selected pair in the texts, of merged words the last ones, and their names. */
+  get selection() {
+    const last = (/** @type {number[][] | undefined} */ groups, /** @type {number} */ at) => groups?.[at]?.at(-1) ?? at;
+    const { matrix, mapData, query, key } = this;
+    return {
+      token: last(matrix?.rows, query), keyToken: last(matrix?.columns, key),
+      name: mapData?.query(query) ?? "", keyName: mapData?.key(key) ?? "",
+    };
+  }
+
   /** Show the selected pair and its weight as text. */
-  #updateReadout() {
+  #updateReadout(row = this.query, column = this.key) {
     const mapData = /** @type {any} */ (this.mapData);
-    const [row, column] = [this.query, this.key];
     const weight = mapData.weight(row, column);
-    const text = weight === null ? "…" : formatWeight(weight, mapData.error(row, column));
-    this.readout.textContent = `“${mapData.query(row)}” (${row}) → “${mapData.key(column)}” (${column}): ${text}`;
+    let text = weight === null ? "…" : formatWeight(weight, mapData.error(row, column));
+    const parts = this.matrix?.parts;
+    if (parts) text = describeDifference(parts, row, column)?.sum ?? text;
+    const at = this.tokens(row, column);
+    this.readout.textContent = `“${mapData.query(row)}” (${at.query}) → “${mapData.key(column)}” (${at.key}): ${text}`;
   }
 
   /** Compute the maximum flow of the selected pair through all layers and heads, and add it to the readout. */
@@ -223,7 +306,7 @@ export class Detail {
   async #table(row) {
     const mapData = /** @type {any} */ (this.mapData);
     let rows;
-    if (this.matrix) rows = strongest(this.matrix, row, TOP);
+    if (this.matrix) rows = this.matrix.parts ? strongestDifferences(/** @type {any} */ (this.matrix), row, TOP) : strongest(this.matrix, row, TOP);
     else {
       const request = this.request;
       let strongestKeys;
@@ -238,16 +321,17 @@ export class Detail {
     }
     fillTable(
       this.top, mapData.query(row),
-      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.key(entry.key), error: mapData.error(row, entry.key) })),
+      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.key(entry.key), position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key) })),
       (key) => this.#point(row, key, true),
+      this.matrix?.parts ? ["difference", `“${mapData.query(row)}”: largest differences`]
+        : this.weighted ? ["weight × norm", `“${mapData.query(row)}” attends to`] : undefined,
     );
   }
 
-  /** @param {{role: string, score: number, baseline: number}[]} roles */
+  /** @param {import("./roles.js").Role[]} roles */
   #badges(roles) {
     this.badges.replaceChildren(
-      ...roles.map(({ role, score, baseline }) =>
-        createElement("li", { class: "badge", text: `${role} ${score.toFixed(2)} (baseline ${baseline.toFixed(2)})` })),
+      ...roles.map((role) => createElement("li", { class: "badge", text: badgeText(role), title: explainScore(role) })),
     );
     this.badges.hidden = roles.length === 0;
   }
@@ -258,12 +342,59 @@ export class Detail {
     if (!mapData || !this.map.range) return;
     const shaded = this.self ? this.queries : this.keys;
     shaded.paint((at) => mapData.weight(this.query, at) ?? 0, shadeOf(this.map.range), this.options.palette);
+    this.#drawLines();
+  }
+
+  /** Select a patch of the image as query, or as key if the queries are no patches.
+   *  @param {number} patch @param {boolean} click */
+  #patch(patch, click) {
+    const { image } = this;
+    if (!image) return;
+    const axis = image.rows.grid ? image.rows : image.columns;
+    const at = axis.patches.indexOf(patch);
+    const pair = /** @type {[number, number]} */ (axis === image.rows ? [at, this.key] : [this.query, at]);
+    if (at >= 0) click ? this.#pin(...pair) : this.#point(...pair, false);
+  }
+
+  /** Draw the weights on the image. */
+  #drawPicture() {
+    const { matrix, image } = this;
+    if (!matrix || !image || !this.map.range) return;
+    const axis = image.columns.grid ? image.columns : image.rows;
+    const shade = shadeOf(this.map.range);
+    const width = matrix.keys.length;
+    const at = new Map(axis.patches.map((patch, i) => [patch, i]));
+    const weight = (/** @type {number} */ patch) => {
+      const i = at.get(patch);
+      if (i === undefined) return 0;
+      return axis === image.columns ? matrix.weights[this.query * width + i] : matrix.weights[i * width + this.key];
+    };
+    let largest = 0;
+    for (const patch of at.keys()) largest = Math.max(largest, Math.abs(weight(patch)) || 0);
+    this.picture.show({
+      ...image, grid: /** @type {[number, number]} */ (axis.grid), share: (patch) => Math.abs(shade(weight(patch), largest)),
+      name: (patch) => `${Math.floor(patch / axis.grid[1])},${patch % axis.grid[1]}`,
+      query: image.rows.grid ? image.rows.patches[this.query] : -1, key: image.columns.grid ? image.columns.patches[this.key] : -1,
+    });
+  }
+
+  /** Draw the lines between words, in the colours of the map. */
+  #drawLines() {
+    this.#drawPicture();
+    const { matrix, names } = this;
+    if (!matrix || !names || !this.map.range || this.lines.element.hidden) return;
+    const width = matrix.keys.length;
+    this.maxima = this.maxima?.weights === matrix.weights ? this.maxima : { weights: matrix.weights, rows: rowMaxima(matrix.weights, width) };
+    this.lines.show({
+      ...names, query: this.query, key: this.key, palette: this.options.palette, shade: shadeOf(this.map.range),
+      weight: (row, column) => matrix.weights[row * width + column], largest: (row) => this.maxima.rows[row],
+    });
   }
 
   /** Update the legend and the tokens to the colours of the map. */
   #coloured() {
     if (!this.map.range || !this.options) return;
-    fillLegend(this.bar, this.map.range, this.options.palette);
+    fillLegend(this.bar, this.map.range, this.options.palette, this.matrix?.parts ? SIGNS : "");
     this.#paintTokens();
   }
 }

@@ -4,32 +4,52 @@
 
 import { createCheckBox, createElement, createSelect } from "./dom.js";
 import { paletteOf } from "./colour.js";
+import { Comparison } from "./comparison.js";
 import { Detail } from "./detail.js";
+import { alignTokens } from "./difference.js";
+import { TextSearch } from "./text_search.js";
+import { strongest } from "./matrix.js";
 import { Overview } from "./overview.js";
-import { save } from "./save.js";
+import { missingParts, Questions } from "./questions.js";
+import { exampleWord, fillRoles, markOf } from "./roles.js";
+import { saveControls } from "./save.js";
 import { mergeSummaries, rangeOf } from "./range.js";
 import { fromKernel } from "./source.js";
+import { besidePicture } from "./static_picture.js";
 
+/** Milliseconds for which a message is shown that is not an error. */
+const NOTICE = 10_000;
 const SCALES = /** @type {[string, string][]} */ ([
   ["auto", "automatic"], ["linear", "linear"], ["sqrt", "square root"], ["log", "logarithmic"], ["row", "share of the row's maximum"],
 ]);
+const PAIRS = /** @type {[string, string][]} */ ([
+  ["all", "all"], ["ab", "first text → second text"], ["ba", "second text → first text"], ["aa", "within the first text"],
+  ["bb", "within the second text"],
+]);
 const REDUCTIONS = /** @type {[string, string][]} */ ([["max", "maximum"], ["mean", "mean"]]);
+const LEAD =
+  "Each row of the map is a token that attends, each column a token that it attends to; strong colours are large weights. " +
+  "Point at a row; click a word to pin it.";
+const IMAGE_LEAD =
+  "Bright patches of the image have large weights for the selected patch or token, which is framed. Point at a patch; click it to pin it.";
 const KEYS =
   "Arrow keys select a head in the grid, a pair in the map, or a token. Tab moves between them. " +
   "In the map, + and − zoom, and 0 resets the zoom.";
 
-/** @param {{model: any, el: HTMLElement}} options */
-function render({ model, el }) {
+/** @param {{model: any, el: HTMLElement, hash?: string}} options `hash`: the link to show; default: that of the address */
+function render({ model, el, hash }) {
   const meta = withNumberedTokens(model.get("meta"));
   const source = model.get("source") || fromKernel(model);
   const linked = model.get("linked") === true;
-  const hashFields = new URLSearchParams(linked ? location.hash.slice(1) : "");
+  const hashFields = new URLSearchParams(linked ? (hash ?? location.hash).slice(1) : "");
   const number = (/** @type {string} */ name, /** @type {number} */ maximum) => {
     const value = Number(hashFields.get(name) || 0);
     return Number.isInteger(value) && value >= 0 && value <= maximum ? value : 0;
   };
   const view = number("view", meta.views.length - 1);
   const layer = number("layer", meta.views[view].layers.length - 1);
+  // Without a link, the page opens on the head with the clearest role.
+  const opening = hashFields.has("layer") ? null : meta.views[view].opening;
   const state = {
     view, layer,
     head: number("head", meta.views[view].layers[layer].heads.length - 1),
@@ -40,24 +60,56 @@ function render({ model, el }) {
     top: Math.max(0, Number(hashFields.get("top")) || 0),
     cell: hashFields.get("cell") === "mean" ? "mean" : "max",
     part: hashFields.get("part") || "",
+    pin: hashFields.get("pin") === "1",
+    // the pair that is pinned in the second map
+    beside: /^\d+,\d+$/.test(hashFields.get("beside") || "") ? hashFields.get("beside") || "" : "",
     words: hashFields.get("words") === "1",
     hide: hashFields.get("hide") === "1",
+    pairs: PAIRS.some(([name]) => name === hashFields.get("pairs")) ? hashFields.get("pairs") : "all",
+    lines: hashFields.get("lines") !== "0",
+    values: hashFields.get("values") === "1",
+    other: hashFields.get("other") || "",
+    how: hashFields.get("how") === "difference" ? "difference" : "side",
+    mean: hashFields.get("mean") === "1",
+    open: hashFields.get("open") || "",
+    ask: hashFields.get("ask") || "",
+    change: hashFields.get("change") || "",
+    find: hashFields.get("find") || "",
     dark: hashFields.has("dark") ? hashFields.get("dark") === "1" : matchMedia("(prefers-color-scheme: dark)").matches,
   };
+  if (opening) Object.assign(state, opening);
   el.classList.add("qkv-look");
+  const showPage = besidePicture(el, model.get("picture") || "");
 
   const report = (/** @type {string} */ text) => (status.textContent = text);
+  /** Show a message for some seconds. @param {string} text */
+  const notify = (text) => {
+    report(text);
+    setTimeout(() => status.textContent === text && report(""), NOTICE);
+  };
   const onSelect = (/** @type {Detail} */ from) => (/** @type {number} */ query, /** @type {number} */ key) => {
-    state.query = query;
-    state.key = key;
-    const same = meta.views[state.view].queries.tokens.join(" ") === meta.views[Math.max(0, state.compare)].queries.tokens.join(" ");
-    if (from === first && state.compare >= 0 && same) second.go(query, key);
+    Object.assign(state, from.tokens());
+    if (from === first && state.compare >= 0 && !comparison.subtracts) follow(query, key);
+    questions.update(place());
     link();
   };
+  /** Select the pair of the second text that corresponds to a pair of the first. @param {number} query @param {number} key */
+  const follow = (query, key) => {
+    const [a, b] = [first.names, second.names];
+    if (!a || !b || second.element.hasAttribute("aria-busy")) return;
+    const counterpart = (/** @type {string[]} */ one, /** @type {string[]} */ other, /** @type {number} */ at) =>
+      alignTokens(one, other).find(([i]) => i === at)?.[1];
+    const row = counterpart(a.queries, b.queries, query);
+    if (row !== undefined) second.go(row, counterpart(a.keys, b.keys, key) ?? second.key);
+  };
+  /** The selected pair, for questions about it. */
+  const place = () => ({
+    ...first.selection, view: meta.views[state.view], index: state.view, layer: state.layer, head: comparison.head, dark: state.dark,
+  });
   /** Return the colour range of a picture. Maps that are shown side by side share a range.
    *  @param {Detail} detail @param {Detail} other @param {import("./range.js").Summary} summary */
   const rangeFor = (detail, other, summary) => {
-    const beside = state.compare >= 0 && other.map.mapData ? other.map.picture?.summary : null;
+    const beside = state.compare >= 0 && !comparison.subtracts && other.map.mapData ? other.map.picture?.summary : null;
     const range = rangeOf(beside ? mergeSummaries([summary, beside]) : summary, /** @type {any} */ (state.scale), state.top);
     if (beside && other.map.canvas.dataset.range !== JSON.stringify(range)) other.map.draw();
     return range;
@@ -66,40 +118,70 @@ function render({ model, el }) {
     state.part = first.map.place;
     link();
   });
-  const second = new Detail(source, () => {}, (text) => report(text), (summary) => rangeFor(second, first, summary), () => {});
+  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary), () => {});
+  // The maps replace these rows by those of the tokens of the link.
+  if (state.pin) first.map.pinned = 0;
+  if (state.beside) second.map.pinned = 0;
+  /** Note the pins of the maps that are shown. */
+  const notePins = () => {
+    if (first.mapData) state.pin = first.map.pinned !== null;
+    const { query, key } = second.tokens();
+    if (second.mapData && !second.element.hidden) state.beside = second.map.pinned === null ? "" : `${query},${key}`;
+  };
   const overview = new Overview((l, h) => selectHead(l, h));
+  const comparison = new Comparison(meta, source, state, {
+    refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectHead(l, h), report: (text) => report(text),
+  });
+  const questions = new Questions(meta, source, state, {
+    go: (view, layer, head, query, key) => goTo(view, layer, head, query, key),
+    goQuery: (query) => goTo(state.view, state.layer, state.head, query, state.key),
+    changed: () => link(),
+  });
   const status = createElement("div", { class: "status", role: "status" });
+  const lead = createElement("p", { class: "lead" });
   const note = createElement("p", { class: "hint" });
+  const roles = createElement("section", { class: "rolelist", "aria-label": "heads by role" });
   const legend = createElement("p", { class: "hint" });
   const details = createElement("div", { class: "details" }, [first.element, second.element]);
   const controls = createElement("div", { class: "controls" });
   el.replaceChildren(
-    createElement("div", { class: "head" }, [createElement("h1", { text: meta.title }), controls]),
+    createElement("div", { class: "head" }, [createElement("h1", { text: meta.title }), lead, controls]),
     createElement("div", { class: "body" }, [
-      createElement("nav", { "aria-label": "heads" }, [overview.element, legend, note, createElement("p", { class: "hint", text: KEYS })]), details,
+      createElement("nav", { "aria-label": "heads" }, [overview.element, roles, legend, note, createElement("p", { class: "hint keys", text: KEYS })]), details,
+      questions.element,
     ]),
     status,
   );
+  comparison.build();
 
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let linking;
+  /** whether another link is shown */
+  let left = false;
 
   /** Update the address, at most ten times per second, because browsers limit the rate. */
   function link() {
-    if (!linked || linking) return;
+    if (!linked || linking || left) return;
     linking = setTimeout(() => {
       linking = undefined;
       writeLink();
     }, 100);
   }
 
-  function writeLink() {
+  /** Return the state as the fragment of a link. */
+  function stateText() {
+    notePins();
     const hash = new URLSearchParams();
     for (const [name, value] of Object.entries(state)) {
-      if ((name === "compare" && value === -1) || (["top", "part"].includes(name) && !value)) continue;
+      if ((name === "compare" && value === -1) || (name === "top" && !value) || (name === "pairs" && value === "all") || (name === "pin" && !value) || value === "") continue;
+      if (["other", "how", "mean", "beside"].includes(name) && state.compare < 0) continue;
       hash.set(name, typeof value === "boolean" ? (value ? "1" : "0") : String(value));
     }
-    history.replaceState(null, "", `#${hash}`);
+    return hash.toString();
+  }
+
+  function writeLink() {
+    history.replaceState(null, "", `#${stateText()}`);
   }
 
   /** @param {number} layer @param {number} head */
@@ -107,31 +189,58 @@ function render({ model, el }) {
     state.layer = layer;
     state.head = head;
     overview.select(layer, head);
-    refresh();
+    return refresh();
+  }
+
+  /** Show a pair of a head, whose indices are those of tokens.
+   *  @param {number} view @param {number} layer @param {number} head @param {number} query @param {number} key */
+  function goTo(view, layer, head, query, key) {
+    const same = view === state.view;
+    Object.assign(state, { view, layer, head, query, key });
+    (same ? (overview.select(layer, head), refresh()) : restart()).then(() => {
+      questions.update(place());
+      link();
+    });
+  }
+
+  /** Select the head of a role, and a word that shows what it does. @param {number} layer @param {number} head @param {string} role */
+  async function selectRole(layer, head, role) {
+    await selectHead(layer, head);
+    const query = exampleWord(role, first.names?.queries || []);
+    if (query >= 0) first.query = query;
+    if (first.matrix) first.go(first.query, strongest(first.matrix, first.query, 1)[0]?.key ?? 0);
+    Object.assign(state, first.tokens());
+    link();
   }
 
   async function refresh() {
-    const options = { ...state, reduction: state.cell, palette: paletteOf(state.dark), maxTokens: state.compare >= 0 ? 200 : undefined };
+    notePins();
+    const two = state.compare >= 0 && !comparison.subtracts;
+    const options = { ...state, reduction: state.cell, palette: paletteOf(state.dark), selected: () => state, maxTokens: two ? 200 : undefined };
     try {
-      await show(first, state.view, options);
-      second.element.hidden = state.compare < 0;
-      details.classList.toggle("two", state.compare >= 0);
-      if (state.compare >= 0) await show(second, state.compare, options);
+      await show(first, state.view, state.layer, comparison.head, { ...options, subtract: comparison.subtracts ? comparison.target : null });
+      second.element.hidden = !two;
+      details.classList.toggle("two", two);
+      if (two) {
+        const target = comparison.target;
+        const [query, key] = state.beside.split(",").map(Number);
+        await show(second, target.index, target.layer, target.head, state.beside ? { ...options, selected: () => ({ query, key }) } : options);
+      }
+      questions.update(place());
+      search.mark();
       el.dataset.shown = `${state.view},${state.layer},${state.head}`;
+      showPage();
       report("");
     } catch (error) {
-      report(`This head could not be loaded: ${error instanceof Error ? error.message : error}`);
+      const { name, message } = error instanceof Error ? error : new Error(String(error));
+      report(name === "NoCommonTokens" ? message : `This head could not be loaded: ${message}`);
     }
     link();
   }
 
-  /** @param {Detail} detail @param {number} index @param {any} options */
-  function show(detail, index, options) {
+  /** @param {Detail} detail @param {number} index @param {number} layer @param {number} head @param {any} options */
+  function show(detail, index, layer, head, options) {
     const view = meta.views[index];
-    const layer = Math.min(state.layer, view.layers.length - 1);
-    const head = Math.min(state.head, view.layers[layer].heads.length - 1);
-    detail.query = state.query;
-    detail.key = state.key;
     return detail.show(view, index, layer, head, options);
   }
 
@@ -140,7 +249,9 @@ function render({ model, el }) {
 
   async function restart() {
     const view = meta.views[state.view];
+    comparison.build();
     el.dataset.theme = state.dark ? "dark" : "light";
+    lead.textContent = view.picture ? IMAGE_LEAD : LEAD;
     note.textContent = view.note || "";
     note.hidden = !view.note;
     state.layer = Math.min(state.layer, view.layers.length - 1);
@@ -148,7 +259,8 @@ function render({ model, el }) {
     overview.build(view.layers, (l, h) => {
       const roles = (view.roles[`${l},${h}`] || []).map((/** @type {any} */ role) => role.role).join(", ");
       return `${view.layers[l].name}, ${view.layers[l].heads[h]}${roles ? `: ${roles}` : ""}`;
-    });
+    }, (l, h) => markOf(view.roles?.[`${l},${h}`] || []));
+    fillRoles(roles, view.roles || {}, selectRole);
     overview.select(state.layer, state.head);
     thumbnails = source.thumbnails(state.view);
     await Promise.all([refresh(), paintOverview()]);
@@ -170,54 +282,67 @@ function render({ model, el }) {
 
   const views = meta.views.map((/** @type {any} */ view, /** @type {number} */ i) =>
     /** @type {[string, string]} */ ([String(i), meta.models > 1 ? `${view.name} (${view.model})` : view.name]));
-  const search = /** @type {HTMLInputElement} */ (createElement("input", {
-    type: "search", placeholder: "Find a word", "aria-label": "Find a word",
-    oninput: () => report(search.value ? `${first.queries.search(search.value)} found` : (first.queries.search(""), "")),
-    onkeydown: (/** @type {KeyboardEvent} */ event) => {
-      if (event.key !== "Enter" || !first.names) return;
-      const names = first.names.queries;
-      const text = search.value.trim().toLowerCase();
-      for (let step = 1; step <= names.length; step++) {
-        const at = (first.query + step) % names.length;
-        if (text && names[at].toLowerCase().includes(text)) {
-          first.go(at, first.key);
-          state.query = at;
-          link();
-          return;
-        }
-      }
-    },
-  }));
+  const search = new TextSearch(state.find, {
+    detail: first, view: () => meta.views[state.view], report: notify,
+    go: (query, key) => { first.go(query, key); Object.assign(state, first.tokens()); questions.update(place()); link(); },
+    changed: (text) => { state.find = text; link(); },
+  });
+  /** Select the pair that is shown, over which the pointer may have moved. */
+  const settle = () => { if (first.mapData) Object.assign(state, first.tokens()); };
+  const copyLink = () => {
+    settle();
+    writeLink();
+    const copied = navigator.clipboard?.writeText(location.href) ?? Promise.reject(new Error());
+    const where = !model.get("served") ? "" : ` on this machine while qkv runs${meta.html ? "; for colleagues, save the page as HTML" : ""}`;
+    copied.then(() => notify(`The link is copied. It restores this state${where}.`), () => notify(`Copy the address of this page. It restores this state${where}.`));
+  };
   const top = /** @type {HTMLInputElement} */ (createElement("input", {
     type: "number", min: 0, step: "any", class: "number", placeholder: "automatic", value: state.top || null, disabled: state.scale === "row",
     title: "Weight from which on the colour is darkest; empty: automatic",
     onchange: () => { state.top = Math.max(0, Number(top.value) || 0); refresh(); paintOverview(); },
   }));
-  const name = () => `attention-${state.layer}-${state.head}`;
-  const savers = /** @type {("png" | "svg" | "json")[]} */ (["png", "svg", "json"]).map((kind) =>
-    createElement("button", {
-      text: kind.toUpperCase(), "aria-label": `Save as ${kind.toUpperCase()}`,
-      onclick: () => save(first, name(), kind).catch((error) => report(error.message)),
-    }));
   controls.append(
     ...(views.length > 1 ? [
       createSelect("Text", views, String(state.view), (value) => { state.view = Number(value); restart(); }),
-      createSelect("Compare with", [["-1", "none"], ...views], String(state.compare), (value) => { state.compare = Number(value); refresh(); }),
     ] : []),
+    createSelect("Compare with", [["-1", "none"], ...(views.length > 1 ? views : /** @type {[string, string][]} */ ([["0", "another head"]]))],
+      String(state.compare), (value) => { state.compare = Number(value); comparison.build(); refresh(); }),
+    comparison.element,
+  );
+  if (meta.views.some((/** @type {any} */ one) => one.queries.segments && !one.levels)) {
+    controls.append(createSelect("Attention", PAIRS, /** @type {string} */ (state.pairs), (value) => { state.pairs = value; refresh(); }, "pairs"));
+  }
+  // On a narrow screen, the settings are folded so that the maps come first.
+  const settings = createElement("details", { class: "settings", open: el.clientWidth > 640 }, [createElement("summary", { text: "Settings and saving" })]);
+  controls.append(settings);
+  settings.append(
     createSelect("Scale", SCALES, /** @type {string} */ (state.scale), (value) => { state.scale = value; top.disabled = value === "row"; refresh(); paintOverview(); }, "scale"),
     createElement("label", { class: "control" }, [createElement("span", { text: "Colour limit" }), top]),
     createSelect("Cell value", REDUCTIONS, state.cell, (value) => { state.cell = value; refresh(); }),
     createCheckBox("Whole words", state.words, (on) => { state.words = on; refresh(); }),
     createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; refresh(); }),
+    createCheckBox("Lines between words", state.lines, (on) => { state.lines = on; refresh(); }),
+    ...(meta.views.some((/** @type {any} */ view) => view.values) ? [
+      createCheckBox("× norm of the value", state.values, (on) => { state.values = on; refresh(); }),
+    ] : []),
     createCheckBox("Dark", state.dark, (on) => { state.dark = on; restart(); }),
-    search,
-    createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
-      ...savers,
-      meta.html ? createElement("a", { href: meta.html, download: "attention.html", text: "HTML", "aria-label": "Save as HTML" }) : null,
-    ]),
+    search.element,
+    ...(linked ? [createElement("button", { class: "ask", text: "Copy link", onclick: copyLink })] : []),
+    saveControls({
+      details: () => (second.element.hidden ? [first] : [first, second]), overview, source, report, notify, element: el, lacking: missingParts(meta, {}),
+      link: () => { settle(); return stateText(); },
+      name: () => `attention-${comparison.fileName}`, title: () => meta.views[state.view].name,
+    }, meta.html),
   );
   // A link that is entered into the address of the open page. The page itself changes the address without this event.
-  if (linked) addEventListener("hashchange", () => render({ model, el }), { once: true });
+  if (linked) {
+    addEventListener("hashchange", (event) => {
+      // An update of the address that is still waiting must not replace the new link.
+      left = true;
+      clearTimeout(linking);
+      render({ model, el, hash: new URL(event.newURL).hash });
+    }, { once: true });
+  }
   const visited = state.part;
   restart().then(() => visited && first.map.visit(visited));
 }

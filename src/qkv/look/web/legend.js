@@ -31,13 +31,26 @@ export function fillLegend(place, range, palette, also = "") {
     colour.style.background = cssColour(palette, share);
     return createElement("span", { class: "control" }, [colour, createElement("span", { text })]);
   };
+  const middle = middleShare(range);
+  const shares = signed ? [-1, -middle, 0, middle, 1] : [0, middle, 1];
+  const ticks = createElement("span", { class: "ticks" }, shares.map((share, i) => {
+    const tick = createElement("span", { class: i === 0 ? "tick first" : i === shares.length - 1 ? "tick last" : "tick", text: label(share) });
+    tick.style.left = `${signed ? 50 + 50 * share : 100 * share}%`;
+    return tick;
+  }));
+  colours.append(ticks);
+  colours.classList.toggle("signed", signed);
   place.replaceChildren(
-    createElement("span", { text: label(signed ? -1 : 0) }),
     ...[signed ? end(false) : null, colours, end(true)].filter((part) => part !== null),
-    createElement("span", { text: label(1) }),
     ...(masked ? [swatch(-Infinity, "masked")] : []), ...(notFinite ? [swatch(NaN, "not a number")] : []),
     createElement("span", { class: "rule", text: describeRange(range) + also }),
   );
+}
+
+/** Return the share of the colour table that is labelled between 0 and the end: the middle of the colours that are not faint.
+ *  @param {import("./range.js").Range} range */
+export function middleShare({ scale }) {
+  return scale === "auto" ? (1 + FAINT) / 2 : 0.5;
 }
 
 /** Say in words what the colours mean. @param {import("./range.js").Range} range */

@@ -3,6 +3,7 @@
 import { createElement } from "./dom.js";
 import { pixels } from "./colour.js";
 import { NOT_SHARES, shadeOf, summarize, uniformWeight } from "./range.js";
+import { Pinch } from "./touch.js";
 
 /** The data of a map: a matrix in memory, or tiles loaded on demand.
  *  @typedef {Object} MapData
@@ -20,7 +21,7 @@ const MARGIN = { left: 92, top: 8, right: 10, bottom: 76 };
 const LABEL = 13;
 
 export class MapView {
-  /** @param {{hover: (row: number, column: number) => void, pick: (row: number, column: number) => void,
+  /** @param {{hover: (row: number, column: number) => void, pick: (row: number, column: number, click: boolean) => void,
    *    range: (summary: import("./range.js").Summary) => import("./range.js").Range, coloured: () => void,
    *    moved: () => void, label: string}} handlers `range` chooses the colour range of a picture, `coloured` is called
    *    when it changed, and `moved` when another part of the map is visible */
@@ -41,6 +42,8 @@ export class MapView {
      *  @type {[number, number, number, number]} */
     this.part = [0, 0, 1, 1];
     this.cursor = [0, 0];
+    /** the row that keeps its frame while the pointer is elsewhere @type {number | null} */
+    this.pinned = null;
     this.reduction = /** @type {"max" | "mean"} */ ("max");
     /** @type {import("./colour.js").Palette | null} */
     this.palette = null;
@@ -62,6 +65,11 @@ export class MapView {
     this.canvas.addEventListener("dragstart", (event) => event.preventDefault());
     this.canvas.addEventListener("wheel", (event) => this.#onWheel(event), { passive: false });
     this.canvas.addEventListener("keydown", (event) => this.#onKeyDown(event));
+    this.pinch = new Pinch(
+      this.canvas,
+      (factor, x, y) => this.zoom(1 / factor, this.at(new MouseEvent("move", { clientX: x, clientY: y })) || /** @type {any} */ (this.cursor)),
+      (x, y) => this.#pan(this.part[0], this.part[1], x, y),
+    );
     new ResizeObserver(() => this.draw()).observe(this.canvas);
   }
 
@@ -144,6 +152,8 @@ export class MapView {
     pen.drawImage(painted, box.x, box.y, box.width, box.height);
     this.#axes(pen, mapData);
     this.#cursor(pen);
+    // One finger scrolls the page unless the map is zoomed in.
+    canvas.style.touchAction = this.place ? "none" : "pan-x pan-y";
     if (canvas.dataset.part !== part.join(",")) {
       canvas.dataset.part = part.join(",");
       this.handlers.moved();
@@ -227,7 +237,8 @@ export class MapView {
     pen.clip();
     pen.strokeStyle = getComputedStyle(this.canvas).getPropertyValue("--mark");
     pen.lineWidth = 1;
-    pen.strokeRect(box.x, y, box.width, height);
+    const pinned = this.pinned === null || this.pinned === row ? y : y + ((this.pinned - row) / part[2]) * box.height;
+    pen.strokeRect(box.x, pinned, box.width, height);
     pen.lineWidth = 2;
     pen.strokeRect(x, y, width, height);
     pen.restore();
@@ -261,6 +272,16 @@ export class MapView {
     this.#keepInside();
   }
 
+  /** Move the visible part by pixels, and return whether it moved.
+   *  @param {number} top first row before @param {number} left @param {number} x @param {number} y */
+  #pan(top, left, x, y) {
+    const before = this.place;
+    this.part[0] = Math.round(top - (y / this.box.height) * this.part[2]);
+    this.part[1] = Math.round(left - (x / this.box.width) * this.part[3]);
+    this.#keepInside();
+    return this.place !== before;
+  }
+
   #keepInside() {
     const { mapData, part } = this;
     if (!mapData) return;
@@ -271,11 +292,10 @@ export class MapView {
 
   /** @param {PointerEvent} event */
   #onPointerMove(event) {
+    if (this.pinch.active) return;
     if (this.dragged && this.mapData) {
       const [x, y, top, left] = this.dragged;
-      this.part[0] = Math.round(top - ((event.clientY - y) / this.box.height) * this.part[2]);
-      this.part[1] = Math.round(left - ((event.clientX - x) / this.box.width) * this.part[3]);
-      this.#keepInside();
+      this.#pan(top, left, event.clientX - x, event.clientY - y);
       return;
     }
     const pair = this.at(event);
@@ -290,7 +310,7 @@ export class MapView {
   #onPointerDown(event) {
     const pair = this.at(event);
     if (!pair || !this.mapData) return;
-    this.handlers.pick(...pair);
+    this.handlers.pick(...pair, true);
     if (this.part[2] < this.mapData.rows || this.part[3] < this.mapData.columns) {
       this.dragged = [event.clientX, event.clientY, this.part[0], this.part[1]];
       this.canvas.setPointerCapture(event.pointerId);
@@ -325,7 +345,7 @@ export class MapView {
       ]);
       this.cursor = next;
       this.#follow();
-      this.handlers.pick(...next);
+      this.handlers.pick(...next, false);
     } else if (event.key === "+" || event.key === "=") this.zoom(0.5, [row, column]);
     else if (event.key === "-") this.zoom(2, [row, column]);
     else if (event.key === "0") this.resetZoom();

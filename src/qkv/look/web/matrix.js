@@ -10,20 +10,28 @@ import { halfUnit, MASKED } from "./codes.js";
  *  @property {(row: number, column: number) => number} error largest difference from the exact weight */
 
 /** Return lists of token indices, one for each group of tokens.
- *  @param {{tokens: string[], words: number[], special: boolean[]}} side
+ *  @param {{tokens: string[], words: number[], special: boolean[], segments?: number[]}} side
  *  @param {boolean} whole group the tokens of each word
- *  @param {boolean} hide leave out special tokens */
-export function groupsOf(side, whole, hide) {
+ *  @param {boolean} hide leave out special tokens
+ *  @param {number} [segment] leave out tokens that do not belong to this text of a pair */
+export function groupsOf(side, whole, hide, segment = -1) {
   /** @type {number[][]} */
   const groups = [];
   let last = -1;
   side.tokens.forEach((_, i) => {
-    if (hide && side.special[i]) return;
+    if ((hide && side.special[i]) || (segment >= 0 && side.segments?.[i] !== segment)) return;
     if (whole && groups.length && side.words[i] >= 0 && side.words[i] === last) groups[groups.length - 1].push(i);
     else groups.push([i]);
     last = side.words[i];
   });
   return groups;
+}
+
+/** Return the index of the group of a token, or of the nearest group after or before it if the token is left out.
+ *  @param {number[][] | undefined} groups undefined: each token is a group @param {number} token @param {number} count of groups */
+export function groupOfToken(groups, token, count) {
+  const at = groups ? groups.findIndex((group) => group[group.length - 1] >= token) : token;
+  return Math.max(0, Math.min(count - 1, at < 0 ? count : at));
 }
 
 /** Return the text of a group of tokens.
@@ -58,15 +66,16 @@ export function merge(weights, width, rows, columns) {
 }
 
 /** Return the function that bounds the error of a merged weight. The error of a single weight is 0, because its code
- *  has the digits that are shown.
+ *  has the digits that are shown, unless `always` is true.
  *  @param {Float32Array} weights before merging @param {number} width @param {number[][]} rows @param {number[][]} columns
+ *  @param {boolean} [always] @param {number[] | null} [factors] of each key, by which the weights are multiplied
  *  @returns {(row: number, column: number) => number} */
-export function errorOf(weights, width, rows, columns) {
+export function errorOf(weights, width, rows, columns, always = false, factors = null) {
   return (r, c) => {
     const [row, column] = [rows[r], columns[c]];
-    if (row.length * column.length === 1) return 0;
+    if (!always && row.length * column.length === 1) return 0;
     let sum = 0;
-    for (const i of row) for (const j of column) sum += halfUnit(weights[i * width + j]);
+    for (const i of row) for (const j of column) sum += halfUnit(weights[i * width + j]) * (factors ? factors[j] : 1);
     return sum / row.length;
   };
 }

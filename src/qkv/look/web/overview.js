@@ -18,21 +18,40 @@ export class Overview {
     /** @type {HTMLElement[][]} */
     this.cells = [];
     this.selected = [0, 0];
+    /** the picture, for figures
+     *  @type {{layers: Layer[], image: ImageData, range: import("./range.js").Range | null, side: number,
+     *    palette: import("./colour.js").Palette} | null} */
+    this.painted = null;
+    /** what the colours mean */
+    this.rule = "";
+    /** @type {Layer[]} */
+    this.layers = [];
   }
 
-  /** @param {Layer[]} layers @param {(layer: number, head: number) => string} label of a head */
-  build(layers, label) {
-    this.element.replaceChildren();
+  /** @param {Layer[]} layers @param {(layer: number, head: number) => string} label of a head
+   *  @param {(layer: number, head: number) => {text: string, common: boolean} | null} markOfHead */
+  build(layers, label, markOfHead) {
+    const most = Math.max(...layers.map((layer) => layer.heads.length));
+    // Many heads get smaller cells, so that a layer fits into a row.
+    this.element.style.setProperty("--heads", String(most));
+    this.element.classList.toggle("small", most > 16 || layers.length > 24);
+    const numbers = Array.from({ length: most }, (_, h) => createElement("span", { class: "number", role: "columnheader", text: String(h) }));
+    const header = createElement("div", { class: "heads", role: "row" }, [createElement("span", { class: "layer", role: "columnheader", text: "head" }), ...numbers]);
+    this.element.replaceChildren(header);
+    this.layers = layers;
     this.cells = layers.map((layer, l) => {
       const cells = layer.heads.map((head, h) =>
         createElement("button", {
-          class: "cell",
+          class: /^head \d+$/.test(head) ? "cell" : "cell named",
           role: "gridcell",
           tabindex: -1,
-          title: `${layer.name}, ${head}`,
+          title: label(l, h),
           "aria-label": label(l, h),
           onclick: () => this.onSelect(l, h),
-        }));
+        }, [
+          markElement(markOfHead(l, h)),
+          /^head \d+$/.test(head) ? null : createElement("span", { class: "name", text: head, "aria-hidden": "true" }),
+        ]));
       const name = createElement("span", { class: "layer", role: "rowheader", text: layer.name, title: layer.name });
       this.element.append(createElement("div", { class: "heads", role: "row" }, [name, ...cells]));
       return cells;
@@ -77,7 +96,9 @@ export class Overview {
     });
     const others = ranges.some(({ normalized }) => !normalized);
     const few = shared.length === 0;
-    return `Small maps: ${few ? "each has its own colour scale." : `one scale. ${describeRange(range)}${others ? " Maps whose rows do not sum to 1 have their own." : ""}`}`;
+    this.painted = { layers: this.layers, image, range: few ? null : range, palette, side };
+    this.rule = `Small maps: ${few ? "each has its own colour scale." : `one scale. ${describeRange(range)}${others ? " Maps whose rows do not sum to 1 have their own." : ""}`}`;
+    return this.rule;
   }
 
   /** @param {number} layer @param {number} head */
@@ -111,4 +132,9 @@ export class Overview {
     event.preventDefault();
     this.onSelect(next[0], Math.min(next[1], this.cells[next[0]].length - 1));
   }
+}
+
+/** @param {{text: string, common: boolean} | null} mark */
+function markElement(mark) {
+  return mark && createElement("span", { class: mark.common ? "mark quiet" : "mark", text: mark.text, "aria-hidden": "true" });
 }

@@ -1,70 +1,78 @@
-// Save the map as a PNG or SVG image, or the weights as JSON.
+// The controls that save a figure of the maps as PDF, SVG or PNG, or the weights as JSON.
 
 import { MASKED } from "./codes.js";
-import { pixels } from "./colour.js";
-import { download } from "./dom.js";
-import { describeRange } from "./legend.js";
-import { rowMaxima } from "./map.js";
-import { shadeOf } from "./range.js";
+import { createElement, createSelect, download } from "./dom.js";
 
 /** Maximum number of weights in a JSON file. */
 const MAX_WEIGHTS = 1_000_000;
+const WIDTHS = /** @type {[string, string][]} */ ([["3.5", "one column (3.5 in)"], ["7.2", "two columns (7.2 in)"], ["", "other width"]]);
+const CONTENTS = /** @type {[string, string][]} */ ([["map", "this map"], ["grid", "all heads"]]);
+const MIN_INCHES = 1.5;
+const MAX_INCHES = 50;
 
-/** @param {import("./detail.js").Detail} detail @param {string} name file name without suffix
- *  @param {"png" | "svg" | "json"} kind */
-export async function save(detail, name, kind) {
-  if (kind === "png") {
-    const blob = await new Promise((resolve) => detail.map.canvas.toBlob(resolve));
-    download(`${name}.png`, blob, "image/png");
-  } else if (kind === "svg") download(`${name}.svg`, svg(detail), "image/svg+xml");
-  else download(`${name}.json`, json(detail), "application/json");
+/** What the controls save.
+ *  @typedef {{details: () => import("./detail.js").Detail[], overview: import("./overview.js").Overview, source: import("./source.js").Source,
+ *    name: () => string, title: () => string, report: (text: string) => void, notify: (text: string) => void, link: () => string,
+ *    lacking: string[], element: HTMLElement}} Saved
+ *  `details` are the visible maps, the selected one first; `name` is a file name without suffix, `title` that of the grid;
+ *  `report` shows an error, `notify` a message; `link` returns the state, `lacking` names what the HTML file lacks */
+
+/** Create the controls.
+ *  @param {Saved} saved @param {string} [html] address of the page as one file */
+export function saveControls(saved, html) {
+  let content = "map";
+  const inches = /** @type {HTMLInputElement} */ (createElement("input", {
+    type: "number", min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5, class: "number", hidden: true, "aria-label": "Width in inches",
+  }));
+  const width = createSelect("Width", WIDTHS, "3.5", (value) => {
+    inches.hidden = value !== "";
+    if (value) inches.value = value;
+  });
+  const buttons = /** @type {("pdf" | "svg" | "png" | "json")[]} */ (["pdf", "svg", "png", "json"]).map((kind) =>
+    createElement("button", {
+      text: kind.toUpperCase(), "aria-label": `Save as ${kind.toUpperCase()}`,
+      onclick: () => {
+        saved.report("");
+        save(saved, content === "grid", Number(inches.value), kind).catch((error) => saved.report(`The file could not be saved: ${error.message}`));
+      },
+    }));
+  return createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
+    createSelect("Save", CONTENTS, content, (value) => { content = value; }), width, inches, ...buttons,
+    html ? htmlLink(saved, html) : null,
+  ]);
 }
 
-/** @param {string} text */
-function escaped(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+/** Create the link that saves the page in its current state. @param {Saved} saved @param {string} html */
+function htmlLink(saved, html) {
+  const link = createElement("a", {
+    href: html, download: "attention.html", text: "HTML", "aria-label": "Save as HTML",
+    onclick: () => {
+      link.setAttribute("href", `${html}?${saved.link()}`);
+      saved.notify(saved.lacking.length ? `attention.html opens in this state. It lacks ${saved.lacking.join(", ")}, which need this running page.` : "attention.html opens in this state.");
+    },
+  });
+  return link;
 }
 
-/** Return the map as SVG, with its cells as one embedded image.
- *  @param {import("./detail.js").Detail} detail */
-export function svg(detail) {
-  const { map } = detail;
-  const mapData = /** @type {import("./map.js").MapData} */ (map.mapData);
-  const [top, left, rows, columns] = map.part;
-  const down = Math.min(rows, 1024);
-  const across = Math.min(columns, 1024);
-  const cells = mapData.cells(map.part, down, across, map.reduction);
-  const canvas = document.createElement("canvas");
-  canvas.width = across;
-  canvas.height = down;
-  const range = /** @type {import("./range.js").Range} */ (map.range);
-  const palette = /** @type {import("./colour.js").Palette} */ (map.palette);
-  const image = pixels(cells, across, shadeOf(range), palette, rowMaxima(cells, across));
-  /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
-  const size = 14;
-  const scale = Math.min(1, 1000 / (Math.max(rows, columns) * size));
-  const step = size * scale;
-  const every = Math.ceil(11 / step);
-  const width = columns * step;
-  const height = rows * step;
-  const labels = [];
-  for (let i = 0; i < rows; i += every) {
-    labels.push(`<text x="-6" y="${(i + 0.5) * step}" text-anchor="end" dominant-baseline="middle">${escaped(mapData.query(top + i))}</text>`);
+/** @param {Saved} saved @param {boolean} grid @param {number} inches @param {"pdf" | "svg" | "png" | "json"} kind */
+async function save(saved, grid, inches, kind) {
+  if (!(inches >= MIN_INCHES && inches <= MAX_INCHES)) throw new Error(`The width must be between ${MIN_INCHES} and ${MAX_INCHES} inches.`);
+  const details = saved.details();
+  if (kind === "json") {
+    download(`${saved.name()}.json`, json(details[0]), "application/json");
+    saved.notify(`${saved.name()}.json is saved.`);
+    return;
   }
-  for (let i = 0; i < columns; i += every) {
-    labels.push(`<text transform="translate(${(i + 0.5) * step} ${height + 6}) rotate(-90)" text-anchor="end" dominant-baseline="middle">${escaped(mapData.key(left + i))}</text>`);
-  }
-  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-130 -24 ${Math.max(width, 560) + 150} ${height + 180}" font-family="sans-serif" font-size="11">
-<title>${escaped(detail.title.textContent || "")}</title>
-<text x="0" y="-10" font-weight="600">${escaped(detail.title.textContent || "")}</text>
-<image width="${width}" height="${height}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${canvas.toDataURL()}"/>
-<rect width="${width}" height="${height}" fill="none" stroke="#888" stroke-width=".5"/>
-${labels.join("\n")}
-<text x="${width / 2}" y="${height + 125}" text-anchor="middle" font-weight="600">key (attended)</text>
-<text x="0" y="${height + 145}">${escaped(describeRange(range))}</text>
-<text transform="translate(-112 ${height / 2}) rotate(-90)" text-anchor="middle" font-weight="600">query (attends)</text>
-</svg>
-`;
+  // Loaded when it is needed, so that the page opens sooner.
+  const [figure, writer, pdf] = await Promise.all([import("./figure.js"), import("./drawing.js"), import("./pdf.js")]);
+  const style = getComputedStyle(saved.element);
+  const theme = { paper: style.getPropertyValue("--paper").trim(), ink: style.getPropertyValue("--ink").trim() };
+  const drawing = grid ? figure.gridFigure(saved.overview, saved.title(), inches, theme) : figure.mapsFigure(details, inches, theme);
+  const name = grid ? "attention-heads" : saved.name();
+  if (kind === "svg") download(`${name}.svg`, writer.drawingToSvg(drawing), "image/svg+xml");
+  else if (kind === "png") download(`${name}.png`, await writer.drawingToPng(drawing), "image/png");
+  else download(`${name}.pdf`, await pdf.drawingToPdf(drawing, await saved.source.font()), "application/pdf");
+  saved.notify(`${name}.${kind} is saved.`);
 }
 
 /** @param {import("./detail.js").Detail} detail */

@@ -25,6 +25,8 @@ export class Tokens {
     this.names = [];
     this.first = 0;
     this.selected = 0;
+    /** marked tokens @type {Set<number>} */
+    this.hits = new Set();
   }
 
   /** @param {string[]} names @param {number} around @param {number} [maximum] */
@@ -40,6 +42,7 @@ export class Tokens {
       ...names.slice(first, first + maximum).map((text, i) =>
         createElement("span", { class: "token", role: "option", tabindex: -1, "data-at": first + i, text })),
     );
+    this.mark(this.hits);
     if (focused) this.#child(around)?.focus();
   }
 
@@ -82,17 +85,10 @@ export class Tokens {
     }
   }
 
-  /** Mark the tokens that contain a text, and return their number.
-   *  @param {string} text */
-  search(text) {
-    const query = text.trim().toLowerCase();
-    let count = 0;
-    for (const child of /** @type {any} */ (this.element.children)) {
-      const hit = query !== "" && child.textContent.toLowerCase().includes(query);
-      child.classList.toggle("hit", hit);
-      count += hit ? 1 : 0;
-    }
-    return count;
+  /** Mark tokens, also those that are shown later. @param {Set<number>} hits */
+  mark(hits) {
+    this.hits = hits;
+    for (const child of /** @type {any} */ (this.element.children)) child.classList.toggle("hit", hits.has(Number(child.dataset.at)));
   }
 
   /** @param {number} token @returns {HTMLElement | undefined} */
@@ -121,23 +117,40 @@ export class Tokens {
   }
 }
 
-/** Show the keys with the largest weights for a query as a table, which screen readers can read.
+/** Show the keys with the largest weights for a query as a table, which screen readers can read. Its rows are buttons,
+ *  between which the arrow keys move.
  *  @param {HTMLElement} place @param {string} query
- *  @param {{name: string, key: number, weight: number, error: number}[]} rows @param {(key: number) => void} onSelect */
-export function fillTable(place, query, rows, onSelect) {
-  const head = createElement("tr", {}, ["key", "position", "weight"].map((text) => createElement("th", { scope: "col", text })));
-  const lines = rows.map(({ name, key, weight, error }) => {
+ *  @param {{name: string, key: number, position: number, weight: number, error: number, text?: string}[]} rows @param {(key: number) => void} onSelect
+ *  @param {[string, string]} [titles] heading of the last column and caption */
+export function fillTable(place, query, rows, onSelect, titles = ["weight", `“${query}” attends to`]) {
+  const head = createElement("tr", {}, ["key", "position", titles[0]].map((text) => createElement("th", { scope: "col", text })));
+  const lines = rows.map(({ name, key, position, weight, error, text }) => {
     const line = createElement("tr", {}, [
-      createElement("th", { scope: "row", text: name }),
-      createElement("td", { text: String(key) }),
-      createElement("td", { text: formatWeight(weight, error) }),
+      createElement("th", { scope: "row" }, [createElement("button", { text: name, tabindex: -1 })]),
+      createElement("td", { text: String(position) }),
+      createElement("td", { text: text ?? formatWeight(weight, error) }),
     ]);
     line.addEventListener("click", () => onSelect(key));
     return line;
   });
+  // The same row stays focused when it selects its key.
+  const focused = Array.from(place.querySelectorAll("button")).findIndex((one) => one === document.activeElement);
   place.replaceChildren(
     createElement("table", {}, [
-      createElement("caption", { text: `“${query}” attends to` }), createElement("thead", {}, [head]), createElement("tbody", {}, lines),
+      createElement("caption", { text: titles[1] }), createElement("thead", {}, [head]), createElement("tbody", {}, lines),
     ]),
   );
+  const buttons = /** @type {any[]} */ (Array.from(place.querySelectorAll("button")));
+  buttons[Math.max(0, focused)]?.setAttribute("tabindex", "0");
+  if (focused >= 0) (buttons[focused] || buttons[0])?.focus();
+  buttons.forEach((button, i) => button.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    /** @type {Record<string, number>} */
+    const moves = { ArrowUp: i - 1, ArrowDown: i + 1, Home: 0, End: buttons.length - 1 };
+    const next = buttons[moves[event.key] ?? -1];
+    if (moves[event.key] === undefined) return;
+    event.preventDefault();
+    button.setAttribute("tabindex", next ? "-1" : "0");
+    next?.setAttribute("tabindex", "0");
+    next?.focus();
+  }));
 }

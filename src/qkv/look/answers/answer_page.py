@@ -1,0 +1,278 @@
+"""The class `AnswerPage`, which answers the requests of a page on which a query is moved over the rows of a table."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qkv.core.typing import Float
+from qkv.database.io.formatting import format_query
+from qkv.database.keys.queries import split_text
+from qkv.errors import OptionError, QkvError, QueryError
+from qkv.look.answers.answer_settings import KERNELS, AnswerSettings, AskArguments
+from qkv.look.answers.answer_texts import describe_answer
+from qkv.look.answers.query_axis import QueryAxis
+from qkv.look.answers.table_points import TablePoints
+from qkv.look.answers.table_source import TableSource
+
+if TYPE_CHECKING:
+    from qkv.database.answer import Answer
+    from qkv.database.protocol import Queryable
+
+__all__ = ["AnswerPage"]
+
+_NORMALIZERS = ("softmax", "sum", "mean", "hard", "sparsemax", "entmax15", "sigmoid", "identity")
+_TEXT_SCORES = ("names", "spelling", "jaro-winkler", "levenshtein", "token-set-ratio", "exact")
+_NUMBER_SCORES = (*KERNELS, "exact", "constant")
+_MOST_DRAWN = 1000
+"""Number of rows whose weights are drawn."""
+_MOST_COMPLETIONS = 2000
+_MOST_PLACES = 600
+"""Number of places of a curve that one request may ask for."""
+
+
+class AnswerPage:
+    """A database with the settings of a page, which answers the requests of the browser.
+
+    A key of one or two columns of numbers or dates has an axis or a map on which the query is moved; queries for other
+    keys are typed.
+
+    Args:
+        database: the database.
+        source: where the database comes from, for the command and the Python call that give the same answer.
+        query: the first query, as text; None: near the middle of the keys.
+        settings: the first settings.
+        printed: returns what `qkv ask` prints for an answer; None: the page does not show this.
+
+    Raises:
+        QueryError: the query does not fit the key, or the predicate fails.
+        OptionError: the name of a score or of a normalizer is unknown.
+    """
+
+    def __init__(
+        self,
+        database: Queryable,
+        source: TableSource | None = None,
+        *,
+        query: str | None = None,
+        settings: AnswerSettings | None = None,
+        printed: Callable[[Answer, int], str] | None = None,
+    ) -> None:
+        self.database, self.source = database, source or TableSource()
+        self.settings, self._printed = settings or AnswerSettings(), printed
+        self._lock = threading.Lock()
+        self._columns = database.complete_columns()
+        kinds = [column.kind for column in self._columns[:-1]]
+        numeric = len(kinds) <= 2 and all(kind in ("number", "timestamp") for kind in kinds)
+        first = query or self._typical_query()
+        self._first = self._ask(first, self.options(self.settings))
+        by_equality = any(note.startswith(("compared by equality", "compared by Exact")) for note in self._first.notes)
+        self.axes = tuple(map(QueryAxis.over, self._columns[:-1])) if numeric and not by_equality else ()
+        self.query = first if query or not self.axes else self.query_at([axis.middle for axis in self.axes])
+        self.points = TablePoints.of(database, self._columns, self.axes)
+
+    @property
+    def mode(self) -> str:
+        """How a query is given: on an "axis", on a "map", or "typed"."""
+        return ("typed", "axis", "map")[len(self.axes)]
+
+    def meta(self) -> dict[str, object]:
+        """Return what the browser needs before the first answer, as a dictionary that is valid JSON."""
+        kind = self._columns[0].kind
+        texts = any(column.kind in ("text", "category") for column in self._columns[:-1])
+        single = len(self._columns) == 2
+        scores = _NUMBER_SCORES if self.axes else _TEXT_SCORES if single and kind == "text" else ("exact",)
+        return {
+            "title": f"{self.database.name}: {', '.join(self.database.key)} → {self.database.value}",
+            "mode": self.mode,
+            "rows": len(self.database),
+            "left_out": self.database.table.num_rows - len(self.database),
+            "keys": [axis.meta() for axis in self.axes],
+            "key_names": list(self.database.key),
+            "value": self.points.value_meta(),
+            "query": self.query,
+            "settings": self.settings.__dict__,
+            "scores": list(scores),
+            "kernels": list(KERNELS) if self.axes else [],
+            "normalizers": list(_NORMALIZERS),
+            "lines": bool(self.axes) and not self.points.labels,
+            "bandwidth": self._chosen_bandwidth(),
+            "completions": self._completions() if texts and single else [],
+            "printed": self._printed is not None,
+        }
+
+    def respond(self, request: object) -> dict[str, object]:
+        """Return the response to a request of the browser, or `{"error": …}` with the reason why there is none.
+
+        Args:
+            request: `{"what": "answer", "settings": …, "query": …}`, with a text, or `"at"`, the coordinates of the
+                query, in place of `"query"`; `{"what": "points", "settings": …}`; or `{"what": "curve",
+                "settings": …, "places": …}`, a list of coordinates of queries.
+        """
+        try:
+            if not isinstance(request, dict):
+                raise OptionError(f"request must be an object, got {str(request)[:80]!r}. Reload the page.")
+            with self._lock:
+                return self._respond(request)
+        except QkvError as error:
+            return {"error": str(error)}
+
+    def _respond(self, request: dict[str, object]) -> dict[str, object]:
+        settings = AnswerSettings.parse(request.get("settings", {}))
+        options, what = self.options(settings), request.get("what")
+        if what == "points":
+            return self.points.read(options.get("where"))
+        if what == "curve":
+            return self._curve(_coordinates(request.get("places"), len(self.axes)), options)
+        if what != "answer":
+            raise OptionError(f"what must be 'answer', 'points' or 'curve', got {str(what)[:80]!r}. Reload the page.")
+        at, query = request.get("at"), request.get("query")
+        if at is not None:
+            query = self.query_at(_coordinates([at], len(self.axes))[0].tolist())
+        if not isinstance(query, str) or not query.strip():
+            raise QueryError("the query must not be empty. Type a query.")
+        return self.describe(query, options, bool(request.get("printed")))
+
+    def describe(self, query: str, options: AskArguments, printed: bool = False) -> dict[str, object]:
+        """Return the answer to a query as texts and coordinates, with the command and the call that give it.
+
+        Args:
+            query: the query.
+            options: the arguments of `Database.ask`.
+            printed: whether the text that `qkv ask` prints is included.
+        """
+        answer = self._ask(query, options)
+        # More rows are drawn than are listed. Rows of equal weight may be chosen differently, so both are asked.
+        more = answer.found and self.axes
+        drawn = self._ask(query, _with_top(options, self._drawn_rows(_MOST_DRAWN))) if more else answer
+        out = self._described(query, options, answer, drawn)
+        if printed and self._printed is not None:
+            out["printed"] = self._printed(answer, options["top"])
+        return out
+
+    def describe_all(self, queries: Sequence[str], options: AskArguments, most_drawn: int) -> list[dict[str, object]]:
+        """Return `describe` of several queries, in which at most `most_drawn` rows are drawn."""
+        answers = self.database.ask(list(queries), **options, printed=True)
+        drawn = self.database.ask(list(queries), **_with_top(options, self._drawn_rows(most_drawn)), printed=True)
+        every = zip(queries, answers, drawn, strict=True)
+        return [self._described(query, options, answer, more) for query, answer, more in every]
+
+    def _drawn_rows(self, most: int) -> int:
+        return min(self.database.table.num_rows, most)
+
+    def _described(self, query: str, options: AskArguments, answer: Answer, drawn: Answer) -> dict[str, object]:
+        out = describe_answer(answer, self.points)
+        out |= {"query": query, "shown": format_query(query, len(answer.keys))}
+        out["at"] = self.place_of(query)
+        out["command"] = self.source.shell(query, options)
+        out["call"] = self.source.python(query, options)
+        if answer.found:
+            out["drawn"] = self.points.weighted(drawn)
+        return out
+
+    def _ask(self, query: str, options: AskArguments) -> Answer:
+        # A list of one text is parsed as by the command line.
+        return self.database.ask([query], **options, printed=True)[0]
+
+    def picture(self) -> bytes:
+        """Return a picture of the first answer as a PNG file, see `plot_query`."""
+        from qkv.look.query_plot import plot_query
+
+        options = self.options(self.settings)
+        figure = plot_query(
+            self.database,
+            self._ask(self.query, options),
+            score=options.get("score"),
+            normalizer=options.get("normalizer"),
+            where=options.get("where"),
+            threshold=options.get("threshold"),
+            fit=options.get("fit"),
+        )
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png")
+        return stream.getvalue()
+
+    def options(self, settings: AnswerSettings) -> AskArguments:
+        """Return the arguments of `Database.ask` for some settings.
+
+        Raises:
+            OptionError: a number of the settings cannot be read.
+        """
+        kinds = {column.kind for column in self._columns[:-1]}
+        # Similarities are at most 1, so that the softmax needs a low temperature, see `keys.choose`.
+        return settings.options("0.02" if "text" in kinds else "0.05" if "vector" in kinds else "")
+
+    def _typical_query(self) -> str:
+        """Return the key of the row in the middle of the rows."""
+        row = len(self._columns[0].cells) // 2
+        texts = [column.text(row) for column in self._columns[:-1]]
+        return texts[0] if len(texts) == 1 else ",".join(f'"{text}"' if "," in text else text for text in texts)
+
+    def query_at(self, coordinates: Sequence[float]) -> str:
+        """Return the query at coordinates on the axes, as text."""
+        texts = [axis.text(each) for axis, each in zip(self.axes, coordinates, strict=True)]
+        # A part with a decimal comma is quoted.
+        return texts[0] if len(texts) == 1 else ",".join(f'"{text}"' if "," in text else text for text in texts)
+
+    def place_of(self, query: str) -> list[float] | None:
+        """Return the coordinates of a query on the axes, or None if it has none."""
+        if not self.axes:
+            return None
+        parts = split_text(query) if len(self.axes) > 1 else [query]
+        if len(parts) != len(self.axes):
+            return None
+        found = [axis.coordinate(part) for axis, part in zip(self.axes, parts, strict=True)]
+        return None if None in found else [each for each in found if each is not None]
+
+    def _curve(self, places: Float[np.ndarray, "n width"], options: AskArguments) -> dict[str, object]:
+        """Return the coordinates of the answers at some places of the axis or the map, and of their intervals."""
+        columns = [axis.axis.keys(places[:, i]) for i, axis in enumerate(self.axes)]
+        queries = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        answers = list(self.database.ask(queries, **_with_top(options, 1)))
+        return self.points.curve(answers)
+
+    def _chosen_bandwidth(self) -> list[float]:
+        """Return the bandwidths of the first answer in the units of the keys; empty if they are not chosen."""
+        for note in self._first.notes:
+            found = re.search(r"bandwidth \S+ \((.*)\)", note)
+            if found and self.axes:
+                return [float(re.split(r"\s", part)[0].replace(",", "")) for part in found[1].split(", ")]
+        return []
+
+    def _completions(self) -> list[str]:
+        column = self._columns[0]
+        texts = column.original if column.original is not None else column.cells
+        return list(dict.fromkeys(map(str, texts.tolist())))[:_MOST_COMPLETIONS]
+
+    @cached_property
+    def title(self) -> str:
+        """The title of the page."""
+        return str(self.meta()["title"])
+
+
+def _with_top(options: AskArguments, top: int) -> AskArguments:
+    out = options.copy()
+    out["top"] = top
+    return out
+
+
+def _coordinates(places: object, width: int) -> Float[np.ndarray, "n width"]:
+    """Return the coordinates in a request as a matrix.
+
+    Raises:
+        OptionError: they are not a list of at most 600 places with a finite number for each axis.
+    """
+    try:
+        out = np.array(places, np.float64)
+        valid = out.ndim == 2 and out.shape[1] == width > 0 and len(out) <= _MOST_PLACES and np.isfinite(out).all()
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise OptionError(f"places must be lists of {width} finite numbers, got {str(places)[:80]!r}. Reload the page.")
+    return out

@@ -1,0 +1,212 @@
+"""A static gallery of attention pages and pages of answers, which works from disk and from any web host."""
+
+from __future__ import annotations
+
+import html
+import io
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+import numpy as np
+
+from qkv.core.files import write_atomic
+from qkv.core.progress import Progress, report
+from qkv.database.database import Database
+from qkv.errors import DataError
+from qkv.look.answers.answer_page import AnswerPage
+from qkv.look.answers.saved_answers import export_answers
+from qkv.look.answers.table_source import TableSource
+from qkv.look.bundle import read_web_file
+from qkv.look.difference import difference
+from qkv.look.html_export import export_html
+from qkv.look.page import Page
+from qkv.look.text_model import load_text_model
+from qkv.look.text_views import text_views
+from qkv.look.view_plot import plot_view
+from qkv.look.views import View
+
+__all__ = ["write_gallery"]
+
+_OWNER = "When he saw his owner, the dog was happy"
+_HANS = "Hans said that he likes Mary because she is kind"
+_BANK = "He sat on the bank of the river", "He took money from the bank"
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A page of the gallery that opens on the weight of one pair of tokens in one head.
+
+    Attributes:
+        name: name of the file, without its suffix.
+        title: title of the page.
+        text: the text.
+        layer, head: indices of the head; of the aggregated maps, the layer is −1.
+        query, key: the pair, as tokens.
+        see: what to see; the weight of the pair is added.
+    """
+
+    name: str
+    title: str
+    text: str
+    layer: int
+    head: int
+    query: str
+    key: str
+    see: str
+
+
+_PAIRS = (
+    _Pair("previous", "The previous token", _OWNER, 0, 2, "owner", "his", "A token attends to the one before it."),
+    _Pair("next", "The next token", _OWNER, 1, 8, "the", "dog", "A token attends to the one after it."),
+    _Pair("pronoun", "A pronoun and its name", _HANS, 1, 3, "he", "hans", "The pronoun attends to the name."),
+    _Pair(
+        "second-pronoun",
+        "Another pronoun",
+        _HANS,
+        5,
+        11,
+        "she",
+        "mary",
+        "A head of the last layer, for the other pronoun.",
+    ),
+    _Pair("sink", "An attention sink", _OWNER, 1, 11, "dog", "[CLS]", "Weight goes to a token without meaning."),
+    _Pair("broad", "A broad head", _OWNER, 0, 0, "dog", "owner", "No token has much of the weight."),
+    _Pair(
+        "rollout",
+        "Six layers at once",
+        _HANS,
+        -1,
+        1,
+        "she",
+        "mary",
+        "Rollout multiplies the layers, which spreads the weight.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class _Card:
+    """A page that is written, with its address, its title, what to see, and the picture of its thumbnail."""
+
+    name: str
+    address: str
+    title: str
+    see: str
+    picture: bytes
+
+
+def write_gallery(folder: str | os.PathLike[str], progress: Progress | None = None) -> Path:
+    """Write ten pages about the model all-MiniLM-L6-v2 and about answers of tables, with an index page.
+
+    Args:
+        folder: a folder that does not exist or is empty.
+        progress: called as `progress("writing the gallery", done, 10)`.
+
+    Returns:
+        The path of the index page.
+
+    Raises:
+        DataError: the folder is not empty, or a file cannot be written.
+        MissingPackageError: transformers, matplotlib or the model's package is not installed.
+    """
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise DataError(f"the folder of the gallery must be new or empty, got {str(target)!r}. Name another folder.")
+    model = load_text_model(None)
+    target.mkdir(parents=True, exist_ok=True)
+    views: dict[str, View] = {}
+
+    def view_of(text: str) -> View:
+        if text not in views:
+            (view,) = text_views(model, [text])
+            assert isinstance(view, View)
+            views[text] = view
+        return views[text]
+
+    cards = []
+    for card in _write_pages(target, view_of):
+        cards.append(card)
+        report(progress, "writing the gallery", len(cards), len(_PAIRS) + 3)
+    for card in cards:
+        _write(target / f"{card.name}.png", card.picture)
+    _write(target / "index.html", _index(cards).encode())
+    return target / "index.html"
+
+
+def _write_pages(target: Path, view_of: Callable[[str], View]) -> Iterator[_Card]:
+    for pair in _PAIRS:
+        view = view_of(pair.text)
+        layer = pair.layer % len(view.layers)
+        tokens = [token.lower() for token in view.queries.tokens]
+        query, key = tokens.index(pair.query.lower()), tokens.index(pair.key.lower())
+        weight = float(view.weights(layer, pair.head)[query, key])
+        head = f"{view.layers[layer].name}, {view.layers[layer].heads[pair.head]}"
+        see = f"{pair.see} In {head}, “{pair.query}” gives {weight:.0%} of its weight to “{pair.key}”."
+        export_html(Page.from_views(view, pair.title), target / f"{pair.name}.html")
+        place = {"view": 0, "layer": layer, "head": pair.head, "query": query, "key": key}
+        picture = _picture(view, layer, pair.head)
+        yield _Card(pair.name, f"{pair.name}.html#{urlencode(place)}", pair.title, see, picture)
+    yield _write_comparison(target, *map(view_of, _BANK))
+    yield from _write_answers(target)
+
+
+def _write_comparison(target: Path, river: View, money: View) -> _Card:
+    """Write the page of two texts, which opens on the head that differs most between them."""
+    (most,) = difference(river, money).heads(1)
+    layer, head = most.layer, most.head
+    export_html(Page.from_views([river, money], "Two meanings of a word"), target / "two-texts.html")
+    bank = river.queries.tokens.index("bank")
+    place = {"view": 0, "layer": layer, "head": head, "compare": 1, "query": bank, "key": bank}
+    see = (
+        f"The same head in two texts, side by side. Of all heads, {river.layers[layer].name}, "
+        f"{river.layers[layer].heads[head]} differs most between the bank of a river and the bank with money."
+    )
+    address = f"two-texts.html#{urlencode(place)}"
+    return _Card("two-texts", address, "Two meanings of a word", see, _picture(river, layer, head))
+
+
+def _write_answers(target: Path) -> Iterator[_Card]:
+    """Write two pages of answers, with the tables to which their commands refer."""
+    random = np.random.default_rng(0)
+    x = np.sort(random.uniform(0, 5, 120)).round(2)
+    y = (2 * np.sin(x) + x**0.8 + random.normal(0, 0.5, 120)).round(2)
+    across, up = random.uniform(0, 10, (2, 300)).round(1)
+    height = (np.sin(across / 2) * np.cos(up / 3) * 100 + random.normal(0, 10, 300) + 300).round(0)
+    tables = (
+        ("curve", "A soft query", {"x": x, "y": y}, "x", "y", "2.5", "Drag the line: rows near it have weight, and the "
+         "answer is their mean. A larger bandwidth smooths, a smaller one follows the noise."),
+        ("map", "A soft query on a map", {"east": across, "north": up, "height": height}, "east,north", "height", "5,5",
+         "Move the marker: rows around it have weight. With one neighbour, the map falls into cells."),
+    )  # fmt: skip
+    for name, title, table, key, value, query, see in tables:
+        rows = zip(*table.values(), strict=True)
+        lines = [",".join(table), *(",".join(f"{cell:g}" for cell in row) for row in rows)]
+        _write(target / f"{name}.csv", ("\n".join(lines) + "\n").encode())
+        database = Database.open(target / f"{name}.csv", key, value, cache=False)
+        source = TableSource.of_file(f"{name}.csv", database.key, value)
+        page = AnswerPage(database, source, query=query)
+        export_answers(page, target / f"{name}.html")
+        yield _Card(name, f"{name}.html", title, see, page.picture())
+
+
+def _picture(view: View, layer: int, head: int) -> bytes:
+    stream = io.BytesIO()
+    plot_view(view, layer, head, width="single", title="").savefig(stream, format="png", dpi=120)
+    return stream.getvalue()
+
+
+def _write(path: Path, content: bytes) -> None:
+    write_atomic(path, lambda stream: stream.write(content), "the gallery")
+
+
+def _index(cards: list[_Card]) -> str:
+    """Return the HTML text of the index page, which has no scripts."""
+    items = "".join(
+        f'<li><a href="{html.escape(card.address)}"><img src="{card.name}.png" alt="" loading="lazy">'
+        f"<strong>{html.escape(card.title)}</strong></a><p>{html.escape(card.see)}</p></li>\n"
+        for card in cards
+    )
+    return read_web_file("gallery.html").replace("<!-- items -->\n", items)

@@ -1,0 +1,328 @@
+"""Questions that run the model of a view again: the effect of changed heads, and query and key of one pair."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from qkv.core.typing import Float, Int
+from qkv.errors import DataError, OptionError
+from qkv.look.predictions import COUNT, Predictions, TargetKind, predict, token_names
+from qkv.look.quantize import to_numpy
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from qkv.core.typing import Shaped, Tensor
+    from qkv.interop.huggingface.attention_record import AttentionRecord
+    from qkv.look.views import View
+
+__all__ = ["Effect", "LiveModel", "PairProduct", "call_module", "effect", "output_rows", "pair"]
+
+_LOCK = threading.RLock()
+"""Held while a model runs, because the server answers several requests at once and hooks change the model."""
+
+
+class PairProduct(NamedTuple):
+    """Query and key vector of one pair of tokens, and the parts of its weight.
+
+    Attributes:
+        query: `(width,)`, after the rotation of rotary embeddings.
+        key: `(width,)`.
+        product: `(width,)`, scale · query · key of each dimension; the sum is the scaled dot product.
+        scale: factor of the dot product.
+        logit: the logit of the pair; it differs from the sum of `product` by soft caps and position biases, and is
+            −∞ for masked pairs.
+        weight: the attention weight.
+        value_norm: Euclidean norm of the value of the key.
+    """
+
+    query: Float[np.ndarray, " width"]
+    key: Float[np.ndarray, " width"]
+    product: Float[np.ndarray, " width"]
+    scale: float
+    logit: float
+    weight: float
+    value_norm: float
+
+    def meta(self) -> dict[str, object]:
+        """Return the pair as a JSON-serializable dictionary, in which the logit of a masked pair is None."""
+        return {
+            **{name: [float(f"{x:.6g}") for x in getattr(self, name)] for name in ("query", "key", "product")},
+            **{name: float(f"{getattr(self, name):.6g}") for name in ("scale", "weight", "value_norm")},
+            "logit": float(f"{self.logit:.6g}") if np.isfinite(self.logit) else None,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Effect:
+    """Outputs of a model before and after a change of heads.
+
+    Attributes:
+        before: `(q, vocabulary)` logits, or `(q, width)` vectors of the last layer of a model without language model
+            head.
+        after: the same with changed heads.
+        predictions: predictions of the unchanged and of the changed model; None without language model head.
+        divergence: `(q,)`, Kullback-Leibler divergence Σ p log(p / p′) of the changed from the unchanged distribution,
+            in nats; for vectors the relative change ‖after − before‖ / ‖before‖.
+        tokenizer: tokenizer of the model; None without language model head.
+    """
+
+    before: Float[Tensor, "q outputs"] = field(repr=False)
+    after: Float[Tensor, "q outputs"] = field(repr=False)
+    predictions: tuple[Predictions, Predictions] | None
+    divergence: Float[np.ndarray, " q"]
+    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
+
+    def tokens(self, query: int, count: int = COUNT) -> list[tuple[str, float, float]]:
+        """Return the most probable tokens at a query with their probabilities before and after the change.
+
+        The list is the union of the `count` most probable tokens before and of those after, by decreasing probability
+        before. It is empty for a model without language model head.
+        """
+        if self.tokenizer is None:
+            return []
+        before, after = (logits[query].softmax(dim=-1).cpu().numpy() for logits in (self.before, self.after))
+        listed = {int(i) for shares in (before, after) for i in np.argsort(-shares, kind="stable")[:count]}
+        order = sorted(listed, key=lambda i: -before[i])
+        names = token_names(self.tokenizer, order)
+        return [(name, float(before[i]), float(after[i])) for name, i in zip(names, order, strict=True)]
+
+    @property
+    def loss(self) -> tuple[float, float] | None:
+        """Mean −log probability of the targets before and after, in nats; None without language model head."""
+        return None if self.predictions is None else (self.predictions[0].loss, self.predictions[1].loss)
+
+
+@dataclass(frozen=True, eq=False)
+class LiveModel:
+    """A model with the inputs of one view.
+
+    Attributes:
+        module: the model.
+        inputs: inputs of its `forward`: keyword arguments as a mapping, positional arguments as a tuple or list, or one
+            tensor.
+        layers: name of the attention module of each layer of the view.
+        first_row: row of the model's output that belongs to the first query of the view.
+        first_query: query of the attention layers that is the first query of the view.
+        targets: `(q,)`, id of the token that each query should predict; −1: none.
+        kind: what the logits of a query predict; None: the outputs are not logits.
+        tokenizer: the tokenizer, for the texts of predicted tokens.
+        element: index into the batch.
+        queries: number of queries of the view, which must be that of the rows of the output; None: not checked.
+    """
+
+    module: torch.nn.Module
+    inputs: object
+    layers: tuple[str, ...]
+    first_row: int = 0
+    first_query: int = 0
+    targets: Int[np.ndarray, " q"] | None = None
+    kind: TargetKind | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    element: int = 0
+    queries: int | None = None
+    _last: dict[tuple[tuple[tuple[int, int], float], ...], Effect] = field(default_factory=dict, repr=False)
+
+    def effect(self, factors: Mapping[tuple[int, int], float]) -> Effect:
+        """Run the model with scaled heads, and compare its output with that of the unchanged model.
+
+        Args:
+            factors: factor of the output of each head, by index of layer and head in the view; 0 ablates a head.
+
+        Raises:
+            OptionError: a layer or head does not exist.
+            DataError: a layer does not use the attention interface of transformers.
+        """
+        key = tuple(sorted(factors.items()))
+        with _LOCK:
+            # Imports are within the lock, because threads of Python 3.11 must not parse source at the same time.
+            from qkv.interop import scale_heads
+
+            if key not in self._last:
+                named: dict[tuple[str | int, int], float] = {}
+                for (layer, head), factor in factors.items():
+                    named[self._layer(layer), head] = factor
+                before = self._rows()
+                with scale_heads(self.module, named):
+                    after = self._rows()
+                # One change at a time is in memory: its rows are requested one after the other.
+                self._last.clear()
+                self._last[key] = self._compare(before, after)
+            return self._last[key]
+
+    def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
+        """Return query, key and product of one pair of tokens, dimension by dimension.
+
+        Args:
+            layer: index of the layer.
+            head: index of the head.
+            query: index of the query in the view.
+            key: index of the key.
+
+        Raises:
+            OptionError: the layer, head, query or key does not exist.
+            DataError: the layer computes attention in its own code, or its score is not a scaled dot product.
+        """
+        found: list[AttentionRecord] = []
+        name = self._layer(layer)
+        with _LOCK:
+            from qkv.interop import record
+
+            with record(self.module, [], layers=name, save_inputs=True, consume=lambda _, call: found.append(call)):
+                self._run()
+        # A module that several layers share is called once for each.
+        call = found[self.layers[:layer].count(name)] if found else None
+        saved = None if call is None else call.saved
+        if call is None or saved is None or saved.value_norms is None:
+            raise DataError(
+                f"layer must use the attention interface of transformers, got {name!r}, whose queries and keys cannot "
+                "be read. Choose another layer or model."
+            )
+        row = query + self.first_query
+        if not (0 <= head < call.output_shape[2] and 0 <= row < call.queries and 0 <= key < call.keys):
+            raise OptionError(f"head, query and key must exist in layer {name!r}, got {head}, {query} and {key}.")
+        bound = saved.bind(self.element, head)
+        scale = _scale_of(saved.call.options["score"], bound.query.shape[-1])
+        q, k = (to_numpy(array, np.float64)[i] for array, i in ((bound.query, row), (bound.key, key)))
+        logits = bound.logits((row, row + 1), (key, key + 1))
+        return PairProduct(
+            q,
+            k,
+            scale * q * k,
+            scale,
+            float("-inf") if logits is None else float(logits),
+            float(saved.tile(self.element, head, (row, row + 1), (key, key + 1))),
+            float(saved.value_norms[self.element, head, key]),
+        )
+
+    def _layer(self, layer: int) -> str:
+        if not 0 <= layer < len(self.layers):
+            raise OptionError(
+                f"layer must be between 0 and {len(self.layers) - 1}, got {layer}. Maps over all heads have no model."
+            )
+        return self.layers[layer]
+
+    def _run(self) -> object:
+        import torch
+
+        with torch.no_grad():
+            return call_module(self.module, self.inputs)
+
+    def _rows(self) -> Float[Tensor, "q outputs"]:
+        rows = output_rows(self._run(), self.first_row, self.element)
+        if self.queries is not None and len(rows) != self.queries:
+            raise DataError(
+                f"the model must return one row for each query of the view, {self.queries}, got {len(rows)} rows. "
+                "Choose a view of the layers from which the output is computed."
+            )
+        return rows if self.targets is None else rows[: len(self.targets)]
+
+    def _compare(self, before: Float[Tensor, "q outputs"], after: Float[Tensor, "q outputs"]) -> Effect:
+        if self.kind is None or self.targets is None or self.tokenizer is None:
+            change = (after - before).norm(dim=-1) / before.norm(dim=-1).clamp(min=1e-30)
+            return Effect(before, after, None, change.double().cpu().numpy())
+        logs, changed = before.log_softmax(dim=-1), after.log_softmax(dim=-1)
+        divergence = (logs.exp() * (logs - changed)).sum(dim=-1).clamp(min=0)
+        both = (
+            predict(before, self.targets, self.kind, self.tokenizer),
+            predict(after, self.targets, self.kind, self.tokenizer),
+        )
+        return Effect(before, after, both, divergence.double().cpu().numpy(), self.tokenizer)
+
+
+def effect(view: View, factors: Mapping[tuple[int, int], float]) -> Effect:
+    """Return how the outputs of the model of a view change if heads are ablated or scaled.
+
+        output_h = factor_h · Σ_j weight_hj · value_hj        before the output projection
+
+    Args:
+        view: a view of a text that was made with a model, such as those of `qkv.look.text_views.text_views`.
+        factors: factor of each head, by index of layer and head; 0 ablates a head.
+
+    Raises:
+        DataError: the view has no model, or a layer does not use the attention interface of transformers.
+        OptionError: a layer or head does not exist.
+
+    Example:
+        >>> result = effect(view, {(0, 3): 0.0})  # doctest: +SKIP
+        >>> result.loss  # doctest: +SKIP
+        (3.1, 3.4)
+    """
+    return _live(view).effect(factors)
+
+
+def pair(view: View, layer: int, head: int, query: int, key: int) -> PairProduct:
+    """Return query, key and their product dimension by dimension for one pair of tokens of a view.
+
+        weight = softmax over keys of (Σ_d scale · query_d · key_d + bias)
+
+    Args:
+        view: a view of a text that was made with a model.
+        layer: index of the layer.
+        head: index of the head.
+        query: index of the query.
+        key: index of the key.
+
+    Raises:
+        DataError: the view has no model, or the model computes attention in its own code.
+        OptionError: the layer, head, query or key does not exist.
+
+    Example:
+        >>> parts = pair(view, 0, 3, 5, 2)  # doctest: +SKIP
+        >>> abs(parts.product).argsort()[::-1][:3]  # dimensions that decide  # doctest: +SKIP
+        array([17,  4, 60])
+    """
+    return _live(view).pair(layer, head, query, key)
+
+
+def call_module(module: Callable[..., object], inputs: object) -> object:
+    """Call a module with keyword arguments from a mapping, positional arguments from a tuple or list, or one array."""
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
+
+
+def output_rows(output: object, first_row: int = 0, element: int = 0) -> Float[Tensor, "q outputs"]:
+    """Return the logits of a model's output, or the vectors of its last layer, of one batch element in float32."""
+    import torch
+
+    found: Shaped[torch.Tensor, "*_"] | None = None
+    for name in ("logits", "last_hidden_state"):
+        found = getattr(output, name, None) if found is None else found
+    if found is None and isinstance(output, torch.Tensor):
+        found = output
+    if found is None or found.ndim != 3:
+        raise DataError(
+            "the model must return logits or last_hidden_state of shape (batch, tokens, …), got "
+            f"{type(output).__name__}. Use a model whose output has one row for each token."
+        )
+    return found[element, first_row:].float()
+
+
+def _live(view: View) -> LiveModel:
+    if view.live is None:
+        raise DataError(
+            f"view must have been made with a model, got {view.name!r} without one. Make it with "
+            "qkv.look.text_views.text_views(load_text_model(folder), [text])."
+        )
+    return view.live
+
+
+def _scale_of(score: object, width: int) -> float:
+    """Return the factor of the inner product in a score that may have a bias and a soft cap."""
+    from qkv.scores import Biased, ScaledDot, Softcap
+
+    while isinstance(score, (Biased, Softcap)):
+        score = score.score
+    if not isinstance(score, ScaledDot):
+        raise DataError(
+            f"the score of the layer must be a scaled dot product, got {type(score).__name__}. Its dimensions cannot "
+            "be separated."
+        )
+    return float(width**-0.5 if score.scale is None else score.scale)

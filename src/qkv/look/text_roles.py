@@ -1,0 +1,199 @@
+"""Find the roles of attention heads in one text, and choose the head and the words that a page shows first.
+
+A role that is found in a single text describes this text alone: `qkv roles` measures roles over many sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from qkv.core.typing import Bool, Float
+from qkv.look.quantize import MASKED, code_table, dequantize
+from qkv.look.roles.scoring import target_keys
+from qkv.look.views import ALL_HEADS, HeadRole, LayerMaps, Opening, TokenAxis, View
+
+__all__ = ["content_words", "mark_roles", "text_roles"]
+
+_CLEAR = 0.5
+"""Minimum score of a role that is named for any number of heads."""
+_MARGIN = 0.1
+"""Minimum difference from the baseline, as in `RoleTable.labels`."""
+_BROAD = 0.9
+_PLAIN_ROLES = ("pronoun", "previous", "next", "duplicate", "induction", "coreference")
+"""Roles that depend on the words; a page does not open on heads that attend to the first or to all tokens."""
+
+_PRONOUN_LIST = "he she it they him her them his hers its their theirs himself herself itself themselves who whom"
+_FUNCTION_LIST = """a about after all also although am an and any are as at be because been before being both but by can
+could did do does doing down each every few for from further had has have having here how i if in into is just me more
+most my no nor not now of off on once only or other our out over own same should so some such than that the then there
+these this those through to too under until up very was we were what when where which while whose why will with would
+you your"""
+_PRONOUNS = frozenset(_PRONOUN_LIST.split())
+_FUNCTION_WORDS = _PRONOUNS | frozenset(_FUNCTION_LIST.split())
+
+
+def text_roles(view: View) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
+    """Return the roles of the heads of a view of self-attention in its text, by layer and head.
+
+    The score of a positional role is the mean weight of its target keys, as in `qkv.look.roles.measure_roles`; that of
+    `pronoun` is the mean over the English pronouns of their largest weight on a word that is neither a pronoun nor
+    another function word; that of `broad` is the entropy relative to uniform weights. The baseline is the score of
+    uniform weights. A head has each role with a score of at least 0.5 (`broad`: 0.9) that exceeds the baseline by 0.1;
+    the head of largest score has each role whose baseline it exceeds by 0.1.
+
+    Args:
+        view: a view whose queries and keys are the same tokens; other views give no roles.
+
+    Example:
+        >>> weights = np.eye(4, k=-1)[None, None] + np.eye(4)[:1] * np.eye(4)[:, :1]
+        >>> view = View.from_weights(weights, ["the", "dog", "was", "happy"])
+        >>> text_roles(view)[0, 0][0].role
+        'previous'
+    """
+    if view.keys is not None or len(view.queries.tokens) < 3 or view.queries.numbered or view.queries.grid is not None:
+        return {}
+    found: dict[str, dict[tuple[int, int], tuple[float, float]]] = {}
+    for i, layer in enumerate(view.layers):
+        if layer.name == ALL_HEADS or not all(one.normalized for one in layer.ranges):
+            continue
+        for role, (scores, baseline) in _layer_scores(layer, view.queries).items():
+            for head, score in enumerate(scores.tolist()):
+                found.setdefault(role, {})[i, head] = score, baseline
+    roles: dict[tuple[int, int], list[HeadRole]] = {}
+    for role, heads in found.items():
+        best = max(heads, key=lambda place: heads[place][0])
+        for place, (score, baseline) in heads.items():
+            clear = score >= baseline + _MARGIN and (score >= _CLEAR or place == best)
+            if score >= _BROAD if role == "broad" else clear:
+                roles.setdefault(place, []).append(HeadRole(role, round(score, 3), round(baseline, 3)))
+    return {head: tuple(sorted(one, key=lambda role: -role.score)) for head, one in roles.items()}
+
+
+def mark_roles(view: View, measured: Mapping[tuple[int, int], Sequence[HeadRole]] | None = None) -> View:
+    """Return a view with the roles of its heads, which opens on the head of the clearest role and on a content word.
+
+    Args:
+        view: the view.
+        measured: roles measured over many sentences, from `RoleTable.labels`, which replace those of the text; None:
+            the roles are found by `text_roles`.
+    """
+    roles = text_roles(view) if measured is None else {head: tuple(one) for head, one in measured.items() if one}
+    return replace(view, roles=roles, opening=_opening(view, roles))
+
+
+def content_words(axis: TokenAxis) -> list[list[int]]:
+    """Return the tokens of each word that is neither special nor a function word of English, in the order of the text.
+
+    Example:
+        >>> content_words(TokenAxis.from_words(["the", "dog", "was", "happy", "."]))
+        [[1], [3]]
+    """
+    return [group for text, group in _words(axis) if len(text) > 1 and text.isalpha() and text not in _FUNCTION_WORDS]
+
+
+def _words(axis: TokenAxis) -> list[tuple[str, list[int]]]:
+    """Return the text in lower case and the tokens of each word that is not a special token."""
+    groups: dict[int, list[int]] = {}
+    for i, (word, special) in enumerate(zip(axis.words, axis.special, strict=True)):
+        if word >= 0 and not special:
+            groups.setdefault(word, []).append(i)
+    return [("".join(axis.pieces[i] for i in group).strip().lower(), group) for group in groups.values()]
+
+
+def _layer_scores(layer: LayerMaps, axis: TokenAxis) -> dict[str, tuple[Float[np.ndarray, " heads"], float]]:
+    """Return for each role the scores of the heads of a layer, and the score of uniform weights."""
+    heads, n = layer.codes.shape[:2]
+    allowed = (layer.codes != MASKED).any(axis=0)
+    weights = _weights(layer)
+    if not np.isfinite(weights).all():
+        return {}
+    special = np.array(axis.special)
+    ids = np.unique(np.array(axis.pieces), return_inverse=True)[1]
+    counts = np.maximum(1, allowed.sum(axis=1))
+    flat = weights.reshape(heads, n * n)
+    scores: dict[str, tuple[Float[np.ndarray, " heads"], float]] = {}
+    for role, target in target_keys(ids, special).items():
+        target = target & allowed
+        if role in ("previous", "next"):
+            # In a short text, the token beside a word is often [CLS], to which many heads attend.
+            target = target & ~special
+        queries = target.any(axis=1) & ~special
+        if queries.any():
+            share = (target & queries[:, None]).astype(np.float32).ravel() / queries.sum()
+            scores[role] = flat @ share, float((target.sum(axis=1) / counts)[queries].mean())
+    nouns = content_words(axis)
+    pronouns = [group for text, group in _words(axis) if text in _PRONOUNS]
+    if pronouns and len(nouns) > 1:
+        scores["pronoun"] = _pronoun_scores(weights, allowed, pronouns, nouns)
+    rows = ~special & (counts > 1)
+    if rows.any():
+        picked = weights[:, rows]
+        entropy = -(picked * np.log(np.maximum(picked, np.float32(1e-30)))).sum(axis=-1)
+        scores["broad"] = (entropy / np.log(counts[rows])).mean(axis=1), 1.0
+    return scores
+
+
+def _pronoun_scores(
+    weights: Float[np.ndarray, "heads n n"],
+    allowed: Bool[np.ndarray, "n n"],
+    pronouns: Sequence[Sequence[int]],
+    nouns: Sequence[Sequence[int]],
+) -> tuple[Float[np.ndarray, " heads"], float]:
+    """Return the mean over the pronouns of their largest weight on a content word, and that of uniform weights.
+
+    The words beside a pronoun do not count, because heads that attend to the previous or next token attend to them.
+    """
+    uniform = (allowed / np.maximum(1, allowed.sum(axis=1, keepdims=True))).astype(np.float32)
+    maps = np.concatenate([weights, uniform[None]])
+    largest = np.zeros(len(maps))
+    for pronoun in pronouns:
+        rows = maps[:, pronoun].mean(axis=1)
+        apart = [noun for noun in nouns if noun[0] > pronoun[-1] + 1 or noun[-1] < pronoun[0] - 1]
+        largest += np.max([np.zeros(len(maps)), *(rows[:, noun].sum(axis=-1) for noun in apart)], axis=0)
+    return largest[:-1] / len(pronouns), float(largest[-1] / len(pronouns))
+
+
+def _weights(layer: LayerMaps) -> Float[np.ndarray, "heads q k"]:
+    """Return the weights of a layer in float32."""
+    return np.stack([code_table(one.exponent)[codes] for one, codes in zip(layer.ranges, layer.codes, strict=True)])
+
+
+def _opening(view: View, roles: Mapping[tuple[int, int], Sequence[HeadRole]]) -> Opening | None:
+    """Return the head of the clearest role, and its row of the last content word; None for views without words."""
+    if view.queries.numbered:
+        return None
+    candidates = [
+        (role.role in _PLAIN_ROLES, role.score - role.baseline, head, role) for head in roles for role in roles[head]
+    ]
+    if candidates:
+        _, _, (layer, head), role = max(candidates, key=lambda one: (one[:2], (-one[2][0], -one[2][1])))
+        name = role.role
+    else:
+        (layer, head), name = _sharpest(view), ""
+    grid, special = view.queries.grid, view.queries.special
+    if grid is not None:
+        # The class token, which represents the image, or the patch in the middle.
+        query = 0 if special[0] else len(special) - grid[0] * grid[1] + grid[0] // 2 * grid[1] + grid[1] // 2
+        return Opening(layer, head, query, int(view.weights(layer, head)[query].argmax()))
+    words = [group for text, group in _words(view.queries) if name in ("pronoun", "coreference") and text in _PRONOUNS]
+    words = words or content_words(view.queries) or [[len(view.queries.tokens) - 1]]
+    query = words[-1][-1]
+    return Opening(layer, head, query, int(view.weights(layer, head)[query].argmax()))
+
+
+def _sharpest(view: View) -> tuple[int, int]:
+    """Return the head whose tokens give the largest part of their weight to a key that is not a special token."""
+    columns = np.flatnonzero(~np.array((view.keys or view.queries).special))
+    best, place = -1.0, (0, 0)
+    for i, layer in enumerate(view.layers):
+        if layer.name == ALL_HEADS or not len(columns) or not all(one.normalized for one in layer.ranges):
+            continue
+        largest = layer.codes[:, :, columns].max(axis=-1)[:, None]  # codes increase with the weights
+        sharp = np.nan_to_num(dequantize(largest, [one.exponent for one in layer.ranges]).mean(axis=(1, 2)))
+        head = int(sharp.argmax())
+        if sharp[head] > best:
+            best, place = float(sharp[head]), (i, head)
+    return place

@@ -1,0 +1,112 @@
+// The controls of the page of answers: score, bandwidth, neighbours, normalizer, fit, filter and distance.
+
+import { createElement, createSelect } from "./dom.js";
+
+/** Create the controls of the settings.
+ *  @param {any} meta @param {Record<string, string>} settings which the controls change
+ *  @param {() => void} change called after a change */
+export function createControls(meta, settings, change) {
+  const named = (/** @type {string[]} */ names, /** @type {string} */ current) =>
+    /** @type {[string, string][]} */ ([["", "automatic"], ...new Set([...names, ...(current ? [current] : [])])].map((name) => (Array.isArray(name) ? name : [name, name])));
+  const set = (/** @type {string} */ name) => (/** @type {string} */ value) => {
+    settings[name] = value;
+    refresh();
+    change();
+  };
+  const group = (/** @type {(Node | null)[]} */ children, /** @type {string} */ hint) =>
+    createElement("div", { class: "setting" }, [...children, hint ? createElement("p", { class: "hint", text: hint }) : null]);
+  const parts = [];
+  const { saved } = meta;
+  if (!saved) {
+    const what = meta.kernels.length ? "how the weight falls with the distance" : "how query and key are compared";
+    parts.push(group([createSelect("Score", named(meta.scores, settings.score), settings.score, set("score"))], what));
+  }
+  const bandwidth = meta.bandwidth.length ? createBandwidth(meta, settings, set("bandwidth")) : null;
+  if (bandwidth) parts.push(group([bandwidth.element], "rows within about this distance count"));
+  const neighbours = createNeighbours(meta, settings, set("neighbours"));
+  if (neighbours) parts.push(group([neighbours], "rows that may get weight; empty: all that match"));
+  if (!saved) {
+    parts.push(group([createSelect("Normalizer", named(meta.normalizers, settings.normalizer), settings.normalizer, set("normalizer"))], "how scores become weights"));
+    /** @type {[string, string][]} */
+    const fits = [["", "automatic"], ["mean", "mean of the values"], ["vote", "vote"]];
+    if (meta.lines) fits.push(["local-linear", "line through the rows"]);
+    parts.push(group([createSelect("Answer", fits, settings.fit, set("fit"))], ""));
+    parts.push(group([createField("Filter", "where", "SQL", "text")], `SQL predicate, such as ${exampleOf(meta)}`));
+    const limit = meta.mode === "typed" ? "Least similarity" : "Largest distance";
+    parts.push(group([createField(limit, "threshold", "automatic", "number")], "of a match"));
+    parts.push(group([createField("Rows shown", "top", "10", "number")], ""));
+  }
+
+  /** @param {string} label @param {string} name @param {string} placeholder @param {string} type */
+  function createField(label, name, placeholder, type) {
+    const box = /** @type {HTMLInputElement} */ (createElement("input", {
+      type, placeholder, value: settings[name], "data-setting": name, step: "any", min: type === "number" ? 0 : undefined, spellcheck: "false", autocomplete: "off",
+      onchange: () => set(name)(box.value.trim() || (name === "top" ? "10" : "")),
+    }));
+    return createElement("label", { class: "control" }, [createElement("span", { text: label }), box]);
+  }
+
+  const refresh = () => {
+    if (bandwidth) bandwidth.refresh();
+  };
+  refresh();
+  return createElement("form", { class: "dials", "aria-label": "settings", onsubmit: (/** @type {Event} */ event) => event.preventDefault() }, parts);
+}
+
+/** Return a predicate over the columns of the table. @param {any} meta */
+function exampleOf(meta) {
+  const quoted = (/** @type {string} */ name) => (/^[a-z_]\w*$/i.test(name) ? name : `"${name}"`);
+  const { name, kind, labels, low, span } = meta.value;
+  if (labels) return `${quoted(name)} = '${labels[0].replace(/'/g, "''")}'`;
+  return kind === "number" ? `${quoted(name)} > ${Number((low + span / 2).toPrecision(2))}` : `${quoted(meta.key_names[0])} is not null`;
+}
+
+/** Create a slider of the bandwidth on a logarithmic scale around the chosen one.
+ *  @param {any} meta @param {Record<string, string>} settings @param {(text: string) => void} set */
+function createBandwidth(meta, settings, set) {
+  const automatic = meta.bandwidth[meta.bandwidth.length - 1];
+  const middle = Math.exp(meta.bandwidth.reduce((/** @type {number} */ sum, /** @type {number} */ each) => sum + Math.log(each), 0) / meta.bandwidth.length);
+  const steps = meta.saved ? meta.saved.bandwidths : null;
+  const index = () => Math.max(0, steps.indexOf(settings.bandwidth));
+  const place = () => (steps ? index() : settings.bandwidth ? 50 * Math.log2(Number(settings.bandwidth) / middle) : 0);
+  const textAt = (/** @type {number} */ at) => (steps ? steps[at] : String(Number((middle * 2 ** (at / 50)).toPrecision(3))));
+  const output = createElement("output", {});
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let later;
+  const slider = /** @type {HTMLInputElement} */ (createElement("input", {
+    type: "range", min: steps ? 0 : -250, max: steps ? steps.length - 1 : 250, step: steps ? 1 : 5, "aria-label": "Bandwidth",
+    oninput: () => {
+      const text = textAt(Number(slider.value));
+      output.textContent = text || "automatic";
+      clearTimeout(later);
+      later = setTimeout(() => set(text), 120);
+    },
+  }));
+  const reset = createElement("button", { type: "button", text: "Automatic", onclick: () => set("") });
+  const unit = meta.keys.length === 1 && meta.keys[0].kind !== "number" ? " days" : "";
+  const refresh = () => {
+    slider.value = String(place());
+    const chosen = meta.bandwidth.length > 1 ? "" : ` (${automatic}${unit})`;
+    output.textContent = settings.bandwidth ? settings.bandwidth + unit : `automatic${chosen}`;
+    slider.setAttribute("aria-valuetext", output.textContent);
+    reset.hidden = !settings.bandwidth;
+  };
+  const element = createElement("div", { class: "control tall" }, [
+    createElement("div", { class: "line" }, [createElement("span", { text: "Bandwidth" }), output, reset]), slider,
+  ]);
+  return { element, refresh };
+}
+
+/** Create the control of the number of neighbours.
+ *  @param {any} meta @param {Record<string, string>} settings @param {(text: string) => void} set */
+function createNeighbours(meta, settings, set) {
+  if (meta.saved) {
+    if (meta.saved.neighbours.length < 2) return null;
+    return createSelect("Neighbours", meta.saved.neighbours.map((/** @type {string} */ each) => [each, each || "all"]), settings.neighbours, set);
+  }
+  const box = /** @type {HTMLInputElement} */ (createElement("input", {
+    type: "number", min: 1, step: 1, placeholder: "all", value: settings.neighbours, "data-setting": "neighbours",
+    oninput: () => set(Number(box.value) >= 1 ? String(Math.floor(Number(box.value))) : ""),
+  }));
+  return createElement("label", { class: "control" }, [createElement("span", { text: "Neighbours" }), box]);
+}

@@ -1,0 +1,81 @@
+// Entry point of the exported page of answers, which holds the answers to a grid of queries and makes no requests.
+
+import answers from "./answers.js";
+
+const content = (/** @type {string} */ name) => document.getElementById(name)?.textContent || "";
+const savedMeta = JSON.parse(content("data"));
+const savedGrid = savedMeta.saved;
+/** @type {Map<string, Promise<any>>} */
+const opened = new Map();
+
+/** Return a part of the file, which is unpacked on first use. @param {string} name */
+function openPart(name) {
+  let part = opened.get(name);
+  if (!part) {
+    part = unpackJson(content(name));
+    opened.set(name, part);
+  }
+  return part;
+}
+
+/** @param {string} text gzip in base64 */
+async function unpackJson(text) {
+  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+
+/** Return the answers for some settings. @param {any} settings @returns {Promise<any[]>} */
+function answersFor(settings) {
+  const [row, column] = [savedGrid.bandwidths.indexOf(settings.bandwidth), savedGrid.neighbours.indexOf(settings.neighbours)];
+  return openPart(`answers/${Math.max(0, row) * savedGrid.neighbours.length + Math.max(0, column)}`);
+}
+
+/** Return the index of the query that is nearest to a place. @param {number[]} at */
+function nearestTo(at) {
+  let [best, least] = [0, Infinity];
+  savedGrid.places.forEach((/** @type {number[]} */ place, /** @type {number} */ i) => {
+    const distance = at.reduce((sum, each, axis) => sum + ((each - place[axis]) / savedMeta.keys[axis].span) ** 2, 0);
+    if (distance < least) [best, least] = [i, distance];
+  });
+  return best;
+}
+
+/** Return the coordinates of a typed query, or null if they cannot be read. @param {string} text */
+function placeOfText(text) {
+  const parts = text.split(",").map((part) => part.trim());
+  if (parts.length !== savedMeta.keys.length) return null;
+  const places = parts.map((part, i) => {
+    const { kind } = savedMeta.keys[i];
+    if (!part) return NaN;
+    if (kind === "date") return Date.parse(/\d{2}:/.test(part) ? `${part.replace(" ", "T")}Z` : part) / 86400000;
+    if (kind === "time") return part.split(":").reduce((sum, each, j) => sum + Number(each) / 60 ** j, 0);
+    return Number(part);
+  });
+  return places.every(Number.isFinite) ? places : null;
+}
+
+/** Respond to a request of the page, as the server does. @param {any} request */
+async function respondFromFile(request) {
+  if (request.what === "points") return openPart("points");
+  const every = await answersFor(request.settings);
+  if (request.what === "curve") {
+    if (!savedGrid.cells) {
+      const ends = every.map((answer) => answer.interval || [null, null]);
+      return { at: every.map((_, i) => savedGrid.places[i][0]), values: every.map((answer) => answer.value), low: ends.map((end) => end[0]), high: ends.map((end) => end[1]) };
+    }
+    const labels = savedMeta.value.labels;
+    return {
+      size: savedGrid.cells, values: every.map((answer) => answer.value),
+      labels: every.map((answer) => (answer.shares.length && labels ? Math.max(0, (labels.indexOf(answer.shares[0].label) + labels.length) % labels.length) : null)),
+    };
+  }
+  const exact = request.query === undefined ? -1 : savedGrid.queries.indexOf(request.query.trim());
+  if (exact >= 0) return every[exact];
+  const at = request.at || placeOfText(request.query);
+  if (!at) return { error: `This file cannot read the query ${request.query}: write it like ${savedGrid.queries[0]}, or run the command.` };
+  return every[nearestTo(at)];
+}
+
+/** @type {Record<string, any>} */
+const exportedFields = { meta: savedMeta, respond: respondFromFile, linked: true };
+answers.render({ model: { get: (/** @type {string} */ name) => exportedFields[name] }, el: /** @type {HTMLElement} */ (document.getElementById("look")) });

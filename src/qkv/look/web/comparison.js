@@ -1,0 +1,135 @@
+// What the shown head is compared with: another text, model, layer or head, side by side or as a difference.
+
+import { formatWeight } from "./codes.js";
+import { createCheckBox, createElement, createSelect } from "./dom.js";
+import { MEAN_HEAD } from "./load.js";
+
+/** Number of heads that are listed as those that differ most. */
+const LISTED = 10;
+
+/** @typedef {Object} Compared the fields of the state that this module reads and changes
+ *  @property {number} view @property {number} layer @property {number} head @property {number} compare −1: nothing
+ *  @property {string} other layer and head that are compared, such as "3,1"; empty: the same as the shown one
+ *  @property {string} how "side" or "difference" @property {boolean} mean compare the means over the heads of layers */
+
+export class Comparison {
+  /** @param {any} meta @param {import("./source.js").Source} source @param {Compared} state
+   *  @param {{refresh: () => void, select: (layer: number, head: number) => void, report: (text: string) => void}} handlers */
+  constructor(meta, source, state, handlers) {
+    this.meta = meta;
+    this.source = source;
+    this.state = state;
+    this.handlers = handlers;
+    this.list = createElement("div", { class: "differing" });
+    this.element = createElement("div", { class: "comparison", role: "group", "aria-label": "comparison" });
+    this.request = 0;
+    /** the texts whose heads are listed */
+    this.listed = "";
+  }
+
+  /** The view, layer and head to compare with, within their ranges. */
+  get target() {
+    const { state, meta } = this;
+    const view = meta.views[state.compare];
+    const [layer, head] = state.other ? state.other.split(",").map(Number) : [state.layer, state.head];
+    const last = Math.min(layer || 0, view.layers.length - 1);
+    return { view, index: state.compare, layer: last, head: state.mean ? MEAN_HEAD : Math.min(head || 0, view.layers[last].heads.length - 1) };
+  }
+
+  /** Whether the difference is shown, for which both maps must be dense. */
+  get subtracts() {
+    const { state, meta } = this;
+    return state.compare >= 0 && state.how === "difference" && !meta.views[state.view].levels && !meta.views[state.compare].levels;
+  }
+
+  /** The head of the shown view: the selected one, or the mean of its layer. */
+  get head() {
+    return this.state.compare >= 0 && this.state.mean ? MEAN_HEAD : this.state.head;
+  }
+
+  /** The layer and head of the shown map, and of the map that is subtracted from it, for the name of a file. */
+  get fileName() {
+    const { state } = this;
+    const place = (/** @type {number} */ layer, /** @type {number} */ head) => `${layer}-${head === MEAN_HEAD ? "mean" : head}`;
+    const shown = place(state.layer, this.head);
+    if (!this.subtracts) return shown;
+    const { index, layer, head } = this.target;
+    return `${shown}-minus-${index === state.view ? "" : `text-${index + 1}-`}${place(layer, head)}`;
+  }
+
+  /** Build the controls for the compared view. */
+  build() {
+    const { state, meta, handlers } = this;
+    this.element.hidden = state.compare < 0;
+    this.element.replaceChildren();
+    if (state.compare < 0) return;
+    const view = meta.views[state.compare];
+    const heads = /** @type {[string, string][]} */ ([["", "the same layer and head"]]);
+    view.layers.forEach((/** @type {any} */ layer, /** @type {number} */ l) =>
+      layer.heads.forEach((/** @type {string} */ head, /** @type {number} */ h) => heads.push([`${l},${h}`, `${layer.name}, ${head}`])));
+    if (!heads.some(([value]) => value === state.other)) state.other = "";
+    const change = (/** @type {() => void} */ act) => () => {
+      act();
+      handlers.refresh();
+    };
+    this.element.append(
+      createSelect("Head", heads, state.other, (value) => change(() => (state.other = value))()),
+      createSelect("Show", [["side", "side by side"], ["difference", "difference"]], state.how, (value) => change(() => (state.how = value))()),
+      createCheckBox("Means of the layers", state.mean, (on) => change(() => (state.mean = on))()),
+    );
+    const counts = [view, meta.views[state.view]].map((one) =>
+      one.layers.filter((/** @type {any} */ layer) => layer.name !== "all heads").map((/** @type {any} */ layer) => layer.heads.length).join());
+    if (this.source.differences && state.compare !== state.view && !state.other && counts[0] === counts[1] && !view.levels && !meta.views[state.view].levels) {
+      this.element.append(createElement("button", { class: "ask", text: "Which heads differ most?", onclick: () => this.#rank() }), this.list);
+    }
+    // The list stays while its texts are compared.
+    const texts = `${state.view},${state.compare}`;
+    if (texts === this.listed) return;
+    this.listed = texts;
+    this.request++;
+    this.list.replaceChildren();
+  }
+
+  /** List the heads that differ most between the two texts. */
+  async #rank() {
+    const { state, meta, handlers } = this;
+    const request = ++this.request;
+    try {
+      const found = await /** @type {any} */ (this.source.differences)(state.view, state.compare);
+      if (request !== this.request || state.compare < 0) return;
+      const { layers } = meta.views[state.view];
+      this.list.replaceChildren(
+        createElement("span", { class: "quiet", text: "share of the attention that moves: " }),
+        ...found.slice(0, LISTED).map((/** @type {[number, number, number]} */ [layer, head, distance]) =>
+          createElement("button", {
+            class: "ask", text: `${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(distance)}`,
+            onclick: () => handlers.select(layer, head),
+          })),
+      );
+    } catch (error) {
+      handlers.report(`The heads could not be compared: ${error instanceof Error ? error.message : error}`);
+    }
+  }
+}
+
+/** A map of a view: of a head, or of the mean of a layer.
+ *  @typedef {{view: any, index: number, layer: number, head: number}} Shown */
+
+/** Return the title of a map or of its difference to another one, with the text and without, and in parts: one for each map,
+ *  of which a figure may shorten the name of the text.
+ *  @param {Shown} shown @param {Shown | null} [other] the map that is subtracted */
+export function titleOf(shown, other) {
+  const short = headName(shown);
+  const part = { sign: "", text: shown.view.name, head: ` · ${short}` };
+  if (!other) return { long: `${shown.view.name} · ${short}`, short, parts: [part] };
+  const both = `${short} minus ${headName(other)}`;
+  const long = other.index === shown.index ? both : `${short} minus ${other.view.name} · ${headName(other)}`;
+  const same = other.index === shown.index;
+  const subtracted = { sign: "minus ", text: same ? "" : other.view.name, head: `${same ? "" : " · "}${headName(other)}` };
+  return { long: `${shown.view.name} · ${long}`, short: both, parts: [part, subtracted] };
+}
+
+/** @param {Shown} shown */
+function headName({ view, layer, head }) {
+  return `${view.layers[layer].name}, ${head === MEAN_HEAD ? "mean of its heads" : view.layers[layer].heads[head]}`;
+}

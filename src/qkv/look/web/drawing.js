@@ -1,0 +1,149 @@
+// Drawings of text, images and lines in points (1/72 inch), saved as SVG, PNG or PDF with the same layout.
+
+/** A text; rotated texts run upwards. `y` is the middle of the line.
+ *  @typedef {{kind: "text", x: number, y: number, text: string, size: number, anchor: "start" | "middle" | "end", rotated?: boolean}} Text */
+/** An image, whose pixels stay sharp. @typedef {{kind: "image", x: number, y: number, width: number, height: number, canvas: HTMLCanvasElement}} Picture */
+/** A closed outline, filled or drawn. @typedef {{kind: "shape", points: [number, number][], fill?: string, stroke?: string}} Shape */
+/** @typedef {{width: number, height: number, title: string, paper: string, ink: string, items: (Text | Picture | Shape)[]}} Drawing */
+
+export const PNG_DPI = 300;
+const LINE = 0.4;
+/** The first family is the font of PDF files. */
+const FAMILY = '"DejaVu Sans", "Segoe UI", Arial, sans-serif';
+
+const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+
+/** Return the width of a text in points. @param {string} text @param {number} size in points */
+export function textWidth(text, size) {
+  ruler.font = `100px ${FAMILY}`;
+  return (ruler.measureText(text).width * size) / 100;
+}
+
+/** Return the text, or its beginning with an ellipsis, with at most `width` points. @param {string} text @param {number} size @param {number} width */
+export function fitText(text, size, width) {
+  if (textWidth(text, size) <= width) return text;
+  const letters = Array.from(text);
+  let [low, high] = [0, letters.length];
+  while (low < high) {
+    const middle = Math.ceil((low + high) / 2);
+    if (textWidth(`${letters.slice(0, middle).join("")}…`, size) <= width) low = middle;
+    else high = middle - 1;
+  }
+  return `${letters.slice(0, low).join("")}…`;
+}
+
+/** Break a text into lines of at most `width` points. @param {string} text @param {number} size @param {number} width */
+export function wrapText(text, size, width) {
+  /** @type {string[]} */
+  const lines = [];
+  for (const word of text.split(" ")) {
+    const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
+    if (lines.length && textWidth(longer, size) <= width) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
+
+/** @param {number} x @param {number} y @param {number} width @param {number} height @returns {[number, number][]} */
+export function corners(x, y, width, height) {
+  return [[x, y], [x + width, y], [x + width, y + height], [x, y + height]];
+}
+
+/** @param {string} text */
+function escapeXml(text) {
+  // Control characters are not allowed in XML.
+  return text.replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "\ufffd").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
+}
+
+/** Return a drawing as SVG, whose texts are text elements. @param {Drawing} drawing */
+export function drawingToSvg({ width, height, title, paper, ink, items }) {
+  const short = (/** @type {number} */ number) => Number(number.toFixed(2));
+  const parts = items.map((item) => {
+    if (item.kind === "image") {
+      return `<image x="${short(item.x)}" y="${short(item.y)}" width="${short(item.width)}" height="${short(item.height)}" preserveAspectRatio="none" image-rendering="pixelated" href="${item.canvas.toDataURL()}"/>`;
+    }
+    if (item.kind === "shape") {
+      const points = item.points.map((point) => point.map(short).join(",")).join(" ");
+      return `<polygon points="${points}" fill="${item.fill || "none"}"${item.stroke ? ` stroke="${item.stroke}" stroke-width="${LINE}"` : ""}/>`;
+    }
+    const place = item.rotated ? `transform="translate(${short(item.x)} ${short(item.y)}) rotate(-90)"` : `x="${short(item.x)}" y="${short(item.y)}"`;
+    return `<text ${place} font-size="${item.size}" text-anchor="${item.anchor}" dy="0.35em">${escapeXml(item.text)}</text>`;
+  });
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${short(width / 72)}in" height="${short(height / 72)}in" viewBox="0 0 ${short(width)} ${short(height)}" font-family="${escapeXml(FAMILY)}" fill="${ink}" xml:space="preserve">
+<title>${escapeXml(title)}</title>
+<rect width="100%" height="100%" fill="${paper}"/>
+${parts.join("\n")}
+</svg>
+`;
+}
+
+/** Draw a drawing on a new canvas. @param {Drawing} drawing @param {number} dpi pixels per inch */
+export function drawingToCanvas({ width, height, paper, ink, items }, dpi) {
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.round((width / 72) * dpi);
+  canvas.height = Math.round((height / 72) * dpi);
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  pen.fillStyle = paper;
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.scale(canvas.width / width, canvas.height / height);
+  pen.imageSmoothingEnabled = false;
+  pen.lineWidth = LINE;
+  for (const item of items) {
+    if (item.kind === "image") pen.drawImage(item.canvas, item.x, item.y, item.width, item.height);
+    else if (item.kind === "text") drawText(pen, item, ink);
+    else {
+      pen.beginPath();
+      for (const [x, y] of item.points) pen.lineTo(x, y);
+      pen.closePath();
+      if (item.fill) {
+        pen.fillStyle = item.fill;
+        pen.fill();
+      }
+      if (item.stroke) {
+        pen.strokeStyle = item.stroke;
+        pen.stroke();
+      }
+    }
+  }
+  return canvas;
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {Text} item @param {string} ink */
+export function drawText(pen, { x, y, text, size, anchor, rotated }, ink) {
+  pen.save();
+  pen.translate(x, y);
+  if (rotated) pen.rotate(-Math.PI / 2);
+  pen.font = `${size}px ${FAMILY}`;
+  pen.fillStyle = ink;
+  pen.textAlign = /** @type {CanvasTextAlign} */ ({ start: "left", middle: "center", end: "right" }[anchor]);
+  pen.fillText(text, 0, 0.35 * size);
+  pen.restore();
+}
+
+/** Return an image of a drawing with the resolution in its metadata, so that it has its width in inches.
+ *  @param {Drawing} drawing */
+export async function drawingToPng(drawing) {
+  const blob = /** @type {Blob} */ (await new Promise((resolve) => drawingToCanvas(drawing, PNG_DPI).toBlob(resolve)));
+  const bytes = new Uint8Array(await blob.arrayBuffer());
+  const perMetre = Math.round(PNG_DPI / 0.0254);
+  const chunk = new Uint8Array(21);
+  const fields = new DataView(chunk.buffer);
+  fields.setUint32(0, 9);
+  chunk.set(new TextEncoder().encode("pHYs"), 4);
+  fields.setUint32(8, perMetre);
+  fields.setUint32(12, perMetre);
+  chunk[16] = 1;
+  fields.setUint32(17, crc32(chunk.subarray(4, 17)));
+  // The first chunk, with the size of the image, is at bytes 8 to 33.
+  return new Blob([bytes.subarray(0, 33), chunk, bytes.subarray(33)], { type: "image/png" });
+}
+
+/** @param {Uint8Array} bytes */
+function crc32(bytes) {
+  let crc = -1;
+  for (const byte of bytes) {
+    crc ^= byte;
+    for (let bit = 0; bit < 8; bit++) crc = (crc >>> 1) ^ (crc & 1 ? 0xedb88320 : 0);
+  }
+  return (crc ^ -1) >>> 0;
+}

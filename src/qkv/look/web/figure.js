@@ -1,0 +1,236 @@
+// Figures for papers: one map, or two side by side, with their tokens, or the grid of all heads; with title, colour bar and legend.
+
+import { formatWeight } from "./codes.js";
+import { cssColour, pixels } from "./colour.js";
+import { SIGNS } from "./difference.js";
+import { corners, fitText, textWidth, wrapText } from "./drawing.js";
+import { describeRange, middleShare } from "./legend.js";
+import { rowMaxima } from "./map.js";
+import { FAINT, shadeOf, weightAt } from "./range.js";
+
+/** @typedef {import("./drawing.js").Drawing} Drawing */
+/** @typedef {import("./drawing.js").Text} Text */
+/** Sizes of text in points. */
+const SIZE = { title: 8.5, axis: 7.5, tick: 6.5 };
+const PAD = 4;
+const BAR = 8;
+/** Points that the label of an axis takes. */
+const AXIS = 11;
+/** Points between two lines of the legend, or between two labels. */
+const LEADING = 8;
+/** Maximum height of the maps in points, so that the figure fits on a page. */
+const TALLEST = 560;
+/** Maximum share of the width that the labels of the queries take. */
+const LABEL_SHARE = 0.25;
+/** Maximum number of cells along each side. */
+const MOST_IMAGE_CELLS = 1024;
+
+/** Return a figure of the visible parts of maps, which share a colour range.
+ *  @param {import("./detail.js").Detail[]} details one or two @param {number} inches its width
+ *  @param {{paper: string, ink: string}} theme @returns {Drawing} */
+export function mapsFigure(details, inches, theme) {
+  const { range, palette } = /** @type {any} */ (details[0].map);
+  const quantity = details[0].matrix?.parts ? "difference" : details[0].weighted ? "weight × norm" : "weight";
+  const bar = barOf(range, palette, theme.ink, quantity);
+  const width = inches * 72;
+  const each = (width - bar.width - PAD) / details.length;
+  const title = (/** @type {import("./detail.js").Detail} */ one) => one.title.textContent || "";
+  /** @type {Drawing} */
+  const drawing = { width, height: 0, title: details.map(title).join(" | "), ...theme, items: [] };
+  const rowLabel = Math.max(...details.map(({ map }) => widestLabel(/** @type {any} */ (map.mapData).query, map.part[0], map.part[2], each)));
+  const titles = details.map((detail) => titleLines(detail, each - 2 * PAD));
+  const lines = Math.max(...titles.map((one) => one.length));
+  const panels = details.map((detail, i) => panelItems(detail, titles[i], PAD + 15 + 10 * (lines - 1), i * each, each, rowLabel, theme.ink));
+  for (const { items } of panels) drawing.items.push(...items);
+  const [top, bottom] = [panels[0].top, Math.max(...panels.map((panel) => panel.bottom))];
+  const height = Math.max(40, Math.min(panels[0].height, 200));
+  drawing.items.push(...bar.items(width - bar.width, top + (panels[0].height - height) / 2, height));
+  drawing.height = bottom + legendItems(drawing, describeRange(range) + (details[0].matrix?.parts ? SIGNS : ""), range, palette, bottom);
+  return drawing;
+}
+
+/** Return a figure of the small maps of all layers and heads.
+ *  @param {import("./overview.js").Overview} overview @param {string} title @param {number} inches
+ *  @param {{paper: string, ink: string}} theme @returns {Drawing} */
+export function gridFigure(overview, title, inches, theme) {
+  const { layers, image, range, palette, side } = /** @type {any} */ (overview.painted);
+  const bar = range ? barOf(range, palette, theme.ink, "weight") : { width: 0, items: () => [] };
+  const width = inches * 72;
+  const most = Math.max(...layers.map((/** @type {any} */ layer) => layer.heads.length));
+  const names = layers.map((/** @type {any} */ layer) => fitText(layer.name, SIZE.tick, width * LABEL_SHARE));
+  const left = PAD + Math.max(...names.map((/** @type {string} */ name) => textWidth(name, SIZE.tick))) + PAD;
+  const pitch = (width - left - bar.width - 2 * PAD) / most;
+  const cell = pitch * 0.94;
+  let top = PAD;
+  /** @type {Drawing} */
+  const drawing = { width, height: 0, title, ...theme, items: [] };
+  if (title) {
+    drawing.items.push({ kind: "text", x: width / 2, y: top + 6, text: fitText(title, SIZE.title, width - 2 * PAD), size: SIZE.title, anchor: "middle" });
+    top += 15;
+  }
+  drawing.items.push({ kind: "text", x: left + (pitch * most) / 2, y: top + 4, text: "head", size: SIZE.axis, anchor: "middle" });
+  top += AXIS;
+  const every = Math.ceil(textWidth("000", SIZE.tick) / pitch);
+  for (let h = 0; h < most; h += every) drawing.items.push({ kind: "text", x: left + h * pitch + cell / 2, y: top + 4, text: String(h), size: SIZE.tick, anchor: "middle" });
+  top += 10;
+  const first = top;
+  let count = 0;
+  layers.forEach((/** @type {any} */ layer, /** @type {number} */ l) => {
+    drawing.items.push({ kind: "text", x: left - PAD, y: top + cell / 2, text: names[l], size: SIZE.tick, anchor: "end" });
+    layer.heads.forEach((/** @type {string} */ _, /** @type {number} */ h) => {
+      const x = left + h * pitch;
+      drawing.items.push(
+        { kind: "image", x, y: top, width: cell, height: cell, canvas: slice(image, count++, side) },
+        { kind: "shape", points: corners(x, top, cell, cell), stroke: "#808080" },
+      );
+    });
+    const named = layer.heads.some((/** @type {string} */ head, /** @type {number} */ h) => head !== `head ${h}`);
+    if (named && layer.heads.length < most) {
+      const x = left + layer.heads.length * pitch + 2;
+      drawing.items.push({ kind: "text", x, y: top + cell / 2, text: fitText(layer.heads.join(", "), SIZE.tick, width - x - PAD), size: SIZE.tick, anchor: "start" });
+    }
+    top += pitch;
+  });
+  const height = Math.max(40, Math.min(top - first, 200));
+  drawing.items.push(...bar.items(width - bar.width, first + Math.max(0, (top - first - height) / 2), height));
+  const bottom = Math.max(top, first + height + 16);
+  drawing.height = bottom + legendItems(drawing, overview.rule, range, palette, bottom);
+  return drawing;
+}
+
+/** Return the width of the widest label, at most a quarter of that of the map.
+ *  @param {(index: number) => string} name @param {number} first @param {number} count @param {number} width */
+function widestLabel(name, first, count, width) {
+  const samples = Math.min(count, 500);
+  const indices = Array.from({ length: samples }, (_, i) => first + Math.floor((i * count) / samples));
+  return Math.min(width * LABEL_SHARE, Math.max(...indices.map((index) => textWidth(name(index), SIZE.tick))));
+}
+
+/** Return the title in one line, or that of a difference in two; only the names of texts are shortened.
+ *  @param {import("./detail.js").Detail} detail @param {number} width */
+function titleLines({ title, titled, weighted }, width) {
+  const long = title.textContent || "";
+  const parts = titled?.parts || [];
+  if (!parts.length || textWidth(long, SIZE.title) <= width) return [long];
+  return parts.map(({ sign, text, head }, i) => {
+    const rest = head + (weighted && i === parts.length - 1 ? " · × norm of the value" : "");
+    return fitText(sign + fitText(text, SIZE.title, width - textWidth(sign + rest, SIZE.title)) + rest, SIZE.title, width);
+  });
+}
+
+/** Return the items of one map with its labels, between `x0` and `x0 + width`.
+ *  @param {import("./detail.js").Detail} detail @param {string[]} titles its lines @param {number} top of the map
+ *  @param {number} x0 @param {number} width
+ *  @param {number} rowLabel width of the labels of its queries @param {string} ink */
+function panelItems({ map }, titles, top, x0, width, rowLabel, ink) {
+  const mapData = /** @type {import("./map.js").MapData} */ (map.mapData);
+  const [firstRow, firstColumn, rows, columns] = map.part;
+  const columnLabel = widestLabel(mapData.key, firstColumn, columns, width);
+  const left = x0 + PAD + AXIS + rowLabel + PAD;
+  const across = x0 + width - left - PAD;
+  const down = Math.min(TALLEST, across * Math.max(0.25, Math.min(3, rows / columns)));
+  /** @type {Drawing["items"]} */
+  const items = [
+    ...titles.map((text, i) => /** @type {Text} */ ({ kind: "text", x: x0 + width / 2, y: PAD + 6 + 10 * i, text, size: SIZE.title, anchor: "middle" })),
+    { kind: "image", x: left, y: top, width: across, height: down, canvas: cellsImage(map) },
+    { kind: "shape", points: corners(left, top, across, down), stroke: ink },
+  ];
+  for (const row of labelled(rows, down)) {
+    const text = fitText(mapData.query(firstRow + row), SIZE.tick, rowLabel);
+    items.push({ kind: "text", x: left - PAD, y: top + ((row + 0.5) / rows) * down, text, size: SIZE.tick, anchor: "end" });
+  }
+  for (const column of labelled(columns, across)) {
+    const text = fitText(mapData.key(firstColumn + column), SIZE.tick, columnLabel);
+    items.push({ kind: "text", x: left + ((column + 0.5) / columns) * across, y: top + down + PAD, text, size: SIZE.tick, anchor: "end", rotated: true });
+  }
+  const bottom = top + down + PAD + columnLabel + PAD;
+  items.push(
+    { kind: "text", x: x0 + PAD + 5, y: top + down / 2, text: "query (attends)", size: SIZE.axis, anchor: "middle", rotated: true },
+    { kind: "text", x: left + across / 2, y: bottom + 4, text: "key (attended)", size: SIZE.axis, anchor: "middle" },
+  );
+  return { items, top, height: down, bottom: bottom + AXIS };
+}
+
+/** Return the indices of the labels that fit. @param {number} count @param {number} points */
+function labelled(count, points) {
+  const every = Math.max(1, Math.ceil((count * LEADING) / points));
+  return Array.from({ length: Math.ceil(count / every) }, (_, i) => i * every);
+}
+
+/** @param {import("./map.js").MapView} map */
+function cellsImage(map) {
+  const { mapData, part, reduction, range, palette } = /** @type {any} */ (map);
+  const [down, across] = [Math.min(part[2], MOST_IMAGE_CELLS), Math.min(part[3], MOST_IMAGE_CELLS)];
+  const cells = mapData.cells(part, down, across, reduction);
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [across, down];
+  const image = pixels(cells, across, shadeOf(range), palette, rowMaxima(cells, across));
+  /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
+  return canvas;
+}
+
+/** Return one of the square images of a column of images. @param {ImageData} image @param {number} index @param {number} side */
+function slice(image, index, side) {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = side;
+  /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, -index * side);
+  return canvas;
+}
+
+/** Return the width of the colour bar with its labels, and a function that returns its items at a place.
+ *  @param {import("./range.js").Range} range @param {import("./colour.js").Palette} palette @param {string} ink
+ *  @param {string} quantity what the colours show */
+function barOf(range, palette, ink, quantity) {
+  const { scale, signed, top, largest } = range;
+  const middle = middleShare(range);
+  const shares = signed ? [-1, -middle, 0, middle, 1] : scale === "auto" ? [0, FAINT, middle, 1] : [0, middle, 1];
+  const texts = shares.map((share) => (scale === "row" ? String(share) : formatWeight(weightAt(range, Math.abs(share)) * Math.sign(share) || 0)));
+  const label = scale === "row" ? "share of the row" : quantity;
+  const low = signed ? -1 : 0;
+  const more = scale !== "row" && largest > top * 1.0005;
+  const width = Math.max(3 * PAD + BAR + Math.max(...texts.map((text) => textWidth(text, SIZE.tick))), 2 * PAD + textWidth(label, SIZE.tick));
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [1, 256];
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  for (let i = 0; i < 256; i++) {
+    pen.fillStyle = cssColour(palette, low + ((255 - i) / 255) * (1 - low));
+    pen.fillRect(0, i, 1, 1);
+  }
+  /** @param {number} x @param {number} y @param {number} height @returns {Drawing["items"]} */
+  const items = (x, y, height) => {
+    const left = x + PAD;
+    const place = (/** @type {number} */ share) => y + height * (1 - (share - low) / (1 - low));
+    const arrow = (/** @type {number} */ share, /** @type {number} */ edge, /** @type {number} */ tip) =>
+      /** @type {Drawing["items"][number]} */ ({ kind: "shape", points: [[left, edge], [left + BAR, edge], [left + BAR / 2, tip]], fill: cssColour(palette, share) });
+    return [
+      { kind: "image", x: left, y, width: BAR, height, canvas },
+      { kind: "shape", points: corners(left, y, BAR, height), stroke: ink },
+      ...(more ? [arrow(1, y - 0.5, y - 6)] : []), ...(more && signed ? [arrow(-1, y + height + 0.5, y + height + 6)] : []),
+      ...shares.map((share, i) => /** @type {Text} */ ({ kind: "text", x: left + BAR + PAD, y: place(share), text: texts[i], size: SIZE.tick, anchor: "start" })),
+      { kind: "text", x: left, y: y + height + 12, text: label, size: SIZE.tick, anchor: "start" },
+    ];
+  };
+  return { width, items };
+}
+
+/** Add the legend in words, and return its height.
+ *  @param {Drawing} drawing @param {string} rule @param {import("./range.js").Range | null} range
+ *  @param {import("./colour.js").Palette} palette @param {number} top */
+function legendItems(drawing, rule, range, palette, top) {
+  let y = top + LEADING;
+  for (const text of wrapText(rule, SIZE.tick, drawing.width - 2 * PAD)) {
+    drawing.items.push({ kind: "text", x: PAD, y, text, size: SIZE.tick, anchor: "start" });
+    y += LEADING;
+  }
+  let x = PAD;
+  const swatches = /** @type {[number, string, boolean][]} */ ([[-Infinity, "masked", Boolean(range?.masked)], [NaN, "not a number", Boolean(range?.notFinite)]]);
+  for (const [share, text, present] of swatches) {
+    if (!present) continue;
+    drawing.items.push(
+      { kind: "shape", points: corners(x, y - 2.5, 5, 5), fill: cssColour(palette, share), stroke: "#808080" },
+      { kind: "text", x: x + 8, y, text, size: SIZE.tick, anchor: "start" },
+    );
+    x += 8 + textWidth(text, SIZE.tick) + 10;
+  }
+  return y - top + (x > PAD ? LEADING : 0);
+}

@@ -1,0 +1,108 @@
+// The effect of heads that are ablated or scaled: the model runs again with their outputs multiplied by factors.
+
+import { formatWeight } from "./codes.js";
+import { createElement, createSelect } from "./dom.js";
+import { shareBar } from "./predicted.js";
+
+const FACTORS = /** @type {[string, string][]} */ ([["0", "× 0 (ablated)"], ["50", "× 0.5"], ["150", "× 1.5"], ["200", "× 2"], ["400", "× 4"]]);
+
+export class HeadEffect {
+  /** @param {import("./source.js").Source} source @param {string} changes of the link, such as "1.3.0_2.0.200"
+   *  @param {{go: (query: number) => void, changed: (changes: string) => void}} handlers */
+  constructor(source, changes, handlers) {
+    this.source = source;
+    this.handlers = handlers;
+    /** layer, head and percent @type {[number, number, number][]} */
+    this.changes = changes.split("_").map((one) => one.split(".").map(Number))
+      .filter((one) => one.length === 3 && one.every((number) => Number.isInteger(number) && number >= 0)).map(([a, b, c]) => [a, b, c]);
+    this.add = createElement("button", { class: "ask", onclick: () => this.#add() });
+    this.list = createElement("div", { class: "line" });
+    this.result = createElement("div", { class: "result", "aria-live": "polite" });
+    this.element = createElement("div", {}, [createElement("div", { class: "line" }, [this.add]), this.list, this.result]);
+    this.request = 0;
+  }
+
+  /** Show the effect at the selected query.
+   *  @param {import("./questions.js").Place} place */
+  async update(place) {
+    this.place = place;
+    const { view, index, layer, head } = place;
+    const own = view.live && layer < view.layers.length && view.layers[layer].name !== "all heads" && head >= 0;
+    this.add.hidden = !own;
+    this.add.textContent = own ? `Ablate ${view.layers[layer].name}, ${view.layers[layer].heads[head]}` : "";
+    this.#chips();
+    const request = ++this.request;
+    if (!this.changes.length) {
+      this.result.textContent = "The output of an ablated head is multiplied by 0 before the output projection. Several heads may be changed together.";
+      return;
+    }
+    const missing = this.changes.find(([l, h]) => !view.layers[l]?.heads[h] || view.layers[l].name === "all heads");
+    if (missing) {
+      this.result.textContent = `This model has no layer ${missing[0]}, head ${missing[1]}. Undo this change.`;
+      return;
+    }
+    this.result.setAttribute("aria-busy", "true");
+    try {
+      const found = await /** @type {any} */ (this.source.effect)(index, place.token, this.changes);
+      if (request === this.request) this.#show(found);
+    } catch (error) {
+      if (request === this.request) this.result.textContent = `The model could not run: ${error instanceof Error ? error.message : error}`;
+    }
+    if (request === this.request) this.result.removeAttribute("aria-busy");
+  }
+
+  #add() {
+    const { layer, head } = /** @type {import("./questions.js").Place} */ (this.place);
+    this.changes = [...this.changes.filter(([l, h]) => l !== layer || h !== head), [layer, head, 0]];
+    this.#changed();
+  }
+
+  #changed() {
+    this.handlers.changed(this.changes.map((one) => one.join(".")).join("_"));
+    if (this.place) this.update(this.place);
+  }
+
+  /** List the changed heads with their factors. */
+  #chips() {
+    const { view } = /** @type {import("./questions.js").Place} */ (this.place);
+    this.list.replaceChildren(...this.changes.map(([layer, head, percent], i) => {
+      const name = view.layers[layer]?.heads[head] ? `${view.layers[layer].name}, ${view.layers[layer].heads[head]}` : `${layer}, ${head}`;
+      const factors = FACTORS.some(([value]) => value === String(percent)) ? FACTORS : [...FACTORS, /** @type {[string, string]} */ ([String(percent), `× ${percent / 100}`])];
+      return createElement("span", { class: "badge change" }, [
+        createSelect(name, factors, String(percent), (value) => { this.changes[i][2] = Number(value); this.#changed(); }),
+        createElement("button", { class: "ask", text: "undo", "aria-label": `undo ${name}`, onclick: () => { this.changes.splice(i, 1); this.#changed(); } }),
+      ]);
+    }));
+  }
+
+  /** @param {any} found the answer of the server */
+  #show(found) {
+    const { view, name } = /** @type {import("./questions.js").Place} */ (this.place);
+    const told = (/** @type {number} */ number) => formatWeight(number);
+    const sentences = found.kind === null
+      ? [`The vector of “${name}” changes by ${told(found.divergence)} of its length; mean over the tokens: ${told(found.mean)}.`]
+      : [
+          `Divergence of the distribution at “${name}”: ${told(found.divergence)} nats; mean over the tokens: ${told(found.mean)}.`,
+          found.loss ? `Loss (mean −log probability of ${{ next: "the next tokens", own: "the tokens themselves", step: "the generated tokens" }[/** @type {string} */ (found.kind)]}): ${told(found.loss[0])} → ${told(found.loss[1])} nats.` : "",
+        ];
+    const [target] = found.target || [null];
+    const listed = target === null || (found.tokens || []).some((/** @type {any[]} */ [token]) => token === target) ? found.tokens || [] : [...found.tokens, found.target];
+    const rows = listed.map((/** @type {[string, number, number]} */ [token, before, after]) =>
+      createElement("tr", { class: target === token ? "target" : undefined }, [
+        createElement("th", { scope: "row", text: token }),
+        createElement("td", {}, [shareBar(before), createElement("span", { text: told(before) })]),
+        createElement("td", {}, [shareBar(after), createElement("span", { text: told(after) })]),
+      ]));
+    const most = found.most.map((/** @type {[number, number]} */ [at, size]) =>
+      createElement("button", { class: "ask", text: `${view.queries.tokens[at]} ${told(size)}`, "aria-label": `select ${view.queries.tokens[at]}`, onclick: () => this.handlers.go(at) }));
+    this.result.replaceChildren(
+      ...sentences.filter(Boolean).map((text) => createElement("p", { text })),
+      ...(rows.length ? [createElement("table", {}, [
+        createElement("caption", { text: `probabilities at “${name}”, unchanged and with the changed heads` }),
+        createElement("thead", {}, [createElement("tr", {}, ["token", "unchanged", "changed"].map((text) => createElement("th", { scope: "col", text })))]),
+        createElement("tbody", {}, rows),
+      ])] : []),
+      createElement("p", { class: "line" }, [createElement("span", { text: "Tokens that change most:" }), ...most]),
+    );
+  }
+}

@@ -1,0 +1,135 @@
+// The question which heads attend from one word to another, over all texts of the page.
+
+import { codesOf, dequantize, formatWeight } from "./codes.js";
+import { createElement } from "./dom.js";
+import { findPhrase, wordRanges } from "./find.js";
+
+/** Number of heads that are listed. */
+const LISTED_HEADS = 12;
+/** Name of the layer of maps over all heads, which are no heads. */
+const ALL_HEADS = "all heads";
+
+/** The attention of a head from one occurrence of the query to the key.
+ *  @typedef {{view: number, query: number, key: number, weight: number, rank: number}} Place */
+
+/** Rank the heads by their attention from one word to another, as `qkv.look.search` does.
+ *  @param {any} meta @param {import("./source.js").Source} source @param {string} query @param {string} key
+ *  @returns {Promise<{model: string, kind: string, layer: number, head: number, weight: number, places: Place[]}[]>} */
+export async function searchHeads(meta, source, query, key) {
+  /** @type {Map<string, any>} */
+  const heads = new Map();
+  for (const [index, view] of meta.views.entries()) {
+    if (view.levels) continue;
+    const axis = view.keys || view.queries;
+    const targets = findPhrase(axis, key);
+    const places = targets.length ? findPhrase(view.queries, query) : [];
+    const width = axis.tokens.length;
+    const others = wordRanges(axis).filter(([start]) => !targets.some(([first, last]) => start >= first && start < last));
+    for (const [start, stop] of places) {
+      const codes = codesOf(await source.rows(index, start, stop));
+      let at = 0;
+      view.layers.forEach((/** @type {any} */ layer, /** @type {number} */ l) => {
+        layer.heads.forEach((/** @type {string} */ _, /** @type {number} */ h) => {
+          const weights = dequantize(codes.subarray(at, (at += (stop - start) * width)), view.ranges[l][h].exponent);
+          if (layer.name === ALL_HEADS) return;
+          const sum = (/** @type {[number, number]} */ [first, last]) => {
+            let total = 0;
+            for (let row = 0; row < stop - start; row++) {
+              for (let i = first; i < last; i++) if (weights[row * width + i] !== -Infinity) total += weights[row * width + i];
+            }
+            return total / (stop - start);
+          };
+          const sums = targets.map(sum);
+          const weight = sums.reduce((total, one) => total + one, 0);
+          const rank = 1 + others.filter((range) => sum(range) > weight).length;
+          const name = JSON.stringify([view.model, view.kind, l, h]);
+          if (!heads.has(name)) heads.set(name, { model: view.model, kind: view.kind, layer: l, head: h, places: [] });
+          heads.get(name).places.push({ view: index, query: start, key: targets[sums.indexOf(Math.max(...sums))]?.[0] ?? targets[0][0], weight, rank });
+        });
+      });
+    }
+  }
+  const found = [...heads.values()];
+  for (const head of found) {
+    head.places.sort((/** @type {Place} */ a, /** @type {Place} */ b) => b.weight - a.weight);
+    head.weight = head.places.reduce((/** @type {number} */ total, /** @type {Place} */ place) => total + place.weight, 0) / head.places.length;
+  }
+  return found.sort((a, b) => b.weight - a.weight);
+}
+
+export class HeadSearch {
+  /** @param {any} meta @param {import("./source.js").Source} source @param {string} asked "query → key" of the link
+   *  @param {{go: (view: number, layer: number, head: number, query: number, key: number) => void,
+   *    changed: (asked: string) => void}} handlers */
+  constructor(meta, source, asked, handlers) {
+    this.meta = meta;
+    this.source = source;
+    this.handlers = handlers;
+    const [query, key] = asked.split("→");
+    const field = (/** @type {string} */ label, /** @type {string} */ value, /** @type {string} */ example) =>
+      /** @type {HTMLInputElement} */ (createElement("input", { type: "text", "aria-label": label, value, placeholder: example, size: 12 }));
+    this.query = field("word that attends", query || "", "he");
+    this.key = field("word that is attended to", key || "", "Hans");
+    this.result = createElement("div", { class: "result", "aria-live": "polite" });
+    const form = createElement("form", { class: "line", onsubmit: (/** @type {Event} */ event) => { event.preventDefault(); this.ask(); } }, [
+      createElement("span", { text: "from" }), this.query, createElement("span", { text: "to" }), this.key,
+      createElement("button", { class: "ask", type: "submit", text: "Rank the heads" }),
+    ]);
+    this.element = createElement("div", {}, [form, this.result]);
+  }
+
+  /** Answer the question of a link. */
+  open() {
+    if (this.query.value && this.key.value && !this.result.childElementCount) this.ask();
+  }
+
+  async ask() {
+    const [query, key] = [this.query.value.trim(), this.key.value.trim()];
+    if (!query || !key) {
+      this.result.textContent = "Enter two words of the text, such as a pronoun and the name that it stands for.";
+      return;
+    }
+    this.handlers.changed(`${query}→${key}`);
+    this.result.textContent = "…";
+    try {
+      const found = await searchHeads(this.meta, this.source, query, key);
+      if (found.length) this.#show(found);
+      else this.result.textContent = `No text contains both “${query}” and “${key}” as whole words.`;
+    } catch (error) {
+      this.result.textContent = `The heads could not be searched: ${error instanceof Error ? error.message : error}`;
+    }
+  }
+
+  /** @param {Awaited<ReturnType<typeof searchHeads>>} found */
+  #show(found) {
+    const { views } = this.meta;
+    const places = found[0].places.length;
+    const models = new Set(found.map(({ model }) => model)).size;
+    const many = places > 1;
+    const heading = ["head", many ? "mean weight" : "weight", ...(many ? ["smallest", "largest"] : []), "rank among the tokens"];
+    const lines = found.slice(0, LISTED_HEADS).map((head) => {
+      const best = head.places[0];
+      const { layers } = views[best.view];
+      const name = `${layers[head.layer].name}, ${layers[head.layer].heads[head.head]}`;
+      const go = createElement("button", {
+        class: "ask", text: models > 1 ? `${name} (${head.model})` : name,
+        onclick: () => this.handlers.go(best.view, head.layer, head.head, best.query, best.key),
+      });
+      const ranks = head.places.map(({ rank }) => rank);
+      const first = ranks.filter((rank) => rank === 1).length;
+      const numbers = [head.weight, ...(many ? [head.places[places - 1].weight, best.weight] : [])];
+      return createElement("tr", {}, [
+        createElement("th", { scope: "row" }, [go]),
+        ...numbers.map((number) => createElement("td", { text: formatWeight(number) })),
+        createElement("td", { text: many ? `first in ${first} of ${ranks.length}` : `${ranks[0]}` }),
+      ]);
+    });
+    const texts = new Set(found[0].places.map(({ view }) => view)).size;
+    const where = many ? `, ${places} places in ${texts === 1 ? "one text" : `${texts} texts`}` : "";
+    this.result.replaceChildren(createElement("table", {}, [
+      createElement("caption", { text: `“${this.query.value}” attends to “${this.key.value}”: the ${lines.length} first of ${found.length} heads${where}` }),
+      createElement("thead", {}, [createElement("tr", {}, heading.map((text) => createElement("th", { scope: "col", text })))]),
+      createElement("tbody", {}, lines),
+    ]));
+  }
+}

@@ -1,0 +1,96 @@
+// The image whose patches are tokens: the more weight a patch has for the selected query, the brighter it is.
+
+import { createElement } from "./dom.js";
+
+/** Brightness of a patch without weight, so that the image stays recognizable. */
+const DIM = 0.22;
+
+/** @typedef {Object} Patches
+ *  @property {Uint8Array} pixels red, green and blue @property {[number, number]} size height and width of the image
+ *  @property {[number, number]} grid rows and columns of patches
+ *  @property {(patch: number) => number} share of the colour table, of the weight of a patch as key
+ *  @property {(patch: number) => string} name
+ *  @property {number} query patch that is the query; −1: none @property {number} key patch that is the key; −1: none */
+
+export class Picture {
+  /** @param {(patch: number) => void} hover @param {(patch: number) => void} pick */
+  constructor(hover, pick) {
+    this.canvas = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "picture", role: "img" }));
+    this.element = createElement("div", { class: "between", hidden: true }, [this.canvas]);
+    /** @type {Patches | null} */
+    this.patches = null;
+    this.frame = 0;
+    this.canvas.addEventListener("pointermove", (event) => event.pointerType !== "touch" && this.#act(event, hover));
+    this.canvas.addEventListener("click", (event) => this.#act(event, pick));
+    new ResizeObserver(() => this.#later()).observe(this.canvas);
+  }
+
+  /** @param {Patches} patches */
+  show(patches) {
+    this.patches = patches;
+    this.#later();
+  }
+
+  #later() {
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      if (this.patches && this.canvas.clientWidth) this.#draw(this.patches);
+    });
+  }
+
+  /** @param {Patches} patches */
+  #draw({ pixels, size: [height, width], grid: [rows, columns], share, name, query, key }) {
+    const { canvas } = this;
+    const image = new ImageData(width, height);
+    const light = Float32Array.from({ length: rows * columns }, (_, patch) => DIM + (1 - DIM) * Math.max(0, Math.min(1, share(patch) || 0)));
+    for (let y = 0; y < height; y++) {
+      const row = Math.min(rows - 1, Math.floor((y * rows) / height)) * columns;
+      for (let x = 0; x < width; x++) {
+        const at = y * width + x;
+        const factor = light[row + Math.min(columns - 1, Math.floor((x * columns) / width))];
+        for (let c = 0; c < 3; c++) image.data[4 * at + c] = pixels[3 * at + c] * factor;
+        image.data[4 * at + 3] = 255;
+      }
+    }
+    const small = new OffscreenCanvas(width, height);
+    /** @type {OffscreenCanvasRenderingContext2D} */ (small.getContext("2d")).putImageData(image, 0, 0);
+    const ratio = window.devicePixelRatio || 1;
+    canvas.style.aspectRatio = `${width} / ${height}`;
+    canvas.width = Math.round(canvas.clientWidth * ratio);
+    canvas.height = Math.round((canvas.clientWidth * ratio * height) / width);
+    const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    pen.imageSmoothingEnabled = width > canvas.width;
+    pen.drawImage(small, 0, 0, canvas.width, canvas.height);
+    const [across, down] = [canvas.width / columns, canvas.height / rows];
+    const frame = (/** @type {number} */ patch, /** @type {string} */ colour, /** @type {number} */ line) => {
+      if (patch < 0) return;
+      pen.strokeStyle = colour;
+      pen.lineWidth = line * ratio;
+      pen.strokeRect((patch % columns) * across, Math.floor(patch / columns) * down, across, down);
+    };
+    frame(key, "#ffffff", 1);
+    frame(query, getComputedStyle(canvas).getPropertyValue("--mark"), 2);
+    const what = query < 0 ? "the selected token" : `patch ${name(query)}`;
+    canvas.setAttribute("aria-label", `image with the weights of ${what} on its patches; the table lists them`);
+    canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
+  }
+
+  /** @param {MouseEvent} event @param {(patch: number) => void} call */
+  #act(event, call) {
+    if (!this.patches) return;
+    const [rows, columns] = this.patches.grid;
+    const edge = this.canvas.getBoundingClientRect();
+    const row = Math.floor(((event.clientY - edge.top) / edge.height) * rows);
+    const column = Math.floor(((event.clientX - edge.left) / edge.width) * columns);
+    if (row >= 0 && column >= 0 && row < rows && column < columns) call(row * columns + column);
+  }
+}
+
+/** Return the patch of each group of tokens, −1 for other tokens, and the grid of patches.
+ *  @param {import("./detail.js").Side} side @param {number[][]} groups */
+export function patchesOf(side, groups) {
+  const grid = /** @type {any} */ (side.grid);
+  const first = grid ? side.tokens.length - grid[0] * grid[1] : 0;
+  return { grid, patches: groups.map((group) => (grid && group[0] >= first ? group[0] - first : -1)) };
+}

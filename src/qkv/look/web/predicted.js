@@ -1,0 +1,55 @@
+// The tokens that a language model predicts at the selected query, beside the map.
+
+import { formatWeight } from "./codes.js";
+import { createElement } from "./dom.js";
+
+const CAPTIONS = /** @type {Record<string, (query: string) => string>} */ ({
+  next: (query) => `predicted after “${query}”`,
+  own: (query) => `predicted in place of “${query}”`,
+  step: (query) => `probabilities when “${query}” was generated`,
+});
+
+export class Predicted {
+  /** @param {import("./source.js").Source} source */
+  constructor(source) {
+    this.source = source;
+    this.element = createElement("div", { class: "top predicted" });
+    /** @type {Map<number, Promise<any>>} */
+    this.loaded = new Map();
+  }
+
+  /** @param {any} view @param {number} index of the view @param {number} token of the query @param {string} name of it */
+  async show(view, index, token, name) {
+    this.element.hidden = !view.predictions;
+    this.shown = `${index},${token}`;
+    if (!view.predictions) return;
+    let loading = this.loaded.get(index);
+    if (!loading) this.loaded.set(index, (loading = this.source.predictions(index)));
+    const { kind, rows } = await loading;
+    if (this.shown !== `${index},${token}` || !rows[token]) return;
+    const { tokens, probabilities, target, probability, rank } = rows[token];
+    const line = (/** @type {string} */ text, /** @type {number} */ share, /** @type {boolean} */ marked) =>
+      createElement("tr", { class: marked ? "target" : undefined }, [
+        createElement("th", { scope: "row", text }),
+        createElement("td", {}, [shareBar(share), createElement("span", { text: formatWeight(share) })]),
+      ]);
+    const lines = tokens.map((/** @type {string} */ text, /** @type {number} */ i) => line(text, probabilities[i], text === target));
+    if (target !== null && rank > tokens.length) lines.push(line(`${rank}. ${target}`, probability, true));
+    const said = { next: "the next token of the text", own: "the token of the text", step: "the generated token" }[/** @type {string} */ (kind)];
+    this.element.replaceChildren(
+      createElement("table", {}, [
+        createElement("caption", { text: CAPTIONS[kind](name) }),
+        createElement("thead", {}, [createElement("tr", {}, ["token", "probability"].map((text) => createElement("th", { scope: "col", text })))]),
+        createElement("tbody", {}, lines),
+      ]),
+      createElement("p", { class: "hint", text: target === null ? "" : `bold: ${said}` }),
+    );
+  }
+}
+
+/** Return a bar whose length is a share of 1. @param {number} share */
+export function shareBar(share) {
+  const bar = createElement("span", { class: "share", "aria-hidden": "true" });
+  bar.style.width = `${Math.round(40 * Math.max(0, Math.min(1, share)))}px`;
+  return bar;
+}

@@ -1,0 +1,85 @@
+// Questions about the shown head, below the map: each is a section that is answered when it is open.
+
+import { createElement } from "./dom.js";
+import { HeadEffect } from "./head_effect.js";
+import { HeadSearch } from "./head_search.js";
+import { PairParts } from "./pair_parts.js";
+
+/** The selected pair of the shown view.
+ *  @typedef {Object} Place
+ *  @property {any} view @property {number} index of the view @property {number} layer @property {number} head
+ *  @property {number} token of the query @property {number} keyToken @property {string} name of the query
+ *  @property {string} keyName @property {boolean} dark */
+
+/** The state that a link restores.
+ *  @typedef {{open: string, ask: string, change: string}} Asked */
+
+/** Milliseconds that a selection lasts before the model runs, so that moving through the map asks once. */
+const PAUSE = 150;
+
+/** Return the names of the parts of the page that a source cannot answer, because they need the running model.
+ *  @param {any} meta @param {Partial<import("./source.js").Source>} source @returns {string[]} */
+export function missingParts(meta, source) {
+  const some = (/** @type {string} */ field) => meta.views.some((/** @type {any} */ view) => view[field]);
+  return [
+    ...(some("live") && !source.effect ? ["“What changes without this head?”"] : []),
+    ...(some("live") && !source.pair ? ["“Why this weight?”"] : []),
+    ...(some("flow") && !source.flow ? ["“Flow of this pair”"] : []),
+    ...(meta.views.length > 1 && !source.differences ? ["“Which heads differ most?”"] : []),
+  ];
+}
+
+export class Questions {
+  /** @param {any} meta @param {import("./source.js").Source} source @param {Asked} state
+   *  @param {{go: (view: number, layer: number, head: number, query: number, key: number) => void,
+   *    goQuery: (query: number) => void, changed: () => void}} handlers */
+  constructor(meta, source, state, handlers) {
+    const live = meta.views.some((/** @type {any} */ view) => view.live);
+    this.search = new HeadSearch(meta, source, state.ask, { go: handlers.go, changed: (asked) => { state.ask = asked; handlers.changed(); } });
+    this.effect = new HeadEffect(source, state.change, { go: handlers.goQuery, changed: (changes) => { state.change = changes; handlers.changed(); } });
+    this.pair = new PairParts(source);
+    const opened = new Set(state.open.split(","));
+    /** @type {[string, string, HTMLElement, boolean][]} */
+    const sections = [
+      ["search", "Which heads attend from one word to another?", this.search.element, meta.views.some((/** @type {any} */ view) => !view.levels)],
+      ["effect", "What changes without this head?", this.effect.element, live && Boolean(source.effect)],
+      ["pair", "Why this weight? Query and key of the pair", this.pair.element, live && Boolean(source.pair)],
+    ];
+    this.sections = sections.filter(([, , , offered]) => offered).map(([name, title, content]) => {
+      const section = /** @type {HTMLDetailsElement} */ (createElement("details", { open: opened.has(name), "data-question": name }, [
+        createElement("summary", { text: title }), content,
+      ]));
+      section.addEventListener("toggle", () => {
+        state.open = this.sections.filter((one) => one.open).map((one) => one.dataset.question).join(",");
+        handlers.changed();
+        this.update(this.place);
+      });
+      return section;
+    });
+    this.element = createElement("section", { class: "questions", "aria-label": "questions" }, this.sections);
+    const missing = missingParts(meta, source);
+    if (missing.length) {
+      this.element.append(createElement("p", { class: "quiet missing", text: `Not in this file: ${missing.join(", ")}. They need the page that qkv look serves.` }));
+    }
+    /** @type {Place | null} */
+    this.place = null;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.waiting = undefined;
+  }
+
+  /** Answer the open questions for another pair. @param {Place | null} place */
+  update(place) {
+    this.place = place;
+    clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => {
+      for (const section of this.sections) {
+        const name = section.dataset.question;
+        if (name === "effect" || name === "pair") section.hidden = !place?.view.live;
+        if (!section.open || !place) continue;
+        if (name === "search") this.search.open();
+        else if (place.view.live && name === "effect") this.effect.update(place);
+        else if (place.view.live && name === "pair") this.pair.update(place);
+      }
+    }, PAUSE);
+  }
+}

@@ -1,0 +1,101 @@
+// The roles of heads: their names in plain words, the marks in the grid, and a list with the clearest head of each role.
+
+import { createElement } from "./dom.js";
+
+/** @typedef {{role: string, score: number, baseline: number, sentences?: number}} Role */
+
+/** What a head with a role attends to, and its mark in the grid.
+ *  @type {Record<string, [string, string]>} */
+const ROLES = {
+  pronoun: ["◆", "from pronouns to one other word"],
+  coreference: ["◆", "from pronouns to the word they stand for"],
+  previous: ["←", "the previous token"],
+  next: ["→", "the next token"],
+  duplicate: ["=", "the same word elsewhere"],
+  induction: ["↻", "what followed the same word before"],
+  self: ["•", "the token itself"],
+  first: ["⇤", "the first token"],
+  separator: ["‖", "the separator"],
+  broad: ["≈", "many tokens equally"],
+};
+/** Score from which on a role is marked in the grid. */
+const MARKED = 0.5;
+
+/** @param {string} role */
+export function describeRole(role) {
+  return ROLES[role]?.[1] || role;
+}
+
+/** Pronouns of English, whose rows show what heads of the roles `pronoun` and `coreference` do. */
+const PRONOUNS = ["he", "she", "it", "they", "him", "her", "them", "his", "hers", "its", "their", "theirs", "who", "whom"];
+
+/** Return the index of the first word that shows what a head with a role does; −1: any word.
+ *  @param {string} role @param {string[]} words */
+export function exampleWord(role, words) {
+  if (!["pronoun", "coreference"].includes(role)) return -1;
+  return words.findIndex((word) => PRONOUNS.includes(word.toLowerCase().replace(/^[^a-z]+/, "")));
+}
+
+/** Roles that most models have in many heads, whose marks are less prominent. */
+const COMMON = ["self", "first", "separator", "broad"];
+
+/** Return the mark of the first role of a head, or null if it has none.
+ *  @param {Role[]} roles @returns {{text: string, common: boolean} | null} */
+export function markOf(roles) {
+  const clear = roles.filter(({ score }) => score >= MARKED);
+  const order = Object.keys(ROLES);
+  const rank = (/** @type {Role} */ one) => (order.includes(one.role) ? order.indexOf(one.role) : -1);
+  clear.sort((a, b) => rank(a) - rank(b));
+  if (!clear.length) return null;
+  return { text: ROLES[clear[0].role]?.[0] || clear[0].role.slice(0, 2), common: COMMON.includes(clear[0].role) };
+}
+
+/** Say what a head does, as a badge.
+ *  @param {Role} role */
+export function badgeText({ role, score, baseline, sentences }) {
+  const numbers = `${score.toFixed(2)} (baseline ${baseline.toFixed(2)})`;
+  const where = sentences ? `over ${sentences.toLocaleString("en")} sentences` : "in this text";
+  return `attends to ${describeRole(role)}`.replace("to from", "from") + `: ${numbers} ${where}`;
+}
+
+/** Explain the numbers of a badge. @param {Role} role */
+export function explainScore({ role, sentences }) {
+  return sentences && (role === "coreference" || !ROLES[role])
+    ? "Score: share of the questions that the head answers. Baseline: that of the better of two rules without a model, the nearest candidate and a fixed offset."
+    : "Baseline: the score of a head that attends to all tokens equally.";
+}
+
+/** Fill a list with a button for each role, which selects the head of the largest score.
+ *  @param {HTMLElement} place @param {Record<string, Role[]>} roles by "layer,head"
+ *  @param {(layer: number, head: number, role: string) => void} onSelect */
+export function fillRoles(place, roles, onSelect) {
+  /** @type {Map<string, {place: string, one: Role}[]>} */
+  const heads = new Map();
+  for (const [at, all] of Object.entries(roles)) {
+    for (const one of all) heads.set(one.role, [...(heads.get(one.role) || []), { place: at, one }]);
+  }
+  const order = [...new Set([...Object.keys(ROLES), ...heads.keys()])].filter((role) => heads.has(role));
+  const measured = [...heads.values()].flat().some(({ one }) => one.sentences);
+  const rows = order.map((role) => {
+    const all = /** @type {{place: string, one: Role}[]} */ (heads.get(role));
+    const best = all.reduce((a, b) => (b.one.score > a.one.score ? b : a));
+    const [layer, head] = best.place.split(",").map(Number);
+    const clear = all.filter(({ one }) => one.score >= MARKED).length;
+    const others = createElement("span", { class: "others", text: clear > 1 ? `, ${clear - 1} more` : "" });
+    return createElement("li", {}, [
+      createElement("button", {
+        class: "role", onclick: () => onSelect(layer, head, role), title: `${badgeText(best.one)}. ${explainScore(best.one)}`,
+        "aria-label": `${describeRole(role)}: select layer ${layer}, head ${head}`,
+      }, [
+        createElement("span", { class: "mark", text: ROLES[role]?.[0] || role.slice(0, 2) }),
+        createElement("span", { class: "what", text: describeRole(role) }),
+        createElement("span", { class: "where" }, [document.createTextNode(`layer ${layer}, head ${head}: ${best.one.score.toFixed(2)}`), others]),
+      ]),
+    ]);
+  });
+  place.hidden = rows.length === 0;
+  place.replaceChildren(
+    createElement("p", { text: measured ? "Which head attends to what" : "Which head attends to what in this text" }),
+    createElement("ul", { class: "roles" }, rows),
+  );
+}

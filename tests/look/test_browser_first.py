@@ -1,0 +1,225 @@
+"""What a new user meets in Chromium: the first head, the roles, lines between words, pins, and phones."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from qkv.look.page import Page
+from qkv.look.server import ServedPage, serve_in_thread
+from qkv.look.text_roles import mark_roles
+from qkv.look.views import View
+
+from .chromium import DARKEST, needs_chromium, part, redrawn, spot
+from .test_browser import known
+
+pytestmark = needs_chromium
+WORDS = "the dog saw that he was late for his own dinner".split()  # noqa: SIM905
+N = len(WORDS)
+
+
+def sentence(name="sentence"):
+    """Heads that attend to the first token, the previous token, and from pronouns to the dog."""
+    uniform = np.full((N, N), 1 / N)
+    first, previous = np.zeros((N, N)), np.eye(N, k=-1)
+    first[:, 0] = previous[0, 0] = 1
+    pronoun = uniform.copy()
+    pronoun[[4, 8]] = 0
+    pronoun[[4, 8], 1] = 1
+    weights = np.stack([[first, uniform], [0.9 * previous + 0.1 * uniform, pronoun]])
+    return mark_roles(View.from_weights(weights, WORDS, name=name))
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serve_in_thread(ServedPage(page=Page.from_views([sentence(), known()], "first"))) as address:
+        yield address
+
+
+def table(page):
+    return page.locator(".top").first.locator("tbody th").all_text_contents()
+
+
+def test_the_page_opens_on_the_clearest_role_and_a_content_word(opened, served):
+    page = opened(served)
+    assert page.locator(".qkv-look").get_attribute("data-shown") == "0,1,1"
+    assert page.locator("caption").first.text_content() == "“his” attends to"
+    assert table(page)[0] == "dog"
+    lead = page.locator(".lead").text_content()
+    assert lead.endswith("Point at a row; click a word to pin it.")
+    assert page.locator(".badge").first.text_content().startswith("attends from pronouns to one other word: 1.00")
+    # A link still opens what it names.
+    linked = opened(f"{served}#layer=0&head=1&query=2")
+    assert linked.locator(".qkv-look").get_attribute("data-shown") == "0,0,1"
+    assert "“saw” (2)" in linked.locator("output").first.text_content()
+
+
+def test_which_head_attends_to_the_previous_word_is_listed(opened, served):
+    page = opened(served)
+    roles = page.get_by_role("region", name="heads by role")
+    listed = [one.text_content() for one in roles.get_by_role("listitem").all()]
+    assert any("the previous token" in one and "layer 1, head 0" in one for one in listed)
+    assert any("the first token" in one and "layer 0, head 0" in one for one in listed)
+    # The head of the pronouns is shown for a pronoun.
+    redrawn(page, roles.get_by_role("button", name="from pronouns").click)
+    page.get_by_text("“he” (4) → “dog” (1): 1.00").wait_for()
+    assert page.locator("caption").first.text_content() == "“he” attends to"
+    redrawn(page, roles.get_by_role("button", name="the previous token: select layer 1, head 0").click)
+    assert page.locator(".qkv-look").get_attribute("data-shown") == "0,1,0"
+    for row in range(1, N):
+        assert spot(page, row, row - 1, N, N) == DARKEST
+    marks = [cell.locator(".mark").all_text_contents() for cell in page.get_by_role("gridcell").all()]
+    assert marks == [["⇤"], ["≈"], ["←"], ["◆"]]
+
+
+def test_a_pinned_word_stays_until_it_is_released(opened, served):
+    page = opened(served)
+    box = page.locator("canvas.map").first.bounding_box()
+    width, height = box["width"] - 102, box["height"] - 84
+
+    def hover(row, column):
+        page.mouse.move(box["x"] + 92 + (column + 0.5) / N * width, box["y"] + 8 + (row + 0.5) / N * height)
+
+    caption = page.locator("caption").first
+    hover(2, 2)
+    assert caption.text_content() == "“saw” attends to"
+    page.get_by_role("option", name="he", exact=True).click()
+    assert caption.text_content() == "“he” attends to"
+    hover(6, 3)
+    assert caption.text_content() == "“he” attends to"
+    assert "“late” (6) → “that” (3)" in page.locator("output").first.text_content()
+    release = page.get_by_role("button", name="“he” is pinned")
+    release.click()
+    assert not release.is_visible()
+    hover(7, 3)
+    assert caption.text_content() == "“for” attends to"
+    page.get_by_role("option", name="he", exact=True).click()
+    page.keyboard.press("Escape")
+    hover(2, 2)
+    assert caption.text_content() == "“saw” attends to"
+
+
+def test_lines_are_drawn_between_words_and_select_them(opened, served):
+    page = opened(f"{served}#layer=1&head=1&query=4&key=1")
+    lines = page.locator("canvas.lines").first
+    page.wait_for_function("() => document.querySelector('canvas.lines').dataset.drawn > 0")
+    colours = """([row, column]) => {
+        const canvas = document.querySelector("canvas.lines");
+        const [pen, ratio] = [canvas.getContext("2d"), canvas.width / canvas.clientWidth];
+        const middle = canvas.width / 2, y = (6 + ((row + column) / 2 + 0.5) * 20) * ratio;
+        const pixels = pen.getImageData(middle - 2, y - 2, 4, 4).data;
+        return Math.min(...pixels.filter((_, i) => i % 4 === 0).map((red, i) => pixels[4 * i + 3] ? red : 255));
+    }"""
+    assert page.evaluate(colours, [4, 1]) < 60  # the line of the pronoun to the dog
+    box = lines.bounding_box()
+    page.mouse.click(box["x"] + 20, box["y"] + 6 + 20 * 8.5)
+    assert "“his” (8)" in page.locator("output").first.text_content()
+    page.mouse.click(box["x"] + box["width"] - 20, box["y"] + 6 + 20 * 9.5)
+    assert "“his” (8) → “own” (9)" in page.locator("output").first.text_content()
+    page.get_by_label("Lines between words").uncheck()
+    lines.wait_for(state="hidden")
+
+
+def test_lines_of_a_long_text_show_the_words_around_the_query(opened):
+    words = [f"w{i}" for i in range(300)]
+    view = View.from_weights(np.eye(300, k=-1)[None, None], words)
+    with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
+        page = opened(f"{address}#query=150")
+        assert page.get_by_text("40 of 300 tokens, around the selected one.").is_visible()
+        box = page.locator("canvas.lines").first.bounding_box()
+        page.mouse.click(box["x"] + 20, box["y"] + 10)
+        assert "“w130” (130)" in page.locator("output").first.text_content()
+
+
+def phone(browser, address):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(address)
+    page.wait_for_selector("[data-painted]")
+    page.wait_for_function("() => document.querySelector('canvas.map').dataset.drawn > 0")
+    page.locator("canvas.map").first.scroll_into_view_if_needed()
+    return context, page
+
+
+def test_fingers_zoom_and_pan_the_map_of_a_phone(browser):
+    view = View.from_weights(np.eye(100, k=-1)[None, None], [f"w{i}" for i in range(100)])
+    with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
+        context, page = phone(browser, address)
+        touch = context.new_cdp_session(page)
+        box = page.locator("canvas.map").first.bounding_box()
+        x, y = box["x"] + 92 + (box["width"] - 102) / 2, box["y"] + 8 + (box["height"] - 84) / 2
+
+        def send(kind, *points):
+            fingers = [{"x": a, "y": b, "id": i} for i, (a, b) in enumerate(points)]
+            touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
+
+        assert page.locator("canvas.map").first.evaluate("e => e.style.touchAction") == "pan-x pan-y"
+        send("touchStart", (x - 20, y), (x + 20, y))
+        for step in range(1, 11):
+            send("touchMove", (x - 20 - 4 * step, y), (x + 20 + 4 * step, y))
+        send("touchEnd")
+        page.wait_for_function("() => document.querySelector('canvas.map').dataset.part.split(',')[2] < 60")
+        top, left, rows, columns = part(page)
+        assert 25 <= rows <= 45
+        assert columns == rows
+        assert abs(top + rows / 2 - 50) < 8  # the middle stays in the middle
+        assert page.locator("canvas.map").first.evaluate("e => e.style.touchAction") == "none"
+        send("touchStart", (x, y))
+        for step in range(1, 6):
+            send("touchMove", (x - 8 * step, y))
+        send("touchEnd")
+        page.wait_for_function(f"() => document.querySelector('canvas.map').dataset.part.split(',')[1] > {left}")
+        assert part(page)[0] == top
+        context.close()
+
+
+def test_a_phone_shows_the_maps_before_the_settings(browser, served):
+    context, page = phone(browser, served)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.get_by_text("Settings and saving").is_visible()
+    assert not page.get_by_label("Colour limit").is_visible()
+    page.get_by_text("Settings and saving").tap()
+    assert page.get_by_label("Colour limit").is_visible()
+    context.close()
+
+
+def test_32_heads_of_32_layers_fit(opened):
+    view = View.from_weights(np.broadcast_to(np.eye(4), (32, 32, 4, 4)), list("abcd"))
+    with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
+        page = opened(address)
+        page.set_viewport_size({"width": 1440, "height": 900})
+        for width in (1440, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            hidden = "e => [e.scrollWidth - e.clientWidth, e.scrollHeight - e.clientHeight]"
+            assert page.locator(".overview").evaluate(hidden) == [0, 0]
+            last = page.get_by_role("gridcell", name="layer 31, head 31").bounding_box()
+            assert last["x"] + last["width"] <= min(width, 560)
+            assert last["width"] >= 6
+
+
+@pytest.mark.skipif(importlib.util.find_spec("axe_playwright_python") is None, reason="axe is not installed")
+@pytest.mark.parametrize("theme", ["0", "1"])
+def test_axe_finds_no_violation(opened, served, theme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    for width in (1400, 390):
+        page = opened(f"{served}#view=0&dark={theme}")
+        page.set_viewport_size({"width": width, "height": 900})
+        violations = Axe().run(page).response["violations"]
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in violations] == []
+
+
+def test_rows_of_the_table_and_roles_are_reached_by_keyboard(opened, served):
+    page = opened(served)
+    page.get_by_role("button", name="the first token: select layer 0, head 0").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[data-shown='0,0,0']")
+    page.locator(".top").first.locator("tbody button").first.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    chosen = page.evaluate("document.activeElement.textContent")
+    page.keyboard.press("Enter")
+    assert f"→ “{chosen}”" in page.locator("output").first.text_content()
+    assert page.evaluate("document.activeElement.textContent") == chosen
+    page.keyboard.press("End")
+    assert page.evaluate("document.activeElement.textContent") == table(page)[-1]

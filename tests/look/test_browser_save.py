@@ -1,0 +1,203 @@
+"""Figures that the page saves: text, fonts, size, colours and legend of PDF, SVG and PNG."""
+
+import io
+import re
+import struct
+import xml.etree.ElementTree as ElementTree
+import zlib
+
+import numpy as np
+import pytest
+
+from qkv.look.html_export import export_html
+from qkv.look.page import Page
+from qkv.look.server import ServedPage, serve_in_thread
+from qkv.look.views import View
+
+from .chromium import needs_chromium
+
+pytest.importorskip("matplotlib")
+pytestmark = needs_chromium
+
+WORDS = ["when", "he", "Ωμέγα", "<b>", "字", "said", "a$"]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def view(name="seven & one", seed=0):
+    weights = np.tril(np.random.default_rng(seed).random((2, 3, 7, 7)) + 0.01)
+    return View.from_weights(weights / weights.sum(axis=-1, keepdims=True), WORDS, name=name)
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serve_in_thread(ServedPage(page=Page.from_views([view(), view("other", 1)]))) as address:
+        yield address
+
+
+def save(page, kind, content="map", width=None):
+    page.locator(".save select").nth(0).select_option(content)
+    if width is not None:
+        page.locator(".save select").nth(1).select_option("")
+        page.get_by_label("Width in inches").fill(str(width))
+    with page.expect_download() as waiting:
+        page.get_by_label(f"Save as {kind}").click()
+    return waiting.value.path().read_bytes()
+
+
+def texts_of_svg(content):
+    return [element.text for element in ElementTree.fromstring(content).iter(f"{SVG}text")]
+
+
+class Pdf:
+    """The objects of a PDF file, found through its table of positions, and the texts that its page shows."""
+
+    def __init__(self, content):
+        assert content.startswith(b"%PDF-1.")
+        (start,) = re.search(rb"startxref\n(\d+)\n%%EOF\n$", content).groups()
+        count = int(re.match(rb"xref\n0 (\d+)\n", content[int(start) :])[1])
+        table = content[int(start) :].split(b"\n", 2)[2]
+        self.objects = {}
+        for number in range(1, count):
+            position = int(table[20 * number : 20 * number + 10])
+            found = re.compile(rb"%d 0 obj\n(.*?)\nendobj\n" % number, re.DOTALL).match(content, position)
+            self.objects[number] = found[1]
+        (page,) = (one for one in self.objects.values() if b"/Type/Page/" in one)
+        self.box = [float(number) for number in re.search(rb"MediaBox\[([^]]*)\]", page)[1].split()]
+        self.content = self.stream(int(re.search(rb"/Contents (\d+)", page)[1])).decode()
+        font = self.objects[int(re.search(rb"/F0 (\d+)", page)[1])]
+        unicode = self.stream(int(re.search(rb"/ToUnicode (\d+)", font)[1])).decode()
+        letters = {
+            code: bytes.fromhex(text).decode("utf-16-be") for code, text in re.findall(r"<(\w{4})> <(\w+)>", unicode)
+        }
+        self.texts = [
+            "".join(letters[shown[i : i + 4]] for i in range(0, len(shown), 4))
+            for shown in re.findall(r"<(\w*)> Tj", self.content)
+        ]
+
+    def stream(self, number):
+        head, _, rest = self.objects[number].partition(b"\nstream\n")
+        length = int(re.search(rb"/Length (\d+)", head)[1])
+        assert rest[length:] == b"\nendstream"
+        return zlib.decompress(rest[:length])
+
+    def images(self):
+        """Return the images, `(height, width, 3)`."""
+        for number, one in self.objects.items():
+            size = re.search(rb"/Subtype/Image/Width (\d+)/Height (\d+)", one)
+            if size:
+                width, height = map(int, size.groups())
+                yield np.frombuffer(self.stream(number), np.uint8).reshape(height, width, 3)
+
+
+def test_a_map_is_saved_as_pdf_with_truetype_text_its_cells_and_a_colour_bar(opened, served):
+    page = opened(f"{served}#view=0&layer=1&head=2")
+    pdf = Pdf(save(page, "PDF"))
+    joined = b"".join(pdf.objects.values())
+    assert b"/Type3" not in joined
+    assert b"/CIDFontType2" in joined
+    (number,) = (int(found) for found in re.findall(rb"/FontFile2 (\d+)", joined))
+    ttLib = pytest.importorskip("fontTools.ttLib")
+    font = ttLib.TTFont(io.BytesIO(pdf.stream(number)))
+    assert font["name"].getDebugName(1) == "DejaVu Sans"
+    assert pdf.box[2] == 3.5 * 72
+    for word in ["seven & one · layer 1, head 2", "query (attends)", "key (attended)", "weight", "masked"]:
+        assert word in pdf.texts
+    # Each token stands at a row and at a column; the font has no Chinese, which is drawn as two images.
+    assert all(pdf.texts.count(word) == 2 for word in WORDS if word != "字")
+    assert any(text.startswith("Colour: faint below ") for text in pdf.texts)
+    cells, bar = next(pdf.images()), list(pdf.images())[-1]
+    assert cells.shape == (7, 7, 3)
+    shown = view().weights(1, 2)
+    grey = (cells == 222).all(axis=-1)
+    assert grey.tolist() == (~np.tri(7, dtype=bool)).tolist()
+    assert len(list(pdf.images())) == 4
+    assert bar.shape == (256, 1, 3)
+    assert bar[0, 0].tolist() == [3, 28, 82]
+    assert bar[-1, 0].tolist() == [255, 255, 255]
+    darkness = 765 - cells.sum(axis=-1, dtype=int)
+    order = np.argsort(shown[~grey], kind="stable")
+    assert (np.diff(darkness[~grey][order]) >= -1).all()
+
+
+@pytest.mark.parametrize(("content", "width"), [("map", 3.5), ("grid", 7.2), ("grid", 2.0)])
+def test_svg_and_png_have_the_width_the_labels_and_the_legend(opened, served, content, width):
+    page = opened(served)
+    svg = save(page, "SVG", content, width).decode()
+    root = ElementTree.fromstring(svg)
+    assert root.get("width") == f"{width:g}in"
+    texts = texts_of_svg(svg)
+    assert {"weight", "masked"} <= set(texts)
+    assert "faint below" in " ".join(texts)
+    if content == "map":
+        assert all(texts.count(word) == 2 for word in WORDS)
+        assert "key (attended)" in texts
+    else:
+        assert {"layer 0", "layer 1", "head", "0", "2"} <= set(texts)
+        assert len(list(root.iter(f"{SVG}image"))) == 2 * 3 + 1
+    # No text is cut off at the edges, as the browser measures it.
+    margin = page.evaluate(
+        """svg => {
+            const root = new DOMParser().parseFromString(svg, "image/svg+xml").documentElement;
+            document.body.append(root);
+            const box = root.getBoundingClientRect();
+            const boxes = [...root.querySelectorAll("text")].map((text) => text.getBoundingClientRect());
+            root.remove();
+            return Math.min(...boxes.flatMap((one) =>
+                [one.left - box.left, box.right - one.right, one.top - box.top, box.bottom - one.bottom]));
+        }""",
+        svg,
+    )
+    assert margin > -0.5
+    png = save(page, "PNG", content, width)
+    across, _ = struct.unpack(">II", png[16:24])
+    assert across == pytest.approx(width * 300, abs=1)
+    assert png[37:41] == b"pHYs"
+    assert struct.unpack(">IIB", png[41:50]) == (11811, 11811, 1)  # 300 pixels per inch
+    assert zlib.crc32(png[37:50]) == struct.unpack(">I", png[50:54])[0]
+
+
+def test_maps_side_by_side_are_one_figure(opened, served):
+    page = opened(served)
+    page.get_by_label("Compare with").select_option("1")
+    page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
+    texts = texts_of_svg(save(page, "SVG", "map", 7.2))
+    assert texts.count("he") == 4
+    assert texts.count("key (attended)") == 2
+    assert texts.count("weight") == 1
+
+
+def test_a_difference_is_saved_with_both_maps_in_its_title_legend_and_file_name(opened, served):
+    page = opened(f"{served}#view=0&layer=0&head=1&compare=1&other=1,2&how=difference")
+    with page.expect_download() as waiting:
+        page.get_by_label("Save as SVG").click()
+    assert waiting.value.suggested_filename == "attention-0-1-minus-text-2-1-2.svg"
+    texts = texts_of_svg(waiting.value.path().read_bytes())
+    # One column is too narrow for both, so the title has two lines.
+    assert {"seven & one · layer 0, head 1", "minus other · layer 1, head 2", "difference"} <= set(texts)
+    assert "weight" not in texts
+    assert "Blue: larger in the first map; orange: in the second." in " ".join(texts)
+    wide = texts_of_svg(save(page, "SVG", "map", 7.2))
+    assert "seven & one · layer 0, head 1 minus other · layer 1, head 2" in wide
+    page.get_by_label("Show").select_option("side")
+    page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
+    with page.expect_download() as waiting:
+        page.get_by_label("Save as PDF").click()
+    assert waiting.value.suggested_filename == "attention-0-1.pdf"
+
+
+def test_a_width_out_of_range_is_refused(opened, served):
+    page = opened(served)
+    page.locator(".save select").nth(1).select_option("")
+    page.get_by_label("Width in inches").fill("0.2")
+    page.get_by_label("Save as PDF").click()
+    page.wait_for_function("() => document.querySelector('.status').textContent.includes('between 1.5 and 50 inches')")
+
+
+def test_an_exported_file_saves_pdf_without_a_server(opened, tmp_path):
+    target = export_html(Page.from_views(view()), tmp_path / "page.html")
+    page = opened(target.as_uri())
+    pdf = Pdf(save(page, "PDF", "grid", 7.2))
+    assert "layer 1" in pdf.texts
+    assert len(list(pdf.images())) == 7
+    page = opened(f"{target.as_uri()}#dark=1")
+    assert "0.082 0.094 0.114 rg 0 0" in Pdf(save(page, "PDF")).content

@@ -1,0 +1,213 @@
+"""Figures of views for papers: their text, size, colours and fonts."""
+
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv import look
+from qkv.errors import OptionError
+from qkv.look.color_norms import range_norm
+from qkv.look.color_range import automatic_range, format_weight
+from qkv.look.tiled_views import arrays_view
+
+pytest.importorskip("matplotlib")
+
+WORDS = ["when", "he", "saw", "$x$", "dog", "Ωμέγα", "<b>"]
+
+
+def saved(figure, kind):
+    stream = io.BytesIO()
+    figure.savefig(stream, format=kind)
+    return stream.getvalue()
+
+
+def pixels(figure):
+    from matplotlib.image import imread
+
+    return np.rint(imread(io.BytesIO(saved(figure, "png")))[..., :3] * 255).astype(int)
+
+
+def cell_colours(figure, rows, columns):
+    """Return the colours at the centres of the cells of the first map, `(rows, columns, 3)`."""
+    picture = pixels(figure)
+    box = figure.axes[0].get_window_extent()
+    x = (box.x0 + (np.arange(columns) + 0.5) * box.width / columns).astype(int)
+    y = (len(picture) - box.y1 + (np.arange(rows) + 0.5) * box.height / rows).astype(int)
+    return picture[y[:, None], x]
+
+
+def causal(tokens, layers=1, heads=1, seed=0):
+    weights = np.tril(np.random.default_rng(seed).random((layers, heads, tokens, tokens)) ** 4)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def panel():
+    return look.plot_view(seven(), 1, 2, width="single"), [*WORDS, "weight", "seven <words> & $: layer 1, head 2"]
+
+
+def grid():
+    return look.plot_view(seven(), width="double"), ["layer 0", "layer 1", "0", "2", "weight", "seven <words> & $"]
+
+
+def heatmap():
+    return look.heatmaps(np.eye(3), titles=["three"], width=5), ["three", "Keys", "Queries"]
+
+
+def alignment():
+    return look.alignment(WORDS, WORDS, np.eye(7)), WORDS
+
+
+def seven():
+    return look.View.from_weights(causal(7, 2, 3), WORDS, name="seven <words> & $")
+
+
+@pytest.mark.parametrize("plot", [panel, grid, heatmap, alignment])
+def test_text_is_text_in_svg_and_truetype_in_pdf(plot):
+    figure, words = plot()
+    root = ElementTree.fromstring(saved(figure, "svg"))
+    texts = [text.text.strip() for text in root.iter("{http://www.w3.org/2000/svg}text") if text.text]
+    assert set(words) <= set(texts)
+    pdf = saved(figure, "pdf")
+    assert b"/Type3" not in pdf
+    assert b"/Subtype /CIDFontType2" in pdf or b"/Subtype /TrueType" in pdf
+    assert pdf.count(b"/FontFile2") >= 1  # the fonts are embedded
+
+
+@pytest.mark.parametrize(
+    ("width", "inches"),
+    [
+        ("single", 3.5),
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in (("double", 7.2), (2, 2.0), (5.5, 5.5))),
+    ],
+)
+def test_a_figure_has_the_width_in_inches_that_was_asked_for(width, inches):
+    for figure in figures_of_width(width):
+        assert figure.get_size_inches()[0] == inches
+        assert figure.get_size_inches()[1] <= 9
+        (_, _, wide, high) = map(
+            float, re.search(rb"MediaBox \[ (\S+) (\S+) (\S+) (\S+) \]", saved(figure, "pdf")).groups()
+        )
+        assert (wide, high) == pytest.approx(figure.get_size_inches() * 72, abs=0.01)
+        picture = pixels(figure)
+        assert picture.shape[1] == pytest.approx(inches * 300, abs=1)
+        # Nothing is cut off: the outermost pixels are paper.
+        assert (picture[[0, -1]] == 255).all()
+        assert (picture[:, [0, -1]] == 255).all()
+
+
+def figures_of_width(width):
+    view = look.View.from_weights(causal(30, 2, 12), [f"token{i}" for i in range(30)])
+    yield look.plot_view(view, 1, 2, width=width)
+    yield look.plot_view(view, width=width)
+    yield look.heatmaps(np.eye(90)[:, :25], width=width)
+    yield look.attention(["a"] * 90, np.eye(90)[:4], queries=list("abcd"), width=width)
+
+
+def test_tick_labels_in_print_do_not_overlap():
+    names = [f"token{i}" for i in range(200)]
+    figure = look.plot_view(look.View.from_weights(causal(200), names), 0, 0, width="single")
+    figure.draw_without_rendering()
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        boxes = [label.get_window_extent() for label in axis.get_ticklabels()]
+        assert len(boxes) > 5
+        assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+        assert min(label.get_fontsize() for label in axis.get_ticklabels()) >= 6.5
+
+
+def test_the_colours_are_those_of_the_page():
+    weights = np.where(np.tri(8, dtype=bool), 0.0, 7.0)
+    weights[4, 2], weights[5, 1], weights[6, 3], weights[7, 7] = 0.7, -0.7, np.nan, 0.02
+    view = look.View.from_weights(weights[None, None], list("abcdefgh"), mask=np.tri(8, dtype=bool))
+    for dark, expected in (
+        (False, ([3, 28, 82], [92, 26, 2], [222, 222, 222], [200, 0, 130], [255, 255, 255])),
+        (True, ([240, 249, 255], [255, 246, 232], [52, 55, 60], [255, 80, 190], [21, 24, 29])),
+    ):
+        colours = cell_colours(look.plot_view(view, 0, 0, dark=dark), 8, 8)
+        found = tuple(colours[at].tolist() for at in ((4, 2), (5, 1), (2, 6), (6, 3), (5, 4)))
+        assert found == expected
+
+
+def test_weights_above_twice_the_uniform_weight_of_a_causal_map_are_visible():
+    weights = causal(40)
+    colours = cell_colours(look.plot_view(look.View.from_weights(weights, [str(i) for i in range(40)]), 0, 0), 40, 40)
+    uniform = 1 / np.arange(1, 41)[:, None]
+    known = np.tri(40, dtype=bool)
+    dark = 765 - colours.sum(axis=-1)
+    assert (dark[known & (weights[0, 0] > 2 * uniform)] >= 38).mean() >= 0.9
+    assert (dark[known & (weights[0, 0] < uniform.min() / 2)] >= 38).mean() <= 0.05
+
+
+def test_the_maps_of_a_grid_are_thumbnails_of_the_heads_in_their_order():
+    weights = np.stack([np.roll(np.eye(8), i, axis=1) for i in range(6)]).reshape(2, 3, 8, 8)
+    figure = look.plot_view(look.View.from_weights(weights, list("abcdefgh")))
+    sheet = np.asarray(figure.axes[0].get_images()[0].get_array())
+    for layer in range(2):
+        for head in range(3):
+            panel = sheet[34 * layer :, 34 * head :][2:32:4, 2:32:4, :3]
+            assert (np.linalg.norm(panel - panel.min(axis=(0, 1)), axis=-1) < 0.1).tolist() == weights[
+                layer, head
+            ].astype(bool).tolist()
+
+
+def test_flow_has_a_scale_of_its_own_and_is_named():
+    view = look.View.from_weights([np.stack([np.eye(4)] * 3), np.stack([np.eye(4), 9 * np.eye(4)])], list("abcd"))
+    maps = view.layers[1]
+    named = type(maps)("all heads", ("mean", "flow"), maps.codes, maps.ranges)
+    figure = look.plot_view(type(view)(**{**vars(view), "layers": (view.layers[0], named)}))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["mean, flow (own scale)"]
+
+
+@pytest.mark.long
+def test_the_grid_of_a_long_text_in_tiles_is_plotted():
+    rows = np.random.default_rng(0).normal(size=(2, 300, 8)).astype(np.float32)
+    view = arrays_view(rows, rows, causal=True, name="long")
+    figure = look.plot_view(view, width=3)
+    assert figure.get_size_inches()[0] == 3
+    with pytest.raises(OptionError, match="not be in tiles to plot one head, got 'long' with 300 tokens"):
+        look.plot_view(view, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"layer": 0}, "layer and head must be given together"),
+        ({"layer": 2, "head": 0}, "layer must be between 0 and 1, got 2"),
+        ({"layer": 0, "head": -1}, "head must be between 0 and 2, got -1"),
+        ({"width": "triple"}, "width must be 'single', 'double', or a number of inches"),
+        ({"width": 0}, "width must be"),
+        ({"width": float("nan")}, "width must be"),
+        ({"vmax": -1.0, "layer": 0, "head": 0}, "vmax must be positive"),
+        ({"vmax": -1.0}, "vmax must be positive"),
+    ],
+)
+def test_invalid_options_are_refused_in_one_sentence(options, says):
+    view = look.View.from_weights(causal(4, 2, 3), list("abcd"))
+    with pytest.raises(OptionError, match=says):
+        look.plot_view(view, **options)
+
+
+@given(st.lists(st.floats(-1e5, 1e5), min_size=1, max_size=40), st.booleans())
+@settings(max_examples=40)
+def test_shares_of_the_automatic_range_increase_with_weights_and_can_be_inverted(weights, shares_of_one):
+    cells = np.array(weights)
+    colors = automatic_range(cells, np.full(3, len(cells)) if shares_of_one else None)
+    assert colors.largest == np.abs(cells).max()
+    shares = colors.shares(np.sort(cells))
+    assert (np.diff(shares) >= 0).all()
+    assert (np.abs(shares) <= 1).all()
+    inside = (np.abs(cells) >= colors.start) & (np.abs(cells) <= colors.top)
+    assert np.allclose(colors.weights(colors.shares(cells[inside])), cells[inside])
+    assert float(range_norm(colors)(0.0)) == pytest.approx(0.5 if colors.signed else 0.0)
+
+
+@given(st.floats(1e-12, 1e12))
+def test_printed_weights_have_three_significant_digits(weight):
+    text = format_weight(weight)
+    assert float(text) == float(f"{weight:.3g}")
+    assert format_weight(-weight) == f"-{text}"
