@@ -10,9 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from qkv import masks, nn, normalizers, scores  # noqa: E402
-from qkv.errors import OptionError  # noqa: E402
+from qkv.errors import OptionError, ShapeError  # noqa: E402
 from qkv.interop import huggingface, record  # noqa: E402
 from qkv.nn.cache import StateCache  # noqa: E402
+from qkv.nn.call_inputs import COLLECT  # noqa: E402
 from qkv.readouts import ColumnSum, Dense, TopWeights  # noqa: E402
 
 
@@ -115,10 +116,54 @@ def test_calls_with_a_state_cache_are_reported_as_not_recorded() -> None:
     assert not seen.layers
 
 
-def test_weights_of_modules_are_not_recomputed_and_the_reason_is_stated() -> None:
-    module, x = nn.MultiHeadAttention(8, 2), torch.randn(1, 5, 8)
-    for save, reason in ((True, "got one of a module of qkv.nn"), (False, "save_inputs must be True")):
+def module_calls() -> list[tuple[Any, Any]]:
+    torch.manual_seed(0)
+    x, heads = torch.randn(2, 5, 8), torch.randn(2, 4, 5, 4)
+    return [
+        (nn.MultiHeadAttention(8, 2, mask=masks.Causal()), x),
+        (nn.MultiHeadAttention(8, 2), x[0]),
+        (nn.MultiHeadAttention(8, 4, key_heads=2, positions=nn.positions.Rotary(2), mask=masks.Window(1, 0)), x),
+        (nn.MultiHeadAttention(8, 4, key_heads=1, zero_key=True, mask=masks.Causal()), x),
+        (nn.MultiHeadAttention(8, 4, sink=True, temperature=True, query_key_norm="rms", output_gate=True), x),
+        (nn.MultiHeadAttention(8, 2, score=nn.Additive, learned_key=True), x),
+        (nn.Attention(), x),
+        (nn.Attention(score=nn.Additive(4, 4, heads=4), mask=masks.Causal()), heads),
+        (nn.Attention(mask=masks.Lengths(torch.tensor([2, 4]))), x),
+        (nn.Attention(mask=masks.Lengths(torch.tensor([[2], [4]]))), heads),
+    ]
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_weights_of_modules_are_recomputed_from_saved_inputs(number: int) -> None:
+    module, x = module_calls()[number]
+    with torch.no_grad(), record(module, [Dense()], save_inputs=True) as seen:
+        module(x)
+    ((one,),) = seen.layers.values()
+    (weights,) = one.readouts
+    assert one.saved.value_norms.shape == (*weights.shape[:2], weights.shape[3])
+    for element in range(weights.shape[0]):
+        for head in range(weights.shape[1]):
+            tile = one.tile((1, 4), (0, one.keys), element=element, head=head)
+            torch.testing.assert_close(tile, weights[element, head, 1:4], rtol=1e-5, atol=1e-6)
+
+
+def test_calls_of_which_no_weights_are_recomputed_state_the_reason() -> None:
+    x = torch.randn(1, 5, 8)
+    cases: list[tuple[Any, Any, bool, str]] = [
+        (nn.MultiHeadAttention(8, 2), x[None], True, "got one of a call of a module of qkv.nn with other batch axes"),
+        (nn.MultiHeadAttention(8, 2, normalizer=normalizers.Sparsemax()), x, True, "softmax .* got Sparsemax"),
+        (nn.MultiHeadAttention(8, 2, talking_heads=True), x, True, "must be softmax"),
+        (nn.MultiHeadAttention(8, 2), x, False, "save_inputs must be True"),
+    ]
+    for module, inputs, save, reason in cases:
         with torch.no_grad(), record(module, [Dense()], save_inputs=save) as seen:
-            module(x)
+            module(inputs)
         with pytest.raises(OptionError, match=reason):
             seen.layers[""][0].tile((0, 2), (0, 2))
+
+
+def test_a_module_that_fails_leaves_no_listener() -> None:
+    module = nn.MultiHeadAttention(8, 2)
+    with pytest.raises(ShapeError), record(module, [], save_inputs=True):
+        module(torch.randn(1, 5, 7))
+    assert COLLECT.get() is None

@@ -278,6 +278,48 @@ def test_heads_of_any_recorded_module_are_ablated_and_read():
     assert product.query.shape == (4,)
 
 
+def test_heads_of_modules_of_qkv_are_ablated_and_read():
+    torch = pytest.importorskip("torch")
+    from qkv import masks, nn, normalizers
+
+    torch.manual_seed(3)
+    model = nn.Encoder(2, 8, 2, mask=masks.Causal()).eval()
+    grouped = nn.MultiHeadAttention(8, 4, key_heads=2, normalizer=normalizers.Sparsemax(), mask=masks.Causal())
+    model.layers[1].attention = grouped
+    x = torch.randn(3, 5, 8)
+    (view,) = look.model(model, x, element=1)
+    assert [len(layer.heads) for layer in view.layers[:2]] == [2, 4]
+    assert not view.allowed(1, 3)[2, 3]
+    changed = copy.deepcopy(model)
+    changed.layers[0].attention.output_map.weight.data[:, 4:] = 0
+    changed.layers[1].attention.output_map.weight.data[:, 2:4] *= -0.5
+    effect = look.effect(view, {(0, 1): 0.0, (1, 1): -0.5})
+    with torch.no_grad():
+        before, after = model(x)[1], changed(x)[1]
+    assert torch.equal(effect.before, before)
+    assert torch.allclose(effect.after, after, atol=1e-6)
+    assert (effect.divergence > 1e-3).any()
+    # Head 2 of the second layer reads the second head of keys.
+    received = []
+    handle = grouped.register_forward_pre_hook(lambda _, args: received.append(args[0][1]))
+    with torch.no_grad(), handle:
+        model(x)
+        query, (key, value) = grouped.queries(received[0])[2, 3], grouped.key_value(received[0])
+        key, value = key[1], value[1]
+    product = look.pair(view, 1, 2, 3, 1)
+    assert np.allclose(product.query, query, atol=1e-6)
+    assert np.allclose(product.product, (query * key[1]).numpy() / 2**0.5, atol=1e-6)
+    assert product.logit == pytest.approx(product.product.sum(), rel=1e-5)
+    assert product.weight == pytest.approx(view.weights(1, 2)[3, 1], rel=6e-3, abs=1e-7)
+    assert product.value_norm == pytest.approx(float(value[1].norm()), rel=1e-5)
+    assert view.layers[1].value_norms[2, 1] == pytest.approx(product.value_norm, rel=1e-5)
+    additive = nn.MultiHeadAttention(8, 2, score=nn.Additive)
+    (other,) = look.model(additive, x)
+    assert (look.effect(other, {(0, 0): 0.0}).divergence > 0).all()
+    with pytest.raises(DataError, match="must be a scaled dot product"):
+        look.pair(other, 0, 0, 0, 0)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_model_without_language_head_has_changed_vectors():
     torch = pytest.importorskip("torch")

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from qkv.core.equation import BoundCall
     from qkv.core.typing import Shaped, Tensor
-    from qkv.interop.huggingface.attention_record import AttentionRecord
+    from qkv.interop.huggingface.attention_record import AttentionRecord, SavedCall
     from qkv.look.views import View
 
 __all__ = ["Effect", "LiveModel", "PairProduct", "call_module", "effect", "output_rows", "pair"]
@@ -181,11 +182,12 @@ class LiveModel:
         saved = None if call is None else call.saved
         if call is None or saved is None or saved.value_norms is None:
             raise DataError(
-                f"layer must use the attention interface of transformers, got {name!r}, whose queries and keys cannot "
-                "be read. Choose another layer or model."
+                "layer must use the attention interface of transformers, torch.nn.MultiheadAttention or a module of "
+                f"qkv.nn with one batch axis, got {name!r}, whose queries and keys cannot be read. Choose another "
+                "layer or model."
             )
         row = query + self.first_query
-        if not (0 <= head < call.output_shape[2] and 0 <= row < call.queries and 0 <= key < call.keys):
+        if not (0 <= head < len(call.heads) and 0 <= row < call.queries and 0 <= key < call.keys):
             raise OptionError(f"head, query and key must exist in layer {name!r}, got {head}, {query} and {key}.")
         bound = saved.bind(self.element, head)
         scale = _scale_of(saved.call.options["score"], bound.query.shape[-1])
@@ -197,7 +199,7 @@ class LiveModel:
             scale * q * k,
             scale,
             float("-inf") if logits is None else float(logits),
-            float(saved.tile(self.element, head, (row, row + 1), (key, key + 1))),
+            _weight(saved, bound, (self.element, head, row, key)),
             float(saved.value_norms[self.element, head, key]),
         )
 
@@ -312,6 +314,16 @@ def _live(view: View) -> LiveModel:
             "qkv.look.text_views.text_views(load_text_model(folder), [text])."
         )
     return view.live
+
+
+def _weight(saved: SavedCall, bound: BoundCall, place: tuple[int, int, int, int]) -> float:
+    """Return one weight of a saved call, by batch element, head, query and key."""
+    element, head, row, key = place
+    if saved.log_sum_exp is not None:
+        return float(saved.tile(element, head, (row, row + 1), (key, key + 1)))
+    tile = bound.tile.restrict((row, row + 1), (0, bound.tile.k_total))
+    logits = bound.logits(tile.rows, tile.cols)
+    return 0.0 if logits is None else float(bound.normalizer.weights(logits, tile)[0, key])
 
 
 def _scale_of(score: object, width: int) -> float:

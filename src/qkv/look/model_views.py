@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -89,9 +89,13 @@ def model(
     groups: dict[tuple[str, int, int], _Group] = {}
 
     def collect(
-        layer: str, kind: str, weights: Float[np.ndarray, "heads q k"], allowed: Bool[np.ndarray, "*#heads q k"] | None
+        layer: str,
+        kind: str,
+        weights: Float[np.ndarray, "heads q k"],
+        allowed: Bool[np.ndarray, "*#heads q k"] | None,
+        norms: Float[np.ndarray, "heads k"] | None = None,
     ) -> None:
-        maps = LayerMaps.from_weights(layer or type(module).__name__, weights, None, allowed)
+        maps = LayerMaps.from_weights(layer or type(module).__name__, weights, None, allowed, norms)
         group = groups.setdefault((kind, *weights.shape[1:]), _Group())
         group.layers.append(maps)
         group.means.append(weights.mean(axis=0))
@@ -149,11 +153,17 @@ def model(
     return views
 
 
-_Collect = Callable[
-    [str, str, Float[np.ndarray, "heads q k"], Bool[np.ndarray, "*#heads q k"] | None],
-    None,
-]
-"""A function that is called with the name, kind, weights and allowed pairs of each layer."""
+class _Collect(Protocol):
+    """Function that is called with name, kind, weights, allowed pairs and norms of the values of each layer."""
+
+    def __call__(
+        self,
+        layer: str,
+        kind: str,
+        weights: Float[np.ndarray, "heads q k"],
+        allowed: Bool[np.ndarray, "*#heads q k"] | None,
+        norms: Float[np.ndarray, "heads k"] | None = None,
+    ) -> None: ...
 
 
 def _run_torch(module: torch.nn.Module, inputs: object, element: int, collect: _Collect) -> None:
@@ -164,7 +174,9 @@ def _run_torch(module: torch.nn.Module, inputs: object, element: int, collect: _
 
     def consume(layer: str, call: AttentionRecord) -> None:
         weights = to_numpy(call.readouts[0][element])
-        collect(layer, call.kind, weights, allowed_of_record(call, weights, element))
+        norms = None if call.saved is None or call.saved.value_norms is None else call.saved.value_norms[element]
+        allowed = allowed_of_record(call, weights, element)
+        collect(layer, call.kind, weights, allowed, None if norms is None else to_numpy(norms))
 
     with torch.no_grad(), record(module, [Dense()], save_inputs=True, consume=consume):
         call_module(module, inputs)

@@ -142,9 +142,10 @@ class TiledMap:
             OptionError: the record has no saved inputs.
         """
         saved = record.saved
-        if saved is None:
+        if saved is None or saved.log_sum_exp is None:
             raise OptionError(
-                "record must have saved inputs, got a record without. Call qkv.interop.record(…, save_inputs=True)."
+                "record must have saved inputs of a call with softmax, got a record without. Call "
+                "qkv.interop.record(…, save_inputs=True)."
             )
         mean, maximum = (readout[element, head] for readout in record.readouts)
         bound, log_sum_exp = saved.bind(element, head), saved.log_sum_exp[element, head]

@@ -19,6 +19,7 @@ from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
 from qkv.nn.cache import StateCache
+from qkv.nn.call_inputs import COLLECT, CallInputs
 from qkv.nn.checks import require_cache
 from qkv.nn.decoding_step import append_and_attend, attend_step
 from qkv.nn.part_module import PartModule
@@ -175,6 +176,10 @@ def run_attention(
     A `StateCache` computes the attention itself.
     """
     readouts = as_readouts(readouts)
+    if readouts and not torch.compiler.is_compiling():
+        collect = COLLECT.get()
+        if collect is not None:
+            collect(CallInputs(query, key, value, options))
     if isinstance(cache, StateCache):
         if readouts or options["dropout"]:
             asked = "readouts" if readouts else "dropout"

@@ -29,12 +29,12 @@ class SavedCall:
 
     Attributes:
         call: the call; its value is a placeholder.
-        log_sum_exp: `(batch, heads, q)`.
+        log_sum_exp: `(batch, heads, q)`; None if the normalizer is not softmax.
         value_norms: `(batch, heads, k)`, the Euclidean norms of the values.
     """
 
     call: AttentionCall
-    log_sum_exp: Float[Tensor, "*batch q"]
+    log_sum_exp: Float[Tensor, "*batch q"] | None
     value_norms: Float[Tensor, "*batch k"] | None = None
 
     def bind(self, element: int, head: int) -> BoundCall:
@@ -54,8 +54,17 @@ class SavedCall:
     def tile(
         self, element: int, head: int, rows: tuple[int, int], cols: tuple[int, int]
     ) -> Float[Tensor, "tile_q tile_k"]:
-        """Return the weights e^(logit − log-sum-exp) of a range of queries and keys of one head."""
+        """Return the weights e^(logit − log-sum-exp) of a range of queries and keys of one head.
+
+        Raises:
+            OptionError: the normalizer is not softmax.
+        """
         bound = self.bind(element, head)
+        if self.log_sum_exp is None:
+            raise OptionError(
+                f"the normalizer of the call must be softmax to recompute weights with tile, got {bound.normalizer}. "
+                "Record weights with the readouts Rows or Dense."
+            )
         logits = bound.logits(rows, cols)
         if logits is None:
             return self.log_sum_exp.new_zeros((rows[1] - rows[0], cols[1] - cols[0]))
@@ -63,7 +72,7 @@ class SavedCall:
         # A fully masked row has log-sum-exp −inf; −inf − (−inf) would be NaN.
         shift = torch.where(log_sum_exp == -torch.inf, 0.0, log_sum_exp)
         prepared = cast(torch.Tensor, bound.normalizer.prepare(logits))
-        return torch.exp(prepared - shift).to(self.log_sum_exp.dtype)
+        return torch.exp(prepared - shift).to(log_sum_exp.dtype)
 
 
 @dataclass(frozen=True)
@@ -82,8 +91,8 @@ class AttentionRecord:
         query_start: position of the first query among the keys.
         key_mask: `(batch, keys)`, True for keys that are not padding; None if all keys are real.
         plan: the plan of the call; None if the model computed the weights itself.
-        saved: the saved inputs, if `record` was called with `save_inputs=True`; None for modules of `qkv.nn` and for
-            layers whose weights the model computed itself.
+        saved: the saved inputs, if `record` was called with `save_inputs=True`; None for layers whose weights the model
+            computed itself, and for calls of modules of `qkv.nn` with two or more batch axes.
         unsaved: what the call is of which `save_inputs=True` could save no inputs; empty for other calls.
     """
 

@@ -9,14 +9,20 @@ import torch
 
 from qkv.core.typing import Shaped, Tensor
 from qkv.errors import OptionError
-from qkv.interop.huggingface.attention_call import is_causal
-from qkv.interop.huggingface.attention_record import AttentionRecord, ReadoutResult
+from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding, linear_memory
+from qkv.interop.huggingface.attention_record import AttentionRecord, ReadoutResult, SavedCall
+from qkv.interop.huggingface.observe import observe_call
+from qkv.kernels.chunked.kernel import concat_chunks
+from qkv.nn.align_batch import align_batch
 from qkv.nn.attention import Attention
 from qkv.nn.cache import StateCache
+from qkv.nn.call_inputs import COLLECT, CallInputs
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.observe_model import ModuleCall, readout_hooks
-from qkv.readouts import ColumnSum, Readout
+from qkv.normalizers import NORMALIZERS, Softmax
+from qkv.readouts import ColumnSum, LogSumExp, Readout
 from qkv.readouts.base import flatten, unflatten
+from qkv.scores import ScaledDot
 
 __all__ = ["hook_module", "is_module", "record_module"]
 
@@ -27,19 +33,40 @@ def is_module(module: torch.nn.Module) -> bool:
 
 
 def hook_module(
-    module: torch.nn.Module, readouts: Sequence[Readout], collect: Callable[[ModuleCall], None]
+    module: torch.nn.Module,
+    readouts: Sequence[Readout],
+    collect: Callable[[ModuleCall, CallInputs | None], None],
+    save_inputs: bool,
 ) -> list[torch.utils.hooks.RemovableHandle]:
     """Make an attention module compute readouts in each call, and call `collect` after it, until the hooks are removed.
 
     Calls with a `StateCache`, which has no weights, are left alone.
+
+    Args:
+        module: the module.
+        readouts: the readouts.
+        collect: function that is called with each call, and with its inputs if `save_inputs` is set.
+        save_inputs: whether to collect the inputs of the calls.
     """
+    inputs: list[CallInputs] = []
+
+    def finish(call: ModuleCall) -> None:
+        if save_inputs:
+            COLLECT.set(None)
+        collect(call, inputs.pop() if inputs else None)
+
     # Any readout makes the module return its plan, from which the shapes of the call are known.
-    before, after = readout_hooks(tuple(readouts) or (ColumnSum(),), collect)
+    before, after = readout_hooks(tuple(readouts) or (ColumnSum(),), finish)
 
     def without_state(
         module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]]:
-        return (args, kwargs) if isinstance(kwargs.get("cache"), StateCache) else before(module, args, kwargs)
+        if isinstance(kwargs.get("cache"), StateCache):
+            return args, kwargs
+        if save_inputs:
+            inputs.clear()
+            COLLECT.set(inputs.append)
+        return before(module, args, kwargs)
 
     def result(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> object:
         if isinstance(kwargs.get("cache"), StateCache):
@@ -52,11 +79,14 @@ def hook_module(
     ]
 
 
-def record_module(call: ModuleCall, count: int, heads: Sequence[int] | None, step: int) -> AttentionRecord:
+def record_module(
+    call: ModuleCall, inputs: CallInputs | None, count: int, heads: Sequence[int] | None, step: int
+) -> AttentionRecord:
     """Return the record of a call of a module, whose readouts get the axes (batch, heads).
 
     Args:
         call: the call.
+        inputs: its inputs, which are saved; None: none are saved.
         count: number of readouts to record.
         heads: indices of the heads to record; None for all.
         step: index of the forward pass of the model.
@@ -97,6 +127,7 @@ def record_module(call: ModuleCall, count: int, heads: Sequence[int] | None, ste
     mask = problem.spec.mask
     causal = is_causal(mask)
     start = mask.causal_offset(problem.tile) if mask is not None and causal else None
+    saved = None if inputs is None else _save_inputs(inputs, lead - several, total, several)
     return AttentionRecord(
         step=step,
         kind="self" if key is None or key is query else "cross",
@@ -107,5 +138,62 @@ def record_module(call: ModuleCall, count: int, heads: Sequence[int] | None, ste
         queries=problem.axes.q,
         keys=problem.axes.k,
         query_start=start or 0,
+        key_mask=None if saved is None else key_padding(saved.call.options["mask"]),
         plan=plan,
+        saved=saved,
+        unsaved="" if inputs is None or saved is not None else "a call of a module of qkv.nn with other batch axes",
     )
+
+
+def _save_inputs(inputs: CallInputs, axes: int, total: int, several: bool) -> SavedCall | None:
+    """Return the saved call of a module whose inputs have at most one batch axis besides the heads, otherwise None.
+
+    Args:
+        inputs: the inputs of the call.
+        axes: number of batch axes of the module's query, without heads.
+        total: number of heads.
+        several: whether the module splits its inputs into heads.
+    """
+    arrays = [inputs.query, *(concat_chunks(x) for x in (inputs.key, inputs.value))]
+    options = inputs.options
+    score = options["score"] or ScaledDot()
+    parts = [score, options["normalizer"] or NORMALIZERS[score.default_normalizer](), options["mask"]]
+    positions = options["positions"]
+    if not several:
+        # The last batch axis of a module without heads takes the place of heads, if there are two.
+        if axes not in (1, 2):
+            return None
+        if axes == 1:
+            parts = [align_batch(part, 1, None, False) for part in parts]
+            positions = align_batch(positions, 1, None, False)
+            arrays = [x.unsqueeze(-3) for x in arrays]
+    elif axes > 1:
+        return None
+    ndim = max(x.ndim for x in arrays) if several else 4
+    if several and axes == 0:
+        ndim += 1
+    arrays = [x[(None,) * (ndim - x.ndim)] for x in arrays]
+    batch = max(x.shape[0] for x in arrays)
+    query, key, value = (x.expand(batch, *x.shape[1:]) for x in arrays)
+    call = AttentionCall(
+        query,
+        key,
+        value,
+        {
+            "score": parts[0],
+            "normalizer": parts[1],
+            "mask": parts[2],
+            "positions": positions,
+            "kernel": None,
+            "memory": linear_memory(query.nbytes + key.nbytes + value.nbytes),
+        },
+        total,
+    ).detached()
+    log_sum_exp = None
+    if isinstance(parts[1], Softmax):
+        log_sum_exp = observe_call(call, [LogSumExp()], None, 0.0).readouts[0]
+    norms = call.value.float().norm(dim=-1)
+    norms = call.merge_heads(norms.expand(*call.query.shape[:-2], norms.shape[-1]))
+    # The keys are copied, because the memory of a cache is written again in later calls.
+    kept = AttentionCall(call.query, call.key.clone(), call.key[..., :1].clone(), call.options, total)
+    return SavedCall(kept, log_sum_exp, norms)

@@ -7,7 +7,6 @@ import fnmatch
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -39,6 +38,7 @@ from qkv.interop.huggingface.observe import ObservedCall, observe_call
 from qkv.interop.huggingface.output_attentions import find_weights, read_weights, request_weights
 from qkv.interop.huggingface.registration import REGISTERED, add_listener
 from qkv.interop.huggingface.torch_attention import torch_call, torch_fast_path_disabled
+from qkv.nn.call_inputs import COLLECT, CallInputs
 from qkv.nn.observe_model import ModuleCall
 from qkv.readouts import LogSumExp, Readout
 
@@ -64,7 +64,7 @@ def record(
 
     Of other models than those of transformers, and of modules that contain such a model, the calls of
     `torch.nn.MultiheadAttention` are recorded, also those of `nn.TransformerEncoder`, `nn.TransformerDecoder` and
-    `nn.Transformer`, and those of the attention modules of `qkv.nn`, for which no inputs are saved. PyTorch's fast
+    `nn.Transformer`, and those of the attention modules of `qkv.nn`. PyTorch's fast
     path is off meanwhile, so that an encoder computes outputs at padded positions, which the fast path sets to 0. The
     weights of a row without any allowed key are 0, where PyTorch's are NaN.
 
@@ -167,11 +167,14 @@ class Recorder:
             hooks = [add_listener(module, self._on_call) for module in self._names]
             hooks += [x.register_forward_hook(self._on_torch, with_kwargs=True) for x in hooked]
             for x in filter(is_module, self._names):
-                hooks += hook_module(x, self.readouts, self._on_module)
+                hooks += hook_module(x, self.readouts, self._on_module, self.save_inputs)
             hooks.append(model.register_forward_pre_hook(self._on_run))
             if not covered:
                 hooks += request_weights(model)
                 hooks += [x.register_forward_hook(self._on_output) for x in attention]
+            if self.save_inputs:
+                # A module that raises an error leaves its listener, which would hold the inputs.
+                stack.callback(COLLECT.set, None)
             for hook in hooks:
                 stack.enter_context(hook)
             self._open = stack.pop_all()
@@ -236,15 +239,13 @@ class Recorder:
             call, kind = torch_call(module, args, kwargs)
             self._record(name, call, 0.0, kind)
 
-    def _on_module(self, call: ModuleCall) -> None:
+    def _on_module(self, call: ModuleCall, inputs: CallInputs | None) -> None:
         """Record a call of an attention module of `qkv.nn`."""
         name = self._names[call.module]
         self._counter.calls[name] += 1
         if self._is_selected(name):
             step = max(0, self.calls - 1)
-            found = record_module(call, len(self.readouts), self._heads, step)
-            unsaved = "a module of qkv.nn" if self.save_inputs else ""
-            self._consume(name, replace(found, unsaved=unsaved))
+            self._consume(name, record_module(call, inputs, len(self.readouts), self._heads, step))
 
     def _append(self, name: str, call: AttentionCall, observed: ObservedCall, kind: AttentionKind) -> None:
         mask, positions = call.options["mask"], call.options["positions"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -17,7 +17,10 @@ from qkv.interop.huggingface.coverage import (
     switch_implementation,
 )
 from qkv.interop.huggingface.model_layers import attention_layers, module_names, nested, pretrained_models
+from qkv.interop.huggingface.module_record import is_module
 from qkv.interop.huggingface.registration import REGISTERED, add_output_hook
+from qkv.nn.multihead import MultiHeadAttention
+from qkv.nn.protocols import AttentionOutput
 
 __all__ = ["scale_heads"]
 
@@ -34,7 +37,7 @@ def scale_heads(
     model is restored at the end of the block, even after an exception. Gradients flow through the scaled outputs.
 
     Args:
-        model: a model of transformers, or a PyTorch module with `torch.nn.MultiheadAttention` layers.
+        model: a model of transformers, or a PyTorch module with attention layers of `torch.nn` or `qkv.nn`.
         factors: factor of each head, by layer and index of the head. A layer is its name, or its index in the order of
             the model, as in `record`.
         name: a registered name, used if the model does not use qkv yet.
@@ -68,14 +71,13 @@ def scale_heads(
             if isinstance(module, torch.nn.MultiheadAttention):
                 _check_heads(layer, of_heads, module.num_heads)
                 stack.enter_context(_scaled_projection(module, of_heads))
+            elif is_module(module):
+                stack.enter_context(_scaled_module(layer, module, of_heads))
             else:
                 stack.enter_context(add_output_hook(module, _HeadScaler(layer, of_heads)))
         yield
-        missed = [
-            layer
-            for layer in counter.result().missed
-            if nested(layer, by_layer) and not isinstance(modules.get(layer), torch.nn.MultiheadAttention)
-        ]
+        waiting = [layer for layer in by_layer if not _is_hooked(modules[layer])]
+        missed = [layer for layer in counter.result().missed if nested(layer, waiting)]
     if missed:
         raise DataError(
             f"layers whose heads are scaled must use the attention interface of transformers, got {missed[0]!r}, which "
@@ -112,6 +114,11 @@ def _check_heads(layer: str, of_heads: Mapping[int, float], count: int) -> None:
             )
 
 
+def _is_hooked(module: torch.nn.Module) -> bool:
+    """Return whether the heads of a module are scaled without a call of the attention interface."""
+    return isinstance(module, torch.nn.MultiheadAttention) or is_module(module)
+
+
 class _HeadScaler:
     """Function that multiplies the outputs of the heads of a layer, `(batch, q, heads, value_width)`, by factors."""
 
@@ -139,3 +146,43 @@ def _scaled_projection(module: torch.nn.MultiheadAttention, of_heads: Mapping[in
         yield
     finally:
         module.out_proj.weight.data = original
+
+
+@contextlib.contextmanager
+def _scaled_module(layer: str, module: torch.nn.Module, of_heads: Mapping[int, float]) -> Iterator[None]:
+    """Scale the heads of a module of `qkv.nn`: before its output projection, or in its output if it has none."""
+    if isinstance(module, MultiHeadAttention):
+        _check_heads(layer, of_heads, module.heads)
+        factors = [of_heads.get(head, 1.0) for head in range(module.heads)]
+        width, projection = module.head_value_width, module.output_map
+
+        def scale(x: Float[Tensor, "*batch q all_heads"]) -> Float[Tensor, "*batch q all_heads"]:
+            return x * x.new_tensor(factors).repeat_interleave(width)
+
+        if projection is not None:
+            handle = projection.register_forward_pre_hook(lambda _, args: (scale(args[0]), *args[1:]))
+        else:
+            handle = module.register_forward_hook(_of_output(scale))
+    else:
+
+        def scale_axis(x: Float[Tensor, "*batch q value_width"]) -> Float[Tensor, "*batch q value_width"]:
+            count = x.shape[-3] if x.ndim > 3 else 1
+            _check_heads(layer, of_heads, count)
+            return x * x.new_tensor([of_heads.get(head, 1.0) for head in range(count)])[:, None, None]
+
+        handle = module.register_forward_hook(_of_output(scale_axis))
+    with handle:
+        yield
+
+
+def _of_output(
+    scale: Callable[[Float[Tensor, "*batch q width"]], Float[Tensor, "*batch q width"]],
+) -> Callable[[torch.nn.Module, tuple[object, ...], Tensor | AttentionOutput], Tensor | AttentionOutput]:
+    """Return a hook that scales the output of a module, which has readouts or not."""
+
+    def hook(
+        module: torch.nn.Module, args: tuple[object, ...], output: Tensor | AttentionOutput
+    ) -> Tensor | AttentionOutput:
+        return output._replace(output=scale(output.output)) if isinstance(output, AttentionOutput) else scale(output)
+
+    return hook
