@@ -177,7 +177,9 @@ def test_index_store_and_group_agree_about_numbers(monkeypatch, tmp_path, where)
     for other in (streamed, indexed):
         for one, two in zip(plain, other.ask(queries, where=where), strict=True):
             assert (one.found, one.reason, set(one.candidates)) == (two.found, two.reason, set(two.candidates))
-            assert one.value == two.value
+            assert (one.value is None) == (two.value is None)
+            if one.value is not None:
+                assert one.value == pytest.approx(two.value, rel=1e-12)  # the order of the sum differs
     group = Database.open(table, key=["name", "place"], value="row")
     for query, one in zip(queries, plain, strict=True):
         two = group.ask({"name": query, "place": "here"}, where=where)
