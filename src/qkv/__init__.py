@@ -5,8 +5,9 @@
 A call names a score, a normalizer and a mask. The planner chooses the kernel that computes it, and `explain` shows
 the plan.
 
-`attend`, `observe`, `explain` and `prepare` take arrays; `Database` takes tables. `scores`, `normalizers`, `masks`,
-`readouts` and `nn` hold the components, `errors` the exceptions.
+`attend`, `observe`, `explain` and `prepare` take arrays; `Database` takes tables, and `partial`, `merge` and
+`finalize` take fragments of tables, which other engines hold. `scores`, `normalizers`, `masks`, `readouts` and `nn`
+hold the components, `errors` the exceptions.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ __all__ = [
     "Spec",
     "Positions",
     "Database",
+    "partial",
+    "merge",
+    "finalize",
     "scores",
     "normalizers",
     "masks",
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from qkv import errors, masks, nn, normalizers, readouts, scores
     from qkv.core.positions import Positions
     from qkv.database import Database
+    from qkv.database.partials import finalize, merge, partial
     from qkv.engine import attend, explain, observe, prepare
     from qkv.plan import Spec
 
@@ -48,6 +53,9 @@ _HOMES = {
     "Spec": "qkv.plan",
     "Positions": "qkv.core.positions",
     "Database": "qkv.database",
+    "partial": "qkv.database.partials",
+    "merge": "qkv.database.partials",
+    "finalize": "qkv.database.partials",
 }
 
 

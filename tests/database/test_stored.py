@@ -11,7 +11,7 @@ import pytest
 
 from qkv import masks, scores
 from qkv.database import Database
-from qkv.database.execute import row_reader, statistics, streamed_call
+from qkv.database.execute import row_reader, statistics, tile_pass
 from qkv.database.execute.accumulators import SoftmaxAccumulator
 from qkv.database.execute.base import AskOptions
 from qkv.database.execute.running_aggregates import streamed_aggregator_for
@@ -29,7 +29,7 @@ def _small(monkeypatch):
     """Blocks of some hundred rows, tiles of 70, and several sub-tiles for several queries."""
     monkeypatch.setattr(row_files, "BYTES", 20_000)
     monkeypatch.setattr(row_reader, "TILE", 70)
-    monkeypatch.setattr(streamed_call, "_TILE_NUMBERS", 100)
+    monkeypatch.setattr(tile_pass, "TILE_NUMBERS", 100)
 
 
 def table(missing=True, seed=0):

@@ -21,6 +21,7 @@ from qkv.core.online_softmax import ExponentialSums, WeightedSums
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Num
 from qkv.database.execute.aggregates import Aggregate
+from qkv.database.execute.partial_sums import PartialSums
 from qkv.database.execute.running_aggregates import StreamedAggregator
 from qkv.database.execute.top_rows import TopRows
 from qkv.normalizers.base import Normalizer, Summary
@@ -76,6 +77,20 @@ class Accumulator(ABC, Generic[_Normalizer]):
             first: the index of the first row of the tile.
             values: the values of the rows, as returned by `StreamedAggregator.read`.
         """
+
+    def sums(self) -> PartialSums:
+        """Return the running sums, which can be merged with those over other rows."""
+        sums = (array[:, 0].copy() for array in (self.total, self.entropy_sum, self.square_sum))
+        return PartialSums(self._maximum(), *sums, self.values.value_sums())
+
+    def restore(self, sums: PartialSums) -> None:
+        """Replace the running sums by others, from which `finalize` computes the results."""
+        self.total, self.entropy_sum = sums.total[:, None], sums.entropy_sum[:, None]
+        self.square_sum = sums.square_sum[:, None]
+        self.values.restore(sums.values)
+
+    def _maximum(self) -> Float[np.ndarray, " q"]:
+        return np.zeros(self.queries)
 
     @abstractmethod
     def _partial(self) -> ExponentialSums | WeightedSums:
@@ -135,6 +150,14 @@ class SoftmaxAccumulator(Accumulator[Normalizer]):
         total = e.sum(axis=1, keepdims=True)
         self.total += total
         self.values.add(e, values, total)
+
+    def restore(self, sums: PartialSums) -> None:
+        """Replace the running sums by others; see `Accumulator.restore`."""
+        super().restore(sums)
+        self.maximum = sums.maximum[:, None]
+
+    def _maximum(self) -> Float[np.ndarray, " q"]:
+        return self.maximum[:, 0].copy()
 
     def _partial(self) -> ExponentialSums:
         return ExponentialSums(self.maximum, self.total, np.ones_like(self.total))

@@ -29,6 +29,7 @@ from qkv.database.execute.aggregates import (
     rounded_deviation,
     vote_aggregate,
 )
+from qkv.database.execute.partial_sums import NO_ROW, AverageSums, ValueSums, VoteSums
 from qkv.database.io import arrow_columns
 from qkv.database.keys.columns import Column
 
@@ -39,7 +40,6 @@ __all__ = ["StreamedAggregator", "VoteCounts", "streamed_aggregator_for"]
 
 # Rows that are summed in float32; longer sums lose digits.
 _FLOAT32_ROWS = 2**16
-_NO_ROW = np.iinfo(np.int64).max
 
 
 class StreamedAggregator(ABC):
@@ -89,6 +89,22 @@ class StreamedAggregator(ABC):
     @abstractmethod
     def aggregates(self, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]) -> list[Aggregate]:
         """Return the aggregate of each query. `scale` multiplies its running sums, and `total` is its total weight."""
+
+    def value_sums(self) -> ValueSums:
+        """Return a copy of the running sums, which can be merged with those over other rows.
+
+        Raises:
+            TypeError: the class does not define `value_sums`.
+        """
+        raise TypeError(f"{type(self).__name__} must define value_sums to merge its sums. Override it in the class.")
+
+    def restore(self, sums: ValueSums) -> None:
+        """Replace the running sums by others.
+
+        Raises:
+            TypeError: the class does not define `restore`.
+        """
+        raise TypeError(f"{type(self).__name__} must define restore to merge its sums. Override it in the class.")
 
 
 def streamed_aggregator_for(like: Column, folded: bool, queries: int, votes: bool = False) -> StreamedAggregator:
@@ -215,6 +231,20 @@ class _StreamedAverages(StreamedAggregator):
             aggregates.append(average_aggregate(self.like, value, deviation))
         return aggregates
 
+    def value_sums(self) -> AverageSums:
+        """Return a copy of the running sums."""
+        sums = self.sums.copy()
+        return AverageSums(sums[:, :-2], self.means.copy(), sums[:, -2], sums[:, -1], self.any_negative.copy())
+
+    def restore(self, sums: ValueSums) -> None:
+        """Replace the running sums by others."""
+        assert isinstance(sums, AverageSums)
+        if not sums.weighted.shape[1]:
+            return  # those of no row
+        self.width = sums.weighted.shape[1]
+        self.sums = np.concatenate([sums.weighted, sums.squares[:, None], sums.mass[:, None]], axis=1)
+        self.means, self.any_negative = sums.mean, sums.negative
+
 
 class VoteCounts(StreamedAggregator):
     """Aggregator that sums the weights of each label in a column of texts, booleans or identifiers of a store."""
@@ -242,12 +272,12 @@ class VoteCounts(StreamedAggregator):
             # Grow to twice the size, so that many new labels do not copy the sums at every tile.
             more = max(more, self.sums.shape[1])
             self.sums = np.concatenate([self.sums, np.zeros((queries, more))], axis=1)
-            self.first_row = np.concatenate([self.first_row, np.full((queries, more), _NO_ROW)], axis=1)
+            self.first_row = np.concatenate([self.first_row, np.full((queries, more), NO_ROW)], axis=1)
         labels = self.sums.shape[1]
         for query in range(queries):
             self.sums[query] += np.bincount(values, weights=weights[query], minlength=labels)
             first = first_rows(weights[query], values, labels)
-            first[first < _NO_ROW] += self.rows
+            first[first < NO_ROW] += self.rows
             np.minimum(self.first_row[query], first, out=self.first_row[query])
         self.any_negative |= (weights < 0).any(axis=1)
         self.rows += len(values)
@@ -265,3 +295,17 @@ class VoteCounts(StreamedAggregator):
             )
             for query in range(len(self.sums))
         ]
+
+    def value_sums(self) -> VoteSums:
+        """Return a copy of the running sums of the labels with a row of non-zero weight."""
+        count = min(len(self.labels), self.sums.shape[1])
+        seen = np.flatnonzero((self.first_row[:, :count] < NO_ROW).any(axis=0))
+        labels = list(self.labels)
+        own = tuple(labels[index] for index in seen.tolist())
+        return VoteSums(own, self.sums[:, seen], self.first_row[:, seen], self.any_negative.copy())
+
+    def restore(self, sums: ValueSums) -> None:
+        """Replace the running sums by others."""
+        assert isinstance(sums, VoteSums)
+        self.labels = {label: index for index, label in enumerate(sums.labels)}
+        self.sums, self.first_row, self.any_negative = sums.votes, sums.first, sums.negative

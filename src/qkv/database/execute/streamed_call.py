@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.answer import Entry
+from qkv.database.execute import tile_pass
 from qkv.database.execute.accumulators import accumulator_for
 from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, QueryResults, build_entries
@@ -27,13 +28,12 @@ from qkv.database.execute.running_aggregates import StreamedAggregator, streamed
 from qkv.database.execute.running_line import RunningLine
 from qkv.database.execute.scan import (
     CellLogits,
-    Logits,
     NumberLogits,
     VectorLogits,
-    excluded_rows,
     fast_logits,
 )
 from qkv.database.execute.stream_plan import StreamedPlan
+from qkv.database.execute.tile_pass import Consumer, TilePass
 from qkv.database.execute.top_rows import TopRows, largest_weights
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
@@ -51,16 +51,10 @@ _QUERIES = 64
 # Some more rows than requested are kept, because float32 may exchange rows with nearly equal logits.
 _SPARE_ROWS = 16
 _SUPPORT = 128
-_TILE_NUMBERS = 2**20
-# Logits, exponentials and values of this many rows fit a cache of 2 MB.
-_ROWS_AT_ONCE = 2**17
 _TOLERANCE = 1e-4
 _MOST_VOTES = 4 * 2**20
 # Measured with 200,000 names of two words on one core of a busy machine.
 _NAMES_COST = "; names have no index here: about 3 µs of CPU time per row and query"
-
-_Consumer = Callable[[Float[np.ndarray, "q n"], int, Shaped[np.ndarray, "n ..."] | None], None]
-"""A function of the logits of some rows, the index of the first row, and the values of the rows or None."""
 
 
 class StreamedCall:
@@ -172,7 +166,7 @@ class StreamedCall:
         tile = min(self.rows.tile_rows(self.names), self.rows.num_rows)
         texts = sum(column.original is not None for column in self.executor.examples)
         width = sum(max(1, column.width) for column in self.statistics.columns.values()) + 24 * texts
-        pairs = min(min(tile, _ROWS_AT_ONCE) * q, max(q, _TILE_NUMBERS // self.elements))
+        pairs = min(min(tile, tile_pass.ROWS_AT_ONCE) * q, max(q, tile_pass.TILE_NUMBERS // self.elements))
         logits = pairs * 8 * (self.logits.arrays_per_query + self.elements)
         cells = tile * 8 * width * (4 if isinstance(self.logits, CellLogits) else 1)
         labels = self.statistics.complete if self.many_labels else 1000
@@ -211,41 +205,16 @@ class StreamedCall:
     def _pass(
         self,
         query: Shaped[np.ndarray, "q ..."],
-        consume: _Consumer,
+        consume: Consumer,
         progress: Progress | None,
         aggregator: StreamedAggregator | None,
     ) -> None:
-        """Call `consume` with the logits of consecutive rows and, if there is an aggregator, with their values.
-
-        Rows are skipped if all of them are excluded.
-        """
+        """Call `consume` for all rows of the store; see `TilePass.run`."""
         cell_logits, fast = self._logits(query)
-        values = aggregator if aggregator is not None else self._plain_values(1)
+        rows = TilePass(cell_logits, fast, self._plain_values(1), len(query), self.elements, self.present)
         for number, tile in enumerate(self.rows.tiles(self.names)):
-            complete = number not in self.incomplete_tiles
-            logits_of: Logits[Any] | None = fast
-            rows: Any = None
-            if complete and fast is not None:
-                rows = fast.load(tile)
-            if logits_of is None or rows is None:
-                logits_of, rows = cell_logits, cell_logits.load(tile)
-            count = tile.table.num_rows
-            reads = aggregator is not None or not complete
-            cells, missing_values = values.read(tile.table, complete) if reads else (None, None)
-            excluded = excluded_rows(self.present, tile.number, count, logits_of.missing(rows), missing_values)
-            if excluded is not None and cells is not None and cells.dtype.kind == "f":
-                cells = np.where(excluded.reshape(-1, *(1,) * (cells.ndim - 1)), cells.dtype.type(0), cells)
-            step = max(1, _TILE_NUMBERS // (len(query) * (self.elements if logits_of is cell_logits else 1)))
-            step = min(step, _ROWS_AT_ONCE)
-            for start in range(0, count, step):
-                stop = min(start + step, count)
-                if excluded is not None and excluded[start:stop].all():
-                    continue
-                logits = logits_of.compute(rows, start, stop)
-                if excluded is not None:
-                    logits[:, excluded[start:stop]] = -np.inf
-                consume(logits, tile.number + start, None if cells is None else cells[start:stop])
-            report(progress, "reading blocks", tile.number + count, self.rows.num_rows)
+            rows.run(tile, number not in self.incomplete_tiles, consume, aggregator)
+            report(progress, "reading blocks", tile.number + tile.table.num_rows, self.rows.num_rows)
 
     def _over(self, rows: Int[np.ndarray, " n"]) -> tuple[Comparison, tuple[Column, ...]]:
         """Return a comparison restricted to the given rows, and the key and value columns of these rows."""

@@ -1,0 +1,227 @@
+"""The functions `partial`, `merge` and `finalize`, with which other engines run queries over the fragments of a table.
+
+    partial     the partial result of queries over the rows of one fragment
+    merge       one partial result from several, in any order and grouping
+    finalize    the answers
+
+Partial results are Arrow record batches, so that Ray Data, Dask, DuckDB or any other engine can move them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qkv.core.arrays import ignore_numpy_warnings
+from qkv.core.checks import check_integers
+from qkv.database.io.sources import read, requested_columns, require_columns
+from qkv.database.keys.columns import Column, key_names
+from qkv.database.keys.comparisons import ScoreComparison
+from qkv.database.keys.part_registry import parse_normalizer, parse_score
+from qkv.database.keys.queries import Queries
+from qkv.database.partials.arrow_format import from_batch, to_batch
+from qkv.database.partials.part_records import describe_score, normalizer_record, query_digest
+from qkv.database.partials.partial_answers import answer_table
+from qkv.database.partials.query_partial import QueryPartial, Subject, merge_partials
+from qkv.database.partials.row_lists import accumulates
+from qkv.database.partials.scan_rows import FragmentScan, check_mergeable, with_records
+from qkv.errors import KindError, OptionError, ShapeError
+from qkv.normalizers import NORMALIZERS
+from qkv.normalizers.base import Normalizer
+from qkv.scores import ByColumn
+from qkv.scores.base import Score
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["finalize", "merge", "partial"]
+
+
+def partial(
+    queries: object,
+    rows: object,
+    key: str | Sequence[str],
+    value: str,
+    *,
+    score: Score | str,
+    fragment: int | str,
+    normalizer: Normalizer | str | None = None,
+    version: int | str = 0,
+    top: int = 10,
+    columns: Sequence[str] | None = None,
+    fold: bool = True,
+) -> pa.RecordBatch:
+    """Return the partial result of queries over one fragment of a table, as an Arrow record batch.
+
+    With logits l and values v of the rows of the fragment, and m = max l, the partial result of Softmax is
+
+        m       Σ e^(l − m)       Σ e^(l − m) v       and what spread, standard error and evidence need
+
+    that of Sum and Mean has sums of unnormalized weights, and that of TopK, Hard, Sparsemax and 1.5-entmax the rows
+    that can have weight: the threshold of a fragment is a lower bound of that of the table. Its size does not depend on
+    the number of rows, except where more rows have weight.
+
+    Nothing is chosen from the rows of a fragment: keys are compared as they are (timestamps in days since 1970), and
+    each row without a key or a value, or with a number that is not finite, is left out. Logits are computed in float64.
+
+    Args:
+        queries: one query or several, as in `Database.ask`.
+        rows: the rows of the fragment: a pyarrow table, a data frame, a dict of columns, a file.
+        key: one column name, a list of names, or names separated by commas.
+        value: the name of the value column.
+        score: a score, or its name with its numbers (`"gaussian:0.5"`).
+        fragment: the name of the fragment, an integer or a text. Names must sort in the order of the rows of the
+            table where ties are decided by the first row.
+        normalizer: a normalizer or its name; None: that of the score, Softmax for most.
+        version: the version of the table. Partial results of different versions do not merge.
+        top: number of rows of evidence.
+        columns: columns of the rows of evidence; None: the key columns and the value column.
+        fold: whether texts are compared without regard to case, as in `Database.open`.
+
+    Returns:
+        A record batch with one row per query. The metadata of its schema holds the score, the normalizer, the version,
+        the fragments and the format.
+
+    Raises:
+        DataError: A column is missing, or has a type that cannot be compared.
+        OptionError: The score or normalizer is unknown, or needs what is not known in a fragment, such as a bandwidth.
+        QueryError: A query does not fit the key.
+        RefusedError: The normalizer samples, or needs all logits of a query at once.
+
+    Example:
+        >>> from qkv import finalize, merge, partial
+        >>> parts = [
+        ...     partial([2.0], {"years": years, "pay": pay}, "years", "pay", score="gaussian:1", fragment=number)
+        ...     for number, (years, pay) in enumerate([([1.0], [10.0]), ([3.0, 5.0], [30.0, 50.0])])
+        ... ]
+        >>> round(finalize(merge(parts))["value"][0].as_py(), 3)
+        20.272
+    """
+    check_integers(top=top)
+    if isinstance(fragment, bool) or not isinstance(fragment, (int, str)):
+        raise OptionError(f"fragment must be an integer or a text, got {fragment!r}. Pass the name of the fragment.")
+    score = _score(score)
+    normalizer = parse_normalizer(normalizer) if isinstance(normalizer, str) else normalizer
+    normalizer = normalizer or NORMALIZERS[score.default_normalizer]()
+    record = normalizer_record(normalizer)
+    check_mergeable(normalizer)
+    table = read(rows, requested_columns(key, value))
+    keys = key_names(key, table.column_names)
+    shown = tuple(dict.fromkeys((*keys, value) if columns is None else (*columns, value)))
+    require_columns(table, (*keys, value, *shown), "the fragment")
+    own = [_column(table, name, fold) for name in (*keys, value)]
+    parsed = Queries.parse(queries, own[:-1], fold)
+    comparison = _comparison(score, own[:-1])
+    query = comparison.query_array(parsed.columns)
+    subject = Subject(
+        queries=query_digest(query, parsed.missing),
+        count=len(parsed),
+        key=keys,
+        value=value,
+        score=f"{describe_score(score)}{'' if fold else ', not folded'}",
+        normalizer=json.dumps(record),
+        version=str(version),
+        top=top,
+    )
+    scan = FragmentScan(table, comparison, own, fold, query, parsed.missing)
+    try:
+        with ignore_numpy_warnings():  # of logits that are NaN or infinite
+            sums, found = scan.sums(normalizer, top) if accumulates(normalizer) else (None, scan.candidates(normalizer))
+    except (KindError, ShapeError) as error:
+        raise comparison.unsupported(error) from None
+    lists = with_records(found, table, shown)
+    return to_batch(QueryPartial(subject, normalizer, (fragment,), sums, lists, _plain_type(own[-1])))
+
+
+def merge(partials: Iterable[object]) -> pa.RecordBatch:
+    """Return one partial result from several, which may come in any order and may be merged results themselves.
+
+    One whose fragments are repeated replaces the earlier one and is not added, so that work can be repeated after a
+    failure. The result does not depend on the order of the partial results.
+
+    Args:
+        partials: results of `partial` and `merge`, as record batches, tables or the bytes of Arrow IPC streams.
+
+    Raises:
+        OptionError: There is none; their queries, scores, normalizers, columns or versions differ; or two share some
+            of their fragments only.
+        DamagedError: One of them is damaged, or of another format.
+
+    Example:
+        >>> from qkv import finalize, merge, partial
+        >>> first = partial(["Li"], {"name": ["Li"], "pay": [1]}, "name", "pay", score="exact", fragment=0)
+        >>> second = partial(["Li"], {"name": ["Li"], "pay": [3]}, "name", "pay", score="exact", fragment=1)
+        >>> finalize(merge([second, first, second]))["value"].to_pylist()
+        [2.0]
+    """
+    with ignore_numpy_warnings():
+        return to_batch(merge_partials(map(from_batch, partials)))
+
+
+def finalize(partial: object) -> pa.Table:
+    """Return the answers of a partial result over all fragments of a table, one row per query.
+
+    The columns are value, probability (for votes of texts, categories and booleans), standard_error, spread,
+    effective_rows, found, and evidence: a list of structs with the fragment, the row, the weight and the cells of each
+    of the rows with the largest weights. They are those of `Database.ask`; there is no largest distance of a match.
+
+    Args:
+        partial: the result of `merge` or `partial`.
+
+    Raises:
+        DamagedError: It is damaged, or of another format.
+
+    Example:
+        >>> from qkv import finalize, partial
+        >>> rows = {"years": [1.0, 3.0], "pay": [10.0, 30.0]}
+        >>> answers = finalize(partial([2.0, 3.0], rows, "years", "pay", score="boxcar:1", fragment="a"))
+        >>> answers["value"].to_pylist(), answers["standard_error"].to_pylist()
+        ([20.0, 30.0], [10.0, None])
+        >>> [(row["row"], row["weight"], row["pay"]) for row in answers["evidence"][0].as_py()]
+        [(0, 0.5, 10.0), (1, 0.5, 30.0)]
+    """
+    with ignore_numpy_warnings():
+        return answer_table(from_batch(partial))
+
+
+def _score(score: Score | str) -> Score:
+    if isinstance(score, Score):
+        return score
+    if not isinstance(score, str):
+        raise OptionError(f"score must be a score or its name, got {score!r}. Pass one, such as 'gaussian:0.5'.")
+    parsed = parse_score(score)
+    if parsed.needs_bandwidth:
+        raise OptionError(
+            f"score must have a bandwidth for a fragment, which does not determine one, got {score!r}. "
+            f"Append it, as in {score}:0.5."
+        )
+    return parsed.build()
+
+
+def _column(table: pa.Table, name: str, fold: bool) -> Column:
+    column = Column.from_table(table, name, fold)
+    if column.kind != "timestamp":
+        return column
+    # All fragments count timestamps from 1970.
+    return Column.from_table(table, name, fold, replace(column, origin=0))
+
+
+def _plain_type(column: Column) -> pa.DataType:
+    return getattr(column.type, "value_type", column.type) if column.kind != "vector" else column.type
+
+
+def _comparison(score: Score, columns: Sequence[Column]) -> ScoreComparison:
+    numeric = all(column.kind in ("number", "timestamp", "boolean") for column in columns)
+    several = len(columns) > 1 and not numeric
+    if several and not score.accepts_records:
+        raise OptionError(
+            f"score must compare each column on its own if the key has columns of several kinds, got {score}. "
+            "Pass scores.ByColumn."
+        )
+    own = tuple(columns)
+    structured = several or isinstance(score, ByColumn)
+    return ScoreComparison(tuple(range(len(own))), own, score, None, np.zeros(0), (), structured=structured)
