@@ -22,7 +22,7 @@ LAYERS = [
     {"estimators"},
     {"database"},
     {"join", "search"},
-    {"look"},
+    {"look", "serve"},
     {"cli", "testing"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -9,6 +9,7 @@
     ├── RefusedError (RuntimeError)   no kernel, or not the requested kernel, supports the call
     ├── GradientError (RuntimeError)  a gradient cannot be computed
     ├── MissingPackageError (ImportError)   an optional package is not installed
+    ├── ServerError (RuntimeError)    a server cannot be reached, or refuses a request
     └── DataError (ValueError)        a table, file, column or query cannot be used
         ├── QueryError                SQL cannot be parsed, or a query does not match the columns
         ├── DamagedError              a file is missing, truncated, changed or crafted, and is not used
@@ -32,6 +33,7 @@ __all__ = [
     "GradientError",
     "MemoryBudgetWarning",
     "MissingPackageError",
+    "ServerError",
     "DataError",
     "QueryError",
     "DamagedError",
@@ -79,6 +81,14 @@ class MemoryBudgetWarning(UserWarning):
 
 class MissingPackageError(QkvError, ImportError):
     """Raised when an optional package is not installed; the message states which package to install."""
+
+
+class ServerError(QkvError, RuntimeError):
+    """Raised when a server cannot be reached or refuses a request, with the status of HTTP, or 0 without a response."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class DataError(QkvError, ValueError):

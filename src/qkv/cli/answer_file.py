@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from qkv.core.files import check_writable, write_atomic
+from qkv.core.json_values import to_json
 from qkv.core.printable import quoted_formula
 from qkv.database.io.nanoseconds import to_python
 from qkv.errors import DataError, OptionError
@@ -132,7 +133,7 @@ def _writer(kind: str, schema: pa.Schema, stream: IO[bytes], quote_formulas: boo
 
 
 def _text_writer(kind: str, schema: pa.Schema, text: io.TextIOWrapper, quote_formulas: bool) -> _Write:
-    from qkv.cli.json_csv import to_csv, to_json
+    from qkv.cli.json_csv import to_csv
 
     if kind == ".csv":
         lines = csv.writer(text, lineterminator="\n")

@@ -27,6 +27,7 @@ _SUMMARIES = {
     "join": "Match the rows of two tables by similarity.",
     "fit": "Train a search index or a join model.",
     "store": "Create and maintain a database on disk.",
+    "serve": "Answer questions to a store over HTTP.",
     "verify": "Compare saved files with their checksums.",
     "tune": "Measure the kernels on this machine.",
 }

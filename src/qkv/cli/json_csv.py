@@ -8,23 +8,19 @@ texts.
 from __future__ import annotations
 
 import csv
-import datetime as dt
-import decimal
 import json
-import math
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from qkv.cli.answer_writer import AnswerWriter
+from qkv.core.json_values import to_json
 from qkv.core.printable import escaped_json, printable, quoted_formula
 
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
 
-__all__ = ["CsvWriter", "JsonWriter", "to_csv", "to_json"]
+__all__ = ["CsvWriter", "JsonWriter", "to_csv"]
 
 _STATISTICS = ("standard_error", "lower", "upper", "spread", "effective_rows")
 
@@ -93,28 +89,6 @@ class CsvWriter(AnswerWriter):
         if not self._began:
             self._writer.writerow(["query", "value", *["probability"] * votes, *_STATISTICS, "found", "reason"])
         self._began = True
-
-
-def to_json(value: object) -> object:
-    """Convert a value and the values nested in it to types that `json.dumps` can serialize."""
-    if isinstance(value, dict):
-        # `json` writes boolean keys as true and false.
-        return {name if isinstance(name, bool) else str(name): to_json(item) for name, item in value.items()}
-    if isinstance(value, list | tuple | np.ndarray):
-        return [to_json(item) for item in value]
-    if isinstance(value, dt.timedelta):
-        return value / dt.timedelta(days=1)
-    if isinstance(value, dt.date | dt.time):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        # A number in JSON is read as a float64, which represents some 15 digits.
-        exact = decimal.Decimal(repr(float(value))) == value
-        value = int(value) if value == value.to_integral_value() else float(value) if exact else str(value)
-    if isinstance(value, np.number):
-        value = float(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def to_csv(cell: object) -> object:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from qkv.core.extras import require_packages
 from qkv.core.progress import Progress
+from qkv.core.request_guard import cross_site_reason
 from qkv.errors import OptionError
 from qkv.look.bundle import WEB_FILES, read_web_file
 from qkv.look.html_export import html_pieces
@@ -197,15 +198,9 @@ def _refusal(request: Request, hosts: set[str], token: str) -> tuple[int, str] |
     A request from a page of another site has an Origin or a Sec-Fetch-Site header with that site. It is refused even
     if it contains the token, except when a person follows a link to the page.
     """
-    path, headers = request.scope["path"], request.headers
-    host, origin, site = (headers.get(name, "") for name in ("host", "origin", "sec-fetch-site"))
-    followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-    if host not in hosts:
-        return 403, f"the Host header must be the address of this server, got {host!r}"
-    if origin and origin != f"http://{host}":
-        return 403, f"the Origin header must be the address of this server, got {origin!r}"
-    if site not in ("", "same-origin", "none") and not followed:
-        return 403, f"the Sec-Fetch-Site header must be same-origin or none, got {site!r}"
+    path = request.scope["path"]
+    if reason := cross_site_reason(request.headers, hosts):
+        return 403, reason
     if not secrets.compare_digest("".join(path.split("/")[1:2]).encode("utf-8", "replace"), token.encode()):
         return 403, "the address must contain the token of the page: copy the whole address from the terminal"
     if len(path) > _MAX_PATH:

@@ -24,7 +24,7 @@ from qkv.database.keys import exact_cells
 from qkv.database.keys.columns import Column, fold
 from qkv.errors import QueryError
 
-__all__ = ["Queries", "QueryCells", "split_text"]
+__all__ = ["Queries", "QueryCells", "display_form", "split_queries", "split_text"]
 
 Cell = str | float | np.ndarray | None
 """The parsed value of a query for one key column; None if it is missing."""
@@ -113,7 +113,7 @@ class Queries:
             # Two lines without commas are two queries, also where a key of two columns makes a list of two one query.
             given, single = list(queries), False
         else:
-            given, single = _split_queries(queries, columns)
+            given, single = split_queries(queries, columns)
         rows: list[tuple[Cell, ...]] = []
         parts_given: list[tuple[object, ...]] = []
         errors = []
@@ -139,15 +139,19 @@ class Queries:
             original = np.array(list(map(_text, own)), object) if column.original is not None else None
             cells.append(QueryCells(_stack(parsed, column), integers, unequal, original))
         missing = np.logical_or.reduce(missing_cells)
-        originals = tuple(_display_form(query, [column.name for column in columns]) for query in given)
+        originals = tuple(display_form(query, [column.name for column in columns]) for query in given)
         return Queries(originals, tuple(cells), missing, single, tuple(missing_cells), tuple(errors))
 
 
-def _split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[object], bool]:
+def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[object], bool]:
     """Return the queries as a list, and whether `queries` is a single query rather than a list of queries.
 
+    Args:
+        queries: as in `Database.ask`.
+        columns: the key columns, of which the names and kinds are used.
+
     Example:
-        >>> _split_queries("Li", ["name"]), _split_queries(["Li", "Hu"], ["name"])
+        >>> split_queries("Li", ["name"]), split_queries(["Li", "Hu"], ["name"])
         ((['Li'], True), (['Li', 'Hu'], False))
     """
     if hasattr(queries, "__arrow_c_stream__") and not isinstance(queries, (str, bytes)):
@@ -372,7 +376,13 @@ def _example(column: Column) -> str:
     return column.text(row)
 
 
-def _display_form(query: object, names: Sequence[str]) -> object:
+def display_form(query: object, names: Sequence[str]) -> object:
+    """Return a query as answers show it: the parts of a record or a list as a tuple.
+
+    Args:
+        query: one query, as in `Database.ask`.
+        names: the names of the key columns.
+    """
     if isinstance(query, Mapping):
         return tuple(query.get(name) for name in names) if len(names) > 1 else query.get(names[0])
     return tuple(query) if isinstance(query, (list, np.ndarray)) else query

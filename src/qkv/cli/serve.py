@@ -1,0 +1,137 @@
+"""The command `qkv serve`, which answers questions to a store over HTTP or as an MCP server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.cli.shared_options import KeyColumns, ValueColumn
+from qkv.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    from qkv.search.index import Index
+    from qkv.serve.served_store import ServedStore
+
+__all__ = ["serve"]
+
+
+def serve(
+    store: Annotated[
+        str | None, typer.Argument(metavar="STORE", help="Store, or search index, to serve.", show_default=False)
+    ] = None,
+    index: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Search index to serve beside the store, by POST /search.")
+    ] = None,
+    key: KeyColumns = "",
+    value: ValueColumn = "",
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory limit, beyond which the store is read block by block.")
+    ] = "512 MiB",
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; another machine's access needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="Port to listen on; 0: any free port.")] = 8000,
+    token_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="File with the token that requests must have; default: $QKV_TOKEN."),
+    ] = None,
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Largest request body (413).")] = "8 MiB",
+    max_queries: Annotated[int, typer.Option(metavar="N", min=1, help="Most queries of a request (422).")] = 8192,
+    max_rows: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most rows of evidence per query, or passages (422).")
+    ] = 1000,
+    max_requests: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests at the same time (429).")] = 256,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time for an answer (504).")] = 60.0,
+    refresh: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="Time between looks for a new version; 0: never.")
+    ] = 1.0,
+    mcp: Annotated[
+        bool, typer.Option("--mcp", help="Speak the Model Context Protocol on standard input and output instead.")
+    ] = False,
+) -> None:
+    """Answer questions to a store over HTTP, with the rows that support each answer.
+
+    Questions of many clients that wait at the same time are answered by one scan of the rows. A new version of the
+    store, such as that of qkv store append, is used as soon as it is ready; each answer names its version. SIGTERM and
+    Ctrl-C finish the running requests.
+
+    \b
+    Examples:
+      qkv serve people.qkv
+      curl localhost:8000/ask -H 'Content-Type: application/json' -d '{"query": "Jon Smiht"}'
+      curl localhost:8000/ask -H 'Content-Type: application/json' -d '{"queries": ["Li", "Hu"], "where": "income > 0"}'
+      qkv serve people.qkv --index notes.index --port 9000
+      QKV_TOKEN=$(openssl rand -hex 32) qkv serve people.qkv --host 0.0.0.0
+      qkv serve people.qkv --token-file token.txt --max-requests 64 --timeout 10
+      qkv serve people.qkv --mcp
+
+    Routes: POST /ask, /explain and /search; GET /health, /store, /metrics (Prometheus) and /openapi.json. Bodies are
+    JSON, or Arrow streams by Content-Type and Accept application/vnd.apache.arrow.stream. In Python,
+    qkv.serve.Client("http://localhost:8000").ask("Jon Smiht") returns the answer that Database.ask returns.
+
+    The server sends answers without encryption: for other machines, put a proxy with TLS before it.
+    """
+    if store is None:
+        raise DataError("STORE must be given. Name a store made by qkv store create, or an index made by qkv search.")
+
+    from qkv.plan.cost import memory_bytes
+    from qkv.serve import Limits, run_server
+    from qkv.serve.tokens import check_address, read_token
+
+    limits = Limits(memory_bytes(max_body), max_queries, max_rows, max_requests, timeout)
+    token = None if mcp else read_token(token_file)
+    check_address(host, token)
+    if mcp and (host != "127.0.0.1" or token_file is not None):
+        raise OptionError("--mcp must be given without --host and --token-file, as it does not listen. Omit them.")
+    with _open(store, index, key, value, memory, refresh) as served:
+        if mcp:
+            from qkv.serve.mcp_server import run_mcp
+
+            run_mcp(served, limits)
+            return
+
+        def notify(address: str) -> None:
+            print(f"{address} answers questions to {_describe(served)}.\nPress Ctrl-C to stop.", flush=True)
+
+        run_server(served, host=host, port=port, token=token, limits=limits, notify=notify)
+
+
+def _open(store: str, index: str | None, key: str, value: str, memory: str, refresh: float) -> ServedStore:
+    """Return what is served, after reading it."""
+    from qkv.database.storage.create import open_database
+    from qkv.serve import ServedStore
+    from qkv.store import is_store
+
+    if not is_store(store):
+        found = _open_index(store)
+        if found is None:
+            raise DataError(
+                f"STORE must be a store or a search index, got {store!r}. Make one: qkv store create {store} FILE "
+                "--key COLUMN --value COLUMN."
+            )
+        if index is not None or key or value:
+            raise OptionError("--index, --key and --value must be given with a store, got an index. Omit them.")
+        return ServedStore(index=found)
+    opened = None if index is None else _open_index(index)
+    if index is not None and opened is None:
+        raise DataError(f"--index must be a search index, got {index!r}. Make one: qkv search TEXTS --save FOLDER.")
+    database = open_database(store, key or None, value or None, fold=None, memory=memory, damaged="refuse")
+    return ServedStore(database, opened, refresh=refresh)
+
+
+def _open_index(path: str) -> Index | None:
+    """Return the search index in a folder; None if it holds none."""
+    from qkv.search.index_files import is_index
+
+    if not is_index(Path(path)):
+        return None
+    from qkv.search import Index
+
+    return Index.open(path)
+
+
+def _describe(served: ServedStore) -> str:
+    parts = [] if served.database is None else [repr(served.database)]
+    return " and ".join(parts + ([] if served.index is None else [repr(served.index)]))

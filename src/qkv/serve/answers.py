@@ -1,0 +1,246 @@
+"""Answers as bodies of responses: JSON, tables of Arrow, and the exact form that `Client` reads.
+
+JSON         one object per query with the attributes of `Answer`; dates in ISO 8601, durations in days
+Arrow        one row per query: the columns of `Answer.to_arrow`, then the rows of evidence
+exact        an Arrow stream of the distinct rows of evidence, with the entries in the metadata of its schema
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qkv.core.json_values import to_json
+from qkv.database.answer import Answer, Entry
+from qkv.errors import DamagedError
+from qkv.serve.evidence_rows import EvidenceRows
+from qkv.serve.typed_json import decode, encode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from qkv.search.hits import Hit
+    from qkv.serve.served_store import Answered
+
+__all__ = [
+    "EXACT",
+    "SentPlan",
+    "answer_object",
+    "arrow_table",
+    "exact_bytes",
+    "hits_object",
+    "read_exact",
+    "stream_bytes",
+]
+
+EXACT = "application/vnd.qkv.answers"
+"""Media type of the exact form."""
+_METADATA = b"qkv.answers"
+_SCALARS = (
+    "found",
+    "value",
+    "spread",
+    "support",
+    "reason",
+    "invalid",
+    "candidates",
+    "standard_error",
+    "prediction_interval",
+    "effective_rows",
+    "gradient",
+    "gradient_error",
+    "fit_note",
+)
+"""The fields of `Entry` that are sent as they are, besides its probabilities and its arrays."""
+
+
+class SentPlan:
+    """The text of a plan that a server sent. `print(plan)` shows it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def answer_object(answered: Answered) -> dict[str, Any]:
+    """Return the answers to a question as an object that `json.dumps` writes."""
+    answer = answered.answer
+    assert answer is not None
+    return {
+        "answers": [_entry_object(answer, entry) for entry in answer.entries],
+        "key": list(answer.keys),
+        "value": answer.value_name,
+        "votes": answer.votes,
+        "notes": list(answer.notes),
+        "version": answered.version,
+    }
+
+
+def _entry_object(answer: Answer, entry: Entry) -> dict[str, object]:
+    one = Answer((entry,), True, answer.table, answer.keys, answer.value_name, answer.measure, answer.plan, ())
+    fields: dict[str, object] = {"query": entry.query}
+    fields |= {name: getattr(entry, name) for name in _SCALARS}
+    fields["probabilities"] = entry.probabilities
+    fields["rows"] = [
+        {"weight": row.weight, "index": row.index}
+        | ({answer.measure: getattr(row, answer.measure)} if answer.measure else {})
+        | {"record": row.record}
+        for row in one.rows
+    ]
+    found = to_json(fields)
+    assert isinstance(found, dict)
+    return found
+
+
+def hits_object(answered: Answered) -> dict[str, Any]:
+    """Return the passages that a search found as an object that `json.dumps` writes."""
+    return {"results": [[_hit_object(hit) for hit in hits] for hits in answered.hits]}
+
+
+def _hit_object(hit: Hit) -> object:
+    found: dict[str, object] = {"document": hit.document, "title": hit.title, "text": hit.text}
+    found |= {"start": hit.start, "end": hit.end, "weight": hit.weight, "score": hit.score}
+    if hit.contributions is not None:
+        found |= {"words": hit.contributions.by_word(), "query_words": hit.contributions.by_query_word()}
+        found["rest"] = hit.contributions.rest
+    return to_json(found)
+
+
+def arrow_table(answered: Answered) -> pa.Table:
+    """Return the answers to a question as a table with one row per query.
+
+    Its columns are those of `Answer.to_arrow`, and `evidence`: a list of structs with the weight and the index of each
+    row, its similarity or distance, and its cells as `record`. The metadata of the schema hold the version and the
+    notes.
+    """
+    import pyarrow as pa
+
+    answer = answered.answer
+    assert answer is not None
+    table = _columns(answer)
+    counts = [len(entry.rows) for entry in answer.entries]
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+    rows = np.concatenate([np.zeros(0, np.int64), *(entry.rows for entry in answer.entries)])
+    evidence = EvidenceRows.of(answer)
+    cells = evidence.rows.take(pa.array(np.searchsorted(evidence.indices, rows))).combine_chunks()
+    arrays = [column.chunk(0) if column.num_chunks else pa.array([], column.type) for column in cells.columns]
+    record = pa.StructArray.from_arrays(arrays, fields=list(cells.schema))
+    parts = {"weight": _joined([entry.weights for entry in answer.entries]), "index": pa.array(rows)}
+    if answer.measure:
+        blank = [np.full(count, np.nan) for count in counts]
+        near = [b if entry.nearness is None else entry.nearness for entry, b in zip(answer.entries, blank, strict=True)]
+        parts[answer.measure] = _joined(near)
+    structs = pa.StructArray.from_arrays([*parts.values(), record], names=[*parts, "record"])
+    table = table.append_column("evidence", pa.ListArray.from_arrays(offsets, structs))
+    about = {"version": answered.version, "notes": list(answer.notes), "votes": answer.votes}
+    return table.replace_schema_metadata({"qkv": json.dumps(about)})
+
+
+def _joined(arrays: list[Any]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array(np.concatenate([np.zeros(0), *arrays]).astype(np.float64), from_pandas=True)
+
+
+def _columns(answer: Answer) -> pa.Table:
+    """Return the table of an answer; queries of several types become texts of JSON."""
+    import pyarrow as pa
+
+    try:
+        return answer.to_arrow()
+    except pa.ArrowException:
+        texts = [json.dumps(to_json(entry.query), ensure_ascii=False) for entry in answer.entries]
+        entries = tuple(Entry(**{**vars(e), "query": text}) for e, text in zip(answer.entries, texts, strict=True))
+        return Answer(
+            entries, False, answer.table, ("query",), answer.value_name, answer.measure, answer.plan, ()
+        ).to_arrow()
+
+
+def stream_bytes(table: pa.Table) -> bytes:
+    """Return a table as the bytes of an Arrow stream."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def exact_bytes(answered: Answered) -> bytes:
+    """Return the answers to a question in the form that `read_exact` restores."""
+    answer = answered.answer
+    assert answer is not None
+    evidence = EvidenceRows.of(answer)
+    content = {
+        "version": answered.version,
+        "single": answer.single,
+        "keys": list(answer.keys),
+        "value_name": answer.value_name,
+        "measure": answer.measure,
+        "plan": str(answer.plan),
+        "notes": list(answer.notes),
+        "column_notes": list(answer.column_notes),
+        "votes": answer.votes,
+        "num_rows": evidence.num_rows,
+        "indices": evidence.indices.tolist(),
+        "entries": [_exact_entry(entry) for entry in answer.entries],
+    }
+    return stream_bytes(evidence.rows.replace_schema_metadata({_METADATA: json.dumps(content)}))
+
+
+def _exact_entry(entry: Entry) -> dict[str, object]:
+    fields = {name: encode(getattr(entry, name)) for name in _SCALARS}
+    fields["probabilities"] = [[encode(name), encode(share)] for name, share in entry.probabilities.items()]
+    return fields | {name: encode(getattr(entry, name)) for name in ("rows", "weights", "nearness")}
+
+
+def read_exact(body: bytes, queries: tuple[object, ...]) -> tuple[Answer, int | None]:
+    """Return the answers in a body of `exact_bytes`, and the version of the store.
+
+    Args:
+        body: the body.
+        queries: the queries that were asked, as answers show them.
+
+    Raises:
+        DamagedError: The body has another form, for example that of another version of qkv.
+    """
+    import pyarrow as pa
+
+    try:
+        table = pa.ipc.open_stream(body).read_all()
+        content = json.loads(table.schema.metadata[_METADATA])
+        entries = tuple(_read_entry(fields, query) for fields, query in zip(content["entries"], queries, strict=True))
+        rows = EvidenceRows(
+            table.replace_schema_metadata(None), np.array(content["indices"], np.int64), content["num_rows"]
+        )
+        answer = Answer(
+            entries,
+            content["single"],
+            rows,
+            tuple(content["keys"]),
+            content["value_name"],
+            content["measure"],
+            SentPlan(content["plan"]),
+            tuple(content["notes"]),
+            tuple(content["column_notes"]),
+            content["votes"],
+        )
+    except (pa.ArrowException, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedError(
+            f"the response must be answers of qkv serve, got another form: {str(error)[:100]}. Install the version of "
+            "qkv of the server."
+        ) from None
+    return answer, content["version"]
+
+
+def _read_entry(fields: dict[str, Any], query: object) -> Entry:
+    given = {name: decode(fields[name]) for name in (*_SCALARS, "rows", "weights", "nearness")}
+    given["probabilities"] = {decode(name): decode(share) for name, share in fields["probabilities"]}
+    return Entry(query, **given)

@@ -1,0 +1,280 @@
+"""The ASGI application of `qkv serve`: routes that read requests, wait for their scan and write responses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from qkv.core.extras import require_packages
+from qkv.errors import QkvError, RefusedError
+from qkv.serve import arrow_bodies
+from qkv.serve.answers import EXACT, answer_object, arrow_table, exact_bytes, hits_object, stream_bytes
+from qkv.serve.describe import describe_store
+from qkv.serve.gate import Gate, error_bytes
+from qkv.serve.limits import Limits, RequestError, status_of
+from qkv.serve.media_types import choose_type, content_type
+from qkv.serve.metrics import Metrics
+from qkv.serve.openapi import openapi_document
+from qkv.serve.questions import Question, Search, parse_json_body, read_question, read_search
+from qkv.serve.served_store import Answered, ServedStore
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp
+
+__all__ = ["create_app"]
+
+_JSON, _ARROW = "application/json", arrow_bodies.MEDIA_TYPE
+_INLINE = 16
+"""Largest number of queries whose answers are written by the event loop, some 0.2 ms each, instead of by a thread."""
+_CONVERSIONS: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(("top", "seed"), int),
+    **dict.fromkeys(("threshold", "mix", "temperature"), float),
+    **dict.fromkeys(("printed", "contributions"), lambda text: {"true": True, "false": False}[text]),
+}
+Handler = Callable[["Request"], Awaitable["Response"]]
+
+
+def create_app(
+    served: ServedStore,
+    *,
+    limits: Limits | None = None,
+    token: str | None = None,
+    hosts: Collection[str] | None = None,
+) -> ASGIApp:
+    """Create the ASGI application that answers questions to a store.
+
+    Args:
+        served: the store, which is not closed with the application.
+        limits: the limits of requests; None: the defaults of `Limits`.
+        token: the token that all requests but `GET /health` must have; None: none.
+        hosts: accepted values of the Host header without a token, such as `{"127.0.0.1:8000"}`; None: any.
+
+    Raises:
+        MissingPackageError: starlette or prometheus_client is not installed.
+
+    Example:
+        >>> from qkv.database import Database
+        >>> table = {"years": [1, 2, 3], "pay": [10, 12, 14]}
+        >>> with ServedStore(Database.open(table, key="years", value="pay")) as served:
+        ...     app = create_app(served)
+    """
+    require_packages("serving needs", "serve", "starlette", "prometheus_client", "pyarrow")
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.routing import Route
+
+    routes = _Routes(served, limits or Limits(), Metrics(served))
+    posts = {"/ask": routes.ask, "/search": routes.search, "/explain": routes.explain}
+    gets = {"/health": routes.health, "/store": routes.store, "/metrics": routes.metrics_page}
+    gets["/openapi.json"] = routes.openapi
+    every = [Route(path, routes.guarded(handler), methods=["POST"]) for path, handler in posts.items()]
+    every += [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
+    app = Starlette(routes=every, exception_handlers={HTTPException: _http_error, Exception: _bug})
+    return Gate(app, routes.metrics, token, hosts, routes={*posts, *gets})
+
+
+class _Routes:
+    """The handlers of an application, with what they share."""
+
+    def __init__(self, served: ServedStore, limits: Limits, metrics: Metrics) -> None:
+        self.served, self.limits, self.metrics = served, limits, metrics
+        self.active = 0
+
+    # -- POST -------------------------------------------------------------------------------------------
+
+    async def ask(self, request: Request) -> Response:
+        """Answer queries; see `Question`."""
+        wanted = choose_type(request.headers.get("accept", ""), (_JSON, _ARROW, EXACT))
+        answered = await self._answer(request, await self._question(request))
+        if wanted == _JSON:
+            return await _written(answered, lambda: _dump(answer_object(answered)), wanted)
+        if wanted == EXACT:
+            return await _written(answered, lambda: exact_bytes(answered), wanted)
+        return await _written(answered, lambda: stream_bytes(arrow_table(answered)), wanted)
+
+    async def explain(self, request: Request) -> Response:
+        """Answer queries as `ask` does, and return the plan and the notes instead of the answers."""
+        wanted = choose_type(request.headers.get("accept", ""), (_JSON,))
+        answered = await self._answer(request, await self._question(request))
+        answer = answered.answer
+        assert answer is not None
+        found = {"plan": str(answer.plan), "notes": list(answer.notes), "version": answered.version}
+        return await _written(answered, lambda: _dump(found), wanted)
+
+    async def search(self, request: Request) -> Response:
+        """Search passages; see `Search`."""
+        if self.served.index is None:
+            raise RequestError(404, "no search index is served. Start the server with --index.")
+        wanted = choose_type(request.headers.get("accept", ""), (_JSON,))
+        kind, body = await self._body(request)
+        if kind == _JSON:
+            search = read_search({**_from_url(request), **parse_json_body(body)}, self.limits)
+        else:
+            queries = arrow_bodies.read_queries(body, ("query",), self.limits.queries)
+            search = read_search(_from_url(request), self.limits, queries)
+        answered = await self._answer(request, search)
+        return await _written(answered, lambda: _dump(hits_object(answered)), wanted)
+
+    # -- GET --------------------------------------------------------------------------------------------
+
+    async def health(self, _: Request) -> Response:
+        """Return whether the server answers from the newest version."""
+        return _json({"status": "stale" if self.served.problem else "ok", "version": self.served.version})
+
+    def store(self, _: Request) -> Response:
+        """Return the columns of the store, its rows and its version."""
+        return _json(describe_store(self.served, self.limits))
+
+    async def metrics_page(self, _: Request) -> Response:
+        """Return the counters in the format of Prometheus."""
+        from starlette.responses import Response
+
+        body, media_type = self.metrics.text()
+        return Response(body, media_type=media_type)
+
+    async def openapi(self, _: Request) -> Response:
+        """Return the description of all routes."""
+        return _json(openapi_document(self.limits))
+
+    # -- private ----------------------------------------------------------------------------------------
+
+    def guarded(self, handler: Handler) -> Handler:
+        """Return a handler that refuses requests beyond the limit of concurrency, and turns errors into responses."""
+
+        async def run(request: Request) -> Response:
+            if self.active >= self.limits.waiting:
+                message = f"at most {self.limits.waiting:,} requests are answered at the same time. Repeat it later."
+                return _error(RequestError(429, message, {"Retry-After": "1"}))
+            self.active += 1
+            self.metrics.active.set(self.active)
+            request.scope["qkv.started"] = time.monotonic()
+            try:
+                return await handler(request)
+            except RequestError as error:
+                return _error(error)
+            except QkvError as error:
+                return _error(RequestError(status_of(error), str(error)), type(error).__name__)
+            finally:
+                self.active -= 1
+                self.metrics.active.set(self.active)
+
+        return run
+
+    async def _question(self, request: Request) -> Question:
+        database = self.served.database
+        if database is None:
+            raise RequestError(404, "no store is served, but a search index alone. Ask it by POST /search.")
+        kind, body = await self._body(request)
+        if kind == _JSON:
+            return read_question({**_from_url(request), **parse_json_body(body)}, self.limits)
+        queries = arrow_bodies.read_queries(body, database.key, self.limits.queries)
+        return read_question(_from_url(request), self.limits, queries)
+
+    async def _body(self, request: Request) -> tuple[str, bytes]:
+        """Return the media type and the bytes of the body of a request."""
+        headers = request.headers
+        kind = content_type(headers.get("content-type", ""), (_JSON, _ARROW))
+        if headers.get("content-encoding", "identity") != "identity":
+            raise RequestError(415, "the body must have no Content-Encoding. Send it without compression.")
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > self.limits.body:
+            raise _too_large(self.limits)
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(self._remaining(request)):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > self.limits.body:
+                        raise _too_large(self.limits)
+                    parts.append(part)
+        except TimeoutError:
+            raise RequestError(
+                408, f"the body must arrive within {self.limits.seconds:g} seconds. Send it faster."
+            ) from None
+        return kind, b"".join(parts)
+
+    def _remaining(self, request: Request) -> float:
+        started: float = request.scope["qkv.started"]
+        return max(0.0, started + self.limits.seconds - time.monotonic())
+
+    async def _answer(self, request: Request, question: Question | Search) -> Answered:
+        """Wait for the scan that answers a request; it is cancelled if it takes too long."""
+        try:
+            future = self.served.submit(question)
+        except RuntimeError as error:
+            if isinstance(error, RefusedError):
+                raise
+            raise RequestError(503, "the server is stopping. Ask another server.") from None
+        try:
+            async with asyncio.timeout(self._remaining(request)):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise RequestError(
+                504, f"the answer took more than {self.limits.seconds:g} seconds. Ask fewer queries, or wait longer."
+            ) from None
+
+
+async def _written(answered: Answered, write: Callable[[], bytes], media_type: str) -> Response:
+    """Return a response whose body is written in a thread if it is large."""
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import Response
+
+    size = len(answered.hits) if answered.answer is None else len(answered.answer)
+    body = write() if size <= _INLINE else await run_in_threadpool(write)
+    headers = {} if answered.version is None else {"Qkv-Version": str(answered.version)}
+    return Response(body, headers=headers, media_type=media_type)
+
+
+def _from_url(request: Request) -> dict[str, object]:
+    """Return the options in the query of a URL, which a JSON body overrides."""
+    found: dict[str, object] = {}
+    for name, text in request.query_params.multi_items():
+        if name in found:
+            raise RequestError(422, f"{name[:40]} must be given once in the URL, got it repeatedly. Give it once.")
+        try:
+            found[name] = _CONVERSIONS.get(name, str)(text)
+        except (KeyError, ValueError):
+            kind = {int: "an integer", float: "a number"}.get(_CONVERSIONS[name], "true or false")  # type: ignore
+            raise RequestError(422, f"{name} must be {kind} in the URL, got {text[:40]!r}. Correct it.") from None
+    return found
+
+
+def _too_large(limits: Limits) -> RequestError:
+    return RequestError(
+        413,
+        f"the body must have at most {limits.body:,} bytes, got more. Send several requests.",
+        {"Connection": "close"},
+    )
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    from starlette.responses import Response
+
+    return Response(_dump(value), status, headers, media_type=_JSON)
+
+
+def _error(error: RequestError, kind: str = "ServerError") -> Response:
+    from starlette.responses import Response
+
+    return Response(error_bytes(str(error), kind), error.status, error.headers, media_type=_JSON)
+
+
+async def _http_error(_: Request, error: Any) -> Response:
+    """Return the response for a route or a method that does not exist."""
+    messages = {404: "the path must be one of GET /openapi.json, got another.", 405: "the method is not allowed here."}
+    message = messages.get(error.status_code, f"{error.detail}.")
+    return _error(RequestError(error.status_code, message, dict(error.headers or {})))
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    """Return the response for an error that is no error of qkv; the server prints its traceback."""
+    return _error(RequestError(500, f"this is a bug in qkv: {type(error).__name__}. The server printed a traceback."))

@@ -1,0 +1,276 @@
+"""The class `Client`, which asks a server with the interface of `Database` and returns its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from qkv import errors
+from qkv.core.checks import check_choice, check_integers, describe
+from qkv.core.extras import require_packages
+from qkv.database.keys.queries import display_form, split_queries
+from qkv.errors import KindError, QkvError, ServerError
+from qkv.serve.answers import EXACT, read_exact
+from qkv.serve.typed_json import encode
+
+if TYPE_CHECKING:
+    import httpx
+
+    from qkv.database.answer import Answer
+
+__all__ = ["Client"]
+
+
+@dataclass(frozen=True)
+class _KeyColumn:
+    """The name and the kind of a key column, by which queries are told from the parts of a query."""
+
+    name: str
+    kind: str
+
+
+class Client:
+    """A connection to `qkv serve` that answers as the served database does.
+
+    `ask` takes the arguments of `Database.ask`, except objects that are no texts or numbers (a mask, a score, a
+    normalizer), and returns an equal `Answer`; its `plan` is the text of the plan, and its table holds the rows of
+    evidence. Several threads can use a client at the same time.
+
+    Args:
+        url: the address of the server, such as "http://127.0.0.1:8000".
+        token: the token of the server; None: none.
+        timeout: seconds until a request fails without a response.
+
+    Attributes:
+        key: the names of the key columns.
+        value: the name of the value column.
+        name: the name of the store.
+        votes: whether an answer is a vote rather than an average, as in `Database`.
+        version: the version of the store that the last answer used; None if the server has a table in memory.
+
+    Raises:
+        ServerError: The server cannot be reached, or refuses the token.
+        MissingPackageError: httpx is not installed.
+
+    Example:
+        >>> from qkv.database import Database
+        >>> from qkv.serve import ServedStore, serve_in_thread
+        >>> table = {"name": ["John Doe", "Li Mu"], "income": [1000, 2000]}
+        >>> with ServedStore(Database.open(table, key="name", value="income")) as served:
+        ...     with serve_in_thread(served) as address, Client(address) as people:
+        ...         answer = people.ask("Jon Doe")
+        >>> round(answer.value), answer.rows[0].record["name"]
+        (1000, 'John Doe')
+    """
+
+    key: tuple[str, ...]
+    value: str
+    name: str
+    votes: bool
+    version: int | None
+
+    def __init__(self, url: str, *, token: str | None = None, timeout: float = 60.0) -> None:
+        require_packages("the client needs", "serve", "httpx", "pyarrow")
+        import httpx
+
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        # Proxies of the environment are for other hosts, and would see the token.
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+        self._url = url
+        self._columns: tuple[_KeyColumn, ...] = ()
+        self._rows = 0
+        try:
+            self.refresh()
+        except QkvError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __len__(self) -> int:
+        """Return the number of rows that have a value in every key column and in the value column."""
+        self.refresh()
+        return self._rows
+
+    def __repr__(self) -> str:
+        return f"Client({self._url}: {self.name}: {', '.join(self.key)} → {self.value})"
+
+    def ask(
+        self,
+        queries: object,
+        *,
+        score: str | None = None,
+        normalizer: str | None = None,
+        where: str | None = None,
+        top: int = 10,
+        threshold: float | None = None,
+        seed: int | None = None,
+        on_bad_query: str = "refuse",
+        fit: str | None = None,
+        printed: bool = False,
+    ) -> Answer:
+        """Answer one or more queries as `Database.ask` does.
+
+        Args:
+            queries: as in `Database.ask`.
+            score: the name of a score, as in `Database.ask`.
+            normalizer: the name of a normalizer, as in `Database.ask`.
+            where: as in `Database.ask`.
+            top: as in `Database.ask`.
+            threshold: as in `Database.ask`.
+            seed: as in `Database.ask`.
+            on_bad_query: as in `Database.ask`.
+            fit: as in `Database.ask`.
+            printed: as in `Database.ask`.
+
+        Raises:
+            QkvError: The error of `Database.ask`.
+            ServerError: The server cannot be reached or refuses the request; `status` is that of HTTP.
+        """
+        options = self._options(score, normalizer, where, top, threshold, seed, on_bad_query, fit, printed)
+        given, body = self._question(queries, options)
+        response = self._send("POST", "/ask", body, EXACT)
+        answer, self.version = read_exact(response.content, given)
+        return answer
+
+    def explain(
+        self,
+        queries: object,
+        *,
+        score: str | None = None,
+        normalizer: str | None = None,
+        where: str | None = None,
+        top: int = 10,
+        threshold: float | None = None,
+        seed: int | None = None,
+        on_bad_query: str = "refuse",
+        fit: str | None = None,
+        printed: bool = False,
+    ) -> str:
+        """Answer queries, and return the plan by which the server did it, as text. The arguments are those of `ask`."""
+        options = self._options(score, normalizer, where, top, threshold, seed, on_bad_query, fit, printed)
+        _, body = self._question(queries, options)
+        return str(self._send("POST", "/explain", body).json()["plan"])
+
+    def search(
+        self,
+        query: str | Sequence[str],
+        top: int = 10,
+        *,
+        mix: float | None = None,
+        temperature: float = 1.0,
+        contributions: bool = True,
+    ) -> list[Any]:
+        """Return the passages that the index of the server finds, each as a dictionary; one list per query of a list.
+
+        Args:
+            query: a text, or a list of texts.
+            top: as in `Index.search`.
+            mix: as in `Index.search`.
+            temperature: as in `Index.search`.
+            contributions: as in `Index.search`.
+
+        Raises:
+            OptionError: A query is empty, or a number is out of range.
+            ServerError: The server has no index, cannot be reached or refuses the request.
+        """
+        single = isinstance(query, str)
+        fields: dict[str, object] = {"query": query} if single else {"queries": list(query)}
+        fields |= {"top": top, "temperature": temperature, "contributions": contributions}
+        if mix is not None:
+            fields["mix"] = mix
+        results: list[Any] = self._send("POST", "/search", fields).json()["results"]
+        return list(results[0]) if single else results
+
+    def refresh(self) -> bool:
+        """Ask the server for its version, and return whether it changed since the last answer."""
+        found = self._send("GET", "/store").json()
+        database = found["database"] or {"name": "", "key": [], "value": {"name": ""}, "votes": False, "rows": 0}
+        before = getattr(self, "version", None)
+        self._columns = tuple(_KeyColumn(column["name"], column["kind"]) for column in database["key"])
+        self.key = tuple(column.name for column in self._columns)
+        self.value, self.name = database["value"]["name"], database["name"]
+        self.votes, self._rows = database["votes"], database["rows"]
+        self.version = database.get("version")
+        return self.version != before
+
+    # -- private ----------------------------------------------------------------------------------------
+
+    def _options(
+        self,
+        score: object,
+        normalizer: object,
+        where: str | None,
+        top: int,
+        threshold: float | None,
+        seed: int | None,
+        on_bad_query: str,
+        fit: str | None,
+        printed: bool,
+    ) -> dict[str, object]:
+        """Return the options that differ from their defaults, after checking that they can be sent."""
+        check_integers(top=top)
+        check_choice("on_bad_query", on_bad_query, ("refuse", "report"))
+        for name, part in (("score", score), ("normalizer", normalizer)):
+            if part is not None and not isinstance(part, str):
+                raise KindError(
+                    f"{name} must be a name such as 'gaussian:0.1' or None, got {describe(part)}. Pass objects to the "
+                    "database itself."
+                )
+        options = {"score": score, "normalizer": normalizer, "where": where, "threshold": threshold, "seed": seed}
+        options |= {"fit": fit, "top": int(top), "on_bad_query": on_bad_query, "printed": printed or None}
+        return {name: encode(value) for name, value in options.items() if value is not None}
+
+    def _question(self, queries: object, options: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return the queries as answers show them, and the fields of the request."""
+        if options["on_bad_query"] == "report" and isinstance(queries, list):
+            given, single = list(queries), False
+        else:
+            given, single = split_queries(queries, self._columns)  # type: ignore[arg-type]
+        shown = tuple(display_form(query, self.key) for query in given)
+        sent = [encode(query) for query in given]
+        return shown, {"query": sent[0], **options} if single else {"queries": sent, **options}
+
+    def _send(self, method: str, path: str, fields: object = None, accept: str = "application/json") -> httpx.Response:
+        """Return the response to a request; raise the error that it names."""
+        import httpx
+
+        headers, body = {"Accept": accept}, None
+        if fields is not None:
+            headers["Content-Type"] = "application/json"
+            body = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
+        try:
+            response = self._http.request(method, path, content=body, headers=headers)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = str(error) or type(error).__name__
+            raise ServerError(
+                f"url must be the address of a running server, got {self._url!r}: {reason}. Start it with qkv serve."
+            ) from None
+        if response.status_code == 200:
+            return response
+        raise _error_of(response)
+
+
+def _error_of(response: httpx.Response) -> QkvError:
+    """Return the error that a response names, or a `ServerError` with its status."""
+    try:
+        found = response.json()
+        message, name = str(found["error"]), str(found["type"])
+    except (KeyError, TypeError, ValueError):
+        message, name = f"the server must answer as qkv serve does, got the status {response.status_code}.", ""
+    kind = getattr(errors, name, None) if name in errors.__all__ else None
+    if response.status_code in (422, 503) and kind is not None and kind is not ServerError:
+        error = kind(message)
+        if isinstance(error, QkvError):
+            return error
+    return ServerError(message, response.status_code)

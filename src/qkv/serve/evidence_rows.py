@@ -1,0 +1,78 @@
+"""The class `EvidenceRows`, the rows of a table that answers name as evidence, without the rest of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qkv.core.typing import Int
+from qkv.database.execute.row_reader import StoredRows
+from qkv.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from qkv.database.answer import Answer
+
+__all__ = ["EvidenceRows"]
+
+
+class EvidenceRows:
+    """Some rows of a table, with the methods of `StoredRows` that `Answer` calls.
+
+    Args:
+        rows: the rows.
+        indices: `(n,)`, the index of each row in the table, in ascending order.
+        num_rows: the number of rows of the table.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> EvidenceRows(pa.table({"name": ["Li", "Hu"]}), np.array([3, 70]), 100).slice(70).to_pylist()
+        [{'name': 'Hu'}]
+    """
+
+    def __init__(self, rows: pa.Table, indices: Int[np.ndarray, " n"], num_rows: int) -> None:
+        self.rows, self.indices, self.num_rows = rows, indices, num_rows
+        self.column_names: list[str] = rows.column_names
+
+    @classmethod
+    def of(cls, answer: Answer) -> EvidenceRows:
+        """Return the rows that the entries of an answer name."""
+        named = [entry.rows for entry in answer.entries]
+        wanted = np.unique(np.concatenate([np.zeros(0, np.int64), *named]))
+        if isinstance(answer.table, EvidenceRows):
+            return cls(answer.table.take(wanted), wanted, answer.table.num_rows)
+        if isinstance(answer.table, StoredRows):
+            rows = answer.table.take(wanted, answer.table.column_names)
+        else:
+            import pyarrow as pa
+
+            rows = answer.table.take(pa.array(wanted))
+        return cls(rows, wanted, answer.table.num_rows)
+
+    def slice(self, start: int, length: int = 1) -> pa.Table:
+        """Return a pyarrow table of `length` consecutive rows from row `start`.
+
+        Raises:
+            DataError: A row is no evidence.
+        """
+        return self.take(np.arange(start, start + length))
+
+    def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
+        """Return a pyarrow table of the rows whose indices are in `rows`.
+
+        Raises:
+            DataError: A row is no evidence.
+        """
+        import pyarrow as pa
+
+        places = np.searchsorted(self.indices, rows)
+        inside = places < len(self.indices)
+        if not inside.all() or (self.indices[places] != rows).any():
+            raise DataError("rows must be evidence of the answer, got another row. Only evidence is sent by a server.")
+        chosen = self.rows if columns is None else self.rows.select(list(columns))
+        if len(rows) == 1:
+            return chosen.slice(int(places[0]), 1)
+        return chosen.take(pa.array(places))

@@ -1,0 +1,225 @@
+"""The OpenAPI 3.1 description of the routes of a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.serve.answers import EXACT
+from qkv.serve.arrow_bodies import MEDIA_TYPE
+from qkv.serve.limits import Limits
+
+__all__ = ["openapi_document"]
+
+_ERRORS = {
+    401: "The token is missing or wrong.",
+    403: "The request comes from a page of another site.",
+    406: "No media type of Accept is offered.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The media type of the body is not known.",
+    422: "The request is malformed, or does not fit the store.",
+    429: "Too many requests are answered at the same time.",
+    503: "The server is stopping, or files of the store are damaged.",
+    504: "The answer took too long.",
+}
+_TEXT = {"type": "string", "maxLength": 10_000}
+_QUERY = {
+    "description": "A text, number, date or vector for a single key column; a list of the parts or an object by "
+    'column for several. {"$": "date", "v": "2026-11-23"} is a value of a type that JSON does not have.',
+}
+_NUMBERS = {"type": ["number", "null"]}
+_WEIGHTS = {"type": "object", "additionalProperties": {"type": "number"}}
+
+
+def openapi_document(limits: Limits) -> dict[str, Any]:
+    """Return the description of the routes of a server with some limits.
+
+    Example:
+        >>> sorted(openapi_document(Limits())["paths"])
+        ['/ask', '/explain', '/health', '/metrics', '/openapi.json', '/search', '/store']
+    """
+    top = {"type": "integer", "minimum": 1, "maximum": limits.rows, "default": 10}
+    ask = {
+        "fit": {"type": "string", "enum": ["mean", "vote", "local-linear"]},
+        "normalizer": _TEXT,
+        "on_bad_query": {"type": "string", "enum": ["refuse", "report"], "default": "refuse"},
+        "printed": {"type": "boolean", "default": False},
+        "score": _TEXT,
+        "seed": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+        "threshold": {"type": "number", "minimum": -1.7e308, "maximum": 1.7e308},
+        "top": top,
+        "where": {**_TEXT, "description": "A SQL predicate over the columns of the table."},
+    }
+    search = {
+        "contributions": {"type": "boolean", "default": True},
+        "mix": {"type": "number", "minimum": 0, "maximum": 1},
+        "temperature": {"type": "number", "exclusiveMinimum": 0, "maximum": 1.7e308, "default": 1.0},
+        "top": top,
+    }
+    words = {"type": "string", "minLength": 1, "maxLength": 10_000, "pattern": r"\S"}
+    answers = {
+        "application/json": {"schema": {"$ref": "#/components/schemas/Answers"}},
+        MEDIA_TYPE: {"schema": {}},
+        EXACT: {"schema": {}},
+    }
+    paths = {
+        "/ask": {"post": _operation("ask", "Answer queries", ask, _QUERY, limits, answers)},
+        "/explain": {"post": _operation("explain", "Return the plan of queries", ask, _QUERY, limits, _json("Plan"))},
+        "/search": {"post": _operation("search", "Search passages", search, words, limits, _json("Results"))},
+        "/health": {"get": _get("health", "Whether the server answers", _json("Health"), public=True)},
+        "/store": {"get": _get("store", "Columns, rows, version, limits", {"application/json": {"schema": _OBJECT}})},
+        "/metrics": {"get": _get("metrics", "Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
+        "/openapi.json": {"get": _get("openapi", "This document", {"application/json": {"schema": _OBJECT}})},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "qkv serve", "version": "1", "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
+        "paths": paths,
+        "security": [{}, {"token": []}],
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": _SCHEMAS,
+        },
+    }
+
+
+_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def _json(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+
+def _operation(
+    name: str,
+    summary: str,
+    options: dict[str, Any],
+    query: dict[str, Any],
+    limits: Limits,
+    content: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the description of a POST request, whose options are in a JSON body or, beside Arrow, in the URL."""
+    optional = {option: {"anyOf": [schema, {"type": "null"}]} for option, schema in options.items()}
+    several = {"type": "array", "maxItems": limits.queries, "items": query}
+    body = {
+        "type": "object",
+        "properties": {"query": query, "queries": several, **optional},
+        "oneOf": [{"required": ["query"]}, {"required": ["queries"]}],
+        "additionalProperties": False,
+    }
+    bodies = {
+        "application/json": {"schema": body},
+        MEDIA_TYPE: {"schema": {"description": "One row per query, with the key columns."}},
+    }
+    return {
+        "operationId": name,
+        "summary": summary,
+        "parameters": [
+            {"name": option, "in": "query", "required": False, "schema": schema} for option, schema in options.items()
+        ],
+        "requestBody": {"required": True, "content": bodies},
+        "responses": {"200": {"description": summary, "content": content}, **_errors(_ERRORS), **_NOT_SERVED},
+    }
+
+
+def _get(name: str, summary: str, content: dict[str, Any], public: bool = False) -> dict[str, Any]:
+    security = {"security": [{}]} if public else {}
+    errors = _errors([403] if public else [401, 403])
+    return {
+        "operationId": name,
+        "summary": summary,
+        **security,
+        "responses": {"200": {"description": summary, "content": content}, **errors},
+    }
+
+
+def _errors(statuses: Any) -> dict[str, Any]:
+    return {str(status): {"description": _ERRORS[status], "content": _json("Error")} for status in statuses}
+
+
+_NOT_SERVED = {"404": {"description": "The server has no store, or no index.", "content": _json("Error")}}
+_ROW = {
+    "type": "object",
+    "required": ["weight", "index", "record"],
+    "properties": {
+        "weight": {"type": ["number", "null"]},
+        "index": {"type": "integer", "minimum": 0},
+        "similarity": _NUMBERS,
+        "distance": _NUMBERS,
+        "record": _OBJECT,
+    },
+}
+_ANSWER = {
+    "type": "object",
+    "required": ["query", "found", "value", "reason", "rows"],
+    "properties": {
+        "query": {},
+        "found": {"type": "boolean"},
+        "value": {"description": "The weighted mean or the vote; null without a match."},
+        "reason": {"type": "string"},
+        "invalid": {"type": "boolean"},
+        "candidates": {"type": "array", "items": {"type": "string"}},
+        "spread": _NUMBERS,
+        "support": _NUMBERS,
+        "standard_error": _NUMBERS,
+        "prediction_interval": {"type": ["array", "null"], "minItems": 2, "maxItems": 2},
+        "effective_rows": _NUMBERS,
+        "probabilities": _WEIGHTS,
+        "gradient": {"type": "object"},
+        "gradient_error": {"type": "object"},
+        "fit_note": {"type": "string"},
+        "rows": {"type": "array", "items": _ROW},
+    },
+}
+_VERSION = {"type": ["integer", "null"], "description": "The version of the store that answered."}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_HIT = {
+    "type": "object",
+    "required": ["document", "title", "text", "start", "end", "weight", "score"],
+    "properties": {
+        "document": {"type": "string"},
+        "title": {"type": "string"},
+        "text": {"type": "string"},
+        "start": {"type": "integer"},
+        "end": {"type": "integer"},
+        "weight": {"type": "number"},
+        "score": {"type": "number"},
+        "words": _WEIGHTS,
+        "query_words": _WEIGHTS,
+        "rest": {"type": "number"},
+    },
+}
+_SCHEMAS: dict[str, Any] = {
+    "Answers": {
+        "type": "object",
+        "required": ["answers", "key", "value", "votes", "notes", "version"],
+        "properties": {
+            "answers": {"type": "array", "items": _ANSWER},
+            "key": _TEXTS,
+            "value": {"type": "string"},
+            "votes": {"type": "boolean"},
+            "notes": _TEXTS,
+            "version": _VERSION,
+        },
+    },
+    "Plan": {
+        "type": "object",
+        "required": ["plan", "notes", "version"],
+        "properties": {"plan": {"type": "string"}, "notes": _TEXTS, "version": _VERSION},
+    },
+    "Results": {
+        "type": "object",
+        "required": ["results"],
+        "properties": {"results": {"type": "array", "items": {"type": "array", "items": _HIT}}},
+    },
+    "Health": {
+        "type": "object",
+        "required": ["status", "version"],
+        "properties": {"status": {"enum": ["ok", "stale"]}, "version": _VERSION},
+    },
+    "Error": {
+        "type": "object",
+        "required": ["error", "type"],
+        "properties": {"error": {"type": "string"}, "type": {"type": "string"}},
+    },
+}
