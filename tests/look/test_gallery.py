@@ -1,11 +1,15 @@
 """The gallery: what its sentences say is what its pages show."""
 
+import json
 import re
 
+import numpy as np
 import pytest
 
 from qkv.errors import DataError
 from qkv.look.gallery import write_gallery
+from qkv.look.gallery_records import recorded_pages
+from qkv.readouts import Dense
 
 from .chromium import needs_chromium
 
@@ -35,7 +39,7 @@ def test_ten_pages_open_from_disk_on_what_their_sentences_say(browser, tmp_path)
     for address, text in cards:
         page.goto(address)
         page.wait_for_selector("[data-shown]")
-        told = re.search(r"“(.+)” gives (\d+)% of its weight to “(.+)”", text)
+        told = re.search(r"“([^“]+)” gives (\d+)% of its weight to “(.+)”", text)
         if told:
             page.wait_for_function("() => /: [0-9.]+/.test(document.querySelector('.readout').textContent)")
             readout = page.locator(".readout").first.text_content()
@@ -45,3 +49,51 @@ def test_ten_pages_open_from_disk_on_what_their_sentences_say(browser, tmp_path)
     assert troubles == []
     assert requests <= {"file", "blob", "data"}
     context.close()
+
+
+@pytest.mark.long
+def test_the_recorded_weights_of_pictures_are_those_of_the_example():
+    pytest.importorskip("sklearn")
+    pytest.importorskip("torch")
+    from examples.gallery_records import TARGET, picture_record
+
+    found, saved = picture_record(), json.loads(TARGET.read_text(encoding="utf-8"))["pictures"]
+    assert {name: found[name] for name in ("pictures", "queries", "keys")} == {
+        name: saved[name] for name in ("pictures", "queries", "keys")
+    }
+    assert np.allclose(found["weights"], saved["weights"], atol=0.02)
+
+
+@pytest.mark.long
+def test_the_vision_transformer_recognises_digits_that_it_was_not_trained_on():
+    pytest.importorskip("sklearn")
+    torch = pytest.importorskip("torch")
+    from qkv.look.digit_vision import digit_view, train_digits
+
+    module, pictures, digits = train_digits()
+    with torch.no_grad():
+        assert (module(pictures).argmax(dim=-1) == digits).float().mean() > 0.93
+        x = torch.cat([module.class_token, module.embedding(patches_of(pictures[0]))[None]], dim=1) + module.positions
+        attention = module.encoder.layers[0].attention
+        weights = attention(module.encoder.layers[0].attention_norm(x), readouts=[Dense()]).readouts[0][0]
+    view = digit_view(module, pictures[0], "digit")
+    assert view.queries.tokens[:3] == ("[CLS]", "0,0", "0,1")
+    assert np.array_equal(view.picture[..., 0], np.rint(pictures[0].numpy().reshape(8, 8) * 255))
+    shown = np.stack([view.weights(0, head) for head in range(4)])
+    assert np.allclose(shown, weights, rtol=6e-3, atol=1e-6)
+
+
+def patches_of(picture):
+    """Return the patches of a picture one by one, from left to right and from top to bottom."""
+    import torch
+
+    image = picture.reshape(8, 8)
+    return torch.stack([image[2 * i : 2 * i + 2, 2 * j : 2 * j + 2].flatten() for i in range(4) for j in range(4)])
+
+
+def test_records_are_rows_of_weights():
+    for pair, view in recorded_pages():
+        weights = view.weights(pair.layer, pair.head)
+        assert weights.sum(axis=1) == pytest.approx(1, abs=0.01)
+        assert pair.query in view.queries.tokens
+        assert pair.key in view.keys.tokens

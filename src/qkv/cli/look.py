@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from qkv.core.typing import Shaped
     from qkv.look.page import Page
+    from qkv.look.views import View
 
 __all__ = ["look"]
 
@@ -32,7 +33,9 @@ def look(
     text: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text; may be repeated.")] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Image for a vision transformer named by --model; may be repeated."),
+        typer.Option(
+            metavar="FILE", help="Image for a vision model named by --model, with a text or without; repeatable."
+        ),
     ] = None,
     model: ModelFolder = None,
     compare: Annotated[
@@ -114,6 +117,7 @@ def look(
       qkv look book.txt --whole --model models/modernbert --layers 0,11 --memory "2 GiB"
       qkv look --gallery gallery
       qkv look --image dog.jpg --model models/vit
+      qkv look --image dog.jpg --text "What does the dog hold?" --model models/llava
       qkv look --arrays query.npy key.npy --causal
     """
     if gallery is not None:
@@ -130,10 +134,7 @@ def look(
     texts = [*(text or []), *_texts(file, whole)]
     if not texts and arrays is None and not image:
         raise OptionError('--text, FILE, --image or --arrays must be given. For example, pass --text "the cat sat".')
-    if image and (texts or arrays is not None):
-        raise OptionError("--image must not be given with FILE, --text or --arrays. Show images and texts separately.")
-    if image and model is None:
-        raise OptionError("--image must be given with --model. Name the folder of a vision transformer.")
+    _check_image(image, texts, model, {"--arrays": arrays, "--generate": generate, "--target": target, "--pair": pair})
     if texts and arrays is not None:
         raise OptionError("--arrays must not be given with FILE or --text. Omit --arrays, or omit FILE and --text.")
     if not 0 <= port < 65536:
@@ -154,7 +155,6 @@ def look(
     from qkv.look.text_model import load_text_model, model_folder
     from qkv.look.text_views import text_views
     from qkv.look.tiled_map import TiledView
-    from qkv.look.views import View
     from qkv.plan.cost import memory_bytes
 
     # Report invalid input before the page is opened.
@@ -173,9 +173,9 @@ def look(
             return Page.from_views(arrays_view(query, key, causal=causal, name=name, progress=progress))
         views: list[View | TiledView] = []
         if image:
-            from qkv.look.image_views import image_views
-
-            return Page.from_views([x for path in (model or "", *(compare or [])) for x in image_views(path, image)])
+            return Page.from_views(
+                [x for path in (model or "", *(compare or [])) for x in _image_views(path, image, texts)]
+            )
         for path in (model, *(compare or [])):
             progress("loading the model", 0, 1)
             text_model = load_text_model(path)
@@ -215,6 +215,30 @@ def look(
     if export is not None:
         for written in save_export(page, export, layer, head, inches):
             print(f"{written} ({_size(written)})")
+
+
+def _check_image(image: list[str] | None, texts: list[str], model: str | None, others: dict[str, object]) -> None:
+    if not image:
+        return
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise OptionError(f"--image must not be given with {given[0]}. Omit one of them.")
+    if model is None:
+        raise OptionError("--image must be given with --model. Name the folder of a vision model.")
+    if texts and len(image) not in (1, len(texts)):
+        raise OptionError(
+            f"--image must be given once, or once for each text, got {len(image)} images for {len(texts)} texts."
+        )
+
+
+def _image_views(path: str, image: list[str], texts: list[str]) -> list[View]:
+    if texts:
+        from qkv.look.image_text_views import image_text_views
+
+        return image_text_views(path, image, texts)
+    from qkv.look.image_views import image_views
+
+    return image_views(path, image)
 
 
 def _write_gallery(folder: str, given: list[str]) -> None:

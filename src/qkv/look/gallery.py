@@ -21,6 +21,7 @@ from qkv.look.answers.saved_answers import export_answers
 from qkv.look.answers.table_source import TableSource
 from qkv.look.bundle import read_web_file
 from qkv.look.difference import difference
+from qkv.look.gallery_records import GalleryPair, recorded_pages
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.text_model import load_text_model
@@ -32,49 +33,17 @@ __all__ = ["write_gallery"]
 
 _OWNER = "When he saw his owner, the dog was happy"
 _HANS = "Hans said that he likes Mary because she is kind"
+_DIGIT = 8
 _BANK = "He sat on the bank of the river", "He took money from the bank"
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """A page of the gallery that opens on the weight of one pair of tokens in one head.
-
-    Attributes:
-        name: name of the file, without its suffix.
-        title: title of the page.
-        text: the text.
-        layer, head: indices of the head; of the aggregated maps, the layer is −1.
-        query, key: the pair, as tokens.
-        see: what to see; the weight of the pair is added.
-    """
-
-    name: str
-    title: str
-    text: str
-    layer: int
-    head: int
-    query: str
-    key: str
-    see: str
-
-
 _PAIRS = (
-    _Pair("previous", "The previous token", _OWNER, 0, 2, "owner", "his", "A token attends to the one before it."),
-    _Pair("next", "The next token", _OWNER, 1, 8, "the", "dog", "A token attends to the one after it."),
-    _Pair("pronoun", "A pronoun and its name", _HANS, 1, 3, "he", "hans", "The pronoun attends to the name."),
-    _Pair(
-        "second-pronoun",
-        "Another pronoun",
-        _HANS,
-        5,
-        11,
-        "she",
-        "mary",
-        "A head of the last layer, for the other pronoun.",
+    GalleryPair(
+        "previous", "The previous token", _OWNER, 0, 2, "owner", "his", "A token attends to the one before it."
     ),
-    _Pair("sink", "An attention sink", _OWNER, 1, 11, "dog", "[CLS]", "Weight goes to a token without meaning."),
-    _Pair("broad", "A broad head", _OWNER, 0, 0, "dog", "owner", "No token has much of the weight."),
-    _Pair(
+    GalleryPair("pronoun", "A pronoun and its name", _HANS, 1, 3, "he", "hans", "The pronoun attends to the name."),
+    GalleryPair("sink", "An attention sink", _OWNER, 1, 11, "dog", "[CLS]", "Weight goes to a token without meaning."),
+    GalleryPair(
         "rollout",
         "Six layers at once",
         _HANS,
@@ -99,7 +68,9 @@ class _Card:
 
 
 def write_gallery(folder: str | os.PathLike[str], progress: Progress | None = None) -> Path:
-    """Write ten pages about the model all-MiniLM-L6-v2 and about answers of tables, with an index page.
+    """Write ten pages with an index page: all-MiniLM-L6-v2, models of the examples, a vision transformer and tables.
+
+    The vision transformer is trained meanwhile; the attention of the examples' models comes with the package.
 
     Args:
         folder: a folder that does not exist or is empty.
@@ -110,7 +81,7 @@ def write_gallery(folder: str | os.PathLike[str], progress: Progress | None = No
 
     Raises:
         DataError: the folder is not empty, or a file cannot be written.
-        MissingPackageError: transformers, matplotlib or the model's package is not installed.
+        MissingPackageError: transformers, matplotlib, scikit-learn or the model's package is not installed.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -129,7 +100,7 @@ def write_gallery(folder: str | os.PathLike[str], progress: Progress | None = No
     cards = []
     for card in _write_pages(target, view_of):
         cards.append(card)
-        report(progress, "writing the gallery", len(cards), len(_PAIRS) + 3)
+        report(progress, "writing the gallery", len(cards), 10)
     for card in cards:
         _write(target / f"{card.name}.png", card.picture)
     _write(target / "index.html", _index(cards).encode())
@@ -138,19 +109,44 @@ def write_gallery(folder: str | os.PathLike[str], progress: Progress | None = No
 
 def _write_pages(target: Path, view_of: Callable[[str], View]) -> Iterator[_Card]:
     for pair in _PAIRS:
-        view = view_of(pair.text)
-        layer = pair.layer % len(view.layers)
-        tokens = [token.lower() for token in view.queries.tokens]
-        query, key = tokens.index(pair.query.lower()), tokens.index(pair.key.lower())
-        weight = float(view.weights(layer, pair.head)[query, key])
-        head = f"{view.layers[layer].name}, {view.layers[layer].heads[pair.head]}"
-        see = f"{pair.see} In {head}, “{pair.query}” gives {weight:.0%} of its weight to “{pair.key}”."
-        export_html(Page.from_views(view, pair.title), target / f"{pair.name}.html")
-        place = {"view": 0, "layer": layer, "head": pair.head, "query": query, "key": key}
-        picture = _picture(view, layer, pair.head)
-        yield _Card(pair.name, f"{pair.name}.html#{urlencode(place)}", pair.title, see, picture)
+        yield _write_pair(target, pair, view_of(pair.text))
     yield _write_comparison(target, *map(view_of, _BANK))
+    yield from (_write_pair(target, pair, view) for pair, view in recorded_pages())
+    yield _write_pair(target, *_vision_page())
     yield from _write_answers(target)
+
+
+def _write_pair(target: Path, pair: GalleryPair, view: View) -> _Card:
+    layer = pair.layer % len(view.layers)
+    queries, keys = ([token.lower() for token in axis.tokens] for axis in (view.queries, view.keys or view.queries))
+    query, key = queries.index(pair.query.lower()), keys.index(pair.key.lower())
+    weight = float(view.weights(layer, pair.head)[query, key])
+    head = f"{view.layers[layer].name}, {view.layers[layer].heads[pair.head]}"
+    see = f"{pair.see} In {head}, “{pair.query}” gives {weight:.0%} of its weight to “{pair.key}”."
+    export_html(Page.from_views(view, pair.title), target / f"{pair.name}.html")
+    place = {"view": 0, "layer": layer, "head": pair.head, "query": query, "key": key}
+    return _Card(pair.name, f"{pair.name}.html#{urlencode(place)}", pair.title, see, _picture(view, layer, pair.head))
+
+
+def _vision_page() -> tuple[GalleryPair, View]:
+    """Return the page of a vision transformer, which opens on the patch that its class token attends to most."""
+    import torch
+
+    from qkv.look.digit_vision import digit_view, train_digits
+
+    module, pictures, digits = train_digits()
+    with torch.no_grad():
+        recognised = (module(pictures).argmax(dim=-1) == digits) & (digits == _DIGIT)
+    view = digit_view(module, pictures[int(recognised.nonzero()[0])], f"a handwritten {_DIGIT}")
+    last = len(view.layers) - 2  # without the maps over all heads
+    weights = np.stack([view.weights(last, head)[0] for head in range(len(view.layers[last].heads))])
+    head, key = (int(i) for i in np.unravel_index(weights.argmax(), weights.shape))
+    see = (
+        f"A vision transformer, trained for this page, recognises the {_DIGIT}. The picture beside the map shows which "
+        "of its patches, named by row and column, the class token attends to."
+    )
+    tokens = view.queries.tokens
+    return GalleryPair("vision", "Patches of a picture", "", last, head, tokens[0], tokens[key], see), view
 
 
 def _write_comparison(target: Path, river: View, money: View) -> _Card:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-__all__ = ["image_views"]
+__all__ = ["image_views", "open_image", "seen_picture"]
 
 
 def image_views(
@@ -44,19 +44,24 @@ def image_views(
         MissingPackageError: transformers, torch or Pillow is not installed.
     """
     require_packages("attention maps of images need", "look", "transformers", "torch", "PIL")
-    pictures = [(Path(path), _open_image(Path(path))) for path in paths]
+    pictures = [(Path(path), open_image(Path(path))) for path in paths]
     processor, module = _load_vision_model(model_folder(folder))
     name = Path(folder).resolve().name
     views: list[View] = []
     for path, picture in track(pictures, "reading", progress):
         values = processor(images=picture, return_tensors="pt")["pixel_values"]
-        seen = _seen_picture(values[0].float().numpy(), processor)
+        seen = seen_picture(values[0].float().numpy(), processor)
         found = model_views(module, {"pixel_values": values}, name=path.name, picture=seen)
         views += [replace(view, model=name) for view in found]
     return views
 
 
-def _open_image(path: Path) -> Image:
+def open_image(path: Path) -> Image:
+    """Return the image of a file in red, green and blue.
+
+    Raises:
+        DataError: the file does not exist, or Pillow cannot read it.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -98,9 +103,7 @@ def _load_vision_model(folder: Path) -> tuple[_Processor, torch.nn.Module]:
     return processor, getattr(module, "vision_model", module)
 
 
-def _seen_picture(
-    values: Float[np.ndarray, "3 height width"], processor: _Processor
-) -> Num[np.ndarray, "height width 3"]:
+def seen_picture(values: Float[np.ndarray, "3 height width"], processor: object) -> Num[np.ndarray, "height width 3"]:
     """Return the image that a model sees, without the normalization of its processor."""
     mean, deviation = (
         np.reshape(getattr(processor, name, None) or default, (-1, 1, 1))

@@ -174,7 +174,7 @@ def _opening(view: View, roles: Mapping[tuple[int, int], Sequence[HeadRole]]) ->
     else:
         (layer, head), name = _sharpest(view), ""
     grid, special = view.queries.grid, view.queries.special
-    if grid is not None:
+    if grid is not None and view.queries.patches is None:
         # The class token, which represents the image, or the patch in the middle.
         query = 0 if special[0] else len(special) - grid[0] * grid[1] + grid[0] // 2 * grid[1] + grid[1] // 2
         return Opening(layer, head, query, int(view.weights(layer, head)[query].argmax()))

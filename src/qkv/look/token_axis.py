@@ -18,7 +18,8 @@ class TokenAxis:
         words: the index of the word that each token belongs to; −1: none.
         special: whether each token is a special token of the model, such as [CLS].
         numbered: whether the tokens are the numbers from 0, which need not be sent to the page.
-        grid: numbers of rows and columns of the patches of an image, which are the last tokens; None: no patches.
+        grid: numbers of rows and columns of the patches of an image; None: no patches.
+        patches: for each token its patch, counted row by row, and −1 for others; None: the last tokens are the patches.
         segments: for a pair of texts, 0 or 1 for tokens of the first or second text and −1 for others; None: no pair.
     """
 
@@ -28,6 +29,7 @@ class TokenAxis:
     special: tuple[bool, ...]
     numbered: bool = False
     grid: tuple[int, int] | None = None
+    patches: tuple[int, ...] | None = None
     segments: tuple[int, ...] | None = None
 
     @classmethod
@@ -46,4 +48,7 @@ class TokenAxis:
         if self.numbered:
             return {"count": len(self.tokens)}
         sent: dict[str, object] = {name: list(getattr(self, name)) for name in ("tokens", "pieces", "words", "special")}
-        return {**sent, **{name: list(value) for name in ("grid", "segments") if (value := getattr(self, name))}}
+        return {
+            **sent,
+            **{name: list(value) for name in ("grid", "patches", "segments") if (value := getattr(self, name))},
+        }

@@ -87,10 +87,12 @@ export class Picture {
   }
 }
 
-/** Return the patch of each group of tokens, −1 for other tokens, and the grid of patches.
- *  @param {import("./detail.js").Side} side @param {number[][]} groups */
+/** Return the patch of each group of tokens, −1 for other tokens, and the grid of patches. The patches are stated for each
+ *  token, or are the last tokens.
+ *  @param {import("./detail.js").Side & {patches?: number[]}} side @param {number[][]} groups */
 export function patchesOf(side, groups) {
   const grid = /** @type {any} */ (side.grid);
   const first = grid ? side.tokens.length - grid[0] * grid[1] : 0;
-  return { grid, patches: groups.map((group) => (grid && group[0] >= first ? group[0] - first : -1)) };
+  const patch = (/** @type {number} */ token) => (side.patches ? side.patches[token] : grid && token >= first ? token - first : -1);
+  return { grid, patches: groups.map((group) => patch(group[0])) };
 }

@@ -1,0 +1,227 @@
+"""Create attention views of texts with an image, whose image tokens are the patches of the picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+
+from qkv.core.extras import require_packages
+from qkv.core.progress import Progress, track
+from qkv.core.typing import Num
+from qkv.encoders.pretrained import without_progress_bars
+from qkv.errors import DataError, OptionError
+from qkv.look.image_patches import ImagePatches, find_patches
+from qkv.look.image_views import open_image, seen_picture
+from qkv.look.live_model import call_module, output_rows
+from qkv.look.model_views import model as model_views
+from qkv.look.predictions import predict
+from qkv.look.text_model import model_folder, token_axis
+from qkv.look.text_roles import content_words
+from qkv.look.views import ALL_HEADS, Opening, TokenAxis, View
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["image_text_views", "text_with_image"]
+
+
+class _Processor(Protocol):
+    """Interface of the processors of transformers for texts with images."""
+
+    tokenizer: PreTrainedTokenizerBase
+    image_processor: object
+
+    def __call__(self, *, images: Image, text: str, return_tensors: str) -> Mapping[str, torch.Tensor]: ...
+
+
+def image_text_views(
+    folder: str | os.PathLike[str],
+    paths: Sequence[str | os.PathLike[str]],
+    texts: Sequence[str],
+    *,
+    progress: Progress | None = None,
+) -> list[View]:
+    """Run a model of texts and images on each text with its image, and return views of its attention layers.
+
+    The tokens are those of the processor of the model. In a text without the processor's image token, the image comes
+    first. Nothing is downloaded, and no code in the folder is run.
+
+    Args:
+        folder: a folder of a model with its processor, such as LLaVA, Idefics or Gemma 3.
+        paths: files of images, one for each text, or one for all.
+        texts: the texts.
+        progress: called after each text.
+
+    Raises:
+        DataError: the folder contains no such model with its processor, or a file is no image.
+        OptionError: the numbers of images and texts differ.
+        MissingPackageError: transformers, torch or Pillow is not installed.
+    """
+    require_packages("attention maps of images need", "look", "transformers", "torch", "PIL")
+    if len(paths) not in (1, len(texts)):
+        raise OptionError(
+            f"paths must be as many as texts, or one, got {len(paths)} images for {len(texts)} texts. Pass one image "
+            "for each text, in the same order (--image on the command line)."
+        )
+    pictures = [open_image(Path(path)) for path in paths] * (len(texts) // len(paths))
+    processor, module = _load(model_folder(folder))
+    name = Path(folder).resolve().name
+    views: list[View] = []
+    for text, picture in track(list(zip(texts, pictures, strict=True)), "reading", progress):
+        encoded = processor(images=picture, text=text_with_image(processor, text), return_tensors="pt")
+        title = text if len(text) <= 80 else f"{text[:79]}…"
+        found = _views(module, processor, encoded, picture, title)
+        views += [replace(view, model=name) for view in found]
+    return views
+
+
+def text_with_image(processor: object, text: str) -> str:
+    """Return a text with the image token of a processor: before the text, if the text has none."""
+    token = getattr(processor, "image_token", None)
+    token = getattr(token, "content", token)
+    if not isinstance(token, str) or token in text:
+        return text
+    tokenizer = cast("_Processor", processor).tokenizer
+    marks = ["<|vision_start|>", "<|vision_end|>"]
+    known = set(tokenizer.get_vocab())
+    return f"{marks[0]}{token}{marks[1]}{text}" if known.issuperset(marks) else f"{token}{text}"
+
+
+def _load(folder: Path) -> tuple[_Processor, torch.nn.Module]:
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    options: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        with without_progress_bars():
+            load = cast("Callable[..., _Processor]", AutoProcessor.from_pretrained)
+            processor = load(str(folder), backend="pil", **options)
+            load_model = cast("Callable[..., torch.nn.Module]", AutoModelForImageTextToText.from_pretrained)
+            module = load_model(str(folder), use_safetensors=True, **options).eval()
+    except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
+        first = str(error).strip().split("\n")[0].rstrip(". ")
+        raise DataError(
+            f"folder must contain a model of texts and images with its processor, got {str(folder)!r}, but loading it "
+            f"failed: {first}. Save both there with save_pretrained, or omit the texts for a vision transformer."
+        ) from None
+    if not hasattr(processor, "tokenizer"):
+        raise DataError(
+            f"folder must contain the processor of a model of texts and images, got {str(folder)!r} without a "
+            "tokenizer. Save the processor there with save_pretrained."
+        )
+    return processor, module
+
+
+def _views(
+    module: torch.nn.Module,
+    processor: _Processor,
+    encoded: Mapping[str, torch.Tensor],
+    picture: Image,
+    name: str,
+) -> list[View]:
+    """Return the view of the text with the image, and that of the image alone if its patches are known."""
+    tokenizer = processor.tokenizer
+    image_token = _image_token(module, processor)
+    numbers = encoded["input_ids"][0]
+    found = find_patches((numbers == image_token).cpu().numpy(), getattr(module, "config", None), encoded)
+    axis = token_axis(tokenizer, {"input_ids": encoded["input_ids"]})
+    axis = axis if found is None else _with_patches(axis, found)
+    seen = None if found is None else _seen(encoded, found, processor, picture)
+    inputs = dict(encoded)
+    views = []
+    for view in model_views(module, inputs, queries=axis, name=name, picture=seen):
+        if len(view.queries.tokens) == len(axis.tokens):
+            view = _with_predictions(view, module, inputs, numbers, tokenizer)
+            views.insert(0, replace(view, opening=_opening(view)))
+        elif view.queries.grid is not None:
+            views.append(replace(view, name=f"{name} (image)"))
+    return views
+
+
+def _image_token(module: torch.nn.Module, processor: object) -> int:
+    config = getattr(module, "config", None)
+    for owner, attribute in ((config, "image_token_id"), (config, "image_token_index"), (processor, "image_token_id")):
+        number = getattr(owner, attribute, None)
+        if isinstance(number, int):
+            return number
+    raise DataError(
+        f"the model must state its image token, got {type(module).__name__} without image_token_id. "
+        "Use a model whose image becomes tokens of the text."
+    )
+
+
+def _with_patches(axis: TokenAxis, found: ImagePatches) -> TokenAxis:
+    """Return the tokens of a text, of which those of the image are named by row and column of their patch."""
+    columns = found.grid[1]
+    names = [
+        token if patch < 0 else f"{patch // columns},{patch % columns}"
+        for token, patch in zip(axis.tokens, found.patches, strict=True)
+    ]
+    last = max(axis.words, default=-1) + 1
+    words = tuple(word if patch < 0 else last + patch for word, patch in zip(axis.words, found.patches, strict=True))
+    special = tuple(mark and patch < 0 for mark, patch in zip(axis.special, found.patches, strict=True))
+    pieces = tuple(
+        piece if name == token else name for piece, token, name in zip(axis.pieces, axis.tokens, names, strict=True)
+    )
+    return replace(
+        axis, tokens=tuple(names), pieces=pieces, words=words, special=special, grid=found.grid, patches=found.patches
+    )
+
+
+def _seen(
+    encoded: Mapping[str, torch.Tensor], found: ImagePatches, processor: _Processor, picture: Image
+) -> Num[np.ndarray, "height width 3"]:
+    """Return the image as the model sees it: without normalization, resized and cropped by the processor."""
+    values = encoded["pixel_values"].float().cpu().numpy()
+    if values.ndim < 4:
+        # The processor has cut the image into patches, of which each token covers several.
+        rows, columns = found.grid
+        return np.asarray(picture.resize((columns * found.side, rows * found.side)), np.uint8)
+    values = values.reshape(-1, *values.shape[-3:])
+    return seen_picture(values[found.tile], processor.image_processor)
+
+
+def _with_predictions(
+    view: View,
+    module: torch.nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    numbers: torch.Tensor,
+    tokenizer: PreTrainedTokenizerBase,
+) -> View:
+    """Return a view with the next tokens that the model predicts; those of image tokens have no target."""
+    import torch
+
+    with torch.no_grad():
+        output = call_module(module, inputs)
+    if getattr(output, "logits", None) is None or view.live is None:
+        return view
+    targets = np.append(numbers[1:].cpu().numpy(), -1)
+    patches = np.array(view.queries.patches or [-1] * len(targets))
+    targets[:-1][patches[1:] >= 0] = -1
+    live = replace(view.live, targets=targets, kind="next", tokenizer=tokenizer)
+    return replace(view, live=live, predictions=predict(output_rows(output), targets, "next", tokenizer))
+
+
+def _opening(view: View) -> Opening | None:
+    """Return the head in which the last content word gives the largest weight to a patch."""
+    axis = view.queries
+    patches = np.flatnonzero(np.array(axis.patches or ()) >= 0)
+    words = [word for word in content_words(axis) if axis.patches is None or axis.patches[word[-1]] < 0]
+    query = words[-1][-1] if words else len(axis.tokens) - 1
+    patches = patches[patches <= query]
+    if not len(patches):
+        return view.opening
+    heads = [
+        (float(view.weights(i, head)[query, patches].max()), i, head)
+        for i, layer in enumerate(view.layers)
+        if layer.name != ALL_HEADS
+        for head in range(len(layer.heads))
+    ]
+    _, layer, head = max(heads, key=lambda one: (one[0], -one[1], -one[2]))
+    return Opening(layer, head, query, int(patches[view.weights(layer, head)[query, patches].argmax()]))
