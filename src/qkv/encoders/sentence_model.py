@@ -20,7 +20,13 @@ import numpy as np
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Shaped
 from qkv.encoders.encoder import TextEncoder
-from qkv.encoders.pretrained import default_model_folder, load_model, max_sequence_length, read_json_object
+from qkv.encoders.pretrained import (
+    default_model_folder,
+    load_model,
+    max_positions,
+    max_sequence_length,
+    read_json_object,
+)
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
@@ -72,8 +78,7 @@ class SentenceModel(TextEncoder):
                 "decoder."
             )
         _check_pooling(folder)
-        most = int(getattr(self._model.config, "max_position_embeddings", 512) or 512)
-        self.longest = min(longest or max_sequence_length(folder) or 256, most)
+        self.longest = min(longest or max_sequence_length(folder) or 256, max_positions(self._model) or 512)
         self._batch = batch
 
     def encode(self, inputs: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:

@@ -73,12 +73,19 @@ def _read(
             f"the first line of {name} must be the number of words and the width of vectors, got {_quote(first)}. Pass "
             "format='glove' for a GloVe file."
         )
+    second = stream.readline() if format == "glove" and first.strip() else b""
+    counted = _parse_header(first) if second else None
+    if counted is not None and counted[1] > 1 and len(second.split()) == counted[1] + 1:
+        raise DataError(
+            f"the first line of {name} must be a word and its vector, got the number of words and the width of "
+            f"vectors, {_quote(first)}. Pass format='word2vec'."
+        )
     stated, width = sizes or (None, None)
     expected = min((number for number in (stated, limit) if number is not None), default=None)
     if binary and sizes is not None:
         rows = _binary_rows(stream, name, len(first), *sizes)
     else:
-        lines = enumerate(chain([b"" if sizes else first], stream), start=1)
+        lines = enumerate(chain([b"" if sizes else first], [second] * bool(second), stream), start=1)
         rows = _text_rows(lines, name, width)
     words: dict[str, int] = {}
     # Grown while reading, so that a damaged first line cannot allocate too much.

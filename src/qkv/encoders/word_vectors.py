@@ -54,6 +54,7 @@ class WordVectors(Encoder):
 
     Raises:
         DataError: a word is repeated, or the numbers of words and vectors differ.
+        KindError: `vectors` is not an array of numbers.
 
     Example:
         >>> vectors = WordVectors(("king", "queen", "apple"), np.array([[1.0, 0.1], [0.9, 0.2], [0.0, 1.0]]))
@@ -73,6 +74,17 @@ class WordVectors(Encoder):
     _rows: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        try:
+            vectors = np.asarray(self.vectors)
+        except ValueError:  # rows of several widths
+            vectors = np.empty(0, object)
+        if vectors.dtype.kind not in "fiu":
+            raise KindError(
+                f"vectors must be an array of numbers with rows of one width, got {type(self.vectors).__name__}. Pass "
+                "np.array of the rows."
+            )
+        object.__setattr__(self, "words", tuple(self.words))
+        object.__setattr__(self, "vectors", vectors if vectors.dtype.kind == "f" else vectors.astype(np.float64))
         if self.vectors.ndim != 2 or len(self.vectors) != len(self.words):
             raise DataError(
                 f"vectors must have shape ({len(self.words)}, width), with one row for each word, got shape "
