@@ -16,7 +16,7 @@ from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.scores.base import InnerProductScore
-from qkv.scores.lifted_vectors import column_of_ones, concat_features
+from qkv.scores.lifted_vectors import concat_features
 
 __all__ = ["Gaussian"]
 
@@ -71,12 +71,13 @@ class Gaussian(InnerProductScore):
         """Return (q − c)/h and (k − c)/h, with one more column: 1 for each query q, −‖k − c‖²/2h² for each key k.
 
         The point c is `tile.centre`, or 0 if that is None. The inner product omits −‖q − c‖²/2h², which cancels in
-        softmax.
+        softmax. All logits of a query that is not finite are NaN, whatever the point c.
         """
         xp = namespace(query)
         query, key = self._scaled(query, tile), self._scaled(key, tile)
         length = -0.5 * xp.sum(key * key, axis=-1, keepdims=True)
-        return concat_features(query, column_of_ones(query)), concat_features(key, length)
+        one = xp.sum(0 * stop_gradient(query), axis=-1, keepdims=True) + 1  # or NaN
+        return concat_features(query, one), concat_features(key, length)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Return the width of query and key plus 1, for the additional column of `lift`."""
