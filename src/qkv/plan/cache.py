@@ -267,9 +267,9 @@ def cached_plan(
         empty = dataclasses.replace(plan.requested, spec=Spec(), readouts=())
         kept = dataclasses.replace(empty, memory=plan.problem.memory)
         plan = dataclasses.replace(plan, requested=empty, problem=kept)
-    prepared = (
-        plan.kernel.prepare(dataclasses.replace(problem, dtype="float32") if half else problem) if ready else None
-    )
+    if half:
+        problem = dataclasses.replace(problem, dtype="float32", rounded_to=problem.dtype)
+    prepared = plan.kernel.prepare(problem) if ready else None
     if half and prepared is not None:
         prepared = _in_single_precision(prepared, value.dtype)
     return CachedPlan(plan, holds_arrays, ready and not half, prepared, parts)

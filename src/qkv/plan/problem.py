@@ -28,6 +28,7 @@ class Problem:
         axes: shapes of query, key and value.
         library: "numpy", "torch", "jax" or "tensorflow".
         dtype: name of the floating-point dtype of the output.
+        rounded_to: name of the narrower dtype to which the caller of a prepared function rounds the output; "": none.
         gradient: whether an array requires a gradient.
         readouts: readouts of the weights.
         memory: budget for scratch memory in bytes, that is, memory besides inputs, output and gradients.
@@ -45,6 +46,7 @@ class Problem:
     memory: int = 512 * 2**20
     traced: str = ""
     device: Device = CPU
+    rounded_to: str = ""
 
     @property
     def score(self) -> Score:

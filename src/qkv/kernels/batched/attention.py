@@ -23,6 +23,7 @@ from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.gradients import gradients_of
 
 if TYPE_CHECKING:
+    import torch
     from torch.autograd.function import FunctionCtx
 
     class _Context(FunctionCtx):
@@ -51,6 +52,8 @@ class BatchedAttention:
         bias: 0, or −inf for pairs to which the mask gives no weight, `(*#batch, q, k)`; None: no mask.
         empty: queries whose output is 0, `(*#batch, q, 1)`, because they have no key; None: no query.
         kept: M, the weights that dropout keeps divided by their probability `(*batch, q, k)`; None: all.
+        half: dtype of the output, and of the matrix products whose result is rounded to it or is a factor of another
+            such product; None: that of the tensors.
         merged: whether all batch axes are merged into one, for which matrix products take less time.
         flat: whether merging the axes of all tensors is a call of `flatten`.
     """
@@ -62,6 +65,7 @@ class BatchedAttention:
     bias: Float[Tensor, "*_ #q #k"] | None = None
     empty: Bool[Tensor, "*_ #q 1"] | None = None
     kept: Float[Tensor, "*_ q k"] | None = None
+    half: torch.dtype | None = None
     merged: bool = False
     flat: bool = False
 
@@ -106,7 +110,7 @@ class BatchedAttention:
         if self.empty is not None:
             logits = logits.masked_fill(self.empty, 0)
         logits = logits.softmax(-1)  # the logits are released, unless they are kept for their own gradient
-        output = product(logits if self.kept is None else logits * self.kept, value)
+        output = self._rounded_product(logits if self.kept is None else logits * self.kept, value)
         if self.empty is not None:
             output = output.masked_fill(self.empty, 0)
         if not has_finite_sum(output.detach()):
@@ -130,7 +134,7 @@ class BatchedAttention:
             logits = logits.masked_fill_(self._merge(self.empty), 0)
         weights = self.rows.weights(logits, owned=logits is not tensors[1])
         kept = weights if self.kept is None else weights * self._merge(self.kept)
-        output = product(kept, cast("Tensor", tensors[0]))
+        output = self._rounded_product(kept, cast("Tensor", tensors[0]))
         if self.empty is not None:
             output.masked_fill_(self._merge(self.empty), 0)
         # A value that is not finite, a logit of +inf, or a row of which all logits are −inf show in the output.
@@ -156,13 +160,18 @@ class BatchedAttention:
         if self.empty is not None:
             gradient = gradient.masked_fill(self._merge(self.empty), 0)
         kept = None if self.kept is None else self._merge(self.kept)
-        d_value = product((weights if kept is None else weights * kept).mT, gradient) if needs[0] else None
+        d_value = None
+        if needs[0]:
+            d_value = self._rounded_product((weights if kept is None else weights * kept).mT, gradient)
         gradients: Sequence[Tensor | None] = [None] * (count - 1)
         if any(needs[1:]):
-            d_weights = product(gradient, value.mT)
+            d_weights = self._rounded_product(gradient, value.mT).to(weights.dtype)
             d_weights = _sum_to(d_weights if kept is None else d_weights.mul_(kept), weights)
             d = self.rows.logit_gradient(weights, d_weights)
-            gradients = self.pairs.gradients(d, found[1:count], found[count + 1 :], needs[1:])
+            operands = found[1:count]
+            if self.half is not None and self.pairs.rounds:
+                operands = [*[x.to(self.half) for x in operands[:2]], *operands[2:]]
+            gradients = self.pairs.gradients(d, operands, found[count + 1 :], needs[1:])
         if self.flat:
             pairs = zip((d_value, *gradients), given, strict=True)
             return [None if g is None else g.view_as(cast("Tensor", x)) for g, x in pairs]
@@ -179,6 +188,12 @@ class BatchedAttention:
         output = (weights if self.kept is None else weights * self.kept) @ cast("Tensor", given[0])
         output = output if self.empty is None else output.masked_fill(self.empty, 0)
         return output if output.shape[:-2] == self.batch else output.expand(*self.batch, *output.shape[-2:])
+
+    def _rounded_product(
+        self, x: Float[Tensor, "*#batch n m"], y: Float[Tensor, "*#batch m l"]
+    ) -> Float[Tensor, "*batch n l"]:
+        """Return the matrix product, of factors rounded to `half` if it is not None."""
+        return product(x, y) if self.half is None else product(x.to(self.half), y.to(self.half))
 
     def _merge(self, x: Shaped[Tensor, "*_ n m"], side: bool = False) -> Shaped[Tensor, "*_ n m"]:
         """Return a tensor with one batch axis if `merged`, or one without batch axes unchanged if it is no `side`.
@@ -230,6 +245,6 @@ def _backward(ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]) ->
     if not torch.is_grad_enabled():
         return (None, *attention.backward(gradient, given, found, ctx.needs_input_grad[1:]))
     sides = [None if x is None else x.view_as(x) for x in given]
-    output = attention.differentiable(sides)
+    output = attention.differentiable(sides).to(gradient.dtype)
     again = iter(gradients_of([output], [gradient], [x for x in sides if x is not None], create_graph=True))
     return (None, *[None if x is None else next(again) for x in sides])

@@ -20,6 +20,7 @@ from qkv.core.typing import Array, Float, Tensor
 from qkv.kernels.batched.additive import STEP_BYTES
 from qkv.kernels.batched.attention import BatchedAttention
 from qkv.kernels.batched.forms import pair_logits_of
+from qkv.kernels.batched.half_products import half_of
 from qkv.kernels.batched.mask_bias import depends_on_positions_alone, mask_bias
 from qkv.kernels.batched.pair_logits import has_finite_sum
 from qkv.kernels.batched.row_weights import row_weights
@@ -107,6 +108,7 @@ class BatchedKernel(Kernel):
         if problem.spec.mask is not None:  # the mask; all logits but those of products are copied while it is added
             copied = not (gradient or problem.score.is_inner_product or problem.score.adds_offset)
             arrays = max(arrays + 0.25, (in_place + 1.35 if in_place else 3.05) if copied else 0.0)
+        arrays += 0.5 if problem.dtype == "bfloat16" else 0.0  # weights or gradients rounded for a product
         scratch = pairs * problem.itemsize * arrays + problem.cast_bytes + (2 * STEP_BYTES if additive else 0)
         scratch += sum(lifted_elements(problem)) * problem.itemsize * (2 if gradient else 1)
         products = (problem.axes.query_width + problem.axes.value_width) * 2 * (3 if gradient else 1) / PRODUCT_RATE
@@ -132,6 +134,7 @@ class BatchedKernel(Kernel):
         fixed_mask = problem.axes.q * problem.axes.k <= _KEPT_PAIRS and depends_on_positions_alone(mask)
         built: dict[torch.device, BatchedAttention] = {}
         unbound = {"tile": tile, "dropout": 0.0, "projected": False, "tile_dtype": None, "finite": (True, True)}
+        rounded_to = problem.rounded_to
 
         def run(
             query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
@@ -147,14 +150,14 @@ class BatchedKernel(Kernel):
                 bound = object.__new__(BoundCall)  # the constructor of a frozen class takes four times as long
                 bound.__dict__.update(
                     unbound, query=query, key=key, value=value, score=score, normalizer=normalizer, mask=mask,
-                    out_dtype=value.dtype,
+                    out_dtype=getattr(torch, rounded_to) if rounded_to else value.dtype,
                 )  # fmt: skip
                 call = cast("TorchCall", bound)
                 if attention is None:  # it depends on facts of the parts, but on no array of score and normalizer
                     attention = built[sides[2].device] = _attention_of(call, fixed_mask)
                 if not fixed_mask:
                     common = attention.pairs, attention.rows, attention.batch, attention.equal
-                    attention = BatchedAttention(*common, *mask_bias(call))
+                    attention = BatchedAttention(*common, *mask_bias(call), None, attention.half)
                 # Autograd differentiates a function of the user in any case.
                 if gradient and checked and by_user and attention.recordable and _all_finite(*sides[:2]):
                     given = [cast("Tensor", x) for x in attention.pairs.operands(call)]
@@ -203,7 +206,7 @@ def _attention_of(call: TorchCall, with_mask: bool = True) -> BatchedAttention:
         found = call.tile.dropout_mask(call.value.new_empty(()).expand(shape), call.dropout)
         kept = cast("Tensor", found).to(call.value.dtype).mul_(1 / (1 - dropout_rate(call.dropout)))
     bias, empty = mask_bias(call) if with_mask else (None, None)
-    return BatchedAttention(pairs, rows, call.batch, equal, bias, empty, kept)
+    return BatchedAttention(pairs, rows, call.batch, equal, bias, empty, kept, half_of(call))
 
 
 def _forward_arrays(score: Score) -> int:

@@ -25,6 +25,7 @@ class MappedProducts(PairLogits):
 
     factor: float = 1.0
     merges = True
+    rounds = True
 
     def operands(self, call: TorchCall) -> Tensors:
         """Return queries, keys, W and U."""
@@ -48,12 +49,20 @@ class MappedProducts(PairLogits):
         """Return the gradient of each tensor."""
         given, maps, computed = cast("list[Tensor]", tensors[:2]), tensors[2:], iter(cast("Sequence[Tensor]", saved))
         left, right = (x if w is None else next(computed) for x, w in zip(given, maps, strict=True))
+        dtype, rounded = d.dtype, given[0].dtype
+        left, right = left.to(rounded), right.to(rounded)
         wanted = needs[0] or needs[2], needs[1] or needs[3]
         sides = product_gradients(d, left, right, self.factor * self.normalizer_scale, wanted)
-        found, found_maps = [], []
+        found: list[Tensor | None] = []
+        found_maps: list[Tensor | None] = []
         for n, (x, w, side) in enumerate(zip(given, maps, sides, strict=True)):
-            found.append(side if w is None or side is None else product(side, w) if needs[n] else None)
-            found_maps.append(map_gradient(side, x, w) if w is not None and side is not None and needs[n + 2] else None)
+            if w is None or side is None:
+                found.append(side)
+                found_maps.append(None)
+                continue
+            side = side.to(dtype)
+            found.append(product(side, w) if needs[n] else None)
+            found_maps.append(map_gradient(side, x.to(dtype), w) if needs[n + 2] else None)
         return *found, *found_maps
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:

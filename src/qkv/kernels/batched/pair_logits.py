@@ -121,6 +121,7 @@ def product_gradients(
     needs: Sequence[bool] = (True, True),
 ) -> tuple[Float[Tensor, "*batch q width"] | None, Float[Tensor, "*batch k width"] | None]:
     """Return the gradients of both sides of `scale` times their inner products, given the gradient of the latter."""
+    d = d.to(left.dtype)
     d_left = scaled_product(d, right, scale) if needs[0] else None
     return d_left, scaled_product(d.mT, left, scale) if needs[1] else None
 
@@ -156,10 +157,12 @@ class PairLogits(ABC):
         checks: whether `forward` returns None for all data that is not finite, if gradients are needed.
         merges: whether the batch axes of all tensors must be merged into one; None: they may be.
         given: whether the only tensor is the logits.
+        rounds: whether the first two tensors that `gradients` gets may have a narrower dtype than the others.
     """
 
     normalizer_scale: float
     checks: ClassVar[bool] = True
+    rounds: ClassVar[bool] = False
     given: ClassVar[bool] = False
     merges: ClassVar[bool | None] = None
 
@@ -253,6 +256,7 @@ class Products(PairLogits):
     cap: float | None = None
     projected: bool = True
     has_offset: bool = False
+    rounds = True
 
     @property
     def direct(self) -> bool:

@@ -147,6 +147,7 @@ class SquaredDistances(PairLogits):
     shift_invariant: bool = True
     merges = True
     direct = True
+    rounds = True
 
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
@@ -182,6 +183,14 @@ class SquaredDistances(PairLogits):
 
         left, right = cast("tuple[Tensor, Tensor]", saved)
         scale = 2 * self.factor * self.normalizer_scale
+        half = cast("Tensor", tensors[0]).dtype
+        if self.shift_invariant and half != d.dtype:
+            rounded = d.to(half)
+            d_query = scaled_product(rounded, right.to(half), scale) if needs[0] else None
+            if not needs[1]:
+                return d_query, None
+            d_key = scaled_product(rounded.mT, left.to(half), scale)
+            return d_query, torch.addcmul(d_key, right, d.sum(-2, keepdim=True).mT, value=-scale)
         if self.shift_invariant:  # the gradients of each row sum to 0
             d_query = scaled_product(d, right, scale) if needs[0] else None
         else:
