@@ -6,11 +6,13 @@ the operator, the scale, and which axis of the mask belongs to the keys.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import cast
 
 from qkv.core.equation import BoundCall, TorchCall
-from qkv.core.typing import Array, Tensor
+from qkv.core.tile import Tile
+from qkv.core.typing import Array, Int, Tensor
 from qkv.kernels.fused.call import FINITE, DoubleBackward, LiftedCall, attend_finite
 from qkv.kernels.fused.layout import layout_of
 from qkv.kernels.fused.sdpa import FusedAttention, operators, results_are_finite
@@ -49,6 +51,8 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     scale, width = score.scaled_lift(one, one, tile)[2] / temperature, axes.value_width
     gradient, zero, excluded = problem.gradient, one.new_zeros(()), one.new_full((), -math.inf)
     identity = layout.is_identity(axes.query, axes.key, axes.value)
+    if keys is not None and all(type(part).__module__.startswith("qkv.masks.") for part in keys.parts()):
+        tile = TileOfCalls(*[getattr(tile, field.name) for field in dataclasses.fields(tile)])
     double_backward = DoubleBackward(problem, tile, problem.spec.mask, scale)
     fixed = FusedAttention(layout, scale, offset, None, double_backward, identity)
     operator, causal = found[0], offset is not None
@@ -80,6 +84,21 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
         return None if output is None else Result(layout.output(output, width), (), FINITE)
 
     return run
+
+
+class TileOfCalls(Tile):
+    """Tile of a whole call on a CPU that computes the positions of its keys once; masks must not change them."""
+
+    __slots__ = ("_key_positions",)
+    _key_positions: Int[Tensor, " k"]
+
+    def key_positions(self, reference: Array) -> Int[Array, " k"]:
+        """Return the positions of the keys, `(k,)`."""
+        try:
+            return self._key_positions
+        except AttributeError:
+            self._key_positions = cast("Tensor", super().key_positions(reference))
+            return self._key_positions
 
 
 def _prepare_lifted(problem: Problem) -> PreparedCall:

@@ -187,7 +187,12 @@ def all_finite(
 ) -> bool:
     """Return whether all elements of query, key and value are finite."""
     # If the sum is finite, all terms are. If not, the sum may have overflowed, and all elements are checked.
-    total = query.sum().item() + key.sum().item() + value.sum().item()
+    if query.numel() <= _FEW_ELEMENTS and query.shape == key.shape == value.shape:
+        import torch
+
+        total = torch.addcmul(query, key, value).sum().item()  # two operators instead of three sums
+    else:
+        total = query.sum().item() + key.sum().item() + value.sum().item()
     return math.isfinite(total) or all(bool(x.isfinite().all()) for x in (query, key, value))
 
 
@@ -199,9 +204,13 @@ def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Fl
     multiplied with all values. The operator may return a log-sum-exp of 0 for a row of NaN, as for a row without keys,
     so a 0 proves nothing, nor does a sum that is not finite, because sums may overflow.
     """
-    # x / x is 1 unless x is 0 or not finite. Adding up few elements takes less time than slicing.
+    import torch
+
+    # x / x is 1 unless x is 0 or not finite, and then NaN, which does not equal itself. Adding up few elements takes
+    # less time than slicing.
+    ratio = log_sum_exp / log_sum_exp
     rows = output if output.numel() <= _FEW_ELEMENTS else output[..., -1, :]
-    return math.isfinite((log_sum_exp / log_sum_exp).sum().item() + rows.sum().item())
+    return torch.equal(ratio, ratio) and math.isfinite(rows.sum().item())
 
 
 _FEW_ELEMENTS = 4096
