@@ -99,3 +99,11 @@ def test_mission_a4_softmax_over_a_kernel_is_the_nadaraya_watson_estimate(score,
     assert weights[0] @ salaries == pytest.approx(wanted, rel=1e-12)
     if not isinstance(score, Constant):
         assert weights[0, 3:6].sum() > weights[0, [0, 1, 6, 7]].sum()
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("keys", [1, 2])
+def test_an_infinite_query_has_nan_as_all_gaussian_logits_wherever_the_keys_are(sign, keys):
+    with np.errstate(invalid="ignore"):
+        logits = Gaussian(1.0)(np.array([[np.inf, 0.0], [0.0, 0.0]]), sign * np.ones((keys, 2)))
+    assert np.isnan(logits).tolist() == [[True] * keys, [False] * keys]
