@@ -177,3 +177,40 @@ def address_in(log):
                 pass
         time.sleep(0.5)
     raise AssertionError(log.read_text())
+
+
+MARIMO = """
+import marimo
+
+app = marimo.App()
+
+
+@app.cell
+def _():
+    {cell}
+    return
+"""
+
+
+@needs_chromium
+@pytest.mark.skipif(importlib.util.find_spec("marimo") is None, reason="not installed: marimo")
+def test_marimo_shows_the_map_of_the_widget_and_asks_the_kernel_for_others(quiet, browser, tmp_path):
+    book = tmp_path / "look.py"
+    book.write_text(MARIMO.format(cell=CELL.strip().replace("\n", "\n    ")))
+    command = [sys.executable, "-m", "marimo", "run", str(book), "--headless", "--no-token", "--host", "127.0.0.1"]
+    with (tmp_path / "log").open("w+") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as server:
+        try:
+            end = time.monotonic() + 90
+            address = None
+            while address is None and time.monotonic() < end:
+                time.sleep(0.5)
+                address = re.search(r"http://(?:localhost|127\.0\.0\.1):\d+", (tmp_path / "log").read_text())
+            context = browser.new_context(viewport={"width": 1500, "height": 1100})
+            page = context.new_page()
+            page.goto(address[0])
+            page.wait_for_selector(".qkv-look[data-shown='0,0,0']", timeout=120_000)
+            page.get_by_role("gridcell", name="layer 0, head 1").click()
+            page.wait_for_selector(".qkv-look[data-shown='0,0,1']")
+            context.close()
+        finally:
+            server.terminate()
