@@ -97,8 +97,7 @@ def look_at(page, view, head, place, cursor, dark=False):
     part = ",".join(map(str, place))
     fields = f"view={view}&head={head}&part={part}&query={cursor[0]}&key={cursor[1]}"
     page.evaluate("link => (location.hash = link)", f"{fields}&dark={int(dark)}")
-    page.wait_for_selector(f".qkv-look[data-shown='{view},0,{head}'] canvas.map[data-part='{part}']")
-    page.wait_for_load_state("networkidle")
+    page.wait_for_selector(f".qkv-look[data-shown='{view},0,{head}'] canvas.map[data-part='{part}']:not([aria-busy])")
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
@@ -229,6 +228,6 @@ def test_signed_masked_and_invalid_weights_have_colours_and_words_of_their_own(o
         page.get_by_label("Compare with").select_option("-1")
         page.get_by_label("Colour limit").fill("0.1")
         page.get_by_label("Colour limit").press("Enter")
-        page.wait_for_function("() => document.querySelector('.bar').textContent.includes('darkest from 0.100')")
+        page.wait_for_function("() => document.querySelector('.bar').textContent.includes('strongest from 0.100')")
         assert page.locator(".bar").first.locator(".more").count() == 2
         page.close()

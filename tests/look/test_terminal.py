@@ -43,7 +43,7 @@ def test_negative_masked_and_invalid_weights_have_colours_and_digits_of_their_ow
     text = text_map(weights, words, words, color=False, **options)
     assert text.split("\n")[0] == "query ↓ key →   9: from 0.630, largest magnitude 0.700"
     assert [line.split("  ", 1)[1] for line in text.split("\n")[5:9]] == [
-        " 0 0 9 0 0 · · ·", " 0-9 0 0 0 0 · ·", " 0 0 0 ? 0 0 0 ·", " 0 0 0 0 0 0 0 0",
+        " 0 0 9 0 0 · · ·", " 0−9 0 0 0 0 · ·", " 0 0 0 ? 0 0 0 ·", " 0 0 0 0 0 0 0 0",
     ]  # fmt: skip
     text = text_map(weights, words, words, color=True, **options)
     assert "blue: negative" in text.split("\n")[0]

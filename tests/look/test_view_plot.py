@@ -126,7 +126,7 @@ def test_the_colours_are_those_of_the_page():
     view = look.View.from_weights(weights[None, None], list("abcdefgh"), mask=np.tri(8, dtype=bool))
     for dark, expected in (
         (False, ([3, 28, 82], [92, 26, 2], [222, 222, 222], [200, 0, 130], [255, 255, 255])),
-        (True, ([240, 249, 255], [255, 246, 232], [52, 55, 60], [255, 80, 190], [21, 24, 29])),
+        (True, ([150, 208, 255], [255, 190, 110], [52, 55, 60], [255, 80, 190], [21, 24, 29])),
     ):
         colours = cell_colours(look.plot_view(view, 0, 0, dark=dark), 8, 8)
         found = tuple(colours[at].tolist() for at in ((4, 2), (5, 1), (2, 6), (6, 3), (5, 4)))
@@ -210,4 +210,4 @@ def test_shares_of_the_automatic_range_increase_with_weights_and_can_be_inverted
 def test_printed_weights_have_three_significant_digits(weight):
     text = format_weight(weight)
     assert float(text) == float(f"{weight:.3g}")
-    assert format_weight(-weight) == f"-{text}"
+    assert format_weight(-weight) == f"−{text}"

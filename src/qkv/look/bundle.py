@@ -39,6 +39,8 @@ WEB_FILES = (
     "lines.js",
     "load.js",
     "map.js",
+    "map_axes.js",
+    "map_data.js",
     "matrix.js",
     "overview.js",
     "page.css",

@@ -28,8 +28,10 @@ _POSITIVE = {
 """Colors of the page (`web/colour.js`): of 0, of the end of the faint weights, and four others at equal distances."""
 _NEGATIVE = {
     False: ["#ffffff", "#fef4ec", "#fdbe85", "#f16913", "#a63603", "#5c1a02"],
-    True: ["#15181d", "#241d1b", "#823e10", "#d97726", "#fabe78", "#fff6e8"],
+    True: ["#15181d", "#241d1b", "#783a0e", "#cd6c18", "#f59432", "#ffbe6e"],
 }
+_SIGNED = {False: _POSITIVE[False], True: ["#15181d", "#19212e", "#1c4880", "#2d78c8", "#5caaf5", "#96d0ff"]}
+"""Colors of the positive weights of maps that also have negative ones."""
 
 
 def color_norm(scale: str, limit: float, signed: bool) -> Normalize:
@@ -71,9 +73,9 @@ def table_colormap(signed: bool, dark: bool) -> Colormap:
 
     places = np.array([0.0, *np.linspace(FAINT_SHARE, 1.0, 5)])
     stops = list(zip(places, _POSITIVE[dark], strict=True))
-    if signed:
+    if signed:  # the ends must differ from each other and from the background
         below = zip(0.5 - places[:0:-1] / 2, _NEGATIVE[dark][:0:-1], strict=True)
-        stops = [*below, *zip(0.5 + places / 2, _POSITIVE[dark], strict=True)]
+        stops = [*below, *zip(0.5 + places / 2, _SIGNED[dark], strict=True)]
     return LinearSegmentedColormap.from_list("qkv", stops, N=2049)  # odd, so that one color is that of 0
 
 

@@ -1,7 +1,7 @@
 """Automatic color range of attention maps, by the rule that the page uses (`web/range.js`).
 
-Weights are faint below the weight of uniform attention and darkest from the weight that 99 % of the other cells do not
-exceed; in between, the color follows the logarithm of the weight.
+Weights are faint below the weight of uniform attention and strongest from the weight that 99 % of the other cells do
+not exceed; in between, the color follows the logarithm of the weight.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ColorRange:
     Attributes:
         low: weights up to this one have the color of 0.
         start: the smallest weight that is not faint.
-        top: the smallest weight of the darkest color.
+        top: the smallest weight of the strongest color.
         largest: the largest magnitude.
         signed: whether there are negative weights.
         rule: what `start` is.
@@ -70,7 +70,7 @@ class ColorRange:
     def describe(self) -> str:
         """Return one sentence that states what the colors mean, with the same words as the page."""
         return (
-            f"Color: faint below {format_weight(self.start)} ({self.rule}), darkest from {format_weight(self.top)}; "
+            f"Color: faint below {format_weight(self.start)} ({self.rule}), strongest from {format_weight(self.top)}; "
             f"largest {format_weight(self.largest)}."
         )
 
@@ -91,7 +91,7 @@ def automatic_range(
         cells: the weights; NaN and infinite cells have no influence.
         counts: number of keys that each query may attend to; None: the weights are not shares of 1.
         pooled: whether a cell covers several pairs.
-        top: the smallest weight of the darkest color; 0: the automatic one.
+        top: the smallest weight of the strongest color; 0: the automatic one.
 
     Example:
         >>> automatic_range(np.full((4, 4), 0.25), np.full(4, 4)).rule
@@ -126,14 +126,18 @@ def share_one(weights: Num[np.ndarray, "*maps q k"], allowed: Bool[np.ndarray, "
 
 
 def format_weight(weight: float) -> str:
-    """Return a weight with three significant digits, as the page prints it.
+    """Return a weight with three significant digits, as the page prints it, for text that people read.
+
+    Negative weights have a minus sign (U+2212), not a hyphen, which machine-readable output must have.
 
     Example:
         >>> [format_weight(weight) for weight in (0.5, 0.000712, 0.0000123, 1234.5, -2.0, 0.0)]
-        ['0.500', '0.000712', '1.23e-5', '1230', '-2.00', '0']
+        ['0.500', '0.000712', '1.23e-5', '1230', '−2.00', '0']
     """
     if weight == 0:
         return "0"
+    if weight < 0:
+        return f"−{format_weight(-weight)}"
     rounded = float(f"{weight:.3g}")
     if abs(rounded) < 1e-4:
         mantissa, exponent = f"{weight:.2e}".split("e")

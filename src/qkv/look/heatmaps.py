@@ -77,7 +77,7 @@ def heatmaps(
             of the color bar marks larger magnitudes.
         scale: `"linear"`, `"sqrt"`, `"log"` or `"auto"`; the logarithmic scale starts at `vmax` / 10,000. With negative
             weights, the scale applies to magnitudes. `"auto"` is the automatic range of the attention page, which
-            suits causal maps: weights below that of uniform attention are faint, and the color is darkest from the
+            suits causal maps: weights below that of uniform attention are faint, and the color is strongest from the
             weight that 99 % of the others do not exceed, or from `vmax`.
         dark: draw light labels on a dark background; `Reds` is replaced by a color map with a dark lower end.
         width: width of the figure in print: `"single"` or `"double"` (one column, 3.5 inches, or two, 7.2 inches), or

@@ -203,6 +203,36 @@ class LiveModel:
             float(saved.value_norms[self.element, head, key]),
         )
 
+    def weight(self, layer: int, head: int, query: int, key: int) -> np.float32:
+        """Return one attention weight as it is computed in float32.
+
+        The codes of a view hold three digits of it, so the model runs again. The rounding in the layers before, which
+        depends on the implementation of attention, changes the last two or three digits.
+
+        Args:
+            layer: index of the layer.
+            head: index of the head.
+            query: index of the query in the view.
+            key: index of the key.
+
+        Raises:
+            OptionError: the layer, head, query or key does not exist.
+        """
+        found: list[AttentionRecord] = []
+        name = self._layer(layer)
+        with _LOCK:
+            from qkv.interop import record
+            from qkv.readouts import Dense
+
+            with record(self.module, [Dense()], layers=name, consume=lambda _, call: found.append(call)):
+                self._run()
+        # A module that several layers share is called once for each.
+        weights = to_numpy(found[self.layers[:layer].count(name)].readouts[0])[self.element]
+        place = head, query + self.first_query, key
+        if min(place) < 0 or any(index >= length for index, length in zip(place, weights.shape, strict=True)):
+            raise OptionError(f"head, query and key must exist in layer {name!r}, got {head}, {query} and {key}.")
+        return np.float32(weights[place])
+
     def _layer(self, layer: int) -> str:
         if not 0 <= layer < len(self.layers):
             raise OptionError(

@@ -46,6 +46,13 @@ def _pair(view: View, layer: int, head: int, query: int, key: int) -> bytes:
     return _json(view.live.pair(layer, head, query, key).meta())
 
 
+def _weight(view: View, layer: int, head: int, query: int, key: int) -> bytes:
+    """Return one weight as JSON, a text with all digits of its float32 number."""
+    if view.live is None:
+        raise IndexError
+    return _json(_all_digits(view.live.weight(layer, head, query, key)))
+
+
 def _effect(view: View, query: int, *heads: int) -> bytes:
     """Return the effect of scaled heads as JSON; `heads` are triples of layer, head and percent."""
     if view.live is None or not heads or len(heads) % 3:
@@ -91,6 +98,13 @@ def _digits(number: float) -> float:
     return float(f"{number:.4g}")
 
 
+def _all_digits(weight: np.float32) -> str:
+    """Return the shortest text that names this number and no other one of float32."""
+    if 0 < abs(weight) < 1e-4:
+        return np.format_float_scientific(weight, trim="-", exp_digits=1)
+    return np.format_float_positional(weight, trim="-")
+
+
 def _json(answer: object) -> bytes:
     return json.dumps(answer, ensure_ascii=False).encode()
 
@@ -100,6 +114,7 @@ QUESTIONS: dict[str, Callable[..., bytes]] = {
     "value_norms": _value_norms,
     "predictions": _predictions,
     "pair": _pair,
+    "weight": _weight,
     "effect": _effect,
     "differences": _differences,
 }

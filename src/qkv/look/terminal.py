@@ -59,7 +59,7 @@ def text_map(
         >>> print(text_map(np.array([[1.0, 0.0], [0.5, -0.5]]), ["he", "saw"], ["he", "saw"], color=False))
         query ↓ key →   9: from 0.900, largest magnitude 1.00
          he   9 0
-        saw   5-5
+        saw   5−5
               h s
               e a
                 w
@@ -122,7 +122,7 @@ def _pooled(weights: Float[np.ndarray, "q k"], columns: int) -> Float[np.ndarray
 
 def _digits(cells: Float[np.ndarray, "q k"], masked: Bool[np.ndarray, "q k"], limit: float) -> list[list[str]]:
     tenths = np.minimum(9, np.floor(10 * np.abs(np.nan_to_num(cells)) / limit + 1e-9)).astype(int)
-    texts = np.char.add(np.where((np.nan_to_num(cells) < 0) & (tenths > 0), "-", ""), tenths.astype(str))
+    texts = np.char.add(np.where((np.nan_to_num(cells) < 0) & (tenths > 0), "−", ""), tenths.astype(str))
     shown: list[list[str]] = np.where(masked, _MASKED, np.where(np.isnan(cells), _INVALID, texts)).tolist()
     return shown
 

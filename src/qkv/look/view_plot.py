@@ -40,7 +40,7 @@ def plot_view(
 ) -> Figure:
     """Plot one head of a view with its tokens, or the grid of all its layers and heads, with a color bar.
 
-    The colors are those of the attention page: faint below the weight of uniform attention, darkest from the weight
+    The colors are those of the attention page: faint below the weight of uniform attention, strongest from the weight
     that 99 % of the other cells do not exceed, grey for masked pairs, magenta for weights that are not finite. The maps
     of a grid share one range, except those whose weights are not shares of 1, such as flow: each has its own.
 
@@ -50,7 +50,7 @@ def plot_view(
         head: index of the head in its layer.
         width: `"single"` or `"double"` (one column, 3.5 inches, or two, 7.2 inches), or a number of inches.
         title: title of the figure; None: the name of the view, with those of layer and head; "": no title.
-        vmax: the weight from which on the color is darkest; None: as above.
+        vmax: the weight from which on the color is strongest; None: as above.
         dark: draw on a dark background.
 
     Returns:
@@ -68,7 +68,7 @@ def plot_view(
     """
     inches = column_inches(width)
     if vmax is not None and not vmax > 0:
-        raise OptionError(f"vmax must be positive, got {vmax!r}. Pass the weight from which on the color is darkest.")
+        raise OptionError(f"vmax must be positive, got {vmax!r}. Pass the weight from which on the color is strongest.")
     if (layer is None) != (head is None):
         raise OptionError(f"layer and head must be given together, got layer={layer!r} and head={head!r}.")
     if layer is None or head is None:

@@ -5,17 +5,20 @@ import { FAINT } from "./range.js";
 
 /** Colours of one theme. The first two stops of each table are the colours of 0 and of the end of the faint weights.
  *  Light: ColorBrewer's Blues and Oranges, which colour-blind readers can tell apart; dark: from the background
- *  through blue, or orange, to near white. */
+ *  through blue to near white, and for maps with negative weights, `signed`, through blue or orange to light blue or
+ *  light orange, because two colours near white would look alike (the ends differ by ΔE00 = 42). */
 const THEMES = {
   light: {
     positive: [[255, 255, 255], [234, 242, 250], [158, 202, 225], [66, 146, 198], [8, 81, 156], [3, 28, 82]],
+    signed: [[255, 255, 255], [234, 242, 250], [158, 202, 225], [66, 146, 198], [8, 81, 156], [3, 28, 82]],
     negative: [[255, 255, 255], [254, 244, 236], [253, 190, 133], [241, 105, 19], [166, 54, 3], [92, 26, 2]],
     masked: [222, 222, 222],
     notFinite: [200, 0, 130],
   },
   dark: {
     positive: [[21, 24, 29], [25, 33, 46], [30, 84, 140], [62, 140, 205], [150, 205, 240], [240, 249, 255]],
-    negative: [[21, 24, 29], [36, 29, 27], [130, 62, 16], [217, 119, 38], [250, 190, 120], [255, 246, 232]],
+    signed: [[21, 24, 29], [25, 33, 46], [28, 72, 128], [45, 120, 200], [92, 170, 245], [150, 208, 255]],
+    negative: [[21, 24, 29], [36, 29, 27], [120, 58, 14], [205, 108, 24], [245, 148, 50], [255, 190, 110]],
     masked: [52, 55, 60],
     notFinite: [255, 80, 190],
   },
@@ -24,6 +27,7 @@ const STEPS = 2048;
 
 /** @typedef {Object} Palette
  *  @property {Uint8ClampedArray} positive RGBA of `STEPS` colours @property {Uint8ClampedArray} negative
+ *  @property {Uint8ClampedArray} signed the positive weights of maps that also have negative ones
  *  @property {Uint8ClampedArray} masked RGBA @property {Uint8ClampedArray} notFinite RGBA */
 
 /** @param {boolean} dark @returns {Palette} */
@@ -31,10 +35,16 @@ export function paletteOf(dark) {
   const theme = THEMES[dark ? "dark" : "light"];
   return {
     positive: table(theme.positive),
+    signed: table(theme.signed),
     negative: table(theme.negative),
     masked: Uint8ClampedArray.from([...theme.masked, 255]),
     notFinite: Uint8ClampedArray.from([...theme.notFinite, 255]),
   };
+}
+
+/** Return the palette for a colour range. @param {Palette} palette @param {{signed: boolean} | null} range @returns {Palette} */
+export function paletteFor(palette, range) {
+  return range?.signed ? { ...palette, positive: palette.signed } : palette;
 }
 
 /** @param {number[][]} stops */

@@ -1,20 +1,20 @@
 // The detail view of one head: its map, its tokens, and the keys with the largest weights for the selected query.
 
-import { formatWeight } from "./codes.js";
+import { formatWeight, MASKED } from "./codes.js";
 import { titleOf } from "./comparison.js";
-import { describeDifference, SIGNS, strongestDifferences, subtract } from "./difference.js";
+import { describeDifference, SIGNS, strongestDifferences } from "./difference.js";
 import { createElement } from "./dom.js";
 import { fillLegend } from "./legend.js";
 import { Lines } from "./lines.js";
-import { loadHead, segmentsOf } from "./load.js";
+import { segmentsOf } from "./load.js";
 import { MapView, rowMaxima } from "./map.js";
-import { countKeys, groupOfToken, reduce, strongest } from "./matrix.js";
-import { patchesOf, Picture } from "./picture.js";
+import { loadMap } from "./map_data.js";
+import { groupOfToken, strongest } from "./matrix.js";
+import { Picture } from "./picture.js";
 import { Predicted } from "./predicted.js";
 import { shadeOf } from "./range.js";
 import { badgeText, explainScore } from "./roles.js";
 import { Steps } from "./steps.js";
-import { Tiles } from "./tiles.js";
 import { fillTable, Tokens } from "./tokens.js";
 
 const TOP = 10;
@@ -71,9 +71,13 @@ export class Detail {
     this.pin = createElement("button", { class: "pin", hidden: true, onclick: () => this.release() });
     this.badges = createElement("ul", { class: "badges", "aria-label": "roles of this head" });
     this.steps = new Steps((at) => this.#point(at, this.key, true));
+    this.digits = createElement("button", {
+      class: "flow", text: "All digits", onclick: () => this.#showAllDigits(),
+      title: "The weight of the selected pair as it is computed in float32. Its last two or three digits depend on rounding in the layers before. Click a cell first to keep it.",
+    });
     this.flow = createElement("button", { class: "flow", text: "Flow of this pair", onclick: () => this.#computeFlow() });
     this.element = createElement("section", { class: "detail" }, [
-      this.title, this.badges, this.steps.element, createElement("div", { class: "line" }, [this.readout, this.pin, this.flow]),
+      this.title, this.badges, this.steps.element, createElement("div", { class: "line" }, [this.readout, this.digits, this.flow, this.pin]),
       createElement("div", { class: "side" }, [createElement("div", { class: "sheet" }, [this.map.canvas, this.bar]), this.beside]),
       this.queries.element, this.keys.element,
     ]);
@@ -81,9 +85,18 @@ export class Detail {
     this.key = 0;
     /** @type {import("./load.js").Loaded | null} */
     this.matrix = null;
+    /** @type {import("./map_data.js").ShownImage | null} */
+    this.image = null;
+    /** @type {(import("./map.js").MapData & {loadRow?: (row: number, first: number, last: number) => Promise<void>}) | null} */
+    this.mapData = null;
+    /** the keys of largest weight for a query of a tiled map @type {((query: number) => Promise<[number, number][]>) | null} */
+    this.loadRow = null;
     /** @type {View | null} */
     this.view = null;
     this.request = 0;
+    for (const part of [this.map.canvas, this.queries.element, this.keys.element, this.lines.canvas, this.picture.canvas]) {
+      part.addEventListener("pointerleave", () => this.#leave());
+    }
     this.element.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.release();
     });
@@ -127,37 +140,18 @@ export class Detail {
     // The texts of a pair whose attention is shown; undefined: both.
     const [from, to] = segmentsOf(view, options.pairs);
     this.element.setAttribute("aria-busy", "true");
-    if (view.levels) {
-      await this.#showTiled(view, index, layer, head, request);
-    } else {
-      const [own, subtracted] = await Promise.all([
-        loadHead(this.source, view, index, layer, head, options),
-        other ? loadHead(this.source, other.view, other.index, other.layer, other.head, options) : null,
-      ]);
-      if (request !== this.request) return;
-      const matrix = subtracted ? subtract(own, subtracted) : own;
-      const { weights, normalized, error, rows, columns } = matrix;
-      const pixels = view.picture && this.source.pixels ? await this.source.pixels(index) : null;
-      if (request !== this.request) return;
-      this.matrix = matrix;
-      this.image = pixels && view.picture
-        ? { pixels, size: view.picture, rows: patchesOf(view.queries, rows), columns: patchesOf(view.keys || view.queries, columns) } : null;
-      const width = matrix.keys.length;
-      this.mapData = {
-        query: (/** @type {number} */ row) => matrix.queries[row],
-        key: (/** @type {number} */ column) => matrix.keys[column],
-        rows: matrix.queries.length, columns: width, counts: countKeys(weights, width), normalized, error,
-        cells: (/** @type {any} */ part, /** @type {number} */ height, /** @type {number} */ across, /** @type {any} */ reduction) =>
-          reduce(weights, width, part, height, across, reduction),
-        weight: (/** @type {number} */ row, /** @type {number} */ column) => weights[row * width + column],
-      };
-    }
+    const shown = await loadMap(this.source, { view, index, layer, head }, options, () => this.map.refresh());
+    if (request !== this.request) return;
+    Object.assign(this, shown);
     const self = !view.keys && from === to;
     this.keys.element.hidden = self;
     // The pairs of flow are single tokens, not merged words.
     this.flow.hidden = !view.flow || !this.source.flow || options.words || options.hide || from !== undefined || other;
     this.index = index;
     this.view = view;
+    // The weights of a model, not those of maps over several heads.
+    this.computed = view.live && this.source.weight && view.layers[layer].name !== "all heads" && head >= 0 && !other && !this.weighted
+      ? [index, layer, head] : null;
     this.steps.element.hidden = !view.steps;
     this.names = { queries: this.#names("query"), keys: this.#names("key") };
     this.picture.element.hidden = !this.matrix || !this.image;
@@ -173,27 +167,6 @@ export class Detail {
     this.#coloured();
     this.#point(this.query, this.key, true, false);
     this.element.removeAttribute("aria-busy");
-  }
-
-  /** @param {View} view @param {number} index @param {number} layer @param {number} head @param {number} request */
-  async #showTiled(view, index, layer, head, request) {
-    const keys = view.keys || view.queries;
-    const bytes = await /** @type {any} */ (this.source.counts)(index, layer, head);
-    const { exponent, normalized } = view.ranges[layer][head];
-    const tiles = new Tiles(
-      {
-        queries: view.queries.tokens, keys: keys.tokens, levels: view.levels || 0, base: view.base || 0,
-        overview: view.overview || [1, 1],
-        exponent, normalized, counts: new Uint32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength)),
-        tile: (level, y, x) => /** @type {any} */ (this.source.tile)(index, layer, head, level, y, x),
-      },
-      () => this.map.refresh(),
-    );
-    await tiles.first();
-    if (request !== this.request) return;
-    this.matrix = null;
-    this.mapData = tiles.mapData;
-    this.loadRow = (/** @type {number} */ query) => /** @type {any} */ (this.source.row)(index, layer, head, query);
   }
 
   /** @param {"query" | "key"} axis */
@@ -219,8 +192,8 @@ export class Detail {
     // While another text is loading, its indices may not exist in the current map.
     row = Math.max(0, Math.min(mapData.rows - 1, row));
     column = Math.max(0, Math.min(mapData.columns - 1, column));
-    if (this.map.pinned !== null && !select && row !== this.query) {
-      // The pinned query stays; only the readout follows the pointer.
+    if (this.map.pinned !== null && !select) {
+      // The pinned pair stays; only the readout follows the pointer.
       this.map.point(row, column);
       this.#updateReadout(row, column);
       return;
@@ -263,6 +236,13 @@ export class Detail {
     if (select && notify) this.onSelect(row, column);
   }
 
+  /** Show the pinned pair again after the pointer has left the map or the words. */
+  #leave() {
+    if (this.map.pinned === null || !this.mapData) return;
+    this.map.point(this.query, this.key);
+    this.#updateReadout();
+  }
+
   /** The first tokens of a row and a column, which are their positions in the texts. */
   tokens(row = this.query, column = this.key) {
     return { query: this.matrix?.rows[row]?.[0] ?? row, key: this.matrix?.columns[column]?.[0] ?? column };
@@ -287,6 +267,23 @@ export class Detail {
     if (parts) text = describeDifference(parts, row, column)?.sum ?? text;
     const at = this.tokens(row, column);
     this.readout.textContent = `“${mapData.query(row)}” (${at.query}) → “${mapData.key(column)}” (${at.key}): ${text}`;
+    // Merged words have no weight of their own.
+    const single = this.matrix?.rows[this.query]?.length === 1 && this.matrix?.columns[this.key]?.length === 1;
+    this.digits.hidden = !this.computed || !single || mapData.weight(this.query, this.key) === MASKED;
+  }
+
+  /** Add the weight of the selected pair with all its digits to the readout. */
+  async #showAllDigits() {
+    const { computed, query, key, request } = this;
+    const { token, keyToken } = this.selection;
+    try {
+      const text = await /** @type {any} */ (this.source.weight)(.../** @type {number[]} */ (computed), token, keyToken);
+      if (query !== this.query || key !== this.key || request !== this.request) return;
+      this.#updateReadout();
+      this.readout.textContent += `; in float32: ${text.replace(/^-/, "−")}`;
+    } catch (error) {
+      this.report(`The weight could not be computed: ${error instanceof Error ? error.message : error}`);
+    }
   }
 
   /** Compute the maximum flow of the selected pair through all layers and heads, and add it to the readout. */
@@ -341,7 +338,7 @@ export class Detail {
     const { mapData } = this;
     if (!mapData || !this.map.range) return;
     const shaded = this.self ? this.queries : this.keys;
-    shaded.paint((at) => mapData.weight(this.query, at) ?? 0, shadeOf(this.map.range), this.options.palette);
+    shaded.paint((at) => mapData.weight(this.query, at) ?? 0, shadeOf(this.map.range), this.map.colours);
     this.#drawLines();
   }
 
@@ -386,7 +383,7 @@ export class Detail {
     const width = matrix.keys.length;
     this.maxima = this.maxima?.weights === matrix.weights ? this.maxima : { weights: matrix.weights, rows: rowMaxima(matrix.weights, width) };
     this.lines.show({
-      ...names, query: this.query, key: this.key, palette: this.options.palette, shade: shadeOf(this.map.range),
+      ...names, query: this.query, key: this.key, palette: this.map.colours, shade: shadeOf(this.map.range),
       weight: (row, column) => matrix.weights[row * width + column], largest: (row) => this.maxima.rows[row],
     });
   }
@@ -394,7 +391,7 @@ export class Detail {
   /** Update the legend and the tokens to the colours of the map. */
   #coloured() {
     if (!this.map.range || !this.options) return;
-    fillLegend(this.bar, this.map.range, this.options.palette, this.matrix?.parts ? SIGNS : "");
+    fillLegend(this.bar, this.map.range, this.map.colours, this.matrix?.parts ? SIGNS : "");
     this.#paintTokens();
   }
 }

@@ -29,7 +29,7 @@ const MOST_IMAGE_CELLS = 1024;
  *  @param {import("./detail.js").Detail[]} details one or two @param {number} inches its width
  *  @param {{paper: string, ink: string}} theme @returns {Drawing} */
 export function mapsFigure(details, inches, theme) {
-  const { range, palette } = /** @type {any} */ (details[0].map);
+  const { range, colours: palette } = /** @type {any} */ (details[0].map);
   const quantity = details[0].matrix?.parts ? "difference" : details[0].weighted ? "weight × norm" : "weight";
   const bar = barOf(range, palette, theme.ink, quantity);
   const width = inches * 72;
@@ -159,7 +159,7 @@ function labelled(count, points) {
 
 /** @param {import("./map.js").MapView} map */
 function cellsImage(map) {
-  const { mapData, part, reduction, range, palette } = /** @type {any} */ (map);
+  const { mapData, part, reduction, range, colours: palette } = /** @type {any} */ (map);
   const [down, across] = [Math.min(part[2], MOST_IMAGE_CELLS), Math.min(part[3], MOST_IMAGE_CELLS)];
   const cells = mapData.cells(part, down, across, reduction);
   const canvas = document.createElement("canvas");

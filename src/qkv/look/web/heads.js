@@ -298,7 +298,7 @@ function render({ model, el, hash }) {
   };
   const top = /** @type {HTMLInputElement} */ (createElement("input", {
     type: "number", min: 0, step: "any", class: "number", placeholder: "automatic", value: state.top || null, disabled: state.scale === "row",
-    title: "Weight from which on the colour is darkest; empty: automatic",
+    title: "Weight from which on the colour is strongest; empty: automatic",
     onchange: () => { state.top = Math.max(0, Number(top.value) || 0); refresh(); paintOverview(); },
   }));
   controls.append(

@@ -60,5 +60,5 @@ export function describeRange(range) {
   if (scale === "row") return `Colour: share of the largest ${size} in the visible part of the row.`;
   const middle = `middle colour ${formatWeight(weightAt(range, 0.5))}, `;
   const first = scale === "auto" ? `faint below ${formatWeight(start)} (${rule}), ` : middle;
-  return `Colour: ${first}darkest from ${formatWeight(top)}; largest ${formatWeight(largest)}.`;
+  return `Colour: ${first}strongest from ${formatWeight(top)}; largest ${formatWeight(largest)}.`;
 }

@@ -1,7 +1,8 @@
 // One map on a canvas, with queries as rows and keys as columns; it supports hover, a keyboard cursor, zoom and pan.
 
 import { createElement } from "./dom.js";
-import { pixels } from "./colour.js";
+import { paletteFor, pixels } from "./colour.js";
+import { drawAxes, MARGIN } from "./map_axes.js";
 import { NOT_SHARES, shadeOf, summarize, uniformWeight } from "./range.js";
 import { Pinch } from "./touch.js";
 
@@ -15,10 +16,8 @@ import { Pinch } from "./touch.js";
  *  @property {(part: [number, number, number, number], height: number, width: number, reduction: "max" | "mean")
  *    => Float32Array} cells
  *  @property {(row: number, column: number) => number | null} weight null: not loaded yet
- *  @property {(row: number, column: number) => number} error largest difference from the exact weight */
-
-const MARGIN = { left: 92, top: 8, right: 10, bottom: 76 };
-const LABEL = 13;
+ *  @property {(row: number, column: number) => number} error largest difference from the exact weight
+ *  @property {() => boolean} [loading] whether coarser weights are shown until others are loaded */
 
 export class MapView {
   /** @param {{hover: (row: number, column: number) => void, pick: (row: number, column: number, click: boolean) => void,
@@ -117,6 +116,18 @@ export class MapView {
     this.draw();
   }
 
+  /** The selected rows and columns: the cursor and the pinned row, whose labels are always shown.
+   *  @returns {[number[], number[]]} */
+  get selected() {
+    const [row, column] = this.cursor;
+    return [this.pinned === null || this.pinned === row ? [row] : [this.pinned, row], [column]];
+  }
+
+  /** The colours of the current range. */
+  get colours() {
+    return paletteFor(/** @type {import("./colour.js").Palette} */ (this.palette), this.range);
+  }
+
   /** The rectangle of the map on the canvas, in CSS pixels. */
   get box() {
     const { clientWidth, clientHeight } = this.canvas;
@@ -150,7 +161,7 @@ export class MapView {
     const painted = this.#paint(mapData, height, width);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(painted, box.x, box.y, box.width, box.height);
-    this.#axes(pen, mapData);
+    drawAxes(pen, canvas, this.box, part, mapData, this.selected);
     this.#cursor(pen);
     // One finger scrolls the page unless the map is zoomed in.
     canvas.style.touchAction = this.place ? "none" : "pan-x pan-y";
@@ -158,6 +169,8 @@ export class MapView {
       canvas.dataset.part = part.join(",");
       this.handlers.moved();
     }
+    if (mapData.loading?.()) canvas.setAttribute("aria-busy", "true");
+    else canvas.removeAttribute("aria-busy");
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 
@@ -179,7 +192,7 @@ export class MapView {
       this.range = range;
       this.handlers.coloured();
     }
-    const palette = /** @type {import("./colour.js").Palette} */ (this.palette);
+    const palette = this.colours;
     const paintedKey = `${key}${rangeKey}${palette.positive[0]}`;
     if (this.painted?.key !== paintedKey) {
       const image = pixels(this.picture.cells, width, shadeOf(range), palette, rowMaxima(this.picture.cells, width));
@@ -188,38 +201,6 @@ export class MapView {
       this.painted = { key: paintedKey, canvas };
     }
     return this.painted.canvas;
-  }
-
-  /** @param {CanvasRenderingContext2D} pen @param {MapData} mapData */
-  #axes(pen, mapData) {
-    const { box, part } = this;
-    const style = getComputedStyle(this.canvas);
-    pen.fillStyle = pen.strokeStyle = style.color;
-    pen.font = `11px ${style.fontFamily}`;
-    pen.lineWidth = 0.5;
-    pen.strokeRect(box.x, box.y, box.width, box.height);
-    pen.textBaseline = "middle";
-    pen.textAlign = "right";
-    for (const row of ticks(part[0], part[2], box.height)) {
-      const y = box.y + ((row + 0.5 - part[0]) / part[2]) * box.height;
-      pen.fillText(short(mapData.query(row)), box.x - 5, y);
-    }
-    for (const column of ticks(part[1], part[3], box.width)) {
-      const x = box.x + ((column + 0.5 - part[1]) / part[3]) * box.width;
-      pen.save();
-      pen.translate(x, box.y + box.height + 5);
-      pen.rotate(-Math.PI / 2);
-      pen.fillText(short(mapData.key(column), 9), 0, 0);
-      pen.restore();
-    }
-    pen.font = `600 12px ${style.fontFamily}`;
-    pen.textAlign = "center";
-    pen.fillText("key (attended) →", box.x + box.width / 2, box.y + box.height + 66);
-    pen.save();
-    pen.translate(9, box.y + box.height / 2);
-    pen.rotate(-Math.PI / 2);
-    pen.fillText("← query (attends)", 0, 0);
-    pen.restore();
   }
 
   /** @param {CanvasRenderingContext2D} pen */
@@ -377,23 +358,4 @@ export function rowMaxima(cells, width) {
     if (magnitude > maxima[row] && magnitude < Infinity) maxima[row] = magnitude;
   }
   return maxima;
-}
-
-/** Return the indices to label, which are every n-th index so that labels do not overlap.
- *  @param {number} first @param {number} count @param {number} pixels */
-export function ticks(first, count, pixels) {
-  const each = round(Math.max(1, Math.ceil((count * LABEL) / pixels)));
-  const start = Math.ceil(first / each) * each;
-  return Array.from({ length: Math.max(0, Math.ceil((first + count - start) / each)) }, (_, i) => start + i * each);
-}
-
-/** Round up to 10, 20, 50, 100 …; numbers below 10 do not change. @param {number} step */
-function round(step) {
-  const power = 10 ** Math.floor(Math.log10(step));
-  return step < 10 ? step : power * (step <= power ? 1 : step <= 2 * power ? 2 : step <= 5 * power ? 5 : 10);
-}
-
-/** @param {string} text @param {number} [maximum] */
-function short(text, maximum = 12) {
-  return text.length <= maximum ? text : `${text.slice(0, maximum - 1)}…`;
 }

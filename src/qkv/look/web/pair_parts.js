@@ -1,7 +1,7 @@
 // Query and key vector of the selected pair, and their product dimension by dimension.
 
 import { formatWeight } from "./codes.js";
-import { cssColour, paletteOf } from "./colour.js";
+import { cssColour, paletteFor, paletteOf } from "./colour.js";
 import { createElement } from "./dom.js";
 
 /** Number of dimensions that the table lists. */
@@ -43,7 +43,7 @@ export class PairParts {
       : `“${name}” → “${keyName}”: logit ${signed(parts.logit)} = Σ query · key · ${signed(parts.scale)}${other}; weight ${signed(parts.weight)}; ` +
         `norm of the value ${signed(parts.value_norm)}; weight × norm ${signed(parts.weight * parts.value_norm)}.`;
     const readout = createElement("output", { class: "quiet", text: "Point at a dimension." });
-    const palette = paletteOf(dark);
+    const palette = paletteFor(paletteOf(dark), { signed: true });
     const strips = STRIPS.map(([field, label]) => {
       const numbers = /** @type {number[]} */ (parts[field]);
       const largest = Math.max(...numbers.map(Math.abs)) || 1;

@@ -24,6 +24,7 @@ export function missingParts(meta, source) {
   return [
     ...(some("live") && !source.effect ? ["“What changes without this head?”"] : []),
     ...(some("live") && !source.pair ? ["“Why this weight?”"] : []),
+    ...(some("live") && !source.weight ? ["“All digits”"] : []),
     ...(some("flow") && !source.flow ? ["“Flow of this pair”"] : []),
     ...(meta.views.length > 1 && !source.differences ? ["“Which heads differ most?”"] : []),
   ];
@@ -59,7 +60,7 @@ export class Questions {
     this.element = createElement("section", { class: "questions", "aria-label": "questions" }, this.sections);
     const missing = missingParts(meta, source);
     if (missing.length) {
-      this.element.append(createElement("p", { class: "quiet missing", text: `Not in this file: ${missing.join(", ")}. They need the page that qkv look serves.` }));
+      this.element.append(createElement("p", { class: "quiet missing", text: `Not in this file: ${missing.join(", ")}. They need the page that qkv look serves. Weights have three significant digits in this file.` }));
     }
     /** @type {Place | null} */
     this.place = null;

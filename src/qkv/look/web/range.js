@@ -1,10 +1,10 @@
-// The colour range of a picture: which weights are faint, and from which weight on the colour is darkest.
+// The colour range of a picture: which weights are faint, and from which weight on the colour is strongest.
 //
 // The rule of the automatic range, for the cells of a picture:
 //   faint below     the mean over its queries of 1 / (number of keys), the weight that uniform attention gives,
 //                   but at most 1.96 times the smallest of them; for pooled cells at least the median cell; for weights
 //                   that are not shares of 1, the median cell, but at least 1/1000 and at most 1/10 of the largest
-//   darkest from    the weight that 99 % of the cells that are not faint do not exceed
+//   strongest from  the weight that 99 % of the cells that are not faint do not exceed
 // Between the two, the colour follows the logarithm of the weight.
 
 /** @typedef {"auto" | "linear" | "sqrt" | "log" | "row"} Scale */
@@ -13,7 +13,7 @@
  *  @property {Scale} scale
  *  @property {number} low weights up to this one have the colour of 0 (automatic scale only)
  *  @property {number} start the smallest weight that is not faint
- *  @property {number} top the smallest weight of the darkest colour
+ *  @property {number} top the smallest weight of the strongest colour
  *  @property {number} largest the largest magnitude in the picture
  *  @property {boolean} signed whether there are negative weights
  *  @property {boolean} masked whether there are masked cells
@@ -35,7 +35,7 @@ export const FAINT = 0.1;
 const BINS_PER_DECADE = 64;
 const LOWEST_DECADE = -46;
 const BINS = 100 * BINS_PER_DECADE;
-/** Share of the cells that are not faint from which on the colour is darkest. */
+/** Share of the cells that are not faint from which on the colour is strongest. */
 const TOP_SHARE = 0.99;
 /** Share of all cells that have the colour of 0. */
 const LOW_SHARE = 0.2;

@@ -19,7 +19,9 @@
  *  @property {(view: number, query: number, heads: [number, number, number][]) => Promise<any>} [effect] of scaled heads,
  *    given by layer, head and percent
  *  @property {(view: number, layer: number, head: number, query: number, key: number) => Promise<any>} [pair] query and key
- *    vector of a pair */
+ *    vector of a pair
+ *  @property {(view: number, layer: number, head: number, query: number, key: number) => Promise<string>} [weight] of a
+ *    pair with all digits */
 
 /** @param {string} base base address of the page @returns {Source} */
 export function fromServer(base) {
@@ -52,6 +54,7 @@ function questions(send) {
     effect: (/** @type {number} */ view, /** @type {number} */ query, /** @type {[number, number, number][]} */ heads) =>
       json("effect", view, query, ...heads.flat()),
     pair: (/** @type {number[]} */ ...place) => json("pair", ...place),
+    weight: (/** @type {number[]} */ ...place) => json("weight", ...place),
     font: () => json("font", 0),
   };
 }

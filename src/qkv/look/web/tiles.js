@@ -30,6 +30,7 @@ export class Tiles {
       cells: this.#reduce.bind(this),
       weight: (/** @type {number} */ row, /** @type {number} */ column) => this.#read(0, row, column, 0),
       error: () => 0,
+      loading: () => this.pending.size > 0,
       loadRow: (/** @type {number} */ row, /** @type {number} */ first, /** @type {number} */ last) =>
         this.#loadRow(row, first, last),
     };

@@ -1,0 +1,80 @@
+// The axes of a map: their names, and as many labels as fit, always with those of the selected rows and columns.
+
+/** Pixels around the cells of a map. */
+export const MARGIN = { left: 92, top: 8, right: 10, bottom: 76 };
+/** Pixels that a label takes. */
+const LABEL = 13;
+
+/** Draw the axes of a map.
+ *  @param {CanvasRenderingContext2D} pen @param {HTMLCanvasElement} canvas
+ *  @param {{x: number, y: number, width: number, height: number}} box the rectangle of the cells
+ *  @param {[number, number, number, number]} part the visible first row, first column, rows and columns
+ *  @param {import("./map.js").MapData} mapData @param {[number[], number[]]} selected rows and columns */
+export function drawAxes(pen, canvas, box, part, mapData, [rows, columns]) {
+  const style = getComputedStyle(canvas);
+  pen.strokeStyle = style.color;
+  pen.lineWidth = 0.5;
+  pen.strokeRect(box.x, box.y, box.width, box.height);
+  pen.textBaseline = "middle";
+  pen.textAlign = "right";
+  /** @param {boolean} bold */
+  const choose = (bold) => {
+    pen.font = `${bold ? "700 " : ""}11px ${style.fontFamily}`;
+    pen.fillStyle = bold ? style.getPropertyValue("--mark") : style.color;
+  };
+  const down = labels(part[0], part[2], box.height, rows);
+  for (const row of down) {
+    choose(rows.includes(row));
+    pen.fillText(short(mapData.query(row)), box.x - 5, box.y + ((row + 0.5 - part[0]) / part[2]) * box.height);
+  }
+  const across = labels(part[1], part[3], box.width, columns);
+  for (const column of across) {
+    choose(columns.includes(column));
+    pen.save();
+    pen.translate(box.x + ((column + 0.5 - part[1]) / part[3]) * box.width, box.y + box.height + 5);
+    pen.rotate(-Math.PI / 2);
+    pen.fillText(short(mapData.key(column), 9), 0, 0);
+    pen.restore();
+  }
+  Object.assign(canvas.dataset, { rows: down.join(), columns: across.join() });
+  pen.fillStyle = style.color;
+  pen.font = `600 12px ${style.fontFamily}`;
+  pen.textAlign = "center";
+  pen.fillText("key (attended) →", box.x + box.width / 2, box.y + box.height + 66);
+  pen.save();
+  pen.translate(9, box.y + box.height / 2);
+  pen.rotate(-Math.PI / 2);
+  pen.fillText("← query (attends)", 0, 0);
+  pen.restore();
+}
+
+/** Return the indices to label in increasing order: the selected ones that are visible, and the regular ones that do
+ *  not overlap them.
+ *  @param {number} first @param {number} count @param {number} pixels @param {number[]} selected */
+export function labels(first, count, pixels, selected) {
+  const own = selected.filter((index) => index >= first && index < first + count);
+  const apart = (/** @type {number} */ index) => own.every((one) => (Math.abs(index - one) * pixels) / count >= LABEL);
+  const every = ticks(first, count, pixels);
+  // Neighbours keep their labels if all rows have one.
+  const dense = every.length === count;
+  return [...every.filter((index) => !own.includes(index) && (dense || apart(index))), ...own].sort((a, b) => a - b);
+}
+
+/** Return every n-th index, so that labels do not overlap.
+ *  @param {number} first @param {number} count @param {number} pixels */
+export function ticks(first, count, pixels) {
+  const each = round(Math.max(1, Math.ceil((count * LABEL) / pixels)));
+  const start = Math.ceil(first / each) * each;
+  return Array.from({ length: Math.max(0, Math.ceil((first + count - start) / each)) }, (_, i) => start + i * each);
+}
+
+/** Round up to 10, 20, 50, 100 …; numbers below 10 do not change. @param {number} step */
+function round(step) {
+  const power = 10 ** Math.floor(Math.log10(step));
+  return step < 10 ? step : power * (step <= power ? 1 : step <= 2 * power ? 2 : step <= 5 * power ? 5 : 10);
+}
+
+/** @param {string} text @param {number} [maximum] */
+function short(text, maximum = 12) {
+  return text.length <= maximum ? text : `${text.slice(0, maximum - 1)}…`;
+}

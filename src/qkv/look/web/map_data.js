@@ -1,0 +1,67 @@
+// The data of a shown map: of a head, of the mean of a layer, of a difference, or of tiles that are loaded on demand.
+
+import { subtract } from "./difference.js";
+import { loadHead } from "./load.js";
+import { countKeys, reduce } from "./matrix.js";
+import { patchesOf } from "./picture.js";
+import { Tiles } from "./tiles.js";
+
+/** The image of a view, and the patches of the rows and columns of its map.
+ *  @typedef {{pixels: Uint8Array, size: [number, number], rows: ReturnType<typeof patchesOf>, columns: ReturnType<typeof patchesOf>}} ShownImage */
+
+/** What a map shows; `matrix` and `image` belong to dense maps, `loadRow` to tiled ones.
+ *  @typedef {{mapData: import("./map.js").MapData, matrix: import("./load.js").Loaded | null, image: ShownImage | null,
+ *    loadRow: ((query: number) => Promise<[number, number][]>) | null}} Shown */
+
+/** Load a map.
+ *  @param {import("./source.js").Source} source @param {import("./comparison.js").Shown} shown
+ *  @param {any} options `subtract`: the map that is subtracted; and those of `loadHead`
+ *  @param {() => void} refresh called after a tile has been loaded @returns {Promise<Shown>} */
+export async function loadMap(source, shown, options, refresh) {
+  const { view, index, layer, head } = shown;
+  if (view.levels) return loadTiles(source, shown, refresh);
+  const other = options.subtract;
+  const [own, subtracted] = await Promise.all([
+    loadHead(source, view, index, layer, head, options),
+    other ? loadHead(source, other.view, other.index, other.layer, other.head, options) : null,
+  ]);
+  const matrix = subtracted ? subtract(own, subtracted) : own;
+  const { weights, normalized, error, rows, columns } = matrix;
+  const pixels = view.picture && source.pixels ? await source.pixels(index) : null;
+  const width = matrix.keys.length;
+  return {
+    matrix,
+    image: pixels && view.picture
+      ? { pixels, size: view.picture, rows: patchesOf(view.queries, rows), columns: patchesOf(view.keys || view.queries, columns) } : null,
+    loadRow: null,
+    mapData: {
+      query: (row) => matrix.queries[row],
+      key: (column) => matrix.keys[column],
+      rows: matrix.queries.length, columns: width, counts: countKeys(weights, width), normalized, error,
+      cells: (part, height, across, reduction) => reduce(weights, width, part, height, across, reduction),
+      weight: (row, column) => weights[row * width + column],
+    },
+  };
+}
+
+/** @param {import("./source.js").Source} source @param {import("./comparison.js").Shown} shown @param {() => void} refresh
+ *  @returns {Promise<Shown>} */
+async function loadTiles(source, { view, index, layer, head }, refresh) {
+  const keys = view.keys || view.queries;
+  const bytes = await /** @type {any} */ (source.counts)(index, layer, head);
+  const { exponent, normalized } = view.ranges[layer][head];
+  const tiles = new Tiles(
+    {
+      queries: view.queries.tokens, keys: keys.tokens, levels: view.levels || 0, base: view.base || 0,
+      overview: view.overview || [1, 1],
+      exponent, normalized, counts: new Uint32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength)),
+      tile: (level, y, x) => /** @type {any} */ (source.tile)(index, layer, head, level, y, x),
+    },
+    refresh,
+  );
+  await tiles.first();
+  return {
+    matrix: null, image: null, mapData: tiles.mapData,
+    loadRow: (query) => /** @type {any} */ (source.row)(index, layer, head, query),
+  };
+}
