@@ -34,6 +34,7 @@ WEB_FILES = (
     "head_effect.js",
     "head_search.js",
     "gallery.html",
+    "grid_data.js",
     "heads.js",
     "legend.js",
     "lines.js",

@@ -3,7 +3,7 @@
 import { formatWeight, MASKED } from "./codes.js";
 import { titleOf } from "./comparison.js";
 import { describeDifference, SIGNS, strongestDifferences } from "./difference.js";
-import { createElement } from "./dom.js";
+import { createElement, scrollIfHidden } from "./dom.js";
 import { fillLegend } from "./legend.js";
 import { Lines } from "./lines.js";
 import { segmentsOf } from "./load.js";
@@ -236,6 +236,11 @@ export class Detail {
     if (select && notify) this.onSelect(row, column);
   }
 
+  /** Scroll the page to the map if less than half of it is visible. */
+  reveal() {
+    scrollIfHidden(this.map.canvas, this.element);
+  }
+
   /** Show the pinned pair again after the pointer has left the map or the words. */
   #leave() {
     if (this.map.pinned === null || !this.mapData) return;
@@ -357,22 +362,7 @@ export class Detail {
   #drawPicture() {
     const { matrix, image } = this;
     if (!matrix || !image || !this.map.range) return;
-    const axis = image.columns.grid ? image.columns : image.rows;
-    const shade = shadeOf(this.map.range);
-    const width = matrix.keys.length;
-    const at = new Map(axis.patches.map((patch, i) => [patch, i]));
-    const weight = (/** @type {number} */ patch) => {
-      const i = at.get(patch);
-      if (i === undefined) return 0;
-      return axis === image.columns ? matrix.weights[this.query * width + i] : matrix.weights[i * width + this.key];
-    };
-    let largest = 0;
-    for (const patch of at.keys()) largest = Math.max(largest, Math.abs(weight(patch)) || 0);
-    this.picture.show({
-      ...image, grid: /** @type {[number, number]} */ (axis.grid), share: (patch) => Math.abs(shade(weight(patch), largest)),
-      name: (patch) => `${Math.floor(patch / axis.grid[1])},${patch % axis.grid[1]}`,
-      query: image.rows.grid ? image.rows.patches[this.query] : -1, key: image.columns.grid ? image.columns.patches[this.key] : -1,
-    });
+    this.picture.showWeights(image, matrix, this.query, this.key, shadeOf(this.map.range));
   }
 
   /** Draw the lines between words, in the colours of the map. */

@@ -38,6 +38,15 @@ export function createCheckBox(label, checked, change) {
   return createElement("label", { class: "control" }, [box, createElement("span", { text: label })]);
 }
 
+/** Scroll to an element if less than half of a part of it is visible.
+ *  @param {HTMLElement} part @param {HTMLElement} element */
+export function scrollIfHidden(part, element) {
+  const { top, bottom, height } = part.getBoundingClientRect();
+  if (Math.min(bottom, innerHeight) - Math.max(top, 0) >= Math.min(height, innerHeight) / 2) return;
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  element.scrollIntoView({ block: "start", behavior: still ? "auto" : "smooth" });
+}
+
 /** Let the browser save a file.
  *  @param {string} name @param {BlobPart} content @param {string} type */
 export function download(name, content, type) {

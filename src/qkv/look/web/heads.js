@@ -7,6 +7,7 @@ import { paletteOf } from "./colour.js";
 import { Comparison } from "./comparison.js";
 import { Detail } from "./detail.js";
 import { alignTokens } from "./difference.js";
+import { loadGrid } from "./grid_data.js";
 import { TextSearch } from "./text_search.js";
 import { strongest } from "./matrix.js";
 import { Overview } from "./overview.js";
@@ -27,9 +28,9 @@ const PAIRS = /** @type {[string, string][]} */ ([
   ["bb", "within the second text"],
 ]);
 const REDUCTIONS = /** @type {[string, string][]} */ ([["max", "maximum"], ["mean", "mean"]]);
-const LEAD =
-  "Each row of the map is a token that attends, each column a token that it attends to; strong colours are large weights. " +
-  "Point at a row; click a word to pin it.";
+const LEAD = "Each row of the map is a token that attends, each column a token that it attends to; strong colours are large weights. ";
+/** What to do, with a mouse and with a finger. */
+const ACTS = ["Point at a row; click a word to pin it.", "Tap a cell or a word to select it; two fingers zoom the map."];
 const IMAGE_LEAD =
   "Bright patches of the image have large weights for the selected patch or token, which is framed. Point at a patch; click it to pin it.";
 const KEYS =
@@ -130,7 +131,7 @@ function render({ model, el, hash }) {
   };
   const overview = new Overview((l, h) => selectHead(l, h));
   const comparison = new Comparison(meta, source, state, {
-    refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectHead(l, h), report: (text) => report(text),
+    refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectHead(l, h).then(() => first.reveal()), report: (text) => report(text),
   });
   const questions = new Questions(meta, source, state, {
     go: (view, layer, head, query, key) => goTo(view, layer, head, query, key),
@@ -198,6 +199,7 @@ function render({ model, el, hash }) {
     const same = view === state.view;
     Object.assign(state, { view, layer, head, query, key });
     (same ? (overview.select(layer, head), refresh()) : restart()).then(() => {
+      first.reveal();
       questions.update(place());
       link();
     });
@@ -206,6 +208,7 @@ function render({ model, el, hash }) {
   /** Select the head of a role, and a word that shows what it does. @param {number} layer @param {number} head @param {string} role */
   async function selectRole(layer, head, role) {
     await selectHead(layer, head);
+    first.reveal();
     const query = exampleWord(role, first.names?.queries || []);
     if (query >= 0) first.query = query;
     if (first.matrix) first.go(first.query, strongest(first.matrix, first.query, 1)[0]?.key ?? 0);
@@ -244,14 +247,13 @@ function render({ model, el, hash }) {
     return detail.show(view, index, layer, head, options);
   }
 
-  /** @type {Promise<Uint8Array>} */
-  let thumbnails = Promise.resolve(new Uint8Array());
+  let painting = 0;
 
   async function restart() {
     const view = meta.views[state.view];
     comparison.build();
     el.dataset.theme = state.dark ? "dark" : "light";
-    lead.textContent = view.picture ? IMAGE_LEAD : LEAD;
+    lead.textContent = view.picture ? IMAGE_LEAD : LEAD + ACTS[Number(matchMedia("(pointer: coarse)").matches)];
     note.textContent = view.note || "";
     note.hidden = !view.note;
     state.layer = Math.min(state.layer, view.layers.length - 1);
@@ -262,19 +264,19 @@ function render({ model, el, hash }) {
     }, (l, h) => markOf(view.roles?.[`${l},${h}`] || []));
     fillRoles(roles, view.roles || {}, selectRole);
     overview.select(state.layer, state.head);
-    thumbnails = source.thumbnails(state.view);
-    await Promise.all([refresh(), paintOverview()]);
+    await repaint();
   }
 
+  /** Draw the map and the grid again after a setting of both has changed. */
+  const repaint = () => Promise.all([refresh(), paintOverview()]);
+
   async function paintOverview() {
-    const view = meta.views[state.view];
+    const request = ++painting;
+    const side = meta.thumbnail_size;
     try {
-      const bytes = await thumbnails;
-      if (view !== meta.views[state.view]) return;
-      legend.textContent = overview.paint(bytes, {
-        side: meta.thumbnail_size, palette: paletteOf(state.dark), scale: /** @type {any} */ (state.scale), top: state.top,
-        ranges: view.ranges.flat(), queries: view.queries.tokens.length, keys: (view.keys || view.queries).tokens.length,
-      });
+      const data = await loadGrid(source, meta.views[state.view], state.view, /** @type {any} */ (state), side);
+      if (request !== painting) return;
+      legend.textContent = overview.paint(data, { side, palette: paletteOf(state.dark), scale: /** @type {any} */ (state.scale), top: state.top });
     } catch (error) {
       report(`The overview could not be loaded: ${error instanceof Error ? error.message : error}`);
     }
@@ -299,7 +301,7 @@ function render({ model, el, hash }) {
   const top = /** @type {HTMLInputElement} */ (createElement("input", {
     type: "number", min: 0, step: "any", class: "number", placeholder: "automatic", value: state.top || null, disabled: state.scale === "row",
     title: "Weight from which on the colour is strongest; empty: automatic",
-    onchange: () => { state.top = Math.max(0, Number(top.value) || 0); refresh(); paintOverview(); },
+    onchange: () => { state.top = Math.max(0, Number(top.value) || 0); repaint(); },
   }));
   controls.append(
     ...(views.length > 1 ? [
@@ -310,20 +312,20 @@ function render({ model, el, hash }) {
     comparison.element,
   );
   if (meta.views.some((/** @type {any} */ one) => one.queries.segments && !one.levels)) {
-    controls.append(createSelect("Attention", PAIRS, /** @type {string} */ (state.pairs), (value) => { state.pairs = value; refresh(); }, "pairs"));
+    controls.append(createSelect("Attention", PAIRS, /** @type {string} */ (state.pairs), (value) => { state.pairs = value; repaint(); }, "pairs"));
   }
   // On a narrow screen, the settings are folded so that the maps come first.
   const settings = createElement("details", { class: "settings", open: el.clientWidth > 640 }, [createElement("summary", { text: "Settings and saving" })]);
   controls.append(settings);
   settings.append(
-    createSelect("Scale", SCALES, /** @type {string} */ (state.scale), (value) => { state.scale = value; top.disabled = value === "row"; refresh(); paintOverview(); }, "scale"),
+    createSelect("Scale", SCALES, /** @type {string} */ (state.scale), (value) => { state.scale = value; top.disabled = value === "row"; repaint(); }, "scale"),
     createElement("label", { class: "control" }, [createElement("span", { text: "Colour limit" }), top]),
     createSelect("Cell value", REDUCTIONS, state.cell, (value) => { state.cell = value; refresh(); }),
-    createCheckBox("Whole words", state.words, (on) => { state.words = on; refresh(); }),
-    createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; refresh(); }),
+    createCheckBox("Whole words", state.words, (on) => { state.words = on; repaint(); }),
+    createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; repaint(); }),
     createCheckBox("Lines between words", state.lines, (on) => { state.lines = on; refresh(); }),
     ...(meta.views.some((/** @type {any} */ view) => view.values) ? [
-      createCheckBox("× norm of the value", state.values, (on) => { state.values = on; refresh(); }),
+      createCheckBox("× norm of the value", state.values, (on) => { state.values = on; repaint(); }),
     ] : []),
     createCheckBox("Dark", state.dark, (on) => { state.dark = on; restart(); }),
     search.element,

@@ -1,7 +1,6 @@
 // A grid of thumbnails of all layers and heads; a click or the arrow keys select a head.
 
-import { dequantize, codesOf } from "./codes.js";
-import { pixels } from "./colour.js";
+import { paletteFor, pixels } from "./colour.js";
 import { createElement } from "./dom.js";
 import { describeRange } from "./legend.js";
 import { rowMaxima } from "./map.js";
@@ -59,28 +58,24 @@ export class Overview {
   }
 
   /** Paint the thumbnails. All heads share a colour range, except those whose weights are not shares of 1, such as flow.
-   *  @param {Uint8Array} bytes codes of all heads, one thumbnail after the other
-   *  @param {{side: number, palette: import("./colour.js").Palette, scale: import("./range.js").Scale, top: number,
-   *    ranges: {exponent: number, normalized: boolean}[], queries: number, keys: number}} options
+   *  @param {import("./grid_data.js").GridData} data
+   *  @param {{side: number, palette: import("./colour.js").Palette, scale: import("./range.js").Scale, top: number}} options
    *  @returns {string} the range in words */
-  paint(bytes, { side, palette, scale, top, ranges, queries, keys }) {
+  paint({ weights, shared, normalized, queries, keys, note }, { side, palette, scale, top }) {
     // A single image of all heads; each cell shows its part of it.
     const all = this.cells.flat();
     const canvas = document.createElement("canvas");
     canvas.width = side;
     canvas.height = side * Math.max(1, all.length);
     const area = side * side;
-    const codes = codesOf(bytes);
-    const weights = new Float32Array(area * all.length);
-    ranges.forEach(({ exponent }, i) => weights.set(dequantize(codes.subarray(i * area, (i + 1) * area), exponent), i * area));
     const pooled = Math.max(queries, keys) > side;
-    const shared = weights.filter((_, i) => ranges[Math.floor(i / area)].normalized);
-    const range = rangeOf(summarize(shared, uniformWeight([keys]), pooled), scale, top);
+    const common = weights.filter((_, i) => shared[Math.floor(i / area)]);
+    const range = rangeOf(summarize(common, normalized ? uniformWeight([keys]) : NOT_SHARES, pooled), scale, top);
     const image = new ImageData(side, canvas.height);
-    ranges.forEach(({ normalized }, i) => {
+    shared.forEach((one, i) => {
       const cells = weights.subarray(i * area, (i + 1) * area);
-      const own = normalized ? range : rangeOf(summarize(cells, NOT_SHARES, pooled), scale, 0);
-      image.data.set(pixels(cells, side, shadeOf(own), palette, rowMaxima(cells, side)).data, i * area * 4);
+      const own = one ? range : rangeOf(summarize(cells, NOT_SHARES, pooled), scale, 0);
+      image.data.set(pixels(cells, side, shadeOf(own), paletteFor(palette, own), rowMaxima(cells, side)).data, i * area * 4);
     });
     /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
     canvas.toBlob((blob) => {
@@ -94,10 +89,11 @@ export class Overview {
       });
       this.element.dataset.painted = String(all.length);
     });
-    const others = ranges.some(({ normalized }) => !normalized);
-    const few = shared.length === 0;
-    this.painted = { layers: this.layers, image, range: few ? null : range, palette, side };
-    this.rule = `Small maps: ${few ? "each has its own colour scale." : `one scale. ${describeRange(range)}${others ? " Maps whose rows do not sum to 1 have their own." : ""}`}`;
+    const others = shared.some((one) => !one);
+    const few = common.length === 0;
+    this.painted = { layers: this.layers, image, range: few ? null : range, palette: paletteFor(palette, few ? null : range), side };
+    const own = normalized ? " Maps whose rows do not sum to 1 have their own." : " The others have their own.";
+    this.rule = `Small maps: ${few ? "each has its own colour scale." : `one scale. ${describeRange(range)}${others ? own : ""}`}${note}`;
     return this.rule;
   }
 

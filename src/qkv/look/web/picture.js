@@ -31,6 +31,27 @@ export class Picture {
     this.#later();
   }
 
+  /** Show the weights of a pair's query on the image, or those of its key if the keys are no patches.
+   *  @param {import("./map_data.js").ShownImage} image @param {import("./load.js").Loaded} matrix
+   *  @param {number} query @param {number} key @param {(weight: number, row: number) => number} shade */
+  showWeights(image, matrix, query, key, shade) {
+    const axis = image.columns.grid ? image.columns : image.rows;
+    const width = matrix.keys.length;
+    const at = new Map(axis.patches.map((patch, i) => [patch, i]));
+    const weight = (/** @type {number} */ patch) => {
+      const i = at.get(patch);
+      if (i === undefined) return 0;
+      return axis === image.columns ? matrix.weights[query * width + i] : matrix.weights[i * width + key];
+    };
+    let largest = 0;
+    for (const patch of at.keys()) largest = Math.max(largest, Math.abs(weight(patch)) || 0);
+    this.show({
+      ...image, grid: /** @type {[number, number]} */ (axis.grid), share: (patch) => Math.abs(shade(weight(patch), largest)),
+      name: (patch) => `${Math.floor(patch / axis.grid[1])},${patch % axis.grid[1]}`,
+      query: image.rows.grid ? image.rows.patches[query] : -1, key: image.columns.grid ? image.columns.patches[key] : -1,
+    });
+  }
+
   #later() {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {

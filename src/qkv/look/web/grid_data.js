@@ -1,0 +1,71 @@
+// The small maps of the grid: of all tokens, or as the settings for tokens and values change the shown map.
+
+import { codesOf, dequantize, MASKED } from "./codes.js";
+import { segmentsOf } from "./load.js";
+import { groupsOf, merge, reduce } from "./matrix.js";
+
+/** Maximum number of weights of which small maps are computed in the browser, 8 MB. */
+const MOST_GRID_WEIGHTS = 4_000_000;
+
+/** The weights of the small maps, one after the other, and for each map whether it has the common colour range.
+ *  @typedef {{weights: Float32Array, shared: boolean[], normalized: boolean, queries: number, keys: number, note: string}} GridData
+ *    `normalized`: the common range is that of shares of 1; `queries` and `keys`: their numbers; `note`: a remark */
+
+/** Load the small maps of a view.
+ *  @param {import("./source.js").Source} source @param {any} view @param {number} index of the view
+ *  @param {{words: boolean, hide: boolean, values: boolean, pairs: string}} options @param {number} side of a small map in cells
+ *  @returns {Promise<GridData>} */
+export async function loadGrid(source, view, index, options, side) {
+  const ranges = view.ranges.flat();
+  const keyAxis = view.keys || view.queries;
+  const [n, width] = [view.queries.tokens.length, keyAxis.tokens.length];
+  const [from, to] = view.levels ? [] : segmentsOf(view, options.pairs);
+  const rows = view.levels ? [] : groupsOf(view.queries, options.words, options.hide, from);
+  const columns = view.levels ? [] : groupsOf(keyAxis, options.words, options.hide, to);
+  const weighted = Boolean(options.values && view.values);
+  const changed = !view.levels && (weighted || rows.length < n || columns.length < width);
+  const small = rows.length && columns.length && n * width * ranges.length <= MOST_GRID_WEIGHTS;
+  if (!changed || !small) {
+    const note = changed ? " They are too large to follow the settings: they show all tokens and plain weights." : "";
+    const shared = ranges.map((/** @type {any} */ { normalized }) => normalized);
+    return { weights: decodeAll(await source.thumbnails(index), ranges, side ** 2), shared, normalized: true, queries: n, keys: width, note };
+  }
+  const [bytes, norms] = await Promise.all([
+    source.rows(index, 0, n),
+    Promise.all(view.layers.map((/** @type {any} */ _, /** @type {number} */ l) => (weighted ? source.valueNorms(index, l).catch(() => null) : null))),
+  ]);
+  const weights = new Float32Array(ranges.length * side ** 2);
+  const codes = codesOf(bytes);
+  /** @type {boolean[]} */
+  const shared = [];
+  view.layers.forEach((/** @type {any} */ layer, /** @type {number} */ l) => {
+    layer.heads.forEach((/** @type {string} */ _, /** @type {number} */ h) => {
+      const at = shared.length;
+      const single = dequantize(codes.subarray(at * n * width, (at + 1) * n * width), view.ranges[l][h].exponent);
+      const norm = norms[l]?.[h];
+      if (norm) for (let i = 0; i < single.length; i++) if (single[i] !== MASKED) single[i] *= norm[i % width];
+      const merged = merge(single, width, rows, columns);
+      weights.set(shrink(merged, rows.length, columns.length, side), at * side ** 2);
+      shared.push(weighted ? Boolean(norm) : view.ranges[l][h].normalized);
+    });
+  });
+  const note = weighted && !shared.every(Boolean) ? " Maps over several heads have no values." : "";
+  return { weights, shared, normalized: !weighted, queries: rows.length, keys: columns.length, note };
+}
+
+/** @param {Uint8Array} bytes codes of all small maps @param {{exponent: number}[]} ranges @param {number} area cells of a map */
+function decodeAll(bytes, ranges, area) {
+  const codes = codesOf(bytes);
+  const weights = new Float32Array(area * ranges.length);
+  ranges.forEach(({ exponent }, i) => weights.set(dequantize(codes.subarray(i * area, (i + 1) * area), exponent), i * area));
+  return weights;
+}
+
+/** Return a map with `side` × `side` cells, each the weight of largest magnitude that it covers.
+ *  @param {Float32Array} weights @param {number} rows @param {number} columns @param {number} side */
+function shrink(weights, rows, columns, side) {
+  const [down, across] = [Math.min(side, rows), Math.min(side, columns)];
+  const cells = reduce(weights, columns, [0, 0, rows, columns], down, across, "max");
+  return Float32Array.from({ length: side ** 2 }, (_, i) =>
+    cells[Math.floor((Math.floor(i / side) * down) / side) * across + Math.floor(((i % side) * across) / side)]);
+}
