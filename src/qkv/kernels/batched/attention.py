@@ -131,7 +131,9 @@ class BatchedAttention:
         logits, *saved = cast("Sequence[Tensor]", found)
         if self.empty is not None:
             # The score itself may give −inf to all pairs of an empty query; its weights must be finite for gradients.
-            logits = logits.masked_fill_(self._merge(self.empty), 0)
+            # All weight goes to the first key, because equal logits would be ties, which take top-k longer.
+            empty = self._merge(self.empty)
+            logits.masked_fill_(empty, -math.inf)[..., :1].masked_fill_(empty, 0)
         weights = self.rows.weights(logits, owned=logits is not tensors[1])
         kept = weights if self.kept is None else weights * self._merge(self.kept)
         output = self._rounded_product(kept, cast("Tensor", tensors[0]))

@@ -11,13 +11,14 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
+from qkv.core.axes import Axes
 from qkv.core.equation import TorchCall
 from qkv.kernels.runtime.microbenchmarks import is_faster
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["half_of"]
+__all__ = ["half_of", "suits_half"]
 
 _MIN_WIDTH = 32
 """Width of queries, keys and values from which products in bfloat16 take less time, with conversions."""
@@ -29,12 +30,16 @@ def half_of(call: TorchCall) -> torch.dtype | None:
     """Return the dtype of the output if products in it take less time than in single precision, otherwise None."""
     import torch
 
-    width = min(call.query.shape[-1], call.key.shape[-1], call.value.shape[-1])
-    if call.out_dtype != torch.bfloat16 or not call.value.is_cpu or width < _MIN_WIDTH:
+    if call.out_dtype != torch.bfloat16 or not call.value.is_cpu:
         return None
-    if call.tile.q_total * call.tile.k_total * width < _MIN_PRODUCTS:
-        return None
-    return torch.bfloat16 if _bfloat16_is_faster() else None
+    axes = Axes.of(call.query.shape, call.key.shape, call.value.shape)
+    return torch.bfloat16 if suits_half(axes) and _bfloat16_is_faster() else None
+
+
+def suits_half(axes: Axes) -> bool:
+    """Return whether the products of a call are large enough to gain from half precision."""
+    width = min(axes.query_width, axes.key_width, axes.value_width)
+    return width >= _MIN_WIDTH and axes.q * axes.k * width >= _MIN_PRODUCTS
 
 
 @cache

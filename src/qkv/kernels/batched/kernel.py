@@ -20,10 +20,10 @@ from qkv.core.typing import Array, Float, Tensor
 from qkv.kernels.batched.additive import STEP_BYTES
 from qkv.kernels.batched.attention import BatchedAttention
 from qkv.kernels.batched.forms import pair_logits_of
-from qkv.kernels.batched.half_products import half_of
+from qkv.kernels.batched.half_products import half_of, suits_half
 from qkv.kernels.batched.mask_bias import depends_on_positions_alone, mask_bias
 from qkv.kernels.batched.pair_logits import has_finite_sum
-from qkv.kernels.batched.row_weights import row_weights
+from qkv.kernels.batched.row_weights import row_weights, softmax_in_place
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.runtime.closure_gradients import (
     may_close_over_tensors,
@@ -103,12 +103,16 @@ class BatchedKernel(Kernel):
             arrays = max(2.05, forward, 2 * features)
         if not problem.normalizer.online:  # the support, and sums over a sorted row
             arrays += 2.2 if gradient else 0.3
-        elif problem.normalizer.selects_keys:  # the order of a row
-            arrays = max(5.0, arrays + 1.9 * gradient)
-        if problem.spec.mask is not None:  # the mask; all logits but those of products are copied while it is added
+        copy = 1.0 if in_place and not softmax_in_place(problem.axes.k, pairs * problem.itemsize) else 0.0
+        arrays += copy
+        mask = problem.spec.mask
+        if mask is not None:  # the mask; all logits but those of products are copied while it is added
             copied = not (gradient or problem.score.is_inner_product or problem.score.adds_offset)
-            arrays = max(arrays + 0.25, (in_place + 1.35 if in_place else 3.05) if copied else 0.0)
-        arrays += 0.5 if problem.dtype == "bfloat16" else 0.0  # weights or gradients rounded for a product
+            arrays = max(arrays + 0.25, (in_place + 1.35 + copy if in_place else 3.05) if copied else 0.0)
+            share = 1.0 if mask.arrays() else 1 / max(1, problem.axes.batch_size)
+            arrays += max(0.0, share - 0.25)
+        if problem.dtype == "bfloat16" and suits_half(problem.axes):
+            arrays += 1.0  # a factor of a product in half precision, and its copy in oneDNN
         scratch = pairs * problem.itemsize * arrays + problem.cast_bytes + (2 * STEP_BYTES if additive else 0)
         scratch += sum(lifted_elements(problem)) * problem.itemsize * (2 if gradient else 1)
         products = (problem.axes.query_width + problem.axes.value_width) * 2 * (3 if gradient else 1) / PRODUCT_RATE

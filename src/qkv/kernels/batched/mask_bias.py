@@ -12,13 +12,13 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Bool, Float, Tensor
+from qkv.core.typing import Bool, Float, Shaped, Tensor
 from qkv.masks import Mask
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MaskBias", "depends_on_positions_alone", "mask_bias"]
+__all__ = ["MaskBias", "depends_on_positions_alone", "mask_bias", "row_major"]
 
 MaskBias: TypeAlias = tuple[Float[Tensor, "*_ #q #k"] | None, Bool[Tensor, "*_ #q 1"] | None]
 """The array to add to logits, None for 0, and which queries have no key, None for no query."""
@@ -59,7 +59,7 @@ def mask_bias(call: TorchCall) -> MaskBias:
 def _compute(call: TorchCall, mask: Mask) -> MaskBias:
     import torch
 
-    allowed = cast("Bool[Tensor, '*_']", mask.allowed(call.tile, call.value))
+    allowed = row_major(cast("Bool[Tensor, '*_']", mask.allowed(call.tile, call.value)))
     zero, excluded = _constants(call.value.dtype, call.value.device)
     bias = torch.where(allowed, zero, excluded)
     empty = bias.amax(dim=-1, keepdim=True) != 0
@@ -67,6 +67,15 @@ def _compute(call: TorchCall, mask: Mask) -> MaskBias:
         return bias, None
     # A query without keys would divide 0 by 0. It gets any weights here, and the output 0 later.
     return bias.masked_fill(empty, 0), empty
+
+
+def row_major(x: Shaped[Tensor, "*axes"]) -> Shaped[Tensor, "*axes"]:
+    """Return `x`, copied if its last two axes are swapped in memory.
+
+    `core.arrays.toeplitz` returns such a tensor unless it is square. Results of operators would be laid out like it,
+    so that softmax and matrix products copy them.
+    """
+    return x.contiguous() if x.ndim > 1 and x.mT.is_contiguous() else x
 
 
 def _constants(dtype: torch.dtype, device: torch.device) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:

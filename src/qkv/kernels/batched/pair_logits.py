@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 from qkv.core import arrays
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
+from qkv.kernels.batched.mask_bias import row_major
 from qkv.kernels.runtime.closure_gradients import refuse_recorded_closures
 from qkv.kernels.runtime.isolated_autograd import project_call, projects_nothing
 from qkv.scores.wrapper import PointwiseScore
@@ -271,7 +272,7 @@ class Products(PairLogits):
             offsets.append(cast("Tensor", score.offset(call.tile, call.value)))
             score = score.score
         sides = project_call(call) if self.projected else call
-        total = [reduce(add, offsets)] if offsets else []
+        total = [row_major(reduce(add, offsets))] if offsets else []
         return cast("Tensor", sides.query), cast("Tensor", sides.key), *total
 
     def forward(

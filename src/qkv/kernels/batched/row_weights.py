@@ -26,7 +26,7 @@ from qkv.normalizers.base import Normalizer
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RowWeights", "row_weights"]
+__all__ = ["RowWeights", "row_weights", "softmax_in_place"]
 
 _REGISTER = 16
 """Elements of a vector register."""
@@ -71,13 +71,21 @@ class RowWeights(ABC):
         """Return the gradient of the scaled logits, given that of the weights, which may be overwritten."""
 
 
-def _prefers_in_place(rows: Float[Tensor, "*batch q k"]) -> bool:
+def softmax_in_place(keys: int, size: int) -> bool:
     """Return whether PyTorch's softmax in place, where each row is read before it is written, takes less time.
 
     Another large array costs page faults. In place, the vector that ends a row overlaps the next row, unless the length
     is a multiple of the width of a register; reading it again so soon after it was written takes twice the time.
+
+    Args:
+        keys: length of the rows.
+        size: size of all rows in bytes.
     """
-    return rows.shape[-1] % _REGISTER == 0 or rows.nbytes > _MANY_BYTES
+    return keys % _REGISTER == 0 or size > _MANY_BYTES
+
+
+def _prefers_in_place(rows: Float[Tensor, "*batch q k"]) -> bool:
+    return softmax_in_place(rows.shape[-1], rows.nbytes)
 
 
 @dataclass(frozen=True)
@@ -119,8 +127,9 @@ class _TopRows(_SoftmaxRows):
         largest, index = logits.topk(self.count)
         # The index is unique unless several logits equal the smallest of them; weights of −inf are 0 at any index.
         if int(torch.count_nonzero(logits >= largest[..., -1:])) != index.numel():
-            candidates = logits >= largest[..., -1:].clamp_min(torch.finfo(logits.dtype).min)
-            if int(candidates.sum(-1).max()) > self.count:
+            smallest = torch.finfo(logits.dtype).min
+            candidates = torch.count_nonzero(logits >= largest[..., -1:].clamp_min(smallest))
+            if int(candidates) != int(torch.count_nonzero(largest >= smallest)):
                 largest, index = (x[..., : self.count] for x in logits.sort(dim=-1, descending=True, stable=True))
         return torch.zeros_like(logits).scatter_(-1, index, largest.softmax(-1))
 
