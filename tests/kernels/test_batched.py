@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 import qkv
 from qkv import masks, normalizers, scores
-from qkv.core.equation import attend_dense
+from qkv.core.equation import attend_dense, bind_call
 from qkv.core.tile import Tile
 from qkv.kernels import BatchedKernel
 from qkv.kernels.batched import additive
+from qkv.kernels.batched.forms import pair_logits_of
+from qkv.kernels.batched.mask_bias import mask_bias
 from qkv.testing.kernels import KernelContract
 
 
@@ -300,3 +302,31 @@ def test_a_mask_of_the_user_is_computed_for_every_call() -> None:
             got = qkv.attend(query, key, value, **options, kernel="batched")
             wanted = qkv.attend(query, key, value, score=score, mask=masks.Keys(torch.tensor(keys)), kernel="dense")
             torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(("q", "k"), [(5, 9), (9, 5), (6, 6)])
+def test_masks_and_position_biases_of_short_calls_are_laid_out_by_rows(q: int, k: int) -> None:
+    score = scores.ALiBi(scores.ScaledDot(), 0.5)
+    call = bind_call(
+        torch.randn(2, q, 4), torch.randn(2, k, 4), torch.randn(2, k, 4), score=score,
+        normalizer=normalizers.Softmax(), mask=masks.Causal("end"), positions=qkv.Positions(align="end"),
+    )  # fmt: skip
+    bias, _ = mask_bias(call)
+    offset = pair_logits_of(call, 1.0).operands(call)[2]
+    assert bias is not None
+    assert offset is not None
+    assert [x.stride()[-2:] for x in (bias, offset)] == [(k, 1), (k, 1)]
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.TopK(3), normalizers.Sparsemax(), normalizers.Sigmoid()])
+def test_queries_without_keys_do_not_affect_the_others_in_short_calls(normalizer: normalizers.Normalizer) -> None:
+    torch.manual_seed(0)
+    sides = [torch.randn(2, n, 4, dtype=torch.float64, requires_grad=True) for n in (9, 5, 5)]
+    direction = torch.randn(2, 9, 4, dtype=torch.float64)
+    found = []
+    for kernel in ("batched", "dense"):
+        for _ in range(2):
+            output = qkv.attend(*sides, normalizer=normalizer, mask=masks.Causal("end"), kernel=kernel)
+        found.append([output.detach(), *torch.autograd.grad(output, sides, direction)])
+    assert not found[0][0][:, :4].any()
+    torch.testing.assert_close(found[0], found[1])
