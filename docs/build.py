@@ -12,6 +12,7 @@ MODULES = (
     "qkv.database",
     "qkv.join",
     "qkv.search",
+    "qkv.serve",
     "qkv.encoders",
     "qkv.estimators",
     "qkv.look",

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from qkv.database import Database
-from qkv.serve import ServedStore
 
 from .conftest import PAY
 

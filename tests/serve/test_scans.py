@@ -83,6 +83,13 @@ def test_a_slow_answer_is_refused_by_504_and_its_scan_ends(monkeypatch):
         assert send("POST", "/ask", json={"query": 1}).status_code == 200
 
 
+def test_a_predicate_that_does_not_end_is_interrupted_and_the_next_question_is_answered(served):
+    send = sender(served, Limits(seconds=1))
+    endless = "(select count(*) from range(1000000) a, range(1000000) b, range(1000000) c) > 0"
+    assert send("POST", "/ask", json={"query": 1, "where": endless}).status_code == 504
+    assert served.submit(Question((1.0,), True)).result(timeout=60).answer.found
+
+
 def test_a_slow_body_is_refused_by_408(served):
     send = sender(served, Limits(seconds=0.1))
 

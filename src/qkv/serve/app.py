@@ -113,7 +113,7 @@ class _Routes:
         wanted = choose_type(request.headers.get("accept", ""), (_JSON,))
         kind, body = await self._body(request)
         if kind == _JSON:
-            search = read_search({**_from_url(request), **parse_json_body(body)}, self.limits)
+            search = read_search(_from_body(request, body), self.limits)
         else:
             queries = arrow_bodies.read_queries(body, ("query",), self.limits.queries)
             search = read_search(_from_url(request), self.limits, queries)
@@ -171,7 +171,7 @@ class _Routes:
             raise RequestError(404, "no store is served, but a search index alone. Ask it by POST /search.")
         kind, body = await self._body(request)
         if kind == _JSON:
-            return read_question({**_from_url(request), **parse_json_body(body)}, self.limits)
+            return read_question(_from_body(request, body), self.limits)
         queries = arrow_bodies.read_queries(body, database.key, self.limits.queries)
         return read_question(_from_url(request), self.limits, queries)
 
@@ -231,7 +231,7 @@ async def _written(answered: Answered, write: Callable[[], bytes], media_type: s
 
 
 def _from_url(request: Request) -> dict[str, object]:
-    """Return the options in the query of a URL, which a JSON body overrides."""
+    """Return the options in the query of a URL, where they are if the body is an Arrow stream."""
     found: dict[str, object] = {}
     for name, text in request.query_params.multi_items():
         if name in found:
@@ -242,6 +242,13 @@ def _from_url(request: Request) -> dict[str, object]:
             kind = {int: "an integer", float: "a number"}.get(_CONVERSIONS[name], "true or false")  # type: ignore
             raise RequestError(422, f"{name} must be {kind} in the URL, got {text[:40]!r}. Correct it.") from None
     return found
+
+
+def _from_body(request: Request, body: bytes) -> dict[str, Any]:
+    """Return the fields in a JSON body."""
+    if request.url.query:
+        raise RequestError(422, "options must be in the JSON body, got some in the URL. Write them into the body.")
+    return parse_json_body(body)
 
 
 def _too_large(limits: Limits) -> RequestError:

@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol, by which an assistant asks a store and receives answers with their evidence."""
+"""A server of the Model Context Protocol, by which an assistant asks a store and gets answers with their evidence."""
 
 # Annotations are not strings here: the tools are described by them.
 
@@ -42,7 +42,7 @@ def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCP
     from pydantic import Field
 
     bounds = limits or Limits()
-    server: "MCPServer[Any]" = MCPServer("qkv", instructions=_ABOUT, log_level="WARNING")
+    server: MCPServer[Any] = MCPServer("qkv", instructions=_ABOUT, log_level="WARNING")
 
     async def answer(request: Question | Search) -> Answered:
         try:

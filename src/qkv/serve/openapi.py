@@ -7,6 +7,7 @@ from typing import Any
 from qkv.serve.answers import EXACT
 from qkv.serve.arrow_bodies import MEDIA_TYPE
 from qkv.serve.limits import Limits
+from qkv.serve.questions import TEMPERATURES
 
 __all__ = ["openapi_document"]
 
@@ -53,7 +54,7 @@ def openapi_document(limits: Limits) -> dict[str, Any]:
     search = {
         "contributions": {"type": "boolean", "default": True},
         "mix": {"type": "number", "minimum": 0, "maximum": 1},
-        "temperature": {"type": "number", "exclusiveMinimum": 0, "maximum": 1.7e308, "default": 1.0},
+        "temperature": {"type": "number", "minimum": TEMPERATURES[0], "maximum": TEMPERATURES[1], "default": 1.0},
         "top": top,
     }
     words = {"type": "string", "minLength": 1, "maxLength": 10_000, "pattern": r"\S"}
@@ -115,7 +116,14 @@ def _operation(
         "operationId": name,
         "summary": summary,
         "parameters": [
-            {"name": option, "in": "query", "required": False, "schema": schema} for option, schema in options.items()
+            {
+                "name": option,
+                "in": "query",
+                "required": False,
+                "schema": schema,
+                "description": "Only beside an Arrow body; with a JSON body, options are in the body.",
+            }
+            for option, schema in options.items()
         ],
         "requestBody": {"required": True, "content": bodies},
         "responses": {"200": {"description": summary, "content": content}, **_errors(_ERRORS), **_NOT_SERVED},

@@ -13,8 +13,10 @@ from qkv.errors import OptionError, QueryError
 from qkv.serve.limits import Limits
 from qkv.serve.typed_json import decode
 
-__all__ = ["Question", "Search", "parse_json_body", "read_question", "read_search"]
+__all__ = ["TEMPERATURES", "Question", "Search", "parse_json_body", "read_question", "read_search"]
 
+TEMPERATURES = 1e-3, 1e6
+"""Smallest and largest temperature of a search, with which float32 neither overflows nor loses scores."""
 _TEXT = 10_000
 """Largest number of characters of an option, such as a predicate."""
 _DEEPEST = 32
@@ -192,8 +194,11 @@ def read_search(fields: Mapping[str, Any], limits: Limits, queries: list[object]
     reader.finish()
     if mix is not None and not 0 <= mix <= 1:
         raise OptionError(f"mix must be from 0 to 1, got {mix}. 0 uses BM25 alone, 1 vectors alone.")
-    if temperature is not None and temperature <= 0:
-        raise OptionError(f"temperature must be positive, got {temperature}. A small one concentrates the weights.")
+    if temperature is not None and not TEMPERATURES[0] <= temperature <= TEMPERATURES[1]:
+        raise OptionError(
+            f"temperature must be from {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g}, got {temperature}. A small one "
+            "concentrates the weights."
+        )
     return Search(
         tuple(texts),
         single,

@@ -48,6 +48,7 @@ class ScanQueue(Generic[_Request, _Result]):
         run: answers requests of one group: returns one result or exception per request, in their order. Its second
             argument is `raise_if_abandoned`, to be called now and then.
         most: the largest number of queries of a scan; a single request may have more.
+        interrupt: called with the identifier of the thread of a scan all of whose requests were cancelled.
 
     Example:
         >>> queue = ScanQueue(lambda requests, _: [len(request) for request in requests])
@@ -61,8 +62,10 @@ class ScanQueue(Generic[_Request, _Result]):
         self,
         run: Callable[[Sequence[_Request], Callable[[], None]], Sequence[_Result | BaseException]],
         most: int = 8192,
+        interrupt: Callable[[int], None] | None = None,
     ) -> None:
-        self._run, self._most = run, most
+        self._run, self._most, self._interrupt = run, most, interrupt
+        self._running: list[_Job[_Request, _Result]] = []
         self._waiting: deque[_Job[_Request, _Result]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -87,6 +90,7 @@ class ScanQueue(Generic[_Request, _Result]):
                 self._thread = threading.Thread(target=self._work, name="qkv-scan", daemon=True)
                 self._thread.start()
             self._changed.notify()
+        job.future.add_done_callback(self._notice_cancelled)
         return job.future
 
     def close(self, seconds: float = 5.0) -> None:
@@ -103,6 +107,16 @@ class ScanQueue(Generic[_Request, _Result]):
     def _work(self) -> None:
         while jobs := self._next():
             self._scan(jobs)
+
+    def _notice_cancelled(self, future: Future[_Result]) -> None:
+        """Interrupt the scan that runs if nobody waits for it any more."""
+        if not future.cancelled() or self._interrupt is None:
+            return
+        with self._changed:  # the scan cannot end meanwhile, so that the next one is not interrupted
+            if self._running and all(job.future.cancelled() for job in self._running):
+                assert self._thread is not None
+                assert self._thread.ident is not None
+                self._interrupt(self._thread.ident)
 
     def _next(self) -> list[_Job[_Request, _Result]]:
         """Wait for requests, and return those of the next scan; an empty list if the queue is closed."""
@@ -121,7 +135,7 @@ class ScanQueue(Generic[_Request, _Result]):
                         queries += len(job.request)
                     else:
                         others.append(job)
-                self._waiting = others
+                self._waiting, self._running = others, jobs
                 if jobs or self._closed:
                     return jobs
 
@@ -135,6 +149,8 @@ class ScanQueue(Generic[_Request, _Result]):
             results = self._run([job.request for job in jobs], raise_if_abandoned)
         except BaseException as error:  # an exception must not end the thread, which every request needs
             results = [error] * len(jobs)
+        with self._changed:
+            self._running = []
         for job, result in zip(jobs, results, strict=True):
             if not job.future.set_running_or_notify_cancel():
                 continue

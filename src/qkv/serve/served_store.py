@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from qkv.database.io.duckdb_file import interrupt_thread
 from qkv.database.io.nanoseconds import to_records
 from qkv.database.relations.answer_relation import samples
 from qkv.database.storage.stored import StoredDatabase
@@ -86,7 +87,7 @@ class ServedStore:
         self.index = index
         self.problem = ""
         self.observe = observe
-        self.queue: ScanQueue[Question | Search, Answered] = ScanQueue(self._run)
+        self.queue: ScanQueue[Question | Search, Answered] = ScanQueue(self._run, interrupt=interrupt_thread)
         self._source = database if isinstance(database, StoredDatabase) else None
         self._current = database
         self._reading = threading.Lock()

@@ -6,6 +6,7 @@ import contextlib
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,18 @@ from qkv.errors import DataError, QkvError
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["CLOSED", "DELIMITED", "JSON", "OFFLINE", "PARQUET", "OpenFile", "open_connection", "open_file", "run_typed"]
+__all__ = [
+    "CLOSED",
+    "DELIMITED",
+    "JSON",
+    "OFFLINE",
+    "PARQUET",
+    "OpenFile",
+    "interrupt_thread",
+    "open_connection",
+    "open_file",
+    "run_typed",
+]
 
 DELIMITED = (".csv", ".tsv", ".txt")
 JSON = (".jsonl", ".ndjson", ".json")
@@ -49,6 +61,9 @@ def open_connection(
         import duckdb
 
     connection = duckdb.connect(config=settings)
+    thread = threading.get_ident()
+    before = _CONNECTIONS.get(thread)
+    _CONNECTIONS[thread] = connection
     try:
         # DuckDB prints the progress of slow reads to standard output, where answers are.
         connection.execute("set enable_progress_bar = false")
@@ -66,7 +81,26 @@ def open_connection(
             raise
         raise error_class(f"{failure}: {_first_sentence(error)}. {remedy}") from None
     finally:
+        if before is None:
+            del _CONNECTIONS[thread]
+        else:
+            _CONNECTIONS[thread] = before
         connection.close()
+
+
+def interrupt_thread(thread: int) -> None:
+    """Interrupt the query that DuckDB runs in a thread, if any, as Ctrl-C does: it raises a `KeyboardInterrupt`.
+
+    Args:
+        thread: the identifier of the thread, see `threading.get_ident`.
+    """
+    connection = _CONNECTIONS.get(thread)
+    if connection is not None:
+        connection.interrupt()
+
+
+_CONNECTIONS: dict[int, duckdb.DuckDBPyConnection] = {}
+"""The open connection of each thread that has one."""
 
 
 @contextmanager
