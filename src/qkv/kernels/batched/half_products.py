@@ -2,8 +2,8 @@
 
 Products whose result is rounded to half precision anyway (the output and the gradients of query, key and value), and
 the product of the output's gradient with the values, are computed in bfloat16 where the processor does that faster:
-about twice as fast on AMD processors with AVX-512 for bfloat16. Logits and weights stay in single precision, so that
-the results are more exact than those of PyTorch's operators on bfloat16.
+about twice as fast on AMD processors with AVX-512 for bfloat16. Logits and weights stay in single precision. The
+errors of outputs and gradients were .1 to 1.3 times those of PyTorch's operators on bfloat16.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from qkv.core.axes import Axes
 from qkv.core.equation import TorchCall
-from qkv.kernels.runtime.microbenchmarks import is_faster
 
 if TYPE_CHECKING:
     import torch
@@ -44,9 +43,8 @@ def suits_half(axes: Axes) -> bool:
 
 @cache
 def _bfloat16_is_faster() -> bool:
+    """Return whether the processor has instructions for bfloat16; a measurement would let results depend on load."""
     import torch
 
-    with torch.no_grad():
-        x = torch.linspace(-1.0, 1.0, 4 * 128 * 64).view(4, 128, 64)
-        half = x.bfloat16()
-        return is_faster(lambda: torch.bmm(half, half.mT).float(), lambda: torch.bmm(x, x.mT))
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return supported is not None and bool(supported())
