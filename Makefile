@@ -53,13 +53,20 @@ fuzz: $(VENV)/.dev
 kills: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONPATH=src $(BIN)/python -m tests.kills --seed $(SEED) --points $(POINTS)
 
-# With every Python of 3.11 to 3.13 on this machine: about ten minutes for each pair of a Python and its packages.
-# A command may exist that only says that pyenv has no such version; PYENV_VERSION=3.11.7:3.12.1:3.13.0 names those it has.
-PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell python$(version) -c "import sys; print(sys.executable)" 2>/dev/null))
+# With every Python of 3.11 to 3.13 on this machine, those of pyenv included: about ten minutes for each pair of a Python
+# and its packages. KEEP=folder keeps the environments; PARTS="tests/store tests/cli" runs a part of the tests.
+# TORCH=no leaves out PyTorch, where the package index has only builds for GPUs.
+PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell \
+	for python in python$(version) $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$(version).*/bin/python; do \
+	$$python -c "import sys; print(sys.executable)" 2>/dev/null && break; done))
 WHICH ?= lowest newest
+PARTS ?= tests
+KEEP ?=
+TORCH ?=
 test-versions: $(VENV)/.dev
 	@test -n "$(PYTHONS)" || { echo "PYTHONS must name at least one Python, for example PYTHONS=python3.11"; exit 1; }
-	$(foreach python,$(PYTHONS),$(foreach which,$(WHICH),$(BIN)/python -m tests.versions $(which) --python $(python) &&)) true
+	$(foreach python,$(PYTHONS),$(foreach which,$(WHICH),$(BIN)/python -m tests.versions $(which) --python $(python) \
+		$(if $(KEEP),--keep $(KEEP)) $(if $(filter no,$(TORCH)),--no-torch) $(PARTS) &&)) true
 
 # Mutation testing on a seeded sample of 1,500 mutants: about an hour.
 mutants: $(VENV)/.dev

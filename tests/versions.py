@@ -2,8 +2,16 @@
 
 `python -m tests.versions lowest [pytest arguments]` builds the wheel, makes an environment in a temporary folder,
 installs the lowest versions of all direct requirements (or the newest, with `newest`) and runs the tests against the
-installed wheel. `make test-versions` does both with each Python of 3.11 to 3.13 on the machine. PyTorch is always the
-version of `constraints.txt`, because other versions take gigabytes of GPU packages.
+installed wheel. `make test-versions` runs the lowest with Python 3.11, and the newest with each of 3.11 to 3.13.
+PyTorch is always the version of `constraints.txt`, because other versions take gigabytes of GPU packages.
+
+`--keep FOLDER` keeps the environment in a folder of its own in that folder: later runs install only the wheel, unless
+the list of packages changed. A part of the tests is named at the end, as for pytest:
+
+    python -m tests.versions newest --python python3.12 --keep /tmp/environments -n 1 tests/store
+
+With `--no-torch` PyTorch is not installed, and tests that need it are left out or skipped: a package index may have
+no build for CPUs for each Python.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ _EXTRAS = ("ask", "look", "jax", "hf", "translate", "onnx", "keras", "flax", "eq
 _NEEDS_NEWEST = ("attn-gym", "jupyterlab", "tensorflow-cpu", "tokamax", "x-transformers")
 """Peers and tools of the tests that themselves need newer packages; their tests are left out."""
 _LEFT_OUT = ("tests/peers", "tests/look/test_notebook.py")
+_LOWEST_PYTHON = "3.11"
 _GPU = re.compile(r"(nvidia-|cuda-|triton|torch)")
 
 
@@ -54,33 +63,67 @@ def resolve(which: str, python: str, folder: Path) -> Path:
     command += ["--only-binary", ":all:", "--resolution", "lowest-direct" if which == "lowest" else "highest"]
     _run([sys.executable, "-m", *command, "--override", str(pinned), "-o", str(listed), str(wanted)])
     lines = listed.read_text().splitlines()
-    listed.write_text("\n".join(line for line in lines if not _GPU.match(line)) + f"\n{torch_version()}\n")
+    listed.write_text("".join(f"{line}\n" for line in lines if not _GPU.match(line)))
     return listed
+
+
+def install(which: str, python: str, folder: Path, *, torch: bool = True) -> str:
+    """Build the wheel and install it with the chosen versions in an environment, and return the Python of that.
+
+    Args:
+        which: "lowest" or "newest".
+        python: the Python to make the environment with.
+        folder: folder for environments; one that is there already, with the same versions, is used again.
+        torch: whether to install PyTorch.
+    """
+    version = _version(python)
+    folder = folder.resolve() / f"{which}-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    listed, installed = resolve(which, version, folder), folder / "installed.txt"
+    wanted = listed.read_text() + (torch_version() if torch else "")
+    inside = str(folder / "environment" / "bin" / "python")
+    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--python", inside]
+    if not installed.exists() or installed.read_text() != wanted:
+        installed.unlink(missing_ok=True)
+        _run([python, "-m", "venv", "--clear", str(folder / "environment")])
+        _run([*command, "-r", str(listed)])
+        if torch:  # by pip, whose settings may name a place with a build for CPUs
+            _run([inside, "-m", "pip", "install", "-q", "--disable-pip-version-check", torch_version()])
+        installed.write_text(wanted)
+    with tempfile.TemporaryDirectory() as name:
+        _run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", name, str(ROOT)])
+        [wheel] = Path(name).glob("qkv-*.whl")
+        _run([*command, "--reinstall", str(wheel)])
+    return inside
 
 
 def main() -> int:
     """Run the tests with the chosen versions, and return their exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("which", choices=["lowest", "newest"])
     parser.add_argument("--python", default=sys.executable, help="the Python to make the environment with")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder that keeps the environment")
+    parser.add_argument("--no-torch", action="store_true", help="leave out PyTorch, and the tests that need it")
     options, arguments = parser.parse_known_args()
+    if options.which == "lowest" and _version(options.python) != _LOWEST_PYTHON:
+        print(f"The lowest versions are tested with Python {_LOWEST_PYTHON} only: many have no wheels for later ones.")
+        return 0
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        version = _run([options.python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], show=False).strip()
-        listed = resolve(options.which, version, folder)
-        _run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", name, str(ROOT)])
-        _run([options.python, "-m", "venv", str(folder / "environment")])
-        python = str(folder / "environment" / "bin" / "python")
-        [wheel] = folder.glob("qkv-*.whl")
-        _run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(listed), str(wheel)])
+        python = install(options.which, options.python, options.keep or Path(name), torch=not options.no_torch)
         command = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not long"]
         # Old packages warn about their own use of newer ones, which is not an error of this package.
         command += ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
         command += ["-W", "ignore:It looks like:hypothesis.errors.HypothesisWarning", *(arguments or ["tests"])]
         if options.which == "lowest":
             command += [f"--ignore={path}" for path in _LEFT_OUT]
+        if options.no_torch:
+            command += ["-p", "tests.without_torch"]
         settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
         return subprocess.run(command, cwd=ROOT, env=settings, check=False).returncode
+
+
+def _version(python: str) -> str:
+    return _run([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], show=False).strip()
 
 
 def _run(command: list[str], *, show: bool = True) -> str:

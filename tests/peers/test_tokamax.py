@@ -1,8 +1,8 @@
 """The attention tests that tokamax ships, run with an attention function of qkv; see `tokamax_cases.py`.
 
-Of 85, tokamax skips 12 on every machine (8 of vmap, 2 of invalid shapes, 2 of benchmarks). The 5 of quantized arrays
-are left out, because qkv takes no such arrays. In that of dropout, which passes a table of what is dropped, tokamax
-expects an error. The other 67 compare outputs and gradients.
+Of 85 in version 0.0.12, tokamax skips 12 on every machine (8 of vmap, 2 of invalid shapes, 2 of benchmarks). The 5 of
+quantized arrays are left out, because qkv takes no such arrays. In that of dropout, which passes a table of what is
+dropped, tokamax expects an error. The other 67 compare outputs and gradients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def results(*patterns: str, kernel: str = "") -> dict[str, Any]:
 def test_short_sequences_and_padding_of_nan_agree() -> None:
     found = results(*SHORT)
     assert not found["wrong"]
-    assert (found["run"], len(found["skipped"])) == (4, 0)
+    assert found["run"] >= 4  # tokamax 0.0.12 has 4 of these, 0.0.17 has 6
+    assert not found["skipped"]
 
 
 @pytest.mark.long

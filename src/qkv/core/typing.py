@@ -106,7 +106,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 elif os.environ.get("QKV_CHECK_SHAPES"):
     from jaxtyping import Bool, Float, Int, Num, Shaped
-    from torch import Tensor
+
+    try:
+        from torch import Tensor
+    except ModuleNotFoundError:
+        Tensor = Any
 
     # jaxtyping checks dtype and shape; which libraries are supported is checked by `library`.
     Array = Namespace = Any
