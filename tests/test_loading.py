@@ -14,7 +14,9 @@ APART = (
     "qkv.kernels.fused.sdpa",
     "qkv.kernels.row_blocks.rows",
 )
-HEAVY = ("torch", "jax", "matplotlib", "numpy.f2py", "array_api_compat")
+HEAVY = {"torch", "jax", "matplotlib", "numpy.f2py", "array_api_compat"}
+if getattr(np, "__array_api_version__", "") < "2024.12":  # then functions of the standard are taken from the package
+    HEAVY -= {"numpy.f2py", "array_api_compat"}
 
 
 def loaded(code: str) -> set[str]:

@@ -47,6 +47,8 @@ def word(reference: Shaped[Array, "*_"], value: int | Num[Array, "*shape"]) -> N
 def _rotate(x: Num[Array, "*shape"], by: int) -> Num[Array, "*shape"]:
     if library(x) == "tensorflow":
         return namespace(x).rotate(x, by)
+    if isinstance(x, np.ndarray | np.generic):  # before NumPy 2, a scalar shifted by an int is an int64
+        return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
     if is_tensor(x):  # the right shift of a signed word extends the sign: mask it
         return (x << by) | ((x >> (32 - by)) & ((1 << by) - 1))
     return (x << by) | (x >> (32 - by))
