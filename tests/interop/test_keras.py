@@ -78,6 +78,11 @@ def environment(backend: str) -> dict[str, str]:
 
 def keras_suite(backend: str, *chosen: str) -> Any:
     """The result of Keras' own tests on our layers."""
+    package = importlib.util.find_spec("keras")
+    assert package is not None
+    assert package.origin is not None
+    if not (Path(package.origin).parent / "src" / "layers" / "attention" / "attention_test.py").exists():
+        pytest.skip("this version of Keras comes without its tests")
     found = run(backend, "tests.interop.keras_suite", *chosen)
     assert found["backend"] == backend
     assert found["failed"] == []

@@ -48,7 +48,7 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         `query` and `value` are not projected yet.
         """
         mask: Mask | None = None
-        window = self._sliding_window
+        window = getattr(self, "_sliding_window", None)  # Keras before 3.15 has no windows
         # Keras applies causal masks and windows along the first axis after the batch; for others it builds an array.
         one_axis = self._attention_axes == (1,)
         if one_axis and use_causal_mask:
@@ -60,7 +60,8 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
                 query, value, query_mask, value_mask, key_mask, attention_mask, use_causal_mask
             )
         finally:
-            self._sliding_window = window
+            if window is not None:
+                self._sliding_window = window
         return and_masks(self._pair_mask(array, len(query.shape) + 1), mask)
 
     def _pair_mask(self, mask: Shaped[Array, "*_"] | None, rank: int) -> Mask | None:
