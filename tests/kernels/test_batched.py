@@ -330,3 +330,20 @@ def test_queries_without_keys_do_not_affect_the_others_in_short_calls(normalizer
         found.append([output.detach(), *torch.autograd.grad(output, sides, direction)])
     assert not found[0][0][:, :4].any()
     torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("shared", [(5, 4), (1, 1, 5, 4)])
+@pytest.mark.parametrize(
+    "score", [scores.ScaledDot(), scores.Softcap(scores.Dot(), 2.0), scores.Gated(*torch.ones(2, 4).double())]
+)
+def test_gradients_of_keys_and_values_that_all_batch_elements_share(
+    shared: tuple[int, ...], score: scores.Score
+) -> None:
+    torch.manual_seed(0)
+    sides = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 2, 7, 4), shared, shared)]
+    found = []
+    for kernel in ("batched", "dense"):
+        for _ in range(2):
+            output = qkv.attend(*sides, score=score, mask=masks.Causal("end"), kernel=kernel)
+        found.append(torch.autograd.grad(output.square().sum(), sides))
+    torch.testing.assert_close(found[0], found[1])

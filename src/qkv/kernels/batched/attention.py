@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from qkv.core.autograd_function import autograd_function
 from qkv.core.typing import Bool, Float, Shaped, Tensor
-from qkv.kernels.batched.pair_logits import PairLogits, Tensors, has_finite_sum, product
+from qkv.kernels.batched.pair_logits import PairLogits, Tensors, has_finite_sum, is_shared, product, shared_gradient
 from qkv.kernels.batched.row_weights import RowWeights
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.gradients import gradients_of
@@ -164,7 +164,12 @@ class BatchedAttention:
         kept = None if self.kept is None else self._merge(self.kept)
         d_value = None
         if needs[0]:
-            d_value = self._rounded_product((weights if kept is None else weights * kept).mT, gradient)
+            given_weights = weights if kept is None else weights * kept
+            if is_shared(value, given_weights, gradient):
+                half = gradient.dtype if self.half is None else self.half
+                d_value = shared_gradient(given_weights.to(half), gradient.to(half), value)
+            else:
+                d_value = self._rounded_product(given_weights.mT, gradient)
         gradients: Sequence[Tensor | None] = [None] * (count - 1)
         if any(needs[1:]):
             d_weights = self._rounded_product(gradient, value.mT).to(weights.dtype)

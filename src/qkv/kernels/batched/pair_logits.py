@@ -44,9 +44,11 @@ __all__ = [
     "finite_product",
     "half_tanh_",
     "has_finite_sum",
+    "is_shared",
     "product",
     "product_gradients",
     "scaled_product",
+    "shared_gradient",
 ]
 
 Tensors: TypeAlias = Sequence[Float[Tensor, "*_"] | None]
@@ -125,6 +127,21 @@ def product_gradients(
     d = d.to(left.dtype)
     d_left = scaled_product(d, right, scale) if needs[0] else None
     return d_left, scaled_product(d.mT, left, scale) if needs[1] else None
+
+
+def is_shared(
+    x: Float[Tensor, "*_ k width"], d: Float[Tensor, "*batch q k"], left: Float[Tensor, "*_ q width"]
+) -> bool:
+    """Return whether all batch elements of `d` and `left` share `x`, so that its gradient is one matrix product."""
+    one = x.numel() == x.shape[-1] * x.shape[-2] and math.prod(d.shape[:-2]) > 1
+    return one and d.shape[:-1] == left.shape[:-1]
+
+
+def shared_gradient(
+    d: Float[Tensor, "*batch q k"], left: Float[Tensor, "*batch q width"], like: Float[Tensor, "*_ k width"]
+) -> Float[Tensor, "*_ k width"]:
+    """Return the sum of dᵀ left over all batch elements, in the shape of `like`."""
+    return (d.flatten(0, -2).mT @ left.flatten(0, -2)).view(like.shape)
 
 
 @lru_cache(maxsize=16)
@@ -310,6 +327,10 @@ class Products(PairLogits):
         d_offset = [None if not need else d if scale == 1 else d * scale for need in needs[2:]]
         if saved:
             d = torch.ops.aten.tanh_backward.grad_input(d, cast("Tensor", saved[0]), grad_input=d)
+        if needs[1] and is_shared(right, d, left):
+            d_left = product_gradients(d, left, right, scale * self.scale, (needs[0], False))[0]
+            d_right = shared_gradient(d.to(left.dtype), left, right).mul_(scale * self.scale)
+            return d_left, d_right, *d_offset
         return *product_gradients(d, left, right, scale * self.scale, needs), *d_offset
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
