@@ -38,6 +38,7 @@ def views(model):
         text_views(model, [TEXT])[0],
         View.from_weights(long, [f"w{i}" for i in range(COUNT)], name="long"),
         View.from_weights(signed[None, None], list("abc"), name="signed"),
+        View.from_weights(np.broadcast_to(np.eye(3), (5, 1, 3, 3)), list("abc"), name="deep"),
     ]
 
 
@@ -141,6 +142,15 @@ def test_both_ends_of_a_diverging_scale_stand_out(opened, served, dark):
     # The legend does not assume a light background.
     assert "darkest" not in page.locator(".rule").first.text_content()
     assert "strongest from 0.900" in page.locator(".rule").first.text_content()
+
+
+def test_another_text_with_fewer_layers_shows_a_head_that_can_be_ablated(opened, served):
+    page = opened(f"{served}#view=3&layer=4&open=effect")
+    page.get_by_label("Text").select_option("0")
+    page.wait_for_selector("[data-shown='0,1,0']")
+    page.get_by_role("button", name="Ablate layer 1, head 0").wait_for()
+    page.get_by_role("gridcell", name="all heads, mean").click()
+    page.get_by_text("Maps over several heads cannot be ablated. Select a head in the grid.").wait_for()
 
 
 def test_python_refuses_weights_that_do_not_exist(views):

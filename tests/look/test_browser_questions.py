@@ -157,6 +157,14 @@ def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page,
     redrawn(page, lambda: page.locator(".differing button").first.click())
     top = found.heads()[0]
     assert page.locator("h2").first.text_content().startswith(f"first · layer {top.layer}, head {top.head} minus")
+    # The largest difference is selected.
+    largest = np.nan_to_num(np.abs(found.weights[top.layer][top.head]))
+    row, column = np.unravel_index(largest.argmax(), largest.shape)
+    page.wait_for_function(
+        "start => document.querySelector('.readout').textContent.startsWith(start)",
+        arg=f"“{found.query_names[row]}” (",
+    )
+    assert f"→ “{found.key_names[column]}” (" in page.locator(".readout").first.text_content()
 
 
 def test_two_heads_and_the_means_of_two_layers_of_one_text_are_compared(page, address, views):

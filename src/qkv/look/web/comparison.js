@@ -3,6 +3,7 @@
 import { formatWeight } from "./codes.js";
 import { createCheckBox, createElement, createSelect } from "./dom.js";
 import { MEAN_HEAD } from "./load.js";
+import { ALL_HEADS } from "./matrix.js";
 
 /** Number of heads that are listed as those that differ most. */
 const LISTED = 10;
@@ -78,7 +79,7 @@ export class Comparison {
       createCheckBox("Means of the layers", state.mean, (on) => change(() => (state.mean = on))()),
     );
     const counts = [view, meta.views[state.view]].map((one) =>
-      one.layers.filter((/** @type {any} */ layer) => layer.name !== "all heads").map((/** @type {any} */ layer) => layer.heads.length).join());
+      one.layers.filter((/** @type {any} */ layer) => layer.name !== ALL_HEADS).map((/** @type {any} */ layer) => layer.heads.length).join());
     if (this.source.differences && state.compare !== state.view && !state.other && counts[0] === counts[1] && !view.levels && !meta.views[state.view].levels) {
       this.element.append(createElement("button", { class: "ask", text: "Which heads differ most?", onclick: () => this.#rank() }), this.list);
     }

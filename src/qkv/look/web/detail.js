@@ -9,7 +9,7 @@ import { Lines } from "./lines.js";
 import { segmentsOf } from "./load.js";
 import { MapView, rowMaxima } from "./map.js";
 import { loadMap } from "./map_data.js";
-import { groupOfToken, strongest } from "./matrix.js";
+import { ALL_HEADS, groupOfToken, strongest } from "./matrix.js";
 import { Picture } from "./picture.js";
 import { Predicted } from "./predicted.js";
 import { shadeOf } from "./range.js";
@@ -150,7 +150,7 @@ export class Detail {
     this.index = index;
     this.view = view;
     // The weights of a model, not those of maps over several heads.
-    this.computed = view.live && this.source.weight && view.layers[layer].name !== "all heads" && head >= 0 && !other && !this.weighted
+    this.computed = view.live && this.source.weight && view.layers[layer].name !== ALL_HEADS && head >= 0 && !other && !this.weighted
       ? [index, layer, head] : null;
     this.steps.element.hidden = !view.steps;
     this.names = { queries: this.#names("query"), keys: this.#names("key") };

@@ -2,6 +2,7 @@
 
 import { formatWeight } from "./codes.js";
 import { createElement, createSelect } from "./dom.js";
+import { ALL_HEADS } from "./matrix.js";
 import { shareBar } from "./predicted.js";
 
 const FACTORS = /** @type {[string, string][]} */ ([["0", "× 0 (ablated)"], ["50", "× 0.5"], ["150", "× 1.5"], ["200", "× 2"], ["400", "× 4"]]);
@@ -27,16 +28,18 @@ export class HeadEffect {
   async update(place) {
     this.place = place;
     const { view, index, layer, head } = place;
-    const own = view.live && layer < view.layers.length && view.layers[layer].name !== "all heads" && head >= 0;
+    const own = view.live && layer < view.layers.length && view.layers[layer].name !== ALL_HEADS && head >= 0;
     this.add.hidden = !own;
     this.add.textContent = own ? `Ablate ${view.layers[layer].name}, ${view.layers[layer].heads[head]}` : "";
     this.#chips();
     const request = ++this.request;
     if (!this.changes.length) {
-      this.result.textContent = "The output of an ablated head is multiplied by 0 before the output projection. Several heads may be changed together.";
+      this.result.textContent = own
+        ? "The output of an ablated head is multiplied by 0 before the output projection. Several heads may be changed together."
+        : "Maps over several heads cannot be ablated. Select a head in the grid.";
       return;
     }
-    const missing = this.changes.find(([l, h]) => !view.layers[l]?.heads[h] || view.layers[l].name === "all heads");
+    const missing = this.changes.find(([l, h]) => !view.layers[l]?.heads[h] || view.layers[l].name === ALL_HEADS);
     if (missing) {
       this.result.textContent = `This model has no layer ${missing[0]}, head ${missing[1]}. Undo this change.`;
       return;

@@ -3,11 +3,10 @@
 import { codesOf, dequantize, formatWeight } from "./codes.js";
 import { createElement } from "./dom.js";
 import { findPhrase, wordRanges } from "./find.js";
+import { ALL_HEADS } from "./matrix.js";
 
 /** Number of heads that are listed. */
 const LISTED_HEADS = 12;
-/** Name of the layer of maps over all heads, which are no heads. */
-const ALL_HEADS = "all heads";
 
 /** The attention of a head from one occurrence of the query to the key.
  *  @typedef {{view: number, query: number, key: number, weight: number, rank: number}} Place */

@@ -9,7 +9,7 @@ import { Detail } from "./detail.js";
 import { alignTokens } from "./difference.js";
 import { loadGrid } from "./grid_data.js";
 import { TextSearch } from "./text_search.js";
-import { strongest } from "./matrix.js";
+import { ALL_HEADS, largestPair, strongest } from "./matrix.js";
 import { Overview } from "./overview.js";
 import { missingParts, Questions } from "./questions.js";
 import { exampleWord, fillRoles, markOf } from "./roles.js";
@@ -131,7 +131,7 @@ function render({ model, el, hash }) {
   };
   const overview = new Overview((l, h) => selectHead(l, h));
   const comparison = new Comparison(meta, source, state, {
-    refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectHead(l, h).then(() => first.reveal()), report: (text) => report(text),
+    refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectDiffering(l, h), report: (text) => report(text),
   });
   const questions = new Questions(meta, source, state, {
     go: (view, layer, head, query, key) => goTo(view, layer, head, query, key),
@@ -205,6 +205,15 @@ function render({ model, el, hash }) {
     });
   }
 
+  /** Select a head that differs between two texts, and the pair whose difference is largest. @param {number} layer @param {number} head */
+  async function selectDiffering(layer, head) {
+    await selectHead(layer, head);
+    first.reveal();
+    if (comparison.subtracts && first.matrix && first.map.pinned === null) first.go(...largestPair(first.matrix));
+    Object.assign(state, first.tokens());
+    link();
+  }
+
   /** Select the head of a role, and a word that shows what it does. @param {number} layer @param {number} head @param {string} role */
   async function selectRole(layer, head, role) {
     await selectHead(layer, head);
@@ -256,7 +265,9 @@ function render({ model, el, hash }) {
     lead.textContent = view.picture ? IMAGE_LEAD : LEAD + ACTS[Number(matchMedia("(pointer: coarse)").matches)];
     note.textContent = view.note || "";
     note.hidden = !view.note;
-    state.layer = Math.min(state.layer, view.layers.length - 1);
+    // A model with fewer layers shows the last one, not the maps over all heads below it.
+    const own = view.layers.filter((/** @type {any} */ { name }) => name !== ALL_HEADS).length || 1;
+    if (state.layer >= view.layers.length) state.layer = own - 1;
     state.head = Math.min(state.head, view.layers[state.layer].heads.length - 1);
     overview.build(view.layers, (l, h) => {
       const roles = (view.roles[`${l},${h}`] || []).map((/** @type {any} */ role) => role.role).join(", ");

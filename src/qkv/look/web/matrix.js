@@ -2,6 +2,9 @@
 
 import { halfUnit, MASKED } from "./codes.js";
 
+/** Name of the layer of maps over all heads, which are no heads. */
+export const ALL_HEADS = "all heads";
+
 /** A map of weights with the tokens of its axes. Masked pairs have the weight `MASKED`.
  *  @typedef {Object} Matrix
  *  @property {Float32Array} weights queries × keys, row by row
@@ -104,6 +107,16 @@ export function strongest(matrix, row, count) {
     .filter(({ weight }) => weight !== MASKED)
     .sort((a, b) => magnitude(b.weight) - magnitude(a.weight) || a.key - b.key)
     .slice(0, count);
+}
+
+/** Return the query and the key of the weight of largest magnitude. @param {Matrix} matrix @returns {[number, number]} */
+export function largestPair({ weights, keys }) {
+  let at = 0;
+  for (let i = 1; i < weights.length; i++) {
+    const magnitude = Math.abs(weights[i]);
+    if (magnitude < Infinity && !(Math.abs(weights[at]) < Infinity && Math.abs(weights[at]) >= magnitude)) at = i;
+  }
+  return [Math.floor(at / keys.length), at % keys.length];
 }
 
 /** Reduce a part of a map to the screen resolution: each cell is the weight of largest magnitude, or the mean of the

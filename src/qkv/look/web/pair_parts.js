@@ -3,6 +3,7 @@
 import { formatWeight } from "./codes.js";
 import { cssColour, paletteFor, paletteOf } from "./colour.js";
 import { createElement } from "./dom.js";
+import { ALL_HEADS } from "./matrix.js";
 
 /** Number of dimensions that the table lists. */
 const LISTED_DIMENSIONS = 8;
@@ -20,7 +21,7 @@ export class PairParts {
   async update(place) {
     const request = ++this.request;
     const { index, layer, head, token, keyToken, view } = place;
-    if (layer >= view.layers.length || view.layers[layer].name === "all heads" || head < 0) {
+    if (layer >= view.layers.length || view.layers[layer].name === ALL_HEADS || head < 0) {
       this.element.textContent = "Maps over several heads have no query and key vectors. Select a head.";
       return;
     }
