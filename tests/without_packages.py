@@ -16,7 +16,7 @@ import pytest
 
 _PACKAGES = os.environ.get("QKV_WITHOUT", "").split()
 _NAMES = "|".join(re.escape(package) for package in _PACKAGES)
-_MISSING = re.compile(rf"No module named '({_NAMES})\b|needs? ({_NAMES}), which is not installed")
+_MISSING = re.compile(rf"No module named '({_NAMES})\b|\b({_NAMES}), which is not installed")
 _IMPORTS_TORCH = re.compile(r"^(import|from) (torch|qkv\.estimators|qkv\.nn)\b", re.MULTILINE)
 
 
