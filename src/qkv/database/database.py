@@ -139,7 +139,13 @@ class Database(Queryable):
     @overload
     @classmethod
     def open(
-        cls, source: str | PathLike[str], *, memory: int | str = ..., damaged: str = ..., cache: bool = ...
+        cls,
+        source: str | PathLike[str],
+        *,
+        memory: int | str = ...,
+        damaged: str = ...,
+        cache: bool = ...,
+        cluster: str | None = ...,
     ) -> StoredDatabase: ...
 
     @overload
@@ -159,6 +165,7 @@ class Database(Queryable):
         on_bad_cell: str = ...,
         date_format: str | None = ...,
         cache: bool = ...,
+        cluster: str | None = ...,
     ) -> Queryable: ...
 
     @classmethod
@@ -177,6 +184,7 @@ class Database(Queryable):
         on_bad_cell: str = "exclude",
         date_format: str | None = None,
         cache: bool = True,
+        cluster: str | None = None,
     ) -> Queryable:
         """Open a file, data frame, table, dict of columns, list of records, or store as a database.
 
@@ -206,6 +214,8 @@ class Database(Queryable):
             cache: whether the bandwidth, the no-match distance and the interval factors of 20,000 rows or more are
                 saved: those of files in the user's cache folder (the environment variable `QKV_CACHE` names another
                 one), those of a store in its folder `notes`.
+            cluster: for stores: "processes", or "processes:4" for four of them, reads the rows in worker processes;
+                "ray", "ray:4" or an address "ray://…" in actors of Ray. The answers are the same.
 
         Raises:
             OptionError: An option of text files is not allowed.
@@ -227,7 +237,13 @@ class Database(Queryable):
                 raise OptionError(
                     f"on_bad_cell must be 'exclude' for a store, got {on_bad_cell!r}. Pass it to create and append."
                 )
-            return open_database(source, key, value, fold=fold, memory=memory, damaged=damaged, cache=cache)
+            return open_database(
+                source, key, value, fold=fold, memory=memory, damaged=damaged, cache=cache, cluster=cluster
+            )
+        if cluster is not None:
+            raise OptionError(
+                f"cluster must be None for {describe(source)}, got {cluster!r}. Create a store with Database.create."
+            )
         if key is None or value is None:
             raise DataError(
                 f"{'key' if key is None else 'value'} must be the name of a column of {describe(source)}, got None. "

@@ -120,6 +120,17 @@ class ArrowStore(Store):
             table = table if columns is None else table.select(list(columns))
             yield Block(row_file.name, table, self._present[row_file.name])
 
+    def block_names(self) -> list[str]:
+        """Return the name of each block of the open version."""
+        return [row_file.name for row_file in self._readable()]
+
+    def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
+        """Return the memory-mapped block with a given name; see `Store.block`."""
+        if name not in self._mapped:
+            raise self._missing_block(name)
+        table = self._mapped[name].table()
+        return Block(name, table if columns is None else table.select(list(columns)), self._present[name])
+
     def block_lengths(self) -> list[int]:
         """Return the number of rows of each block of the open version, without deleted rows."""
         return [row_file.present_rows for row_file in self._readable()]

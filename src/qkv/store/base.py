@@ -230,6 +230,27 @@ class Store(ABC):
         """Return the number of rows of each block of the open version, without deleted rows."""
         return [len(block) for block in self.blocks()]
 
+    def block_names(self) -> list[str]:
+        """Return the name of each block of the open version."""
+        return [block.name for block in self.blocks()]
+
+    def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
+        """Return the block with a given name; see `blocks`.
+
+        Raises:
+            DamagedStoreError: The block is damaged, or was skipped because it is.
+        """
+        for block in self.blocks(columns):
+            if block.name == name:
+                return block
+        raise self._missing_block(name)
+
+    def _missing_block(self, name: str) -> DamagedStoreError:
+        problems = [str(damage) for damage in self.damages if name in damage.file] or [f"{name}: missing"]
+        return DamagedStoreError(
+            f"{self.path.name!r} is damaged: {'; '.join(problems)}. Restore this file from a copy."
+        )
+
     def size_of(self, columns: Sequence[str]) -> int:
         """Return the total size in bytes of the columns that `columns` names, including deleted rows."""
         return sum(block.table.nbytes for block in self.blocks(columns))

@@ -129,6 +129,20 @@ class LanceStore(Store):
                 table = fragment.to_table(columns=names).replace_schema_metadata(None)
             yield Block(fragment_name(fragment), table)
 
+    def block_names(self) -> list[str]:
+        """Return the name of each fragment of the open version."""
+        return [fragment_name(fragment) for fragment in self._fragments()]
+
+    def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
+        """Return the fragment with a given name as a block; see `Store.block`."""
+        names = None if columns is None else list(columns)
+        for fragment in self._fragments():
+            if fragment_name(fragment) == name:
+                self._require(fragment)
+                with translate_read_errors(self.path):
+                    return Block(name, fragment.to_table(columns=names).replace_schema_metadata(None))
+        raise self._missing_block(name)
+
     def block_lengths(self) -> list[int]:
         """Return the number of rows of each fragment of the open version, without deleted rows."""
         with translate_read_errors(self.path):

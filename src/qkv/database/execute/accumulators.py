@@ -80,8 +80,8 @@ class Accumulator(ABC, Generic[_Normalizer]):
 
     def sums(self) -> PartialSums:
         """Return the running sums, which can be merged with those over other rows."""
-        sums = (array[:, 0].copy() for array in (self.total, self.entropy_sum, self.square_sum))
-        return PartialSums(self._maximum(), *sums, self.values.value_sums())
+        total, entropy_sum = self.total[:, 0].copy(), self.entropy_sum[:, 0].copy()
+        return PartialSums(self._maximum(), total, entropy_sum, self.square_sum[:, 0].copy(), self.values.value_sums())
 
     def restore(self, sums: PartialSums) -> None:
         """Replace the running sums by others, from which `finalize` computes the results."""

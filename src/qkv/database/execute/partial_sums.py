@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TypeAlias, TypeVar
+from typing import Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,12 @@ __all__ = ["NO_ROW", "AverageSums", "PartialSums", "ValueSums", "VoteSums", "mer
 NO_ROW = np.iinfo(np.int64).max
 """The first row of a label without a row of non-zero weight."""
 
-_Mergeable = TypeVar("_Mergeable", "PartialSums", "object")
+
+class _Merges(Protocol):
+    def merge(self, other: Self) -> Self: ...
+
+
+_Mergeable = TypeVar("_Mergeable", bound=_Merges)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,5 +166,5 @@ def merge_in_tree(parts: Sequence[_Mergeable]) -> _Mergeable:
     level = list(parts)
     while len(level) > 1:
         pairs = [level[index : index + 2] for index in range(0, len(level), 2)]
-        level = [reduce(lambda left, right: left.merge(right), pair) for pair in pairs]  # type: ignore[attr-defined]
+        level = [reduce(lambda left, right: left.merge(right), pair) for pair in pairs]
     return level[0]

@@ -29,6 +29,7 @@ class StreamedPlan:
         memory: approximate memory use in bytes.
         grows: whether memory use depends on the number of rows.
         encoder: the encoder of keys and queries in words; "" if there is none.
+        cluster: the workers that read the rows in words; "" if this process does.
     """
 
     name: str
@@ -47,6 +48,7 @@ class StreamedPlan:
     memory: int
     grows: bool
     encoder: str = ""
+    cluster: str = ""
 
     def __str__(self) -> str:
         method = (
@@ -63,6 +65,7 @@ class StreamedPlan:
             ("rows", "those that satisfy the predicate" if self.predicate else "all"),
             ("kernel", f"streamed over {counted(self.blocks, 'block', 'blocks')}, {method}"),
             ("logits", self.logits),
+            *([("cluster", self.cluster)] if self.cluster else []),
             (
                 "cost",
                 f"{counted(self.passes, 'pass', 'passes')} over {memory_text(self.bytes)}, memory-mapped; "

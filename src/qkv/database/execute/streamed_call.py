@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute import tile_pass
-from qkv.database.execute.accumulators import accumulator_for
+from qkv.database.execute.accumulators import Accumulator, accumulator_for
 from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, QueryResults, build_entries
 from qkv.database.execute.in_memory import attend_to_rows
@@ -45,11 +45,12 @@ from qkv.normalizers.base import Normalizer
 if TYPE_CHECKING:
     from qkv.database.execute.streamed import StreamedExecutor
 
-__all__ = ["StreamedCall"]
+__all__ = ["SPARE_ROWS", "StreamedCall"]
 
 _QUERIES = 64
-# Some more rows than requested are kept, because float32 may exchange rows with nearly equal logits.
-_SPARE_ROWS = 16
+SPARE_ROWS = 16
+"""Number of rows that are kept beyond those requested, because float32 may exchange rows with nearly equal logits."""
+
 _SUPPORT = 128
 _TOLERANCE = 1e-4
 _MOST_VOTES = 4 * 2**20
@@ -95,18 +96,11 @@ class StreamedCall:
         """Return an `Entry` for each query of a group, from one or two passes over the rows."""
         query, count = self.comparison.query_array(queries.columns), len(queries)
         top = max(self.top, self.comparison.candidate_rows)
-        accumulator = accumulator_for(self.normalizer, count, self._values(query), top + _SPARE_ROWS)
+        accumulator = accumulator_for(self.normalizer, count, self._values(query), top + SPARE_ROWS)
         if accumulator is None:
             return self._answer_from_top_rows(queries, query, progress)
-        accumulate = accumulator.accumulate
-
-        def consume(logits: Float[np.ndarray, "q n"], first: int, values: Shaped[np.ndarray, "n ..."] | None) -> None:
-            assert values is not None
-            accumulate(logits, first, values)
-
-        self._pass(query, consume, progress, accumulator.values)
+        top_rows, line = self._accumulate(query, accumulator, progress), accumulator.values
         summary, aggregates, support, effective = accumulator.finalize()
-        top_rows, line = accumulator.top_rows.union(), accumulator.values
         if isinstance(line, RunningLine):
             weigh = partial(accumulator.weights, summary=summary)
             top_rows = np.union1d(top_rows, self._largest_effective(query, line, weigh, progress))
@@ -122,6 +116,18 @@ class StreamedCall:
         results = QueryResults(rows, heaviest, nearest, support, effective, aggregates)
         return self._entries(queries, query, comparison, results, top_rows)
 
+    def _accumulate(
+        self, query: Shaped[np.ndarray, "q ..."], accumulator: Accumulator[Any], progress: Progress | None
+    ) -> Int[np.ndarray, " rows"]:
+        """Add all rows to an accumulator, and return the indices of the rows with the largest weights."""
+
+        def consume(logits: Float[np.ndarray, "q n"], first: int, values: Shaped[np.ndarray, "n ..."] | None) -> None:
+            assert values is not None
+            accumulator.accumulate(logits, first, values)
+
+        self._pass(query, consume, progress, accumulator.values)
+        return accumulator.top_rows.union()
+
     def _largest_effective(
         self,
         query: Shaped[np.ndarray, "q ..."],
@@ -130,7 +136,7 @@ class StreamedCall:
         progress: Progress | None,
     ) -> Int[np.ndarray, " rows"]:
         """Return the indices of the rows with the largest effective weights, which are known after the first pass."""
-        top_rows = TopRows(len(query), self.top + _SPARE_ROWS)
+        top_rows = TopRows(len(query), self.top + SPARE_ROWS)
 
         def consume(logits: Float[np.ndarray, "q n"], first: int, values: Shaped[np.ndarray, "n ..."] | None) -> None:
             assert values is not None
@@ -231,10 +237,7 @@ class StreamedCall:
         self, queries: Queries, query: Shaped[np.ndarray, "q ..."], progress: Progress | None
     ) -> list[Entry]:
         """Find the rows that can have non-zero weight, and return entries from attention over these rows in memory."""
-        top_k = self.normalizer.top_k
-        top_rows = TopRows(len(query), (top_k or _SUPPORT) + _SPARE_ROWS)
-        self._pass(query, lambda logits, first, _: top_rows.update(logits, first), progress, None)
-        rows = top_rows.union() if top_k is not None else self._support(query, top_rows, progress)
+        rows = self._candidates(query, progress)
         comparison, columns = self._over(rows)
         if not len(rows):
             none = np.full((len(query), 1), -1)
@@ -245,6 +248,13 @@ class StreamedCall:
         values, how = aggregator_for(columns[-1], self.executor.votes), self.normalizer
         entries, _ = attend_to_rows(queries, comparison, how, values, every, options, self.calibration)
         return [replace(entry, rows=rows[entry.rows]) for entry in entries]
+
+    def _candidates(self, query: Shaped[np.ndarray, "q ..."], progress: Progress | None) -> Int[np.ndarray, " rows"]:
+        """Return the indices of the rows that can have non-zero weight for some query."""
+        top_k = self.normalizer.top_k
+        top_rows = TopRows(len(query), (top_k or _SUPPORT) + SPARE_ROWS)
+        self._pass(query, lambda logits, first, _: top_rows.update(logits, first), progress, None)
+        return top_rows.union() if top_k is not None else self._support(query, top_rows, progress)
 
     def _support(
         self, query: Shaped[np.ndarray, "q ..."], top_rows: TopRows, progress: Progress | None

@@ -29,7 +29,7 @@ from qkv.store.arrow_files import parse_schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FORMAT", "from_batch", "to_batch"]
+__all__ = ["FORMAT", "from_batch", "to_batch", "to_bytes"]
 
 FORMAT = 1
 """The version of the format."""
@@ -96,6 +96,16 @@ def from_batch(batch: object) -> QueryPartial:
         raise _damaged(f"reading it failed: {str(error)[:200]}") from None
 
 
+def to_bytes(partial: QueryPartial) -> bytes:
+    """Return a partial result as the bytes of an Arrow IPC stream."""
+    import pyarrow as pa
+
+    batch, sink = to_batch(partial), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
 def _damaged(problem: str) -> DamagedError:
     return DamagedError(
         f"a partial result must be what qkv.partial or qkv.merge returned, but {problem}. Compute it again."
@@ -127,8 +137,8 @@ def _parse(table: pa.Table, fields: Fields) -> QueryPartial:
         raise _damaged(f"it has {count} rows for {subject.count} queries")
     sums = None
     if "total" in table.column_names:
-        numbers = [_floats(table.column(name)) for name in _NUMBERS]
-        sums = PartialSums(*numbers, _value_sums(table, len(fragments)))
+        maximum, total, entropy_sum, square_sum = (_floats(table.column(name)) for name in _NUMBERS)
+        sums = PartialSums(maximum, total, entropy_sum, square_sum, _value_sums(table, len(fragments)))
     rows = _row_lists(table.column("rows"), len(fragments))
     schema = parse_schema(base64.b64decode(fields.text("value_type"), validate=True), "a partial result")
     return QueryPartial(subject, normalizer, fragments, sums, rows, schema.field(0).type)

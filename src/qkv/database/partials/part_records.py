@@ -34,7 +34,7 @@ def normalizer_record(normalizer: Normalizer) -> dict[str, Any]:
             "Choose one of them."
         )
     record: dict[str, Any] = {"class": name}
-    for field in dataclasses.fields(normalizer):  # type: ignore[arg-type]
+    for field in dataclasses.fields(normalizer):
         value = getattr(normalizer, field.name)
         if isinstance(value, Normalizer):
             value = normalizer_record(value)

@@ -76,7 +76,7 @@ class QueryPartial:
 
     def merge(self, other: QueryPartial) -> QueryPartial:
         """Return the partial result over the fragments of both, which must be disjoint."""
-        fragments = tuple(sorted((*self.fragments, *other.fragments)))  # type: ignore[type-var]
+        fragments = tuple(sorted((*self.fragments, *other.fragments)))
         index = {fragment: number for number, fragment in enumerate(fragments)}
         left, right = self._renumbered(index), other._renumbered(index)
         sums = None if left.sums is None or right.sums is None else left.sums.merge(right.sums)
@@ -147,7 +147,7 @@ def _disjoint(partials: Sequence[QueryPartial]) -> list[QueryPartial]:
         chosen.append(part)
     # Empty results have no fragments; the first of them is enough.
     with_fragments = [part for part in chosen if part.fragments] or chosen[:1]
-    return sorted(with_fragments, key=lambda part: part.fragments[:1])  # type: ignore[arg-type]
+    return sorted(with_fragments, key=lambda part: part.fragments[:1])
 
 
 _NAMES = {"count": "number of queries", "top": "number of rows of evidence"}

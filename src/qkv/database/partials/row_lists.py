@@ -18,13 +18,13 @@ from qkv.normalizers.linear import LinearNormalizer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FRAGMENT_ROWS", "RowLists", "accumulates", "select_rows"]
+__all__ = ["FRAGMENT_ROWS", "SLACK", "RowLists", "accumulates", "select_rows"]
 
 FRAGMENT_ROWS = 2**40
 """Number of positions of a fragment."""
 
-# The slack of a bound of logits, relative to its size: rounding of logits does not remove a row.
-_SLACK = 1e-9
+SLACK = 1e-9
+"""The slack of a bound of logits, relative to its size: rounding of logits in float64 does not remove a row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +59,9 @@ class RowLists:
         record = None
         if self.record is not None and other.record is not None:
             record = pa.concat_arrays([self.record, other.record])
-        both = (np.concatenate(pair) for pair in _pairs(self, other))
-        joined = RowLists(*both, record)
+        query = np.concatenate([self.query, other.query])
+        position, logit = np.concatenate([self.position, other.position]), np.concatenate([self.logit, other.logit])
+        joined = RowLists(query, position, logit, record)
         return joined.take(np.argsort(joined.query, kind="stable"))
 
     def rank(self, normalizer: Normalizer) -> Float[np.ndarray, " n"]:
@@ -81,16 +82,12 @@ class RowLists:
         return self.take(order[place < count])
 
 
-def _pairs(left: RowLists, right: RowLists) -> list[tuple[np.ndarray, np.ndarray]]:
-    return [(left.query, right.query), (left.position, right.position), (left.logit, right.logit)]
-
-
 def accumulates(normalizer: Normalizer) -> bool:
     """Return whether a normalizer is merged by sums over all rows, rather than by the rows that can have weight."""
     return normalizer.log_sum_exp or isinstance(normalizer, LinearNormalizer)
 
 
-def select_rows(rows: RowLists, normalizer: Normalizer, queries: int) -> RowLists | None:
+def select_rows(rows: RowLists, normalizer: Normalizer, queries: int, slack: float = SLACK) -> RowLists | None:
     """Return the rows that can have weight by a normalizer, or None if every row can.
 
     The threshold of some rows is a lower bound of the threshold of all rows, so that a row below that of its fragment
@@ -100,6 +97,7 @@ def select_rows(rows: RowLists, normalizer: Normalizer, queries: int) -> RowList
         rows: rows of each query, with all those of a fragment that can have weight.
         normalizer: a normalizer with few non-zero weights.
         queries: number of queries.
+        slack: slack of a bound of logits, relative to its size.
     """
     if normalizer.top_k is not None:
         return rows.largest(normalizer, normalizer.top_k)
@@ -114,7 +112,7 @@ def select_rows(rows: RowLists, normalizer: Normalizer, queries: int) -> RowList
     first = np.zeros(len(logits), bool)
     marked = np.flatnonzero(invalid)
     first[marked[np.unique(rows.query[marked], return_index=True)[1]]] = True
-    bound = _bounds(rows.query, np.where(invalid, -np.inf, logits), normalizer, queries)
+    bound = _bounds(rows.query, np.where(invalid, -np.inf, logits), normalizer, queries, slack)
     if bound is None:
         return None
     with np.errstate(invalid="ignore"):
@@ -124,7 +122,11 @@ def select_rows(rows: RowLists, normalizer: Normalizer, queries: int) -> RowList
 
 
 def _bounds(
-    query: Int[np.ndarray, " n"], logits: Float[np.ndarray, " n"], normalizer: Normalizer, queries: int
+    query: Int[np.ndarray, " n"],
+    logits: Float[np.ndarray, " n"],
+    normalizer: Normalizer,
+    queries: int,
+    slack: float,
 ) -> Float[np.ndarray, " q"] | None:
     """Return a lower bound of the logits with weight of each query; −inf without rows."""
     length = np.bincount(query, minlength=queries)
@@ -136,5 +138,5 @@ def _bounds(
     if found is None:
         return None
     bound = np.asarray(found)[:, 0]
-    bound = bound - _SLACK * (1.0 + np.abs(bound))
+    bound = bound - slack * (1.0 + np.abs(bound))
     return np.where(np.isnan(bound), -np.inf, bound)

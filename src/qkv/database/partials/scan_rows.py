@@ -19,18 +19,16 @@ from qkv.database.execute.tile_pass import TilePass
 from qkv.database.execute.top_rows import TopRows
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
-from qkv.database.partials.row_lists import RowLists, accumulates, select_rows
+from qkv.database.partials.row_lists import SLACK, RowLists, accumulates, select_rows
 from qkv.errors import RefusedError
+from qkv.normalizers import TopK
 from qkv.normalizers.base import Normalizer
 from qkv.store import Block
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FragmentScan", "candidates_of_tile", "check_mergeable", "with_records"]
-
-# The slack of a bound of logits, as in `row_lists`.
-_SLACK = 1e-9
+__all__ = ["FragmentScan", "candidates_of_tile", "check_mergeable", "with_records", "with_spare_rows"]
 
 
 def check_mergeable(normalizer: Normalizer) -> None:
@@ -126,23 +124,31 @@ class FragmentScan:
         return RowLists(query, position, logits[query, np.searchsorted(rows, position)].astype(np.float64))
 
 
-def candidates_of_tile(logits: Float[np.ndarray, "q n"], first: int, normalizer: Normalizer) -> RowLists:
+def candidates_of_tile(
+    logits: Float[np.ndarray, "q n"], first: int, normalizer: Normalizer, slack: float = SLACK
+) -> RowLists:
     """Return the rows of a tile that can have weight by a normalizer with few non-zero weights.
 
     Args:
         logits: the logits of the tile, −inf for excluded rows.
         first: the index of the first row.
         normalizer: the normalizer.
+        slack: as in `select_rows`.
     """
     ranks = np.asarray(normalizer.prepare(logits))
     finite = np.where(ranks < np.inf, ranks, ranks.dtype.type(-np.inf))
     with np.errstate(invalid="ignore", divide="ignore"):
         bound = np.asarray(normalizer.threshold_bound(finite))
-        bound = bound - _SLACK * (1.0 + np.abs(bound))
+        bound = bound - slack * (1.0 + np.abs(bound))
         # NaN, of a logit or of the bound of a query without rows, is not below it.
         kept = ~(ranks < bound) & (ranks != -np.inf)
     query, row = np.nonzero(kept)
     return RowLists(query, row + first, logits[query, row].astype(np.float64))
+
+
+def with_spare_rows(normalizer: Normalizer, spare: int) -> Normalizer:
+    """Return a normalizer with `spare` more rows for one with a fixed number of rows, otherwise the normalizer."""
+    return normalizer if normalizer.top_k is None else TopK(normalizer.top_k + spare)
 
 
 def with_records(rows: RowLists, table: pa.Table, names: Sequence[str]) -> RowLists:

@@ -129,6 +129,7 @@ def open_database(
     damaged: str,
     checksums: bool | None = None,
     cache: bool = True,
+    cluster: str | None = None,
 ) -> StoredDatabase:
     """Open a database on disk; see `Database.open` and `qkv.store.open` for the arguments."""
     store = stores.open(path, damaged=damaged, checksums=checksums)
@@ -145,7 +146,13 @@ def open_database(
     same_key = list(key_names(key, store.schema.names)) == saved.get("key")
     defaults = {name: saved.get(name) if same_key else None for name in ("score", "normalizer", "threshold")}
     folded = bool(saved.get("fold", True)) if fold is None else fold
-    return StoredDatabase(store, key, value, fold=folded, memory=memory, encoding=encoding, cache=cache, **defaults)
+    workers = None
+    if cluster is not None:
+        from qkv.database.cluster.opening import open_cluster
+
+        workers = open_cluster(cluster, damaged == "skip")
+    options: dict[str, Any] = {"fold": folded, "memory": memory, "encoding": encoding, "cache": cache, **defaults}
+    return StoredDatabase(store, key, value, cluster=workers, **options)
 
 
 def visible_columns(store: stores.Store) -> list[str]:

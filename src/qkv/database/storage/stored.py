@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Bool
 from qkv.database.answer import Answer
 from qkv.database.choice_cache import ChoiceCache
+from qkv.database.cluster.executor import ClusterExecutor
+from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.execute.base import AskOptions, Executor
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.execute.interpretation import votes_by_kind
@@ -36,9 +38,6 @@ from qkv.plan.cost import counted, memory_bytes
 from qkv.scores.base import Score
 from qkv.store import Block, Damage, Store, Version, export
 from qkv.store import copy as copy_store
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["StoredDatabase"]
 
@@ -60,6 +59,7 @@ class StoredDatabase(Queryable):
         memory: the memory limit, in bytes or as text.
         encoding: encodes keys and queries as vectors; None: keys are compared unchanged.
         cache: whether what is chosen from 20,000 rows or more, such as bandwidths, is saved with the store.
+        cluster: the workers that read the rows; None: this process does.
 
     Attributes:
         cell_notes: sentences about cells of the rows written last that are not what the column holds, such as "n/a"
@@ -91,9 +91,10 @@ class StoredDatabase(Queryable):
         memory: int | str = "512 MiB",
         encoding: Encoding | None = None,
         cache: bool = True,
+        cluster: Scheduler | None = None,
     ) -> None:
         self.store = store
-        self.cache = cache
+        self.cache, self.cluster = cache, cluster
         self.encoding = encoding
         self.key = key_names(key, store.schema.names)
         self.value = value
@@ -135,9 +136,7 @@ class StoredDatabase(Queryable):
             DataError: There is more than one key column.
         """
         key = self._single_key()
-        return StoredDatabase(
-            self.store, self.value, key, fold=self.fold, memory=self.memory, encoding=self.encoding, cache=self.cache
-        )
+        return StoredDatabase(self.store, self.value, key, **self._settings)
 
     @property
     def votes(self) -> bool:  # type: ignore[override]
@@ -147,7 +146,7 @@ class StoredDatabase(Queryable):
     @property
     def streams(self) -> bool:
         """Whether `ask` reads the store block by block, because its rows exceed the memory limit."""
-        return self._exceeds_memory(self._compares_vectors(self.score))
+        return self.cluster is not None or self._exceeds_memory(self._compares_vectors(self.score))
 
     def column(self, name: str) -> Column:
         """Return the key or value column `name` as NumPy arrays, or a sample of its rows if the table is large.
@@ -313,22 +312,22 @@ class StoredDatabase(Queryable):
         """
         export(self.store, path, columns=self._visible, overwrite=overwrite, progress=progress)
 
+    def close(self) -> None:
+        """End the workers of the cluster. The next query starts new ones."""
+        if self.cluster is not None:
+            self.cluster.close()
+
     # -- private ----------------------------------------------------------------------------------------
 
     def _over(self, store: Store) -> Self:
         """Return the same database over another store."""
-        return type(self)(
-            store,
-            self.key,
-            self.value,
-            fold=self.fold,
-            score=self.score,
-            normalizer=self.normalizer,
-            threshold=self.threshold,
-            memory=self.memory,
-            encoding=self.encoding,
-            cache=self.cache,
-        )
+        chosen: dict[str, Any] = {"score": self.score, "normalizer": self.normalizer, "threshold": self.threshold}
+        return type(self)(store, self.key, self.value, **chosen, **self._settings)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        names = ("fold", "memory", "encoding", "cache", "cluster")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def _visible(self) -> list[str]:
@@ -363,8 +362,10 @@ class StoredDatabase(Queryable):
             executor: Executor
             key, visible = self._compared(vectors), self._visible
             hidden = [name for name in self.store.schema.names if name not in visible]
-            if self._exceeds_memory(vectors):
-                rows = self.store, key, self.value, self.name, self.fold
+            rows = self.store, key, self.value, self.name, self.fold
+            if self.cluster is not None:
+                executor = ClusterExecutor(*rows, progress, hidden, self.cache, self.cluster)
+            elif self._exceeds_memory(vectors):
                 executor = StreamedExecutor(*rows, progress, hidden, self.cache)
             else:
                 columns = [*visible, *hidden] if vectors else visible
@@ -372,7 +373,7 @@ class StoredDatabase(Queryable):
                 executor = InMemoryExecutor(table, key, self.value, self.name, self.fold, hidden)
             if self.cache:
                 choices = ChoiceCache.of_store(self.store).for_rows(len(self.store))
-                kind = type(executor).__name__
+                kind = (InMemoryExecutor if isinstance(executor, InMemoryExecutor) else StreamedExecutor).__name__
                 executor.choices = choices.with_options(key=list(key), value=self.value, fold=self.fold, kind=kind)
             # A row lacks its vector if it lacks its key.
             names = dict.fromkeys(hidden, ", ".join(self.key))

@@ -1,0 +1,201 @@
+"""Execution of queries over a store whose fragments belong to the workers of a cluster.
+
+The comparison is chosen here, from statistics of all rows, and broadcast with the queries. The workers return partial
+results over their fragments; these are merged, and the rows of evidence are read here, as if the pass over all rows had
+been in this process. Statistics are computed here, in one pass that is saved with the store.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qkv.core.checksums import checksums_wanted
+from qkv.core.progress import Progress
+from qkv.core.typing import Int, Shaped
+from qkv.database.answer import Answer
+from qkv.database.cluster.scheduler import Scheduler
+from qkv.database.cluster.task import FragmentRows, FragmentTask, ScanTask
+from qkv.database.execute.accumulators import Accumulator
+from qkv.database.execute.base import AskOptions
+from qkv.database.execute.stream_plan import StreamedPlan
+from qkv.database.execute.streamed import StreamedExecutor
+from qkv.database.execute.streamed_call import SPARE_ROWS, StreamedCall
+from qkv.database.keys.queries import Queries
+from qkv.database.partials.part_records import normalizer_record
+from qkv.database.partials.query_partial import QueryPartial, Subject
+from qkv.database.partials.row_lists import FRAGMENT_ROWS
+from qkv.database.partials.scan_rows import check_mergeable
+from qkv.errors import DamagedStoreError, QkvError
+from qkv.normalizers.base import Normalizer
+from qkv.plan.cost import counted
+from qkv.store import Store
+
+if TYPE_CHECKING:
+    from qkv.core.typing import Bool
+    from qkv.database.keys.comparisons import Comparison
+
+__all__ = ["ClusterExecutor"]
+
+_SHOWN = 3
+
+
+class ClusterExecutor(StreamedExecutor):
+    """Executor that answers queries over one version of a store by the workers of a cluster.
+
+    Args:
+        store, key, value, name, fold, progress, hidden, cache: as in `StreamedExecutor`.
+        scheduler: the workers. If it skips fragments that cannot be read, the notes of an answer state them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: Sequence[str],
+        value: str,
+        name: str,
+        fold: bool,
+        progress: Progress | None,
+        hidden: Sequence[str],
+        cache: bool,
+        scheduler: Scheduler,
+    ) -> None:
+        super().__init__(store, key, value, name, fold, progress, hidden, cache)
+        self.scheduler = scheduler
+        named = zip(self.table.store.block_names(), self.table.store.block_lengths(), strict=True)
+        self.fragments = [FragmentRows(index, *pair) for index, pair in enumerate(named)]
+        self.unreadable: dict[int, str] = {}
+
+    def _answer(self, queries: object, options: AskOptions) -> Answer:
+        self.unreadable = {}
+        answer = super()._answer(queries, options)
+        if not self.unreadable:
+            return answer
+        return replace(answer, notes=(*answer.notes, self._unreadable_note()))
+
+    def _unreadable_note(self) -> str:
+        lost = sum(self.fragments[index].rows for index in self.unreadable)
+        named = [f"{self.fragments[index].name}: {reason}" for index, reason in sorted(self.unreadable.items())]
+        more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+        return (
+            f"{len(named)} of {counted(len(self.fragments), 'fragment', 'fragments')} could not be read, "
+            f"{counted(lost, 'row', 'rows')} left out: {'; '.join(named[:_SHOWN])}{more}"
+        )
+
+    def _call(
+        self,
+        comparison: Comparison,
+        normalizer: Normalizer,
+        present: Bool[np.ndarray, " rows"] | None,
+        options: AskOptions,
+        queries: Queries,
+    ) -> StreamedCall:
+        return ClusterCall(self, comparison, normalizer, present, options, queries)
+
+    def scan(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> QueryPartial | None:
+        """Return the merged result of a scan, or None without a fragment that can be read.
+
+        Raises:
+            DamagedStoreError: A fragment cannot be read, and the store was not opened with `damaged="skip"`.
+        """
+        merged, unreadable = self.scheduler.run(task, fragments)
+        self.unreadable |= unreadable
+        if unreadable and not self.scheduler.skip:
+            raise DamagedStoreError(
+                f"{self._unreadable_note()}. Restore these files from a copy, or open {self.name} with damaged='skip' "
+                "for answers from the other fragments."
+            )
+        return merged
+
+
+class ClusterCall(StreamedCall):
+    """The execution of one call of `ask` by the workers of a cluster."""
+
+    executor: ClusterExecutor
+
+    @property
+    def local_reason(self) -> str:
+        """Why the pass over all rows is in this process; empty if it is that of the workers."""
+        if self.line is not None:
+            return "local linear regression"
+        try:
+            normalizer_record(self.normalizer)
+            check_mergeable(self.normalizer)
+        except QkvError:
+            return f"the normalizer {self.normalizer}"
+        return ""
+
+    def plan(self, queries: int) -> StreamedPlan:
+        """Return the plan, which states the workers."""
+        scheduler, count = self.executor.scheduler, len(self.executor.fragments)
+        text = f"{scheduler.count} {scheduler.kind}, {counted(count, 'fragment', 'fragments')}"
+        if self.local_reason:
+            text = f"none; {self.local_reason} runs in this process"
+        return replace(super().plan(queries), cluster=text)
+
+    def _accumulate(
+        self, query: Shaped[np.ndarray, "q ..."], accumulator: Accumulator[Normalizer], progress: Progress | None
+    ) -> Int[np.ndarray, " rows"]:
+        if self.local_reason:
+            return super()._accumulate(query, accumulator, progress)
+        merged = self._scan(query)
+        if merged is None:
+            return np.zeros(0, np.int64)
+        assert merged.sums is not None
+        accumulator.restore(merged.sums)
+        return self._rows_of(merged)
+
+    def _candidates(self, query: Shaped[np.ndarray, "q ..."], progress: Progress | None) -> Int[np.ndarray, " rows"]:
+        if self.local_reason:
+            return super()._candidates(query, progress)
+        merged = self._scan(query)
+        return np.zeros(0, np.int64) if merged is None else self._rows_of(merged)
+
+    def _rows_of(self, merged: QueryPartial) -> Int[np.ndarray, " rows"]:
+        """Return the indices in the table of the rows of a result, in ascending order."""
+        starts = np.concatenate([[0], np.cumsum([each.rows for each in self.executor.fragments])])
+        number, row = np.divmod(merged.rows.position, FRAGMENT_ROWS)
+        fragments = np.array(merged.fragments, np.int64)
+        return np.unique(starts[fragments[number]] + row)
+
+    def _scan(self, query: Shaped[np.ndarray, "q ..."]) -> QueryPartial | None:
+        executor, rows = self.executor, self.rows
+        columns = executor.read_columns(rows.store.empty(self.names))
+        tile = rows.tile_rows(self.names)
+        subject = Subject(
+            queries=uuid.uuid4().hex,
+            count=len(query),
+            key=executor.key,
+            value=executor.value,
+            score=str(self.comparison.score),
+            normalizer=str(self.normalizer),
+            version=rows.store.identity,
+            top=max(self.top, self.comparison.candidate_rows) + SPARE_ROWS,
+        )
+        task = ScanTask(
+            path=str(rows.store.path.absolute()),
+            version=rows.store.version,
+            checksums=checksums_wanted(),
+            names=self.names,
+            tile=tile,
+            columns=columns,
+            comparison=self.comparison.with_rows(columns[:-1]),
+            normalizer=self.normalizer,
+            query=query,
+            folded=executor.fold,
+            votes=executor.votes,
+            subject=subject,
+        )
+        tasks, first_row, first_tile = [], 0, 0
+        for each in executor.fragments:
+            tiles = -(-each.rows // tile)
+            incomplete = frozenset(n for n in range(tiles) if first_tile + n in self.incomplete_tiles)
+            present = None if self.present is None else self.present[first_row : first_row + each.rows]
+            if present is None or present.any():
+                tasks.append(FragmentTask(each, incomplete, present))
+            first_row, first_tile = first_row + each.rows, first_tile + tiles
+        return executor.scan(task, tasks) if tasks else None

@@ -1,0 +1,38 @@
+"""Construction of the workers that the argument `cluster` of `Database.open` names."""
+
+from __future__ import annotations
+
+import os
+
+from qkv.database.cluster.processes import ProcessWorker
+from qkv.database.cluster.ray_actors import RayWorker, connect
+from qkv.database.cluster.scheduler import Scheduler
+from qkv.errors import OptionError
+
+__all__ = ["open_cluster"]
+
+
+def open_cluster(cluster: str, skip: bool = False) -> Scheduler:
+    """Return a scheduler, which starts its workers at the first query.
+
+    Args:
+        cluster: "processes" or "processes:4", worker processes on this machine, by default one per processor; "ray" or
+            "ray:4", actors of Ray, by default one per processor of the cluster; or the address of a cluster of Ray,
+            "ray://host:10001".
+        skip: whether fragments that cannot be read are left out.
+
+    Raises:
+        OptionError: `cluster` is neither of them.
+        MissingPackageError: Ray is not installed.
+    """
+    name, _, rest = cluster.partition(":") if isinstance(cluster, str) else ("", "", "")
+    count = int(rest) if rest.isdecimal() and 0 < int(rest) < 10_000 else 0
+    if name == "processes" and (count or not rest):
+        return Scheduler(ProcessWorker, count or os.cpu_count() or 1, "processes", skip)
+    if name == "ray" and (count or not rest or rest.startswith("//")):
+        processors = connect(cluster if rest.startswith("//") else None)
+        return Scheduler(RayWorker, count or processors, "actors of Ray", skip)
+    raise OptionError(
+        "cluster must be 'processes', 'ray', one of them with a number of workers such as 'processes:4', or an address "
+        f"such as 'ray://host:10001', got {cluster!r}. Omit it to answer in this process."
+    )

@@ -1,0 +1,42 @@
+"""Worker processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+from qkv.database.cluster.scheduler import WorkerDiedError
+from qkv.database.cluster.worker import read_message, write_message
+
+__all__ = ["ProcessWorker"]
+
+
+class ProcessWorker:
+    """A worker process, which ends when this process does."""
+
+    def __init__(self) -> None:
+        # A new interpreter, not a fork: readers of Lance do not survive a fork.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        command = [sys.executable, "-m", "qkv.database.cluster.worker"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+    def call(self, message: bytes) -> bytes:
+        """Return the reply to a message; see `Worker.call`."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            write_message(self.process.stdin, message)
+            return read_message(self.process.stdout)
+        except (EOFError, OSError):
+            raise WorkerDiedError from None
+
+    def close(self) -> None:
+        """End the process."""
+        for stream in (self.process.stdin, self.process.stdout):
+            with suppress(OSError):
+                if stream is not None:
+                    stream.close()
+        self.process.kill()
+        self.process.wait()

@@ -1,0 +1,115 @@
+"""What a worker receives and returns: a scan of some fragments of a store for a group of queries."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from qkv.core.typing import Bool, Shaped
+from qkv.database.keys.columns import Column
+from qkv.database.keys.comparisons import Comparison
+from qkv.database.partials.query_partial import Subject
+from qkv.errors import RefusedError
+from qkv.normalizers.base import Normalizer
+
+__all__ = ["FragmentRows", "FragmentTask", "Reply", "ScanTask", "serialize"]
+
+
+@dataclass(frozen=True, eq=False)
+class FragmentRows:
+    """A fragment of a store, which is one of its blocks.
+
+    Attributes:
+        index: the index of the fragment in the version.
+        name: the name of the block.
+        rows: number of rows.
+    """
+
+    index: int
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class FragmentTask:
+    """What a scan needs to know about one fragment.
+
+    Attributes:
+        fragment: the fragment.
+        incomplete: the indices of its tiles with a missing cell.
+        present: True for the selected rows; None for all.
+    """
+
+    fragment: FragmentRows
+    incomplete: frozenset[int]
+    present: Bool[np.ndarray, " rows"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class ScanTask:
+    """A scan for a group of queries, which is the same for all fragments.
+
+    Attributes:
+        path, version: the store.
+        checksums: whether files are verified when they are first read.
+        names: the key and value columns.
+        tile: maximum number of rows of a tile.
+        columns: the key columns and the value column, without rows.
+        comparison: the comparison, without rows.
+        normalizer: the normalizer.
+        query: the query array of the engine.
+        folded: whether texts are folded.
+        votes: whether the values vote.
+        subject: what the partial result is about.
+    """
+
+    path: str
+    version: int
+    checksums: bool
+    names: tuple[str, ...]
+    tile: int
+    columns: tuple[Column, ...]
+    comparison: Comparison
+    normalizer: Normalizer
+    query: Shaped[np.ndarray, "q ..."]
+    folded: bool
+    votes: bool
+    subject: Subject
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """The result of a scan over some fragments.
+
+    Attributes:
+        partial: the partial result over the fragments that could be read, as the bytes of an Arrow stream; None
+            without any.
+        unreadable: the reason for each other fragment, by index.
+        error: an exception of qkv that the scan raised, such as one that a score does not fit; None for none.
+    """
+
+    partial: bytes | None
+    unreadable: Mapping[int, str]
+    error: Exception | None = None
+
+
+def serialize(task: object) -> bytes:
+    """Return the bytes of a task, by which it is broadcast.
+
+    Raises:
+        RefusedError: A part of it, such as a score with a function that is not in a module, cannot be sent.
+    """
+    try:
+        return pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        try:
+            import cloudpickle
+        except ImportError:
+            raise RefusedError(
+                f"score and normalizer must be picklable for a cluster, but: {error}. Define their functions in a "
+                "module, install cloudpickle, or open the store without cluster."
+            ) from None
+        return bytes(cloudpickle.dumps(task))
