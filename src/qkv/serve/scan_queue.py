@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -26,6 +27,8 @@ class Groupable(Protocol):
     def __len__(self) -> int: ...
 
 
+_SHARE, _LONGEST_WAIT = 0.25, 0.05
+"""Longest time to wait for requests, as a share of the time of the last scan, and in seconds."""
 _Request = TypeVar("_Request", bound=Groupable)
 _Result = TypeVar("_Result")
 
@@ -40,8 +43,10 @@ class ScanQueue(Generic[_Request, _Result]):
     """Requests that wait for a scan, and the thread that runs one scan after the other.
 
     A scan answers the request that has waited longest, and all waiting requests of its group, up to `most` queries.
-    No request waits for others to come: a single client is answered at once. A request whose future was cancelled is
-    left out, and a scan all of whose requests were cancelled is ended by the exception `Abandoned`, which
+    A single client is answered at once. After a scan of several requests, whose clients are about to ask again, the
+    next scan waits until as many requests have come, but at most a quarter of the time of the last scan and 50 ms;
+    otherwise the first client would be alone in a scan, and all others would wait for it. A request whose future was
+    cancelled is left out, and a scan all of whose requests were cancelled is ended by the exception `Abandoned`, which
     `raise_if_abandoned` raises.
 
     Args:
@@ -66,6 +71,7 @@ class ScanQueue(Generic[_Request, _Result]):
     ) -> None:
         self._run, self._most, self._interrupt = run, most, interrupt
         self._running: list[_Job[_Request, _Result]] = []
+        self._last, self._until = 0, 0.0
         self._waiting: deque[_Job[_Request, _Result]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -123,6 +129,8 @@ class ScanQueue(Generic[_Request, _Result]):
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._last > 1 and (left := self._until - time.monotonic()) > 0:
+                    self._changed.wait_for(lambda: len(self._waiting) >= self._last or self._closed, left)
                 jobs: list[_Job[_Request, _Result]] = []
                 others: deque[_Job[_Request, _Result]] = deque()
                 queries = 0
@@ -145,12 +153,15 @@ class ScanQueue(Generic[_Request, _Result]):
                 raise Abandoned
 
         results: Sequence[_Result | BaseException]
+        started = time.monotonic()
         try:
             results = self._run([job.request for job in jobs], raise_if_abandoned)
         except BaseException as error:  # an exception must not end the thread, which every request needs
             results = [error] * len(jobs)
+        ended = time.monotonic()
         with self._changed:
             self._running = []
+            self._last, self._until = len(jobs), ended + min(_SHARE * (ended - started), _LONGEST_WAIT)
         for job, result in zip(jobs, results, strict=True):
             if not job.future.set_running_or_notify_cancel():
                 continue
