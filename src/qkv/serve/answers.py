@@ -14,7 +14,7 @@ import numpy as np
 
 from qkv.core.json_values import to_json
 from qkv.database.answer import Answer, Entry
-from qkv.errors import DamagedError
+from qkv.errors import DamagedError, DataError
 from qkv.serve.evidence_rows import EvidenceRows
 from qkv.serve.typed_json import decode, encode
 
@@ -155,7 +155,7 @@ def _columns(answer: Answer) -> pa.Table:
 
     try:
         return answer.to_arrow()
-    except pa.ArrowException:
+    except (pa.ArrowException, DataError, OverflowError):
         texts = [json.dumps(to_json(entry.query), ensure_ascii=False) for entry in answer.entries]
         entries = tuple(Entry(**{**vars(e), "query": text}) for e, text in zip(answer.entries, texts, strict=True))
         return Answer(

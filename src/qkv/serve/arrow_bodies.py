@@ -103,9 +103,9 @@ def _is_allowed(type_: pa.DataType) -> bool:
         return bool(types.is_integer(type_.value_type) or types.is_floating(type_.value_type))
     if types.is_dictionary(type_):
         return bool(types.is_string(type_.value_type) or types.is_large_string(type_.value_type))
-    plain = (types.is_boolean, types.is_integer, types.is_floating, types.is_decimal, types.is_string)
-    plain += (types.is_large_string, types.is_string_view, types.is_temporal, types.is_null)
-    return any(check(type_) for check in plain)
+    plain = (types.is_boolean, types.is_integer, types.is_floating, types.is_decimal, types.is_temporal)
+    texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    return any(check(type_) for check in (*plain, *texts))
 
 
 def _text_size(column: pa.Array) -> int:
