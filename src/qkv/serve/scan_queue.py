@@ -27,7 +27,7 @@ class Groupable(Protocol):
     def __len__(self) -> int: ...
 
 
-_SHARE, _LONGEST_WAIT = 0.25, 0.05
+_SHARE, _LONGEST_WAIT = 0.25, 0.25
 """Longest time to wait for requests, as a share of the time of the last scan, and in seconds."""
 _Request = TypeVar("_Request", bound=Groupable)
 _Result = TypeVar("_Result")
@@ -44,7 +44,7 @@ class ScanQueue(Generic[_Request, _Result]):
 
     A scan answers the request that has waited longest, and all waiting requests of its group, up to `most` queries.
     A single client is answered at once. After a scan of several requests, whose clients are about to ask again, the
-    next scan waits until as many requests have come, but at most a quarter of the time of the last scan and 50 ms;
+    next scan waits until as many requests have come, but at most a quarter of the time of the last scan and 250 ms;
     otherwise the first client would be alone in a scan, and all others would wait for it. A request whose future was
     cancelled is left out, and a scan all of whose requests were cancelled is ended by the exception `Abandoned`, which
     `raise_if_abandoned` raises.
