@@ -73,7 +73,7 @@ def train_digits(steps: int = 250) -> tuple[DigitTransformer, Float[Tensor, "res
         drawn = torch.randint(_TRAINED, (48,), generator=generator)
         loss = torch.nn.functional.cross_entropy(module(pictures[drawn]), labels[drawn])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
     return module.eval(), pictures[_TRAINED:], labels[_TRAINED:]

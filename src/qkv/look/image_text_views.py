@@ -134,7 +134,7 @@ def _views(
     axis = axis if found is None else _with_patches(axis, found)
     seen = None if found is None else _seen(encoded, found, processor, picture)
     inputs = dict(encoded)
-    views = []
+    views: list[View] = []
     for view in model_views(module, inputs, queries=axis, name=name, picture=seen):
         if len(view.queries.tokens) == len(axis.tokens):
             view = _with_predictions(view, module, inputs, numbers, tokenizer)

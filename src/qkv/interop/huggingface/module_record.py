@@ -157,15 +157,15 @@ def _save_inputs(inputs: CallInputs, axes: int, total: int, several: bool) -> Sa
     arrays = [inputs.query, *(concat_chunks(x) for x in (inputs.key, inputs.value))]
     options = inputs.options
     score = options["score"] or ScaledDot()
-    parts = [score, options["normalizer"] or NORMALIZERS[score.default_normalizer](), options["mask"]]
-    positions = options["positions"]
+    normalizer = options["normalizer"] or NORMALIZERS[score.default_normalizer]()
+    mask, positions = options["mask"], options["positions"]
     if not several:
         # The last batch axis of a module without heads takes the place of heads, if there are two.
         if axes not in (1, 2):
             return None
         if axes == 1:
-            parts = [align_batch(part, 1, None, False) for part in parts]
-            positions = align_batch(positions, 1, None, False)
+            score, normalizer = align_batch(score, 1, None, False), align_batch(normalizer, 1, None, False)
+            mask, positions = align_batch(mask, 1, None, False), align_batch(positions, 1, None, False)
             arrays = [x.unsqueeze(-3) for x in arrays]
     elif axes > 1:
         return None
@@ -180,9 +180,9 @@ def _save_inputs(inputs: CallInputs, axes: int, total: int, several: bool) -> Sa
         key,
         value,
         {
-            "score": parts[0],
-            "normalizer": parts[1],
-            "mask": parts[2],
+            "score": score,
+            "normalizer": normalizer,
+            "mask": mask,
             "positions": positions,
             "kernel": None,
             "memory": linear_memory(query.nbytes + key.nbytes + value.nbytes),
@@ -190,7 +190,7 @@ def _save_inputs(inputs: CallInputs, axes: int, total: int, several: bool) -> Sa
         total,
     ).detached()
     log_sum_exp = None
-    if isinstance(parts[1], Softmax):
+    if isinstance(normalizer, Softmax):
         log_sum_exp = observe_call(call, [LogSumExp()], None, 0.0).readouts[0]
     norms = call.value.float().norm(dim=-1)
     norms = call.merge_heads(norms.expand(*call.query.shape[:-2], norms.shape[-1]))

@@ -47,11 +47,23 @@ export class AnswerChart {
     });
     for (const name of ["pointerup", "pointercancel"]) this.element.addEventListener(name, () => delete this.element.dataset.dragging);
     this.handle.addEventListener("keydown", (event) => this.#key(event));
-    new ResizeObserver(() => this.draw()).observe(this.element);
+    // Reading the size after a change of the page computes its layout, so it is read once for each size.
+    this.size = /** @type {[number, number] | null} */ (null);
+    new ResizeObserver(() => {
+      this.size = null;
+      this.draw();
+    }).observe(this.element);
   }
 
-  get width() { return Math.max(240, this.element.clientWidth); }
-  get height() { return Math.max(200, this.element.clientHeight); }
+  #measure() {
+    const { clientWidth, clientHeight, isConnected } = this.element;
+    const size = /** @type {[number, number]} */ ([Math.max(240, clientWidth), Math.max(200, clientHeight)]);
+    if (isConnected) this.size = size;
+    return size;
+  }
+
+  get width() { return (this.size || this.#measure())[0]; }
+  get height() { return (this.size || this.#measure())[1]; }
   get colours() { return CHART_COLOURS[this.dark ? "dark" : "light"]; }
 
   /** @param {PointerEvent} event */

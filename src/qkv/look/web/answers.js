@@ -112,7 +112,7 @@ function renderAnswers({ model, el }) {
         if (document.activeElement !== box) box.value = query;
         panel.fill(answer);
         chart.show(answer);
-        link();
+        if (!waiting) link();
         el.dataset.latency = String(performance.now() - began);
         el.dataset.shown = String(Number(el.dataset.shown || 0) + 1);
       }
