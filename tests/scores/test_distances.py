@@ -107,3 +107,8 @@ def test_an_infinite_query_has_nan_as_all_gaussian_logits_wherever_the_keys_are(
     with np.errstate(invalid="ignore"):
         logits = Gaussian(1.0)(np.array([[np.inf, 0.0], [0.0, 0.0]]), sign * np.ones((keys, 2)))
     assert np.isnan(logits).tolist() == [[True] * keys, [False] * keys]
+
+
+def test_a_bandwidth_whose_square_is_0_is_refused():
+    with pytest.raises(OptionError, match="at least 1e-150, got 1e-300"):
+        Gaussian(1e-300)

@@ -101,7 +101,7 @@ def serve(
 def _open(store: str, index: str | None, key: str, value: str, memory: str, refresh: float) -> ServedStore:
     """Return what is served, after reading it."""
     from qkv.database.storage.create import open_database
-    from qkv.serve import ServedStore
+    from qkv.serve.served_store import ServedStore
     from qkv.store import is_store
 
     if not is_store(store):
@@ -127,7 +127,7 @@ def _open_index(path: str) -> Index | None:
 
     if not is_index(Path(path)):
         return None
-    from qkv.search import Index
+    from qkv.search.index import Index
 
     return Index.open(path)
 

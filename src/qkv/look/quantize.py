@@ -112,7 +112,9 @@ def dequantize(codes: Num[np.ndarray, "*maps q k"], exponents: ArrayLike) -> Flo
 @lru_cache(maxsize=16)
 def code_table(exponent: int) -> Float[np.ndarray, " codes"]:
     """Return the weight in float32 that each of the 65,536 codes of a map with this exponent represents."""
-    table = dequantize(np.arange(2**16, dtype=np.uint16)[None], exponent)[0].astype(np.float32)
+    table: Float[np.ndarray, " codes"] = dequantize(np.arange(2**16, dtype=np.uint16)[None], exponent)[0].astype(
+        np.float32
+    )
     table.setflags(write=False)
     return table
 

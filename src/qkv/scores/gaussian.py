@@ -46,7 +46,9 @@ class Gaussian(InnerProductScore):
 
     def validate(self) -> None:
         """Check that the bandwidth is positive if it is a number; the elements of an array are not checked."""
-        require_number("Gaussian", "bandwidth", self.bandwidth, lambda h: h > 0, "a positive number")
+        require_number(
+            "Gaussian", "bandwidth", self.bandwidth, lambda h: h >= 1e-150, "a positive number, at least 1e-150"
+        )
 
     @property
     def distance_factor(self) -> float | None:  # type: ignore[override]

@@ -8,7 +8,7 @@ exact        an Arrow stream of the distinct rows of evidence, with the entries 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from qkv.serve.typed_json import decode, encode
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from qkv.plan import Plan
     from qkv.search.hits import Hit
     from qkv.serve.served_store import Answered
 
@@ -227,7 +228,7 @@ def read_exact(body: bytes, queries: tuple[object, ...]) -> tuple[Answer, int | 
             tuple(content["keys"]),
             content["value_name"],
             content["measure"],
-            SentPlan(content["plan"]),
+            cast("Plan", SentPlan(content["plan"])),  # shown only
             tuple(content["notes"]),
             tuple(content["column_notes"]),
             content["votes"],

@@ -73,7 +73,13 @@ def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCP
             fit: Annotated[Literal["mean", "vote", "local-linear"] | None, Field(description="Kind of answer")] = None,
         ) -> dict[str, Any]:
             """Return the value for each query, its uncertainty, and the rows that support it with their weights."""
-            fields = {"queries": queries, "where": where, "top": top, "score": score, "normalizer": normalizer}
+            fields: dict[str, object] = {
+                "queries": queries,
+                "where": where,
+                "top": top,
+                "score": score,
+                "normalizer": normalizer,
+            }
             fields |= {"threshold": threshold, "fit": fit, "on_bad_query": "report"}
             return answer_object(await answer(_read(read_question, fields, bounds, ToolError)))
 

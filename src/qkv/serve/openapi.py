@@ -131,7 +131,7 @@ def _operation(
 
 
 def _get(name: str, summary: str, content: dict[str, Any], public: bool = False) -> dict[str, Any]:
-    security = {"security": [{}]} if public else {}
+    security: dict[str, Any] = {"security": [{}]} if public else {}
     errors = _errors([403] if public else [401, 403])
     return {
         "operationId": name,

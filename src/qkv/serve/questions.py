@@ -160,7 +160,7 @@ def read_question(fields: Mapping[str, Any], limits: Limits, queries: list[objec
     }
     reader.finish()
     check_fit(options["fit"])  # type: ignore[arg-type]
-    check_threshold(options["threshold"])  # type: ignore[arg-type]
+    check_threshold(options["threshold"])
     given = tuple((name, value) for name, value in options.items() if value is not None)
     return Question(tuple(map(decode, queries)), single, on_bad_query or "refuse", given)
 
