@@ -7,6 +7,7 @@ are checked: mypy checks the others, and arguments of a wrong kind raise the err
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import marshal
@@ -37,6 +38,8 @@ CALLS: Counter[Any] = Counter()
 _unchecked: list[Any] = []
 """Functions that run again without checks, after a check failed."""
 _LOCK = threading.RLock()
+_PARSING = threading.RLock()
+"""Held while source is parsed: Python 3.11 counts the depth of recursion of all threads that parse together."""
 _HERE = Path(__file__).read_bytes()
 
 
@@ -100,7 +103,9 @@ def _with_checks(function: Any) -> Any:
 @functools.cache
 def _typing_imports(module: str) -> dict[str, Any]:
     """Return the names that a module imports for mypy only, under `if TYPE_CHECKING`."""
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    source = inspect.getsource(sys.modules[module])
+    with _PARSING:
+        tree = ast.parse(source)
     blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     imports = [line for block in blocks for line in block.body if isinstance(line, ast.Import | ast.ImportFrom)]
     names: dict[str, Any] = {}
@@ -137,12 +142,13 @@ class _Loader(SourceFileLoader):
         return code
 
     def _decorated(self, source: bytes) -> CodeType:
-        tree = ast.parse(source, self.path)
+        with _PARSING:
+            tree = ast.parse(source, self.path)
+            where = ast.parse("__import__('tests.shapes').shapes.checked", mode="eval").body
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and _annotates_axes(node):
-                where = ast.parse("__import__('tests.shapes').shapes.checked", mode="eval").body
                 # The innermost decorator, since properties and static methods wrap the function.
-                node.decorator_list.append(ast.copy_location(where, node))
+                node.decorator_list.append(ast.copy_location(copy.deepcopy(where), node))
         return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
 
 

@@ -1,7 +1,9 @@
 """A small store, and requests to the application without a socket."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -12,6 +14,21 @@ from qkv.serve import Limits, ServedStore, create_app
 PAY = {"years": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "pay": [10.0, 12.0, 14.0, 16.0, 18.0, 20.0], "city": list("aabbcc")}
 ADDRESS = "http://127.0.0.1:8000"
 Send = Callable[..., httpx.Response]
+_Result = TypeVar("_Result")
+
+
+def run_async(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Return the result of a coroutine that runs in a thread of its own.
+
+    In the main thread, tests of pages leave an event loop running, that of Playwright.
+    """
+    return run_in_thread(asyncio.run, coroutine)
+
+
+def run_in_thread(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Return the result of a function that runs in a thread of its own, where no event loop runs."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def sender(served: ServedStore, limits: Limits | None = None, **options: object) -> Send:
@@ -24,7 +41,7 @@ def sender(served: ServedStore, limits: Limits | None = None, **options: object)
             async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
                 return await client.request(method, path, **request)
 
-        return asyncio.run(run())
+        return run_async(run())
 
     return send
 

@@ -1,6 +1,5 @@
 """An assistant asks a store over the Model Context Protocol, and receives answers with their evidence."""
 
-import asyncio
 import os
 import sys
 
@@ -8,7 +7,7 @@ import pytest
 
 from qkv.database import Database
 
-from .conftest import PAY
+from .conftest import PAY, run_async
 
 pytest.importorskip("mcp.server.mcpserver", reason="the extra mcp is not installed")
 
@@ -23,7 +22,7 @@ def call(served, name: str, arguments: dict) -> object:
         async with Client(create_mcp_server(served)) as client:
             return await client.call_tool(name, arguments)
 
-    return asyncio.run(run())
+    return run_async(run())
 
 
 def test_a_tool_returns_the_answer_of_the_database_with_its_evidence(served):
@@ -51,7 +50,7 @@ def test_the_description_names_the_columns(served):
 def test_only_the_tools_that_have_data_are_offered(served):
     from qkv.serve.mcp_server import create_mcp_server
 
-    names = {tool.name for tool in asyncio.run(create_mcp_server(served).list_tools())}
+    names = {tool.name for tool in run_async(create_mcp_server(served).list_tools())}
     assert names == {"describe", "ask"}
 
 
@@ -66,5 +65,5 @@ def test_the_command_speaks_the_protocol_on_standard_output_alone(store):
         async with Client(stdio_client(process)) as client:
             return await client.call_tool("ask", {"queries": [2.0], "score": "boxcar:0.5"})
 
-    found = asyncio.run(run()).structured_content
+    found = run_async(run()).structured_content
     assert (found["answers"][0]["value"], found["version"]) == (12.0, 1)

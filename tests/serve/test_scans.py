@@ -10,7 +10,7 @@ from qkv.database import Database
 from qkv.serve import Limits, ServedStore, create_app
 from qkv.serve.questions import Question
 
-from .conftest import ADDRESS, PAY, sender
+from .conftest import ADDRESS, PAY, run_async, sender
 
 
 class Slow:
@@ -115,7 +115,7 @@ def test_more_requests_than_the_limit_are_refused_by_429_and_later_answered(monk
                 later = await client.post("/ask", json={"query": 1})
                 return refused, answered, later.status_code
 
-        refused, answered, later = asyncio.run(run())
+        refused, answered, later = run_async(run())
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert (answered, later) == ([200] * 3, 200)
 
