@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from qkv.core.typing import Shaped, Tensor
     from qkv.interop.huggingface.attention_record import AttentionRecord, SavedCall
     from qkv.look.views import View
+    from qkv.readouts.base import Readout
 
 __all__ = ["Effect", "LiveModel", "PairProduct", "call_module", "effect", "output_rows", "pair"]
 
@@ -170,15 +171,8 @@ class LiveModel:
             OptionError: the layer, head, query or key does not exist.
             DataError: the layer computes attention in its own code, or its score is not a scaled dot product.
         """
-        found: list[AttentionRecord] = []
         name = self._layer(layer)
-        with _LOCK:
-            from qkv.interop import record
-
-            with record(self.module, [], layers=name, save_inputs=True, consume=lambda _, call: found.append(call)):
-                self._run()
-        # A module that several layers share is called once for each.
-        call = found[self.layers[:layer].count(name)] if found else None
+        call = self._recorded(layer, save_inputs=True)
         saved = None if call is None else call.saved
         if call is None or saved is None or saved.value_norms is None:
             raise DataError(
@@ -218,16 +212,12 @@ class LiveModel:
         Raises:
             OptionError: the layer, head, query or key does not exist.
         """
-        found: list[AttentionRecord] = []
-        name = self._layer(layer)
-        with _LOCK:
-            from qkv.interop import record
-            from qkv.readouts import Dense
+        from qkv.readouts import Dense
 
-            with record(self.module, [Dense()], layers=name, consume=lambda _, call: found.append(call)):
-                self._run()
-        # A module that several layers share is called once for each.
-        weights = to_numpy(found[self.layers[:layer].count(name)].readouts[0])[self.element]
+        name = self._layer(layer)
+        call = self._recorded(layer, Dense())
+        assert call is not None  # the view shows what a recorder collected from the layer
+        weights = to_numpy(call.readouts[0])[self.element]
         place = head, query + self.first_query, key
         if min(place) < 0 or any(index >= length for index, length in zip(place, weights.shape, strict=True)):
             raise OptionError(f"head, query and key must exist in layer {name!r}, got {head}, {query} and {key}.")
@@ -239,6 +229,22 @@ class LiveModel:
                 f"layer must be between 0 and {len(self.layers) - 1}, got {layer}. Maps over all heads have no model."
             )
         return self.layers[layer]
+
+    def _recorded(self, layer: int, *readouts: Readout, save_inputs: bool = False) -> AttentionRecord | None:
+        """Run the model and return what a recorder collects from a layer, or None if it collects nothing."""
+        from qkv.interop import record
+
+        found: list[AttentionRecord] = []
+        name = self._layer(layer)
+        with (
+            _LOCK,
+            record(
+                self.module, readouts, layers=name, save_inputs=save_inputs, consume=lambda _, call: found.append(call)
+            ),
+        ):
+            self._run()
+        # A module that several layers share is called once for each.
+        return found[self.layers[:layer].count(name)] if found else None
 
     def _run(self) -> object:
         import torch
