@@ -140,3 +140,39 @@ def test_tokens_names_and_titles_are_never_executed(opened):
         assert page.evaluate("document.querySelectorAll('script').length") == 1
         assert page.evaluate("document.querySelectorAll('.qkv-look img').length") == 0
         assert said == []
+
+
+def test_a_picture_that_the_page_shows_stays_available(opened):
+    with serve_in_thread(ServedPage(page=everything())) as address:
+        page = opened(address)
+        page.evaluate(
+            """() => {
+                lost = []; revoked = 0;
+                const revoke = URL.revokeObjectURL;
+                URL.revokeObjectURL = (url) => {
+                    revoked++;
+                    const shown = [...document.querySelectorAll(".cell")].map((cell) => cell.style.backgroundImage);
+                    if (shown.some((one) => one.includes(url))) lost.push(url);
+                    revoke.call(URL, url);
+                };
+            }"""
+        )
+        for count, scale in enumerate(("linear", "log", "row"), 1):
+            page.get_by_label("Scale").select_option(scale)
+            page.wait_for_function(f"() => revoked >= {count}")
+        assert page.evaluate("lost") == []
+        page.close()
+
+
+def test_a_long_text_is_compared_by_its_heads_without_means(opened):
+    with serve_in_thread(ServedPage(page=everything())) as address:
+        page = opened(address)
+        page.get_by_label("Compare with").select_option("1")
+        page.get_by_label("Means of the layers").check()
+        page.get_by_label("Compare with").select_option("3")  # 3,000 tokens, loaded as tiles
+        page.locator(".comparison").get_by_label("Head").wait_for()
+        assert not page.get_by_label("Means of the layers").is_visible()
+        page.get_by_role("gridcell", name="layer 1, head 1").click()
+        page.wait_for_load_state("networkidle")
+        assert "could not be loaded" not in page.locator(".status").text_content()
+        page.close()

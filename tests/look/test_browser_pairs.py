@@ -99,15 +99,15 @@ def test_all_digits_of_a_weight_are_those_of_the_model(opened, served, model, vi
     # Maps over all heads have no weights of a model, and masked pairs have none.
     page.get_by_role("gridcell", name="all heads, mean").click()
     page.wait_for_function("() => document.querySelector('h2').textContent.includes('mean')")
-    assert not page.get_by_role("button", name="All digits").is_visible()
+    page.get_by_role("button", name="All digits").wait_for(state="hidden")
     page.evaluate("location.hash = 'view=0&layer=1&head=1&query=1&key=3'")
     page.wait_for_function("() => document.querySelector('output.readout').textContent.endsWith(': masked')")
-    assert not page.get_by_role("button", name="All digits").is_visible()
+    page.get_by_role("button", name="All digits").wait_for(state="hidden")
 
 
 def test_an_exported_file_states_that_its_weights_have_three_digits(opened, views, tmp_path):
     page = opened(export_html(Page.from_views(views[:1]), tmp_path / "all.html").as_uri())
-    assert not page.get_by_role("button", name="All digits").is_visible()
+    page.get_by_role("button", name="All digits").wait_for(state="hidden")
     missing = page.locator(".missing").text_content()
     assert "three significant digits" in missing
     assert "“All digits”" in missing

@@ -34,18 +34,28 @@ export class Comparison {
     const view = meta.views[state.compare];
     const [layer, head] = state.other ? state.other.split(",").map(Number) : [state.layer, state.head];
     const last = Math.min(layer || 0, view.layers.length - 1);
-    return { view, index: state.compare, layer: last, head: state.mean ? MEAN_HEAD : Math.min(head || 0, view.layers[last].heads.length - 1) };
+    return { view, index: state.compare, layer: last, head: this.averages ? MEAN_HEAD : Math.min(head || 0, view.layers[last].heads.length - 1) };
   }
 
-  /** Whether the difference is shown, for which both maps must be dense. */
-  get subtracts() {
+  /** Whether both maps are dense, as differences and means must be, not maps of tiles. */
+  get dense() {
     const { state, meta } = this;
-    return state.compare >= 0 && state.how === "difference" && !meta.views[state.view].levels && !meta.views[state.compare].levels;
+    return !meta.views[state.view].levels && !meta.views[state.compare].levels;
+  }
+
+  /** Whether the difference is shown. */
+  get subtracts() {
+    return this.state.compare >= 0 && this.state.how === "difference" && this.dense;
+  }
+
+  /** Whether the means of the layers are shown. */
+  get averages() {
+    return this.state.compare >= 0 && this.state.mean && this.dense;
   }
 
   /** The head of the shown view: the selected one, or the mean of its layer. */
   get head() {
-    return this.state.compare >= 0 && this.state.mean ? MEAN_HEAD : this.state.head;
+    return this.averages ? MEAN_HEAD : this.state.head;
   }
 
   /** The layer and head of the shown map, and of the map that is subtracted from it, for the name of a file. */
@@ -73,14 +83,16 @@ export class Comparison {
       act();
       handlers.refresh();
     };
-    this.element.append(
-      createSelect("Head", heads, state.other, (value) => change(() => (state.other = value))()),
-      createSelect("Show", [["side", "side by side"], ["difference", "difference"]], state.how, (value) => change(() => (state.how = value))()),
-      createCheckBox("Means of the layers", state.mean, (on) => change(() => (state.mean = on))()),
-    );
+    this.element.append(createSelect("Head", heads, state.other, (value) => change(() => (state.other = value))()));
+    if (this.dense) {
+      this.element.append(
+        createSelect("Show", [["side", "side by side"], ["difference", "difference"]], state.how, (value) => change(() => (state.how = value))()),
+        createCheckBox("Means of the layers", state.mean, (on) => change(() => (state.mean = on))()),
+      );
+    }
     const counts = [view, meta.views[state.view]].map((one) =>
       one.layers.filter((/** @type {any} */ layer) => layer.name !== ALL_HEADS).map((/** @type {any} */ layer) => layer.heads.length).join());
-    if (this.source.differences && state.compare !== state.view && !state.other && counts[0] === counts[1] && !view.levels && !meta.views[state.view].levels) {
+    if (this.source.differences && state.compare !== state.view && !state.other && counts[0] === counts[1] && this.dense) {
       this.element.append(createElement("button", { class: "ask", text: "Which heads differ most?", onclick: () => this.#rank() }), this.list);
     }
     // The list stays while its texts are compared.

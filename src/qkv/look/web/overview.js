@@ -21,6 +21,12 @@ export class Overview {
      *  @type {{layers: Layer[], image: ImageData, range: import("./range.js").Range | null, side: number,
      *    palette: import("./colour.js").Palette} | null} */
     this.painted = null;
+    /** address of the picture made last
+     *  @type {string | null} */
+    this.newest = null;
+    /** the picture that the cells show
+     *  @type {HTMLImageElement | null} */
+    this.picture = null;
     /** what the colours mean */
     this.rule = "";
     /** @type {Layer[]} */
@@ -78,23 +84,32 @@ export class Overview {
       image.data.set(pixels(cells, side, shadeOf(own), paletteFor(palette, own), rowMaxima(cells, side)).data, i * area * 4);
     });
     /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
-    canvas.toBlob((blob) => {
-      if (!blob) return;
-      if (this.url) URL.revokeObjectURL(this.url);
-      this.url = URL.createObjectURL(blob);
-      all.forEach((cell, i) => {
-        cell.style.backgroundImage = `url(${this.url})`;
-        cell.style.backgroundSize = `100% ${100 * all.length}%`;
-        cell.style.backgroundPosition = `0 ${all.length > 1 ? (100 * i) / (all.length - 1) : 0}%`;
-      });
-      this.element.dataset.painted = String(all.length);
-    });
+    canvas.toBlob((blob) => blob && this.#show(blob, all));
     const others = shared.some((one) => !one);
     const few = common.length === 0;
     this.painted = { layers: this.layers, image, range: few ? null : range, palette: paletteFor(palette, few ? null : range), side };
     const own = normalized ? " Maps whose rows do not sum to 1 have their own." : " The others have their own.";
     this.rule = `Small maps: ${few ? "each has its own colour scale." : `one scale. ${describeRange(range)}${others ? own : ""}`}${note}`;
     return this.rule;
+  }
+
+  /** Show the picture of all heads on their cells, unless a later one is under way.
+   *  @param {Blob} blob @param {HTMLElement[]} cells */
+  async #show(blob, cells) {
+    const url = (this.newest = URL.createObjectURL(blob));
+    // Cells take a loaded picture at once. Revoking the address of one that still loads is an error of the page.
+    const picture = new Image();
+    picture.src = url;
+    await picture.decode().catch(() => {});
+    if (this.newest !== url) return URL.revokeObjectURL(url);
+    cells.forEach((cell, i) => {
+      cell.style.backgroundImage = `url(${url})`;
+      cell.style.backgroundSize = `100% ${100 * cells.length}%`;
+      cell.style.backgroundPosition = `0 ${cells.length > 1 ? (100 * i) / (cells.length - 1) : 0}%`;
+    });
+    if (this.picture) URL.revokeObjectURL(this.picture.src);
+    this.picture = picture;
+    this.element.dataset.painted = String(cells.length);
   }
 
   /** @param {number} layer @param {number} head */
