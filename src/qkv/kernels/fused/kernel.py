@@ -160,12 +160,15 @@ class FusedKernel(Kernel):
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated.
 
-        Arrays that have not the operator's four axes count as a second call: they take 1.5 to 2 times the fixed cost,
-        unless the lift to inner products takes most of it.
+        Queries, keys and values are as wide as the widest of them. Arrays that have not the operator's four axes count
+        as a second call: they take 1.5 to 2 times the fixed cost, unless the lift to inner products takes most of it.
         """
         from qkv.kernels.fused.layout import layout_of
 
         axes, amounts = problem.axes, amounts_of_work(problem, visible_pairs(problem, 64, _KEY_BLOCK), array_elements=0)
+        width = max(problem.score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
+        amounts["rows"] = axes.batch_size * (axes.q + axes.k) * 2 * width
+        amounts["products"] = amounts["pairs"] * 2 * width
         layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
         same = layout is not None and layout.is_identity(axes.query, axes.key, axes.value)
         if problem.score.is_scaled_dot and not same:
