@@ -129,3 +129,12 @@ def test_roles_of_a_long_text_take_less_than_a_second():
     start = time.process_time()
     mark_roles(view)
     assert time.process_time() - start < 1
+
+
+def test_a_head_whose_tokens_all_attend_to_one_word_is_no_pronoun_head():
+    pronoun = UNIFORM.copy()
+    pronoun[[5, 8]] = 0.4 * on([2] * N)[[5, 8]] + 0.6 * UNIFORM[[5, 8]]
+    found = text_roles(view_of(on([2] * N), pronoun))
+    assert "pronoun" not in {role.role for role in found.get((0, 0), ())}
+    (role,) = (role for role in found[0, 1] if role.role == "pronoun")
+    assert (role.score, role.baseline) == pytest.approx((0.46, 0.1), abs=1e-3)

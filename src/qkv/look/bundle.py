@@ -59,10 +59,12 @@ WEB_FILES = (
     "static_picture.js",
     "steps.js",
     "style.css",
+    "text_names.js",
     "text_search.js",
     "tiles.js",
     "tokens.js",
     "touch.js",
+    "width.js",
 )
 """Names of all files of the page; the server delivers no other files."""
 

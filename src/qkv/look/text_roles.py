@@ -41,8 +41,10 @@ def text_roles(view: View) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
     The score of a positional role is the mean weight of its target keys, as in `qkv.look.roles.measure_roles`; that of
     `pronoun` is the mean over the English pronouns of their largest weight on a word that is neither a pronoun nor
     another function word; that of `broad` is the entropy relative to uniform weights. The baseline is the score of
-    uniform weights. A head has each role with a score of at least 0.5 (`broad`: 0.9) that exceeds the baseline by 0.1;
-    the head of largest score has each role whose baseline it exceeds by 0.1.
+    uniform weights; that of `pronoun` is at least the mean weight that the words other than pronouns give to the same
+    words, so that a head is not named for words to which all tokens attend. A head has each role with a score of at
+    least 0.5 (`broad`: 0.9) that exceeds the baseline by 0.1; the head that exceeds the baseline by most has each role
+    whose baseline it exceeds by 0.1.
 
     Args:
         view: a view whose queries and keys are the same tokens; other views give no roles.
@@ -59,12 +61,12 @@ def text_roles(view: View) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
     for i, layer in enumerate(view.layers):
         if layer.name == ALL_HEADS or not all(one.normalized for one in layer.ranges):
             continue
-        for role, (scores, baseline) in _layer_scores(layer, view.queries).items():
-            for head, score in enumerate(scores.tolist()):
-                found.setdefault(role, {})[i, head] = score, baseline
+        for role, (scores, baselines) in _layer_scores(layer, view.queries).items():
+            for head, pair in enumerate(zip(scores.tolist(), baselines.tolist(), strict=True)):
+                found.setdefault(role, {})[i, head] = pair
     roles: dict[tuple[int, int], list[HeadRole]] = {}
     for role, heads in found.items():
-        best = max(heads, key=lambda place: heads[place][0])
+        best = max(heads, key=lambda place: heads[place][0] - heads[place][1])
         for place, (score, baseline) in heads.items():
             clear = score >= baseline + _MARGIN and (score >= _CLEAR or place == best)
             if score >= _BROAD if role == "broad" else clear:
@@ -103,8 +105,10 @@ def _words(axis: TokenAxis) -> list[tuple[str, list[int]]]:
     return [("".join(axis.pieces[i] for i in group).strip().lower(), group) for group in groups.values()]
 
 
-def _layer_scores(layer: LayerMaps, axis: TokenAxis) -> dict[str, tuple[Float[np.ndarray, " heads"], float]]:
-    """Return for each role the scores of the heads of a layer, and the score of uniform weights."""
+def _layer_scores(
+    layer: LayerMaps, axis: TokenAxis
+) -> dict[str, tuple[Float[np.ndarray, " heads"], Float[np.ndarray, " heads"]]]:
+    """Return for each role the scores and the baselines of the heads of a layer."""
     heads, n = layer.codes.shape[:2]
     allowed = (layer.codes != MASKED).any(axis=0)
     weights = _weights(layer)
@@ -114,7 +118,7 @@ def _layer_scores(layer: LayerMaps, axis: TokenAxis) -> dict[str, tuple[Float[np
     ids = np.unique(np.array(axis.pieces), return_inverse=True)[1]
     counts = np.maximum(1, allowed.sum(axis=1))
     flat = weights.reshape(heads, n * n)
-    scores: dict[str, tuple[Float[np.ndarray, " heads"], float]] = {}
+    scores: dict[str, tuple[Float[np.ndarray, " heads"], Float[np.ndarray, " heads"]]] = {}
     for role, target in target_keys(ids, special).items():
         target = target & allowed
         if role in ("previous", "next"):
@@ -123,16 +127,18 @@ def _layer_scores(layer: LayerMaps, axis: TokenAxis) -> dict[str, tuple[Float[np
         queries = target.any(axis=1) & ~special
         if queries.any():
             share = (target & queries[:, None]).astype(np.float32).ravel() / queries.sum()
-            scores[role] = flat @ share, float((target.sum(axis=1) / counts)[queries].mean())
+            scores[role] = flat @ share, np.full(heads, (target.sum(axis=1) / counts)[queries].mean())
     nouns = content_words(axis)
-    pronouns = [group for text, group in _words(axis) if text in _PRONOUNS]
+    words = _words(axis)
+    pronouns = [group for text, group in words if text in _PRONOUNS]
     if pronouns and len(nouns) > 1:
-        scores["pronoun"] = _pronoun_scores(weights, allowed, pronouns, nouns)
+        others = [group for text, group in words if text not in _PRONOUNS]
+        scores["pronoun"] = _pronoun_scores(weights, allowed, pronouns, nouns, others)
     rows = ~special & (counts > 1)
     if rows.any():
         picked = weights[:, rows]
         entropy = -(picked * np.log(np.maximum(picked, np.float32(1e-30)))).sum(axis=-1)
-        scores["broad"] = (entropy / np.log(counts[rows])).mean(axis=1), 1.0
+        scores["broad"] = (entropy / np.log(counts[rows])).mean(axis=1), np.ones(heads)
     return scores
 
 
@@ -141,19 +147,39 @@ def _pronoun_scores(
     allowed: Bool[np.ndarray, "n n"],
     pronouns: Sequence[Sequence[int]],
     nouns: Sequence[Sequence[int]],
-) -> tuple[Float[np.ndarray, " heads"], float]:
-    """Return the mean over the pronouns of their largest weight on a content word, and that of uniform weights.
+    others: Sequence[Sequence[int]],
+) -> tuple[Float[np.ndarray, " heads"], Float[np.ndarray, " heads"]]:
+    """Return the mean over the pronouns of their largest weight on a content word, and the baseline of each head.
 
     The words beside a pronoun do not count, because heads that attend to the previous or next token attend to them.
     """
     uniform = (allowed / np.maximum(1, allowed.sum(axis=1, keepdims=True))).astype(np.float32)
     maps = np.concatenate([weights, uniform[None]])
-    largest = np.zeros(len(maps))
+    to_nouns = np.stack([maps[:, :, noun].sum(axis=-1) for noun in nouns], axis=-1)  # maps, tokens, nouns
+    elsewhere = _weights_of_others(to_nouns[:-1], allowed, nouns, others)
+    largest, baseline = np.zeros(len(maps)), np.zeros(len(weights))
     for pronoun in pronouns:
-        rows = maps[:, pronoun].mean(axis=1)
-        apart = [noun for noun in nouns if noun[0] > pronoun[-1] + 1 or noun[-1] < pronoun[0] - 1]
-        largest += np.max([np.zeros(len(maps)), *(rows[:, noun].sum(axis=-1) for noun in apart)], axis=0)
-    return largest[:-1] / len(pronouns), float(largest[-1] / len(pronouns))
+        apart = [i for i, noun in enumerate(nouns) if noun[0] > pronoun[-1] + 1 or noun[-1] < pronoun[0] - 1]
+        if apart:
+            found = to_nouns[:, pronoun][:, :, apart].mean(axis=1)
+            best = found.argmax(axis=1)
+            largest += found[range(len(maps)), best]
+            baseline += elsewhere[:, apart][range(len(weights)), best[:-1]]
+    return largest[:-1] / len(pronouns), np.maximum(baseline, largest[-1]) / len(pronouns)
+
+
+def _weights_of_others(
+    to_nouns: Float[np.ndarray, "heads n nouns"],
+    allowed: Bool[np.ndarray, "n n"],
+    nouns: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]],
+) -> Float[np.ndarray, "heads nouns"]:
+    """Return the mean weight that words give to each content word, without the word itself; 0 where none may."""
+    firsts = [group[-1] for group in others]
+    may = allowed[np.ix_(firsts, [noun[0] for noun in nouns])]
+    may &= np.array([[group[0] != noun[0] for noun in nouns] for group in others]).reshape(may.shape)
+    means = np.stack([to_nouns[:, group].mean(axis=1) for group in others], axis=1)
+    return (means * may).sum(axis=1) / np.maximum(1, may.sum(axis=0))
 
 
 def _weights(layer: LayerMaps) -> Float[np.ndarray, "heads q k"]:

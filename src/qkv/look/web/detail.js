@@ -78,8 +78,7 @@ export class Detail {
     this.flow = createElement("button", { class: "flow", text: "Flow of this pair", onclick: () => this.#computeFlow() });
     this.element = createElement("section", { class: "detail" }, [
       this.title, this.badges, this.steps.element, createElement("div", { class: "line" }, [this.readout, this.digits, this.flow, this.pin]),
-      createElement("div", { class: "side" }, [createElement("div", { class: "sheet" }, [this.map.canvas, this.bar]), this.beside]),
-      this.queries.element, this.keys.element,
+      createElement("div", { class: "side" }, [createElement("div", { class: "sheet" }, [this.map.canvas, this.bar, this.queries.element, this.keys.element]), this.beside]),
     ]);
     this.query = 0;
     this.key = 0;
@@ -121,7 +120,9 @@ export class Detail {
 
   #showPin() {
     this.pin.hidden = this.map.pinned === null;
-    this.pin.textContent = this.mapData ? `“${this.mapData.query(this.query)}” is pinned · release` : "";
+    const what = this.mapData ? `“${this.mapData.query(this.query)}” is pinned · ` : "";
+    this.pin.setAttribute("aria-label", `${what}release`);
+    this.pin.replaceChildren(createElement("span", { class: "what", text: what }), "release");
   }
 
   /** Show one head, or the mean of a layer, or the difference to another one.

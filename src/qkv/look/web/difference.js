@@ -1,6 +1,7 @@
 // The difference of two maps at the tokens that both texts share, aligned as by `qkv.look.difference.align_tokens`.
 
 import { MASKED } from "./codes.js";
+import { largestPair } from "./matrix.js";
 
 /** What the colours of a difference mean. */
 export const SIGNS = " Blue: larger in the first map; orange: in the second.";
@@ -105,6 +106,16 @@ export function strongestDifferences(matrix, row, count) {
   return found
     .sort((a, b) => (Math.abs(b.printed - a.printed) > 1e-9 * size(a.printed) ? b.printed - a.printed : 0) || size(b.weight) - size(a.weight) || a.key - b.key)
     .slice(0, count);
+}
+
+/** Return the pair of the first map whose weight differs most from that of the pair of the second; null if there is none.
+ *  @param {import("./load.js").Loaded} first @param {import("./load.js").Loaded | null} second
+ *  @returns {[number, number] | null} */
+export function largestDifference(first, second) {
+  if (!second || !alignTokens(first.queries, second.queries).length || !alignTokens(first.keys, second.keys).length) return null;
+  const { weights, keys, parts } = /** @type {any} */ (subtract(first, second));
+  const [row, column] = largestPair({ weights, keys });
+  return [parts.rows[row][0], parts.columns[column][0]];
 }
 
 /** Return the first map minus the second at aligned tokens; pairs that are masked in one of the maps are masked.

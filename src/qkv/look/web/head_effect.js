@@ -3,7 +3,7 @@
 import { formatWeight } from "./codes.js";
 import { createElement, createSelect } from "./dom.js";
 import { ALL_HEADS } from "./matrix.js";
-import { shareBar } from "./predicted.js";
+import { CAPTIONS, shareBar } from "./predicted.js";
 
 const FACTORS = /** @type {[string, string][]} */ ([["0", "× 0 (ablated)"], ["50", "× 0.5"], ["150", "× 1.5"], ["200", "× 2"], ["400", "× 4"]]);
 
@@ -97,15 +97,15 @@ export class HeadEffect {
         createElement("td", {}, [shareBar(after), createElement("span", { text: told(after) })]),
       ]));
     const most = found.most.map((/** @type {[number, number]} */ [at, size]) =>
-      createElement("button", { class: "ask", text: `${view.queries.tokens[at]} ${told(size)}`, "aria-label": `select ${view.queries.tokens[at]}`, onclick: () => this.handlers.go(at) }));
+      createElement("button", { class: "ask", text: `“${view.queries.tokens[at]}” (${at}): ${told(size)}`, "aria-label": `select “${view.queries.tokens[at]}” (${at})`, onclick: () => this.handlers.go(at) }));
     this.result.replaceChildren(
       ...sentences.filter(Boolean).map((text) => createElement("p", { text })),
       ...(rows.length ? [createElement("table", {}, [
-        createElement("caption", { text: `probabilities at “${name}”, unchanged and with the changed heads` }),
+        createElement("caption", { text: `${CAPTIONS[found.kind](name)}: unchanged, and with the changed heads` }),
         createElement("thead", {}, [createElement("tr", {}, ["token", "unchanged", "changed"].map((text) => createElement("th", { scope: "col", text })))]),
         createElement("tbody", {}, rows),
       ])] : []),
-      createElement("p", { class: "line" }, [createElement("span", { text: "Tokens that change most:" }), ...most]),
+      createElement("p", { class: "line" }, [createElement("span", { text: "Largest changes at:" }), ...most]),
     );
   }
 }

@@ -6,7 +6,7 @@ import { createCheckBox, createElement, createSelect } from "./dom.js";
 import { paletteOf } from "./colour.js";
 import { Comparison } from "./comparison.js";
 import { Detail } from "./detail.js";
-import { alignTokens } from "./difference.js";
+import { alignTokens, largestDifference } from "./difference.js";
 import { loadGrid } from "./grid_data.js";
 import { TextSearch } from "./text_search.js";
 import { ALL_HEADS, largestPair, strongest } from "./matrix.js";
@@ -17,6 +17,8 @@ import { saveControls } from "./save.js";
 import { mergeSummaries, rangeOf } from "./range.js";
 import { fromKernel } from "./source.js";
 import { besidePicture } from "./static_picture.js";
+import { shortNames } from "./text_names.js";
+import { followWidth } from "./width.js";
 
 /** Milliseconds for which a message is shown that is not an error. */
 const NOTICE = 10_000;
@@ -35,7 +37,7 @@ const IMAGE_LEAD =
   "Bright patches of the image have large weights for the selected patch or token, which is framed. Point at a patch; click it to pin it.";
 const KEYS =
   "Arrow keys select a head in the grid, a pair in the map, or a token. Tab moves between them. " +
-  "In the map, + and − zoom, and 0 resets the zoom.";
+  "In the map, + and − zoom, and 0 resets the zoom. Weights have three significant digits.";
 
 /** @param {{model: any, el: HTMLElement, hash?: string}} options `hash`: the link to show; default: that of the address */
 function render({ model, el, hash }) {
@@ -80,6 +82,7 @@ function render({ model, el, hash }) {
   };
   if (opening) Object.assign(state, opening);
   el.classList.add("qkv-look");
+  followWidth(el);
   const showPage = besidePicture(el, model.get("picture") || "");
 
   const report = (/** @type {string} */ text) => (status.textContent = text);
@@ -209,8 +212,13 @@ function render({ model, el, hash }) {
   async function selectDiffering(layer, head) {
     await selectHead(layer, head);
     first.reveal();
-    if (comparison.subtracts && first.matrix && first.map.pinned === null) first.go(...largestPair(first.matrix));
+    if (first.map.pinned === null && first.matrix) {
+      const [row, column] = comparison.subtracts ? largestPair(first.matrix) : largestDifference(first.matrix, second.matrix) ?? [first.query, first.key];
+      first.go(row, column);
+      if (!comparison.subtracts) follow(row, column);
+    }
     Object.assign(state, first.tokens());
+    questions.update(place());
     link();
   }
 
@@ -293,8 +301,8 @@ function render({ model, el, hash }) {
     }
   }
 
-  const views = meta.views.map((/** @type {any} */ view, /** @type {number} */ i) =>
-    /** @type {[string, string]} */ ([String(i), meta.models > 1 ? `${view.name} (${view.model})` : view.name]));
+  const names = meta.views.map((/** @type {any} */ view) => (meta.models > 1 ? `${view.name} (${view.model})` : view.name));
+  const views = shortNames(names).map((name, i) => /** @type {[string, string]} */ ([String(i), name]));
   const search = new TextSearch(state.find, {
     detail: first, view: () => meta.views[state.view], report: notify,
     go: (query, key) => { first.go(query, key); Object.assign(state, first.tokens()); questions.update(place()); link(); },

@@ -25,7 +25,7 @@ export function drawAxes(pen, canvas, box, part, mapData, [rows, columns]) {
   const down = labels(part[0], part[2], box.height, rows);
   for (const row of down) {
     choose(rows.includes(row));
-    pen.fillText(short(mapData.query(row)), box.x - 5, box.y + ((row + 0.5 - part[0]) / part[2]) * box.height);
+    pen.fillText(short(pen, mapData.query(row), box.x - 24), box.x - 5, box.y + ((row + 0.5 - part[0]) / part[2]) * box.height);
   }
   const across = labels(part[1], part[3], box.width, columns);
   for (const column of across) {
@@ -33,7 +33,7 @@ export function drawAxes(pen, canvas, box, part, mapData, [rows, columns]) {
     pen.save();
     pen.translate(box.x + ((column + 0.5 - part[1]) / part[3]) * box.width, box.y + box.height + 5);
     pen.rotate(-Math.PI / 2);
-    pen.fillText(short(mapData.key(column), 9), 0, 0);
+    pen.fillText(short(pen, mapData.key(column), MARGIN.bottom - 25), 0, 0);
     pen.restore();
   }
   Object.assign(canvas.dataset, { rows: down.join(), columns: across.join() });
@@ -74,7 +74,11 @@ function round(step) {
   return step < 10 ? step : power * (step <= power ? 1 : step <= 2 * power ? 2 : step <= 5 * power ? 5 : 10);
 }
 
-/** @param {string} text @param {number} [maximum] */
-function short(text, maximum = 12) {
-  return text.length <= maximum ? text : `${text.slice(0, maximum - 1)}…`;
+/** Shorten a text to a width, so that it does not touch the name of the axis.
+ *  @param {CanvasRenderingContext2D} pen @param {string} text @param {number} pixels */
+function short(pen, text, pixels) {
+  let start = text.slice(0, 24);
+  if (start === text && pen.measureText(text).width <= pixels) return text;
+  while (start.length > 1 && pen.measureText(`${start}…`).width > pixels) start = start.slice(0, -1);
+  return `${start}…`;
 }

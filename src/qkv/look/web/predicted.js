@@ -3,7 +3,7 @@
 import { formatWeight } from "./codes.js";
 import { createElement } from "./dom.js";
 
-const CAPTIONS = /** @type {Record<string, (query: string) => string>} */ ({
+export const CAPTIONS = /** @type {Record<string, (query: string) => string>} */ ({
   next: (query) => `predicted after “${query}”`,
   own: (query) => `predicted in place of “${query}”`,
   step: (query) => `probabilities when “${query}” was generated`,

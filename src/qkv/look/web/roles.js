@@ -60,6 +60,7 @@ export function badgeText({ role, score, baseline, sentences }) {
 
 /** Explain the numbers of a badge. @param {Role} role */
 export function explainScore({ role, sentences }) {
+  if (role === "pronoun" && !sentences) return "Score: mean over the pronouns. Baseline: the mean weight that the other words give to the same words, at least that of uniform weights.";
   return sentences && (role === "coreference" || !ROLES[role])
     ? "Score: share of the questions that the head answers. Baseline: that of the better of two rules without a model, the nearest candidate and a fixed offset."
     : "Baseline: the score of a head that attends to all tokens equally.";
@@ -78,7 +79,7 @@ export function fillRoles(place, roles, onSelect) {
   const measured = [...heads.values()].flat().some(({ one }) => one.sentences);
   const rows = order.map((role) => {
     const all = /** @type {{place: string, one: Role}[]} */ (heads.get(role));
-    const best = all.reduce((a, b) => (b.one.score > a.one.score ? b : a));
+    const best = all.reduce((a, b) => (b.one.score - b.one.baseline > a.one.score - a.one.baseline ? b : a));
     const [layer, head] = best.place.split(",").map(Number);
     const clear = all.filter(({ one }) => one.score >= MARKED).length;
     const others = createElement("span", { class: "others", text: clear > 1 ? `, ${clear - 1} more` : "" });

@@ -1,0 +1,21 @@
+// Names of texts in lists whose entries may be truncated.
+
+/** Number of characters before the first difference that a name keeps at its beginning. */
+const CONTEXT = 20;
+
+/** Return the names without the first of many words that they share with another name at the beginning, so that truncated
+ *  names differ. @param {string[]} names */
+export function shortNames(names) {
+  return names.map((name, i) => {
+    const shared = Math.max(0, ...names.map((other, j) => (i === j || name === other ? 0 : sharedLength(name, other))));
+    const start = shared > CONTEXT ? name.indexOf(" ", name.lastIndexOf(" ", shared - 1) - CONTEXT) + 1 : 0;
+    return start > CONTEXT / 2 ? `… ${name.slice(start)}` : name;
+  });
+}
+
+/** @param {string} one @param {string} other */
+function sharedLength(one, other) {
+  let length = 0;
+  while (length < one.length && one[length] === other[length]) length++;
+  return length;
+}
