@@ -92,8 +92,13 @@ def checked(function: Any) -> Any:
 
 def _with_checks(function: Any) -> Any:
     """Return `function` with its array annotations checked; called late, when every module that they name exists."""
-    names = {**_typing_imports(function.__module__), **function.__globals__}
     hints = {name: hint for name, hint in function.__annotations__.items() if _AXES.search(hint)}
+    with _PARSING:
+        nodes = [node for hint in hints.values() for node in ast.walk(ast.parse(hint, mode="eval"))]
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    # Only what the hints name is imported: another library, such as Keras, would take many seconds.
+    lines = [line for names, line in _typing_imports(function.__module__) if names & used]
+    names = {**_imported(lines, function.__module__), **function.__globals__}
     function.__annotations__ = {name: eval(hint, names) for name, hint in hints.items()}
     # As for mypy, an int is a float.
     configuration = beartype.BeartypeConf(is_pep484_tower=True)
@@ -101,15 +106,20 @@ def _with_checks(function: Any) -> Any:
 
 
 @functools.cache
-def _typing_imports(module: str) -> dict[str, Any]:
-    """Return the names that a module imports for mypy only, under `if TYPE_CHECKING`."""
+def _typing_imports(module: str) -> list[tuple[set[str], ast.Import | ast.ImportFrom]]:
+    """Return the lines by which a module imports for mypy only, under `if TYPE_CHECKING`, with the names of each."""
     source = inspect.getsource(sys.modules[module])
     with _PARSING:
         tree = ast.parse(source)
     blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    imports = [line for block in blocks for line in block.body if isinstance(line, ast.Import | ast.ImportFrom)]
+    lines = [line for block in blocks for line in block.body if isinstance(line, ast.Import | ast.ImportFrom)]
+    return [({(alias.asname or alias.name).split(".")[0] for alias in line.names}, line) for line in lines]
+
+
+def _imported(lines: list[ast.Import | ast.ImportFrom], module: str) -> dict[str, Any]:
+    """Return the names that lines of a module import."""
     names: dict[str, Any] = {}
-    for line in imports:
+    for line in lines:
         try:
             exec(compile(ast.Module([line], []), module, "exec"), names)
         except ModuleNotFoundError:  # axes are checked without this library, whose arrays no test has

@@ -90,6 +90,54 @@ def idefics3():
     return transformers.Idefics3ForConditionalGeneration(config), processor
 
 
+def gemma3():
+    marks = ["<image>", "<start_of_image>", "<end_of_image>"]
+    words = tokenizer(*marks)
+    words.image_token, words.boi_token, words.eoi_token = marks
+    words.image_token_id, words.boi_token_id, words.eoi_token_id = 3, 4, 5
+    config = transformers.Gemma3Config(
+        vision_config={"model_type": "siglip_vision_model", **SMALL, "image_size": 24, "patch_size": 4,
+                       "vision_use_head": False},
+        text_config={"model_type": "gemma3_text", **TEXT, "sliding_window": 8}, mm_tokens_per_image=9,
+        image_token_index=3, boi_token_index=4, eoi_token_index=5,
+    )  # fmt: skip
+    images = transformers.Gemma3ImageProcessorPil(size={"height": 24, "width": 24})
+    processor = transformers.Gemma3Processor(images, words, image_seq_length=9)
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    with torch.no_grad():  # zeros without training
+        model.model.multi_modal_projector.mm_input_projection_weight.normal_()
+    return model, processor
+
+
+class SmolProcessor:
+    """The processor of SmolVLM without its part for videos, which requires torchvision and num2words."""
+
+    def __init__(self):
+        marks = ["<image>", "<fake_token_around_image>", "<global-img>"]
+        self.tokenizer = tokenizer(*marks, *(f"<row_{i}_col_{j}>" for i in (1, 2) for j in (1, 2)))
+        self.image_processor = transformers.SmolVLMImageProcessorPil(
+            size={"longest_edge": 32}, max_image_size={"longest_edge": 16}
+        )
+        self.image_token = "<image>"
+
+    def __call__(self, images, text, return_tensors):
+        from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+        pixels = self.image_processor(images=[[images]], return_row_col_info=True, return_tensors=return_tensors)
+        (rows,), (columns,) = (np.asarray(pixels.pop(name)).tolist() for name in ("rows", "cols"))
+        tokens = get_image_prompt_string(rows[0], columns[0], 4, "<fake_token_around_image>", "<image>", "<global-img>")
+        whole = text.replace(self.image_token, tokens)
+        return {**self.tokenizer(whole, return_tensors=return_tensors), **pixels}
+
+
+def smolvlm():
+    config = transformers.SmolVLMConfig(
+        vision_config={**SMALL, "image_size": 16, "patch_size": 4}, text_config={"model_type": "llama", **TEXT},
+        image_token_id=3, scale_factor=2,
+    )  # fmt: skip
+    return transformers.SmolVLMForConditionalGeneration(config), SmolProcessor()
+
+
 class QwenProcessor:
     """The processor of Qwen2.5-VL, of which transformers builds the part for videos with torchvision only."""
 
@@ -120,7 +168,8 @@ def qwen():
     return transformers.Qwen2_5_VLForConditionalGeneration(config), QwenProcessor()
 
 
-KINDS = [llava, *(pytest.param(kind, marks=pytest.mark.long) for kind in (llava_next, paligemma, idefics3)), qwen]
+RARE = (llava_next, paligemma, gemma3, idefics3, smolvlm)
+KINDS = [llava, *(pytest.param(kind, marks=pytest.mark.long) for kind in RARE), qwen]
 
 
 def built(kind):
@@ -199,7 +248,7 @@ def test_the_weights_of_the_text_are_those_of_the_eager_model(kind):
     assert view.opening.query == len(view.queries.tokens) - 1
     assert view.queries.patches[view.opening.key] >= 0
     assert view.picture.shape[2] == 3
-    assert len(images) == (kind in (llava, paligemma))
+    assert len(images) == (kind in (llava, paligemma, gemma3))
     # An ablated head changes the predictions, as in a text.
     effect = look.effect(view, {(0, 0): 0.0})
     assert effect.loss is not None
