@@ -37,6 +37,11 @@ def main() -> None:
     many = rng.normal(size=(1, 3000, 2)).astype("float32")
     layer = MultiHeadAttention(2, 4, memory="16 MiB")  # 72 MB as an array of pairs
     shape = layer(many, many, use_causal_mask=True).shape
+    heads, same = MultiHeadAttention(2, 4, dropout=0.0), layers.MultiHeadAttention(2, 4, dropout=0.0)
+    for one in (heads, same):
+        one.build(x.shape, x.shape)
+    same.set_weights(heads.get_weights())
+    pairs = [one(x, x, use_causal_mask=True, return_attention_scores=True) for one in (heads, same)]
     options = Attention(normalizer="sparsemax", kernel="dense", memory="1 GiB").get_config()
     print(
         json.dumps(
@@ -49,6 +54,9 @@ def main() -> None:
                 "outputs without dropout": numbers(plain[0]),
                 "nan in a masked value": bool(np.isnan(numbers(ours([x, hurt], mask=[None, some]))).any()),
                 "longer than its pairs fit": list(shape),
+                "output and weights of heads": [
+                    float(np.abs(ops.convert_to_numpy(a - b)).max()) for a, b in zip(*pairs, strict=True)
+                ],
                 "config": {name: options[name] for name in ("normalizer", "kernel", "memory")},
                 "unknown normalizer": unknown,
             }

@@ -162,5 +162,6 @@ def test_our_layers_differ_from_keras_where_we_say_so() -> None:
     assert found["outputs with dropout"] != found["outputs without dropout"]
     assert found["nan in a masked value"] is False
     assert found["longer than its pairs fit"] == [1, 3000, 2]
+    assert max(found["output and weights of heads"]) < 1e-6
     assert found["config"] == {"normalizer": "sparsemax", "kernel": "dense", "memory": "1 GiB"}
     assert "softmax" in found["unknown normalizer"]

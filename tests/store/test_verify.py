@@ -70,7 +70,7 @@ def test_damaged_results_in_the_cache_are_found_and_lose_nothing(tmp_path: Path)
     Database.create(path, source, "place", "height", memory=1).ask([0.5, 1.0], score="cosine")
     assert stores.verify(path).damages == ()
     notes = sorted((path / "notes").iterdir())
-    assert {note.suffix for note in notes} == {".norms", ".statistics"}
+    assert {note.suffix for note in notes} == {".examples", ".norms", ".statistics"}
     for note in notes:
         flip(note, note.stat().st_size - 70)
         assert kinds(path) == [(f"notes/{note.name}", "cache")]

@@ -32,14 +32,18 @@ def _crc32() -> Callable[..., int]:
     return crc32
 
 
-def checksum(data: Bytes) -> int:
+def checksum(data: Bytes, value: int = 0) -> int:
     """Return the CRC-32 checksum of a buffer of bytes.
+
+    Args:
+        data: the bytes.
+        value: the checksum of the bytes before these, if they are the next piece of a file.
 
     Example:
         >>> checksum(b"123456789") == 0xCBF43926
         True
     """
-    return _crc32()(memoryview(data).cast("B"))
+    return _crc32()(memoryview(data).cast("B"), value)
 
 
 def file_checksum(path: Path) -> int:

@@ -83,7 +83,7 @@ def cache_damages(folder: Path) -> list[Damage]:
     damages = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         # Names with a dot or of older formats belong to no result that is read.
-        if path.suffix in (".statistics", ".norms") and not path.name.startswith("."):
+        if path.suffix in (".examples", ".norms", ".statistics") and not path.name.startswith("."):
             problem = container_problem(path)
             if problem is not None and path.exists():
                 damages.append(Damage(f"{folder.name}/{path.name}", problem, 0, (), "cache"))

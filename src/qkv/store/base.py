@@ -94,6 +94,19 @@ class Store(ABC):
             DamagedStoreError: A block is damaged, and the store was not opened with `damaged="skip"`.
         """
 
+    def unverified_blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
+        """Yield the blocks, of which those with a `check` are verified while their rows are read, see `RunningCheck`.
+
+        Results of a block must be discarded unless `Block.verify` returns.
+
+        Args:
+            columns: the columns to read; None: all.
+
+        Raises:
+            DamagedStoreError: As in `blocks`.
+        """
+        return self.blocks(columns)
+
     def append(self, table: pa.Table | Iterable[pa.Table]) -> int:
         """Append rows, save them on disk as a new version, and return the number of the version.
 
@@ -205,10 +218,10 @@ class Store(ABC):
         import pyarrow as pa
 
         tables, first = [], 0
-        for block in self.blocks(columns):
-            count = len(block)
+        for name, count in zip(self.block_names(), self.block_lengths(), strict=True):
             start, stop = np.searchsorted(rows, [first, first + count])
             if start < stop:
+                block = self.block(name, columns)
                 inside = rows[start:stop] - first
                 if block.present is not None:
                     inside = np.flatnonzero(block.present)[inside]

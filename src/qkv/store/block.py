@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from qkv.core.typing import Bool
+from qkv.store.running_check import RunningCheck
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,11 +87,22 @@ class Block:
         name: the name of the file or fragment.
         table: a pyarrow table, memory-mapped if the store can.
         present: `(rows,)` booleans, False where a row is deleted; None if no row is deleted.
+        check: the check of a block whose checksum is verified while the rows are read; None: it was verified.
     """
 
     name: str
     table: pa.Table
     present: Bool[np.ndarray, " rows"] | None = field(default=None, repr=False)
+    check: RunningCheck | None = field(default=None, repr=False, compare=False)
+
+    def verify(self) -> None:
+        """Verify the rest of the checksum of a block from `Store.unverified_blocks`.
+
+        Raises:
+            DamagedStoreError: The checksum does not match, and whatever was computed from the rows may be wrong.
+        """
+        if self.check is not None:
+            self.check.finish()
 
     def __len__(self) -> int:
         return int(self.table.num_rows if self.present is None else self.present.sum())

@@ -19,6 +19,7 @@ from qkv.store.arrow_files import map_file, parse_table
 from qkv.store.block import Damage
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import RowFile
+from qkv.store.running_check import RunningCheck
 from qkv.store.verified_files import is_verified, remember_verified
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ BYTES = 2**25
 """Approximate size of a file of rows, 32 MiB. A damaged file loses at most this much data."""
 
 VERIFIED = "verified.json"
+
+_CHANGED = "the checksum does not match"
 
 
 def split_table(table: pa.Table) -> Iterator[pa.Table]:
@@ -122,16 +125,44 @@ class MappedRows:
             DamagedStoreError: The checksum does not match, or the contents are no table with the recorded rows.
         """
         if self._table is None:
-            fresh = self._verified and not is_verified(self._path, self.file.check)
             try:
-                self._table = _parse(self._data, self._path, self.file, self._schema, fresh)
+                self._table = _parse(self._data, self._path, self.file, self._schema, self._is_fresh())
             except DamagedError as error:
-                damage = Damage(f"{self._path.parent.name}/{self.file.name}", _reason(error), self.file.present_rows)
-                raise DamagedStoreError(
-                    f"{self._path.parent.parent.name!r} is damaged: {damage}. Restore this file from a copy, or open "
-                    "the store with damaged='skip' to read the other rows."
-                ) from None
+                raise self._damaged(_reason(error)) from None
         return self._table
+
+    def start_check(self) -> tuple[pa.Table, RunningCheck | None]:
+        """Return the rows before their checksum is verified, and the check that verifies it; None if it was verified.
+
+        Every offset, length, index and text is valid.
+
+        Raises:
+            DamagedStoreError: The contents are no table with the recorded rows.
+        """
+        if self._table is not None or not self._is_fresh():
+            return self.table(), None
+        try:
+            table = _parse_rows(self._data, self.file, self._schema, validate=True)
+        except DamagedError:
+            return self.table(), None  # raises an error, which names the checksum if it does not match either
+
+        def finished(intact: bool) -> None:
+            if not intact:
+                raise self._damaged(_CHANGED)
+            remember_verified(self._path, self.file.check)
+            self._table = table
+
+        return table, RunningCheck(self._data, self.file.check, finished)
+
+    def _is_fresh(self) -> bool:
+        return self._verified and not is_verified(self._path, self.file.check)
+
+    def _damaged(self, problem: str) -> DamagedStoreError:
+        damage = Damage(f"{self._path.parent.name}/{self.file.name}", problem, self.file.present_rows)
+        return DamagedStoreError(
+            f"{self._path.parent.parent.name!r} is damaged: {damage}. Restore this file from a copy, or open "
+            "the store with damaged='skip' to read the other rows."
+        )
 
 
 def _parse(data: pa.Buffer, path: Path, file: RowFile, schema: pa.Schema, fresh: bool) -> pa.Table:
@@ -147,17 +178,27 @@ def _parse(data: pa.Buffer, path: Path, file: RowFile, schema: pa.Schema, fresh:
     Raises:
         DamagedError: The contents are not those that were recorded.
     """
+    if data.size == file.size and fresh and checksum(data) != file.check:
+        raise DamagedError(_CHANGED)
+    table = _parse_rows(data, file, schema, validate=fresh)
+    if fresh:
+        remember_verified(path, file.check)
+    return table
+
+
+def _parse_rows(data: pa.Buffer, file: RowFile, schema: pa.Schema, validate: bool) -> pa.Table:
+    """Return the table in the contents of a file, whose checksum is not verified.
+
+    Raises:
+        DamagedError: The contents have another size, are no table, or a table with other rows or columns.
+    """
     if data.size != file.size:
         raise DamagedError(_size_problem(data.size, file.size))
-    if fresh and checksum(data) != file.check:
-        raise DamagedError("the checksum does not match")
-    table = parse_table(data, file.name, validate=fresh)
+    table = parse_table(data, file.name, validate=validate)
     if table.num_rows != file.rows:
         raise DamagedError(f"{table.num_rows:,} rows instead of {file.rows:,}")
     if not table.schema.equals(schema):
         raise DamagedError("the columns are not those of the store")
-    if fresh:
-        remember_verified(path, file.check)
     return table
 
 
@@ -211,7 +252,7 @@ def find_problem(folder: Path, file: RowFile, read: bool, schema: pa.Schema | No
         if read and schema is not None:
             _parse(map_file(path), path, file, schema, fresh=True)
         elif read and checksum(map_file(path)) != file.check:
-            return "the checksum does not match"
+            return _CHANGED
     except DamagedError as error:
         return _reason(error)
     except OSError as error:

@@ -75,14 +75,24 @@ class StoredRows:
         width = sum(_width(self.store.schema.field(name).type) for name in columns)
         return max(1, min(TILE, _NUMBERS_PER_TILE // width))
 
-    def tiles(self, columns: Sequence[str]) -> Iterator[RowTile]:
-        """Yield the rows as tiles of at most `tile_rows(columns)` rows, each of which is part of one block."""
+    def tiles(self, columns: Sequence[str], unverified: bool = False) -> Iterator[RowTile]:
+        """Yield the rows as tiles of at most `tile_rows(columns)` rows, each of which is part of one block.
+
+        Args:
+            columns: the columns to read.
+            unverified: whether the checksum of a block may be verified after its last tile was used. Results must then
+                be discarded unless all tiles are read.
+
+        Raises:
+            DamagedStoreError: A block is damaged.
+        """
         first, rows = 0, self.tile_rows(columns)
-        for block in self.store.blocks(columns):
+        for block in self.store.unverified_blocks(columns) if unverified else self.store.blocks(columns):
             count = len(block)
             for start in range(0, count, rows):
                 table = block.rows(start, min(start + rows, count))
                 yield RowTile(first + start, table, block, start, self._cache)
+            block.verify()
             first += count
 
     def size_of(self, columns: Sequence[str]) -> int:

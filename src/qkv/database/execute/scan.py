@@ -31,6 +31,7 @@ from qkv.database.keys.comparisons import Comparison, DistanceComparison
 from qkv.normalizers import Identity
 from qkv.scores.base import Score
 from qkv.store import Block
+from qkv.store.running_check import RunningCheck
 
 __all__ = ["CellLogits", "Logits", "VectorNorms", "excluded_rows", "fast_logits"]
 
@@ -38,6 +39,9 @@ __all__ = ["CellLogits", "Logits", "VectorNorms", "excluded_rows", "fast_logits"
 _TOLERANCE = 1e-4
 _EPSILON = 2.0**-23
 _CACHED = 2**18
+
+_PIECE = 2**19
+"""Number of bytes whose checksum is computed before they are multiplied: half of the second cache of a core."""
 
 _Rows = TypeVar("_Rows")
 
@@ -125,7 +129,7 @@ def fast_logits(
     return None
 
 
-_VectorRows = tuple[Float[np.ndarray, "rows width"], Float[np.ndarray, " rows"] | None, float]
+_VectorRows = tuple[Float[np.ndarray, "rows width"], Float[np.ndarray, " rows"] | None, float, RunningCheck | None]
 
 
 class VectorLogits(Logits[_VectorRows]):
@@ -156,18 +160,19 @@ class VectorLogits(Logits[_VectorRows]):
         self._workspace, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)
 
     def load(self, tile: RowTile) -> _VectorRows | None:
-        """Return the vectors of a tile as a matrix, their norms and the largest norm, or None if it is not supported.
+        """Return the vectors of a tile as a matrix, their norms, the largest norm and the check of the block.
 
-        The norms are None for an inner product. Tiles with nulls or with norms that overflow are not supported.
+        The result is None if the tile is not supported, because of nulls or norms that overflow. The norms are None
+        for an inner product, and the check is None if the block is verified.
         """
         chunks = tile.table.column(self.column).chunks
         if len(chunks) != 1 or chunks[0].null_count:
             return None
         matrix = arrow_columns.vector_matrix(chunks[0])
         if matrix is None or not self.kind:
-            return None if matrix is None else (matrix, None, 0.0)
+            return None if matrix is None else (matrix, None, 0.0, tile.block.check)
         norms, largest = self.norms.load(tile, self.column, self.kind)
-        return (matrix, norms, largest) if largest < np.inf else None  # else the dtype overflows
+        return (matrix, norms, largest, tile.block.check) if largest < np.inf else None  # else the dtype overflows
 
     def compute(self, rows: _VectorRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
         matrix, norms, largest = rows[0][start:stop], rows[1], rows[2]
@@ -175,8 +180,10 @@ class VectorLogits(Logits[_VectorRows]):
             if self._out.shape[1] < len(matrix):
                 self._out = np.empty((1, len(matrix)), self.dtype)
             logits = self._out[:, : len(matrix)]
-            np.matmul(matrix, self.query[0], out=logits[0])
+            self._multiply(matrix, rows[3], logits[0])
         else:
+            if rows[3] is not None:
+                rows[3].advance(_address(matrix, len(matrix)))
             logits = np.matmul(self.query, matrix.T)
         if norms is None:
             return logits
@@ -194,6 +201,22 @@ class VectorLogits(Logits[_VectorRows]):
         logits -= (self.factor * self.square).astype(self.dtype)[:, None]
         return logits
 
+    def _multiply(
+        self, matrix: Float[np.ndarray, "n width"], check: RunningCheck | None, out: Float[np.ndarray, " n"]
+    ) -> None:
+        """Write the products of the rows of a matrix and the query to `out`.
+
+        A running checksum reads each piece from memory in order, so that the product finds it in the cache. Both take
+        less time than the product alone.
+        """
+        # Libraries multiply groups of rows, so that multiples of 64 rows give the same bits as all rows at once.
+        step = len(matrix) if check is None else 64 * max(1, _PIECE // max(1, 64 * matrix.strides[0]))
+        for start in range(0, len(matrix), max(1, step)):
+            stop = min(start + step, len(matrix))
+            if check is not None:
+                check.advance(_address(matrix, stop))
+            np.matmul(matrix[start:stop], self.query[0], out=out[start:stop])
+
     def _from_differences(self, matrix: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "q n"]:
         logits = np.empty((len(self.query), len(matrix)))
         for query, out in zip(self.exact, logits, strict=True):
@@ -201,6 +224,11 @@ class VectorLogits(Logits[_VectorRows]):
             np.einsum("ij,ij->i", difference, difference, out=out)
         logits *= -self.factor
         return logits
+
+
+def _address(matrix: Float[np.ndarray, "n width"], row: int) -> int:
+    """Return the address in memory of a row of a matrix, or of its end."""
+    return int(matrix.__array_interface__["data"][0]) + row * matrix.strides[0]
 
 
 class VectorNorms:
@@ -234,6 +262,7 @@ class VectorNorms:
             saved = note.array("norms")
             if saved.shape == (block.table.num_rows,) and saved.dtype.kind == "f":
                 return saved
+        block.verify()  # before the norms are saved
         parts = []
         for chunk in block.table.column(column).chunks:
             matrix = arrow_columns.vector_matrix(chunk)

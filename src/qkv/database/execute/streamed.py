@@ -22,6 +22,7 @@ from qkv.core.typing import Bool, Float, Int
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.base import AskOptions, Executor
+from qkv.database.execute.example_rows import load_example_rows
 from qkv.database.execute.group_answers import finds_groups
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.sampled import SampledChooser
@@ -81,7 +82,8 @@ class StreamedExecutor(Executor):
         self.statistics = statistics if cache else statistics.without_choices()
         missing = {name: column.missing for name, column in self.statistics.columns.items()}
         self._set_counts(missing, self.statistics.complete)
-        self.examples = self.read_columns(self.table.take(self.statistics.examples))
+        names = tuple(dict.fromkeys((*key, value)))
+        self.examples = self.read_columns(load_example_rows(self.table, self.statistics.examples, names))
         self.query_columns = self.examples[:-1]
         self._interpret_values(self.value_column, self.statistics.columns[value].largest)
         self.norms = VectorNorms()

@@ -218,8 +218,12 @@ class StreamedCall:
         """Call `consume` for all rows of the store; see `TilePass.run`."""
         cell_logits, fast = self._logits(query)
         rows = TilePass(cell_logits, fast, self._plain_values(1), len(query), self.elements, self.present)
-        for number, tile in enumerate(self.rows.tiles(self.names)):
-            rows.run(tile, number not in self.incomplete_tiles, consume, aggregator)
+        for number, tile in enumerate(self.rows.tiles(self.names, unverified=isinstance(fast, VectorLogits))):
+            try:
+                rows.run(tile, number not in self.incomplete_tiles, consume, aggregator)
+            except Exception:
+                tile.block.verify()  # damaged numbers may cause any error
+                raise
             report(progress, "reading blocks", tile.number + tile.table.num_rows, self.rows.num_rows)
 
     def _over(self, rows: Int[np.ndarray, " n"]) -> tuple[Comparison, tuple[Column, ...]]:
