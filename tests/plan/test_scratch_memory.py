@@ -148,7 +148,9 @@ CALLS = [
     call("scaled dot", "linear", (4, 16_384, 16_384, 64, 64), False, "Identity"),
     call("scaled dot", "linear", (4, 16_384, 16_384, 64, 64), True, "Identity"),
     call("features", "linear", (4, 8192, 8192, 64, 64), True, "Sum"),
+    call("features", "linear", (4, 16_384, 16_384, 16, 64), True, "Sum"),
     call("gaussian", "fused", (8, 1024, 1024, 128, 128), True),
+    call("cosine", "fused", (4, 64, 32_768, 32, 32), True),
 ]
 
 

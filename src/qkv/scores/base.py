@@ -58,6 +58,9 @@ class Score(Part, ABC):
         saved_arrays: arrays of the size of the logits, besides the logits, that autograd saves; an estimate.
         lifts_keys: whether `lift` computes new vectors for the keys; an inner product may use keys unchanged.
         lift_copies: arrays of the size of a side that `lift` computes of it and autograd saves; an estimate.
+        lift_saves: those of the queries and of the keys that autograd saves besides the result of `lift`; an estimate.
+        lift_peak: those of one side that are in memory while `lift` is differentiated, without the gradient that it
+            returns; 0 if there are never more than before.
         distance_factor: a if the logit is −a ‖q − k‖² with a single number a; otherwise None.
         distance_slope: a if the logit is −a ‖q − k‖ with a single number a; otherwise None.
         unit_temperature: T if the logit is <q, k> / (‖q‖ ‖k‖ T) with a number or array of one element; otherwise None.
@@ -90,6 +93,8 @@ class Score(Part, ABC):
     saved_arrays: ClassVar[float] = 0.0
     lifts_keys: bool = True
     lift_copies: ClassVar[float] = 1.0
+    lift_saves: ClassVar[tuple[float, float]] = (0.0, 0.0)
+    lift_peak: ClassVar[float] = 0.0
     distance_factor: float | None = None
     distance_slope: float | None = None
     unit_temperature: Array | float | None = None

@@ -47,6 +47,8 @@ class Cosine(InnerProductScore):
         require_number("Cosine", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
     lift_copies = 2.5
+    lift_saves = (1.1, 1.1)
+    lift_peak = 5.1
 
     @property
     def unit_temperature(self) -> Array | float | None:  # type: ignore[override]

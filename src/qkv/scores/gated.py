@@ -71,6 +71,7 @@ class Gated(GateWeights, GeneralScore):
         return self.query_weight, self.key_weight, self.bias, 0.0
 
     lift_copies = 2.0
+    lift_saves = (1.0, 1.0)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return 2 array elements per logit, one for the gate and one for the inner product."""

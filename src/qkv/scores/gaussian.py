@@ -66,6 +66,7 @@ class Gaussian(InnerProductScore):
         return stop_gradient(xp.mean(key, axis=-2, keepdims=True))
 
     lift_copies = 1.5
+    lift_saves = (0.0, 1.0)
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile

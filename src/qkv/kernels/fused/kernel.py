@@ -16,9 +16,10 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
+from qkv.core.arrays import itemsize
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work, visible_pairs
-from qkv.kernels.runtime.memory_model import backward_copies
+from qkv.kernels.runtime.memory_model import lifted_elements, saved_by_lift
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.plan.cost import Cost
@@ -101,38 +102,22 @@ class FusedKernel(Kernel):
         The backward pass computes five matrix products.
         """
         axes, score = problem.axes, problem.score
-        rows = [math.prod(shape[:-1]) for shape in (axes.query, axes.key, axes.value)]
-        widths = (axes.query_width, axes.key_width, axes.value_width)
-        width = max(score.lifted_width(*widths[:2]), axes.value_width)
-        # A copy of each input that is lifted or padded, the log-sum-exp, and the columns by which the output is wider.
-        lifts = (not score.is_scaled_dot, not score.is_scaled_dot and score.lifts_keys, False)
-        copied = [n * width if lift or own != width else 0 for n, own, lift in zip(rows, widths, lifts, strict=True)]
-        output = math.prod(axes.output[:-1]) * (width - axes.value_width + 2)
-        numbers = output + sum(copied)
+        width = max(score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
+        casts = problem.cast_bytes > 0 and not self.keeps_dtype(problem)
         if problem.gradient:
-            # The gradient of a padded or lifted input is not what the caller receives; what the caller receives for a
-            # padded one is not there yet. Without such inputs, a gradient is copied while its layout changes.
-            results = [0 if lift else n * own for n, own, lift in zip(rows, widths, lifts, strict=True)]
-            changed = [size - own for size, own in zip(copied, results, strict=True) if size]
-            numbers += max(changed, default=max(rows) * width if axes.batch_size > 1 else 0)
-            numbers += math.prod(axes.output[:-1]) * width if width != axes.value_width else 0
-            offset = split_mask(problem.spec.mask, problem.tile)[1]
-            if axes.batch_size > 1 and copied[0] and width > score.lifted_width(*widths[:2]) and not (offset or 0) < 0:
-                numbers += rows[0] * width  # the gradient of the output, while its layout changes
-            numbers += backward_copies(problem)
-            if split_mask(problem.spec.mask, problem.tile)[1]:  # gradients of the two calls for keys and values
-                numbers += 3 * rows[1] * width // 2
-        casts = 0 if self.keeps_dtype(problem) else problem.cast_bytes
-        scratch = numbers * problem.itemsize + casts + _SCRATCH
+            copies = _bytes_with_gradient(problem, width, casts)
+        else:
+            copies = _copied_elements(problem, width, False) * problem.itemsize
+            copies += problem.cast_bytes if casts else 0
         _, offset, _ = split_mask(problem.spec.mask, problem.tile)
         triangle = 1.0 if offset is None else 0.55 if axes.k >= 1024 else 0.75
         flop = axes.pairs * triangle * (4 * width + 10) * (3.5 if problem.gradient else 1)
-        traffic = (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1)
+        traffic = (problem.input_bytes + copies) * (2 if problem.gradient else 1)
         overhead = 1.5e-4 if problem.gradient else 8e-5
         arithmetic = flop / PRODUCT_RATE
         if width > 64 and 48 <= axes.q < 768 and not problem.gradient:
             arithmetic *= 1.25  # PyTorch then uses blocks of 32 or 64 queries, which are slower
-        return Cost(flop, traffic, scratch, overhead, arithmetic=arithmetic)
+        return Cost(flop, traffic, copies + _SCRATCH, overhead, arithmetic=arithmetic)
 
     def guards_of(self, problem: Problem) -> tuple[str, ...]:
         """Return the guards on the data; on a GPU there are none, because reading them back would make it wait."""
@@ -190,6 +175,47 @@ class FusedKernel(Kernel):
         if result is not None:
             return result
         return dataclasses.replace(TiledKernel().run(tensors, problem), guards=("not all finite: tiled",))
+
+
+def _copied_elements(problem: Problem, width: int, casts: bool) -> int:
+    """Return the elements of the inputs that are lifted, padded or cast, of the log-sum-exp and of padded columns.
+
+    Args:
+        problem: the problem.
+        width: width to which queries, keys and values are padded.
+        casts: whether all inputs are copied, and the output.
+    """
+    axes, lifted = problem.axes, not problem.score.is_scaled_dot
+    elements = math.prod(axes.output[:-1]) * (width - axes.value_width + 2)
+    for shape, lift in ((axes.query, lifted), (axes.key, lifted and problem.score.lifts_keys), (axes.value, False)):
+        if casts or lift or shape[-1] != width:
+            elements += math.prod(shape[:-1]) * width
+    return elements + (math.prod(axes.output) if casts else 0)
+
+
+def _bytes_with_gradient(problem: Problem, width: int, casts: bool) -> float:
+    """Return the bytes in memory at the peak of the backward pass, besides inputs and results.
+
+    There are two peaks: in PyTorch's operator, and while the lift of the longer side is differentiated.
+    """
+    axes, score, size = problem.axes, problem.score, problem.itemsize
+    output = math.prod(axes.output[:-1])
+    offset = split_mask(problem.spec.mask, problem.tile)[1] or 0
+    elements = _copied_elements(problem, width, casts) + saved_by_lift(problem, casts)
+    if casts or width != axes.value_width:
+        elements += output * width  # the gradient of the output: cast, or padded
+    if axes.batch_size > 1 and offset >= 0:
+        elements += output * width  # the gradient of the output in another layout
+    sides = [math.prod(shape[:-1]) for shape in (axes.query, axes.key, axes.value)]
+    elements += sum(sides) * width  # the gradients of padded queries, keys and values
+    if offset > 0:  # those of keys and values are joined from the gradients of two calls
+        elements += (sides[1] + sides[2]) * width
+    returned = sum(map(math.prod, (axes.query, axes.key, axes.value))) * itemsize(problem.dtype)
+    in_operator = elements * size - returned
+    side = max(lifted_elements(problem, scales_query=False))
+    in_lift = side * score.lift_peak * size
+    in_lift += side * (size - itemsize(problem.dtype)) if in_lift else output * (width - axes.value_width) * size
+    return max(in_operator, in_lift, 0.0)
 
 
 _KEY_BLOCK = 512

@@ -129,7 +129,7 @@ class LinearKernel(Kernel):
         seconds += elements * _ELEMENT * (3 if problem.gradient else 1)
         chunks = -(-axes.q // CHUNK) if causal else 0
         overhead = (2e-4 + chunks * 1e-5) * (2.5 if problem.gradient else 1)
-        numbers = sum(self._scratch_elements(problem, causal, columns))
+        numbers = self._scratch_elements(problem, causal, columns)
         numbers_moved = numbers + rows * columns
         return Cost(
             flop * (3.5 if problem.gradient else 1),
@@ -147,34 +147,38 @@ class LinearKernel(Kernel):
         launches = (20 + 20 * blocks) * (3 if problem.gradient else 1)
         return GpuWork(cost.flop, 0.0, 0.0, cost.traffic, launches)
 
-    def _scratch_elements(self, problem: Problem, causal: bool, columns: int) -> Iterator[float]:
-        """Yield numbers of elements that are in memory at the peak, besides inputs and results."""
+    def _scratch_elements(self, problem: Problem, causal: bool, columns: int) -> float:
+        """Return the number of elements that are in memory at the peak, besides inputs and results."""
         axes, score = problem.axes, problem.score
         features = score.lifted_width(axes.query_width, axes.key_width)
         left, right = lifted_elements(problem)
-        copies = score.lift_copies
-        state = axes.batch_size * features * columns
-        yield (left + right) * (copies if problem.gradient else 1) + (max(left, right) if problem.gradient else 0)
-        yield state * (2 if problem.gradient else 1)
+        lifted = (left + right) * (score.lift_copies if problem.gradient else 1)
+        states = axes.batch_size * features * columns * (2.0 if problem.gradient else 1.0)
+        rows, keys = (axes.batch_size * n * columns for n in (axes.q, axes.k))
+        divides = columns > axes.value_width
         lifting = recurring = 0.0
         if not problem.gradient:
             # While the features of the keys are computed, the output is not there yet.
-            passing = copies - (1 if problem.library == "torch" else 1.5)
+            passing = score.lift_copies - (1 if problem.library == "torch" else 1.5)
             lifting = passing * right - axes.batch_size * axes.q * axes.value_width
         if causal:
-            rows, keys = (axes.batch_size * n * columns for n in (axes.q, axes.k))
             recurring = 2.0 * _BLOCK
-            if columns > axes.value_width:  # values with a column of 1, and the totals
-                recurring += 1.5 * (rows + keys) if problem.gradient else rows + keys
+            if divides:  # values with a column of 1, and the totals
+                recurring += keys if problem.gradient else rows + keys
             elif axes.q > axes.k:  # the output of the queries that have keys, before zeros are joined to it
                 recurring += keys
             if problem.gradient:
-                recurring += state * -(-axes.q // CHUNK) / _chunks_per_block(axes.batch_size)
+                states += states / 2 * -(-axes.q // CHUNK) / _chunks_per_block(axes.batch_size)
+        held = lifted + states + max(lifting, recurring, 0.0)
+        if not problem.gradient:
+            return held
         dividing = 0.0
-        if problem.gradient and columns > axes.value_width:
-            # Gradients of the totals, most of which take the place of the gradients of keys and values at the peak.
-            dividing = axes.batch_size * (4.0 * axes.q - 2 * axes.k) * columns
-        yield max(lifting, recurring, dividing, 0.0)
+        if divides:
+            # The sums, the gradients of output and sums, and three arrays of that of the totals, before there are
+            # gradients of queries, keys and values.
+            results = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
+            dividing = held + 6.0 * axes.batch_size * axes.q * axes.value_width - results
+        return max(held + max(left, right), dividing)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Compute the product form, or run another kernel if the data does not allow the product form."""

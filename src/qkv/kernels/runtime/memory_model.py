@@ -10,7 +10,15 @@ import math
 
 from qkv.plan.problem import Problem
 
-__all__ = ["backward_copies", "lifted_elements", "near_pairs", "pair_arrays", "score_arrays", "sides_of"]
+__all__ = [
+    "backward_copies",
+    "lifted_elements",
+    "near_pairs",
+    "pair_arrays",
+    "saved_by_lift",
+    "score_arrays",
+    "sides_of",
+]
 
 _NEAR_WIDTHS = range(12, 28)
 """Widths of vectors at which some of normally distributed vectors are so near that `core/distances.py` computes their
@@ -88,6 +96,22 @@ def backward_copies(problem: Problem) -> int:
     """
     sides, copies = lifted_elements(problem, scales_query=False), problem.score.lift_copies
     return int((copies - 1) * sum(sides) + max(0.0, 3 * (copies - 2)) * abs(sides[0] - sides[1]))
+
+
+def saved_by_lift(problem: Problem, casts: bool) -> float:
+    """Return the number of elements that autograd saves of the lift of queries and keys, besides the lifted vectors.
+
+    Args:
+        problem: the problem.
+        casts: whether queries and keys are converted from half precision. Scores with arrays save the results.
+    """
+    query, key = lifted_elements(problem, scales_query=False)
+    saved = query * problem.score.lift_saves[0] + key * problem.score.lift_saves[1]
+    if casts and problem.score.arrays():
+        sides = sides_of(problem)
+        saved += sides[0] * problem.axes.query_width
+        saved += sides[1] * problem.axes.key_width if problem.score.lifts_keys else 0
+    return saved
 
 
 def sides_of(problem: Problem) -> tuple[int, int]:
