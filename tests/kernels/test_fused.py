@@ -139,6 +139,17 @@ def test_shared_keys_get_gradients_of_their_own_size_inside_the_operator() -> No
     assert "3 query heads share a key head (enable_gqa)" in str(plan)
 
 
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("score", [scores.Dot(-0.3), scores.ScaledDot(-1.0)])
+def test_negative_scales_under_a_causal_mask_are_right(score: scores.Score, start: int) -> None:
+    sides, options = [made(2, n, 4) for n in (5, 5 + start, 5 + start)], {"score": score, "mask": masks.Causal("end")}
+    assert_same(both(*sides, **options))
+    with torch.no_grad():
+        wanted = qkv.attend(*sides, kernel="dense", **options)
+        for _ in range(2):  # the second call has a cached plan
+            assert torch.allclose(qkv.attend(*sides, kernel="fused", **options), wanted)
+
+
 def test_learned_bias_with_one_row_for_all_queries_runs_fused_and_trains() -> None:
     query, key, value = (torch.randn(2, 5, 4, dtype=torch.float64) for _ in range(3))
     bias = made(2, 1, 5)

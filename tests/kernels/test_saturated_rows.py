@@ -67,6 +67,14 @@ def test_gradients_of_saturated_rows_are_as_exact_as_those_of_the_dense_kernel(s
         assert bool((errors <= 3 * dense).all()), f"{errors} is more than 3 times {dense}"
 
 
+def test_gradients_of_logits_of_1e10_are_finite_where_a_score_is_differentiated_tile_by_tile() -> None:
+    torch.manual_seed(0)
+    arrays = [torch.randn(40, 1) * 1e10, torch.randn(40, 1) * 1e10, torch.randn(40, 2), torch.tensor(1.8203)]
+    parts = {"normalizer": normalizers.Softmax(1.574)}
+    (errors,) = _errors(scores.Laplace, arrays, [TiledKernel(budget=900)], **parts)
+    assert all(error < 1e-5 for error in errors)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_correction_changes_no_gradient_of_rows_with_spread_weights(dropout: float) -> None:
     torch.manual_seed(1)

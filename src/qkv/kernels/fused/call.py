@@ -193,6 +193,8 @@ def lift_sides(
     tile = call.tile if centre is None else dataclasses.replace(call.tile, centre=centre)
     *lifted, scale = score.scaled_lift(call.query, call.key, tile)
     query, key = typing.cast("list[Tensor]", lifted)
+    if scale < 0:  # the operators multiply the −inf of a causal mask by the factor
+        query, scale = -query, -scale
     temperature = call.normalizer.temperature
     if isinstance(temperature, (int, float)):
         return query, key, scale / temperature

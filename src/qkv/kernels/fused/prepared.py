@@ -49,6 +49,8 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
 
     one = torch.ones((1, axes.query_width), dtype=getattr(torch, problem.dtype))
     scale, width = score.scaled_lift(one, one, tile)[2] / temperature, axes.value_width
+    if scale < 0:
+        return _prepare_lifted(problem)
     gradient, zero, excluded = problem.gradient, one.new_zeros(()), one.new_full((), -math.inf)
     identity = layout.is_identity(axes.query, axes.key, axes.value)
     if keys is not None and all(type(part).__module__.startswith("qkv.masks.") for part in keys.parts()):

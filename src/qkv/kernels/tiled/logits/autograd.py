@@ -66,9 +66,8 @@ class AutogradLogits(TileLogits):
         shape = (*self.call.tile.batch, rows[1] - rows[0], cols[1] - cols[0])
         out = workspace.take("logits", shape, self.call.value)
         if logits.dtype == out.dtype and logits.shape == out.shape:
-            if shift is None:
-                return torch.mul(logits, self.factor, out=out)
-            return torch.add(-shift, logits, alpha=self.factor, out=out)
+            torch.mul(logits, self.factor, out=out)
+            return out if shift is None else out.sub_(shift)
         return scale_and_shift_(out.copy_(logits), self.factor, shift)
 
 

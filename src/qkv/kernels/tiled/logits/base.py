@@ -151,15 +151,16 @@ class TileLogits(ABC):
 def scale_and_shift_(
     logits: Float[Tensor, "*#batch q k"], factor: float, shift: Float[Tensor, "*#batch q 1"] | None
 ) -> Float[Tensor, "*#batch q k"]:
-    """Compute factor · logits − shift in place, in one pass, and return the array.
+    """Compute factor · logits − shift in place, and return the array.
+
+    The product is rounded before the shift is subtracted, as it was when the shift was computed from it: otherwise the
+    difference of a logit of 1e11 in float32 is 1e4 instead of 0, and its exponential infinite.
 
     Example:
         >>> import torch
         >>> scale_and_shift_(torch.tensor([[1.0, 2.0]]), 3.0, torch.tensor([[1.0]]))
         tensor([[2., 5.]])
     """
-    import torch
-
-    if shift is None:
-        return logits if factor == 1 else logits.mul_(factor)
-    return logits.sub_(shift) if factor == 1 else torch.add(-shift, logits, alpha=factor, out=logits)
+    if factor != 1:
+        logits.mul_(factor)
+    return logits if shift is None else logits.sub_(shift)
