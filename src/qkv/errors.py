@@ -10,11 +10,13 @@
     ├── GradientError (RuntimeError)  a gradient cannot be computed
     ├── MissingPackageError (ImportError)   an optional package is not installed
     ├── ServerError (RuntimeError)    a server cannot be reached, or refuses a request
+    ├── StorageError (RuntimeError)   an object store cannot be reached, or refuses a request
     └── DataError (ValueError)        a table, file, column or query cannot be used
         ├── QueryError                SQL cannot be parsed, or a query does not match the columns
         ├── DamagedError              a file is missing, truncated, changed or crafted, and is not used
         │   └── DamagedStoreError     … that belongs to a store
         ├── StoreBusyError            another process is writing to the store
+        ├── StoreConflictError        another process changed the same rows; nothing was committed
         └── StoreFullError            the disk is full; the store is unchanged
 
 Each error also derives from a built-in exception, so `except ValueError` works.
@@ -34,11 +36,13 @@ __all__ = [
     "MemoryBudgetWarning",
     "MissingPackageError",
     "ServerError",
+    "StorageError",
     "DataError",
     "QueryError",
     "DamagedError",
     "DamagedStoreError",
     "StoreBusyError",
+    "StoreConflictError",
     "StoreFullError",
 ]
 
@@ -91,6 +95,10 @@ class ServerError(QkvError, RuntimeError):
         self.status = status
 
 
+class StorageError(QkvError, RuntimeError):
+    """Raised when an object store cannot be reached, refuses a request, or is read-only."""
+
+
 class DataError(QkvError, ValueError):
     """Raised when a table, file, column or query cannot be used."""
 
@@ -109,6 +117,10 @@ class DamagedStoreError(DamagedError):
 
 class StoreBusyError(DataError):
     """Raised when another process is writing to the store."""
+
+
+class StoreConflictError(DataError):
+    """Raised when another process changed the rows that an operation replaces; the operation committed nothing."""
 
 
 class StoreFullError(DataError):

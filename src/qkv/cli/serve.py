@@ -102,9 +102,9 @@ def _open(store: str, index: str | None, key: str, value: str, memory: str, refr
     """Return what is served, after reading it."""
     from qkv.database.storage.create import open_database
     from qkv.serve.served_store import ServedStore
-    from qkv.store import is_store
+    from qkv.store import is_store, is_url
 
-    if not is_store(store):
+    if not is_url(store) and not is_store(store):
         found = _open_index(store)
         if found is None:
             raise DataError(

@@ -44,7 +44,8 @@ def _store(context: typer.Context) -> None:
     """Create and maintain a database on disk, which qkv ask can query like a file.
 
     Rows are appended and deleted in versions; every change is synced to the disk before the command returns. A
-    database larger than memory is read block by block.
+    database larger than memory is read block by block. STORE may be a URL, such as s3://bucket/people, gs://, az:// or
+    https:// (pip install "qkv[cloud]").
 
     \b
     Examples:
@@ -59,6 +60,7 @@ def _store(context: typer.Context) -> None:
       qkv store repair people.qkv
       qkv store copy people.qkv backup.qkv
       qkv store export people.qkv people.parquet
+      qkv store copy people.qkv s3://bucket/people
       qkv store create guests.qkv people.csv --key name --value city --encoder latent
       qkv ask guests.qkv "Smith"
     """

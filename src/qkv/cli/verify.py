@@ -39,9 +39,9 @@ def verify(
       qkv verify people.qkv
       qkv verify people.model
     """
-    from qkv.store import is_store
+    from qkv.store import is_store, is_url
 
-    if is_store(path):
+    if is_url(path) or is_store(path):
         verify_store(path, as_json)
         return
     files = _containers(Path(path))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsJson", "StorePath", "damage_record", "describe_damages", "print_wrapped", "verify", "version_ranges"]
 
-StorePath = Annotated[str, typer.Argument(metavar="STORE", help="Folder of the store.", show_default=False)]
+StorePath = Annotated[str, typer.Argument(metavar="STORE", help="Folder or URL of the store.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 _MOST_RANGES = 6
@@ -69,9 +69,11 @@ def verify(path: StorePath, as_json: AsJson = False) -> None:
         describe_damages(found.damages)
     files = counted(len(found.damages), "damaged file", "damaged files")
     lost = f" and {found.lost:,} of {found.rows:,} rows lost" if found.lost else ""
+    remedy = f"keep the other rows with: qkv store repair {path}"
+    if store.is_url(path):
+        remedy = f"copy the other rows to a folder with: qkv store copy {path} FOLDER --damaged skip"
     raise DamagedStoreError(
-        f"the store {path!r} must be intact, got {files}{lost}. Restore the files from a copy, or keep the other "
-        f"rows with: qkv store repair {path}"
+        f"the store {path!r} must be intact, got {files}{lost}. Restore the files from a copy, or {remedy}"
     )
 
 

@@ -7,10 +7,11 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from qkv.errors import DamagedError
 
-__all__ = ["Fields", "is_file_name", "parse_json", "read_bounded"]
+__all__ = ["BoundedFile", "Fields", "is_file_name", "parse_json", "read_bounded"]
 
 _LARGEST = 2**28
 """Largest size in bytes of a JSON text that is read; a manifest of a million files has about this size."""
@@ -22,7 +23,14 @@ _MOST = 2**53
 """Largest integer of a field, which every reader of JSON represents exactly."""
 
 
-def read_bounded(path: Path, largest: int = _LARGEST) -> bytes:
+class BoundedFile(Protocol):
+    """A file that is not on a disk, whose bytes `read_bounded` returns."""
+
+    def read_bounded(self, largest: int) -> bytes:
+        """Return the bytes of a file of at most `largest` bytes, or raise a `DamagedError`."""
+
+
+def read_bounded(path: Path | BoundedFile, largest: int = _LARGEST) -> bytes:
     """Return the bytes of a file.
 
     Args:
@@ -33,6 +41,8 @@ def read_bounded(path: Path, largest: int = _LARGEST) -> bytes:
         DamagedError: the file is not a file of at most `largest` bytes.
         OSError: the file cannot be read.
     """
+    if not isinstance(path, Path):
+        return path.read_bounded(largest)
     size = path.stat().st_size
     if not path.is_file():
         raise DamagedError(f"{path.name} must be a file, got another kind of entry. Restore the file from a copy.")

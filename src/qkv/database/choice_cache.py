@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from qkv.core.cache_folders import user_cache
 from qkv.core.checksums import digest
 from qkv.core.files import atomic_path
 from qkv.core.typing import Bool
@@ -56,12 +57,7 @@ _Chosen = TypeVar("_Chosen")
 
 def cache_folder() -> Path:
     """Return the folder of the cache: `choices` in `QKV_CACHE`, otherwise in the platform's folder for caches."""
-    folder = os.environ.get("QKV_CACHE")
-    if folder:
-        return Path(folder) / "choices"
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("qkv", appauthor=False)) / "choices"
+    return user_cache("choices")
 
 
 @dataclass(frozen=True)

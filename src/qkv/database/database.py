@@ -28,7 +28,7 @@ from qkv.database.io.sources import describe, read, requested_columns, table_fil
 from qkv.database.protocol import Queryable
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import counted
-from qkv.store import is_store
+from qkv.store import ObjectPath, StorageOptions, is_store, is_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +61,7 @@ class Database(Queryable):
     @classmethod
     def create(
         cls,
-        path: str | PathLike[str],
+        path: str | PathLike[str] | ObjectPath,
         source: object,
         key: str | Sequence[str],
         value: str,
@@ -79,13 +79,14 @@ class Database(Queryable):
         delimiter: str | None = None,
         decimal: str | None = None,
         date_format: str | None = None,
+        storage_options: StorageOptions = None,
     ) -> StoredDatabase:
         """Create a database on disk with its first rows as version 1, and save its settings.
 
         If this is interrupted or killed, there is no database, and the same call can be repeated.
 
         Args:
-            path: a folder that does not exist or is empty.
+            path: a folder that does not exist or is empty, or a URL such as `s3://bucket/people`.
             source: the first rows, anything that `open` takes, or an iterator of such sources; or a pyarrow
                 schema for a database without rows.
             key: as in `open`.
@@ -105,6 +106,7 @@ class Database(Queryable):
             delimiter: as in `open`.
             decimal: as in `open`.
             date_format: as in `open`.
+            storage_options: as in `open`.
 
         Raises:
             DataError: The path is not empty, a column is not in the source, or a bad cell is refused.
@@ -134,18 +136,20 @@ class Database(Queryable):
             memory=memory,
             progress=progress,
             options=ReadOptions(encoding, delimiter, decimal, on_bad_cell, date_format),
+            storage_options=storage_options,
         )
 
     @overload
     @classmethod
     def open(
         cls,
-        source: str | PathLike[str],
+        source: str | PathLike[str] | ObjectPath,
         *,
         memory: int | str = ...,
         damaged: str = ...,
         cache: bool = ...,
         cluster: str | None = ...,
+        storage_options: StorageOptions = ...,
     ) -> StoredDatabase: ...
 
     @overload
@@ -166,6 +170,7 @@ class Database(Queryable):
         date_format: str | None = ...,
         cache: bool = ...,
         cluster: str | None = ...,
+        storage_options: StorageOptions = ...,
     ) -> Queryable: ...
 
     @classmethod
@@ -185,6 +190,7 @@ class Database(Queryable):
         date_format: str | None = None,
         cache: bool = True,
         cluster: str | None = None,
+        storage_options: StorageOptions = None,
     ) -> Queryable:
         """Open a file, data frame, table, dict of columns, list of records, or store as a database.
 
@@ -193,7 +199,8 @@ class Database(Queryable):
                 (each also with .gz or .zst), a folder of such files, a pattern (`"parts/*.csv"`) or a list of
                 paths, whose rows become one table; a file opened in binary mode; a pandas or polars frame, a
                 pyarrow table, a dict of lists or arrays (a matrix is a column of vectors), a list of dicts; or
-                the folder of a store made by `create`.
+                the folder of a store made by `create`, or its URL: `s3://bucket/people`, `gs://`, `az://`,
+                `https://` or one of fsspec (pip install "qkv[cloud]").
             key: one column name, a list of names, or names separated by commas: `"longitude,latitude"`. None: the
                 key that is saved with the store.
             value: the name of the value column. None: the value that is saved with the store.
@@ -216,16 +223,19 @@ class Database(Queryable):
                 one), those of a store in its folder `notes`.
             cluster: for stores: "processes", or "processes:4" for four of them, reads the rows in worker processes;
                 "ray", "ray:4" or an address "ray://…" in actors of Ray. The answers are the same.
+            storage_options: for URLs: settings of the object store, such as `region`, `endpoint` or `profile`; None:
+                those of the environment.
 
         Raises:
             OptionError: An option of text files is not allowed.
             DataError: There is no such file or column, it cannot be read, or no row has both key and value.
+            StorageError: The object store of a URL cannot be reached or refuses a request.
 
         Example:
             >>> Database.open({"gpa": [3.0, 3.5], "salary": [50_000, None]}, key="gpa", value="salary")
             Database(the dict: gpa → salary, 1 row, 1 left out)
         """
-        if isinstance(source, (str, PathLike)) and is_store(source):
+        if is_url(source) or (isinstance(source, (str, PathLike)) and is_store(source)):
             from qkv.database.storage.create import open_database
 
             if (encoding, delimiter, decimal, date_format) != (None, None, None, None):
@@ -237,9 +247,20 @@ class Database(Queryable):
                 raise OptionError(
                     f"on_bad_cell must be 'exclude' for a store, got {on_bad_cell!r}. Pass it to create and append."
                 )
+            assert isinstance(source, (str, PathLike, ObjectPath))
             return open_database(
-                source, key, value, fold=fold, memory=memory, damaged=damaged, cache=cache, cluster=cluster
+                source,
+                key,
+                value,
+                fold=fold,
+                memory=memory,
+                damaged=damaged,
+                cache=cache,
+                cluster=cluster,
+                storage_options=storage_options,
             )
+        if storage_options is not None:
+            raise OptionError(f"storage_options must be None for {describe(source)}. Pass them with a URL.")
         if cluster is not None:
             raise OptionError(
                 f"cluster must be None for {describe(source)}, got {cluster!r}. Create a store with Database.create."

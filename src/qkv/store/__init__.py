@@ -8,6 +8,8 @@
     copy(store, path)           copy a version         export(store, file)  write a Parquet or Arrow file
     verify(path)                verify all versions    repair(path)         keep all intact rows
 
+A path may also be a URL, such as `s3://bucket/people`, from which only the pages that are needed are read.
+
 Stores do not depend on queries or kernels. They yield blocks of rows, over which the engine computes attention.
 """
 
@@ -21,7 +23,11 @@ from qkv.store.base import BlockSelector, Store
 from qkv.store.block import Block, Damage, Verification
 from qkv.store.copying import check_exportable, copy, export
 from qkv.store.lance import LanceStore
+from qkv.store.locations import Location, StorageOptions, is_url, locate
+from qkv.store.object_client import ObjectClient, Traffic
+from qkv.store.object_path import ObjectPath
 from qkv.store.opening import create, is_store, open, remove, repair, require_free, verify
+from qkv.store.remote import RemoteStore
 from qkv.store.repairing import Repair
 from qkv.store.versions import Version
 
@@ -31,8 +37,14 @@ __all__ = [
     "BlockSelector",
     "Damage",
     "LanceStore",
+    "Location",
+    "ObjectClient",
+    "ObjectPath",
+    "RemoteStore",
     "Repair",
+    "StorageOptions",
     "Store",
+    "Traffic",
     "Verification",
     "Version",
     "check_exportable",
@@ -40,6 +52,8 @@ __all__ = [
     "create",
     "export",
     "is_store",
+    "is_url",
+    "locate",
     "open",
     "read_attached",
     "remove",

@@ -28,7 +28,7 @@ import numpy as np
 
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Bool
-from qkv.errors import DamagedStoreError, DataError, StoreFullError
+from qkv.errors import DamagedStoreError, DataError, StoreConflictError, StoreFullError
 from qkv.store import row_files
 from qkv.store.arrow_files import parse_schema
 from qkv.store.arrow_verification import verify_arrow
@@ -48,6 +48,7 @@ from qkv.store.manifest_files import (
     write,
 )
 from qkv.store.merging import FULL_BYTES, first_merged
+from qkv.store.remote_rows import RemoteRows
 from qkv.store.versions import Version, missing_version
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class ArrowStore(Store):
         super().__init__(path, version, damaged, checksums)
         self._versions, self._rows = self.path / "versions", self.path / "rows"
         self._written: list[Path] = []
-        self._mapped: dict[str, row_files.MappedRows] = {}
+        self._mapped: dict[str, row_files.MappedRows | RemoteRows] = {}
         self._present: dict[str, Bool[np.ndarray, " rows"] | None] = {}
         self._modified = set[str]()
         if version is None:
@@ -154,30 +155,35 @@ class ArrowStore(Store):
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def delete_chosen(self, choose: BlockSelector) -> int:
+    def delete_chosen(self, choose: BlockSelector, columns: Sequence[str] | None = None) -> int:
         """Delete the rows that a function of all blocks selects, and return their number.
 
         For each changed block, a file with the indices of all its deleted rows is written.
         """
         with self._writing():
-            remaining, deleted = [], 0
-            blocks = list(self.blocks())
-            chosen = {block.name: rows for block, rows in zip(blocks, choose(blocks), strict=True)}
-            by_name = {block.name: block for block in blocks}
-            for row_file in self._manifest.row_files:
-                block = by_name.get(row_file.name)
-                present = None if block is None else _present_after(block, chosen[row_file.name])
-                if block is None or present is None:
-                    remaining.append(row_file)
-                    continue
-                deleted += len(block) - int(present.sum())
-                if present.any():
-                    remaining.append(self._with_deleted_rows(row_file, present))
+            remaining, deleted = self._without_chosen(choose, columns)
             if deleted:
-                self._commit("delete", tuple(remaining))
+                self._commit("delete", remaining)
         return deleted
 
     # -- private ----------------------------------------------------------------------------------------
+
+    def _without_chosen(self, choose: BlockSelector, columns: Sequence[str] | None) -> tuple[tuple[RowFile, ...], int]:
+        """Return the files of a version without the selected rows, and the number of these rows."""
+        remaining, deleted = [], 0
+        blocks = list(self.blocks(columns))
+        chosen = {block.name: rows for block, rows in zip(blocks, choose(blocks), strict=True)}
+        by_name = {block.name: block for block in blocks}
+        for row_file in self._manifest.row_files:
+            block = by_name.get(row_file.name)
+            present = None if block is None else _present_after(block, chosen[row_file.name])
+            if block is None or present is None:
+                remaining.append(row_file)
+                continue
+            deleted += len(block) - int(present.sum())
+            if present.any():
+                remaining.append(self._with_deleted_rows(row_file, present))
+        return tuple(remaining), deleted
 
     def _numbers(self) -> list[int]:
         return numbers(self._versions)
@@ -240,7 +246,8 @@ class ArrowStore(Store):
         found += attached_damages(self.path, manifest.metadata)
         self._report(found)
         broken = {damage.file for damage in found}
-        mapped, present = {}, {}
+        mapped: dict[str, row_files.MappedRows | RemoteRows] = {}
+        present: dict[str, Bool[np.ndarray, " rows"] | None] = {}
         for row_file in manifest.row_files:
             if any(f"rows/{file.name}" in broken for file in row_files.with_deleted([row_file])):
                 continue
@@ -276,7 +283,7 @@ class ArrowStore(Store):
             tables = [Block(file.name, *self._rows_of(file)).present_rows() for file in files[start:]]
             merged = self._write_rows(row_files.split_table(pa.concat_tables(tables)))
             self._commit("compact", files[:start] + merged)
-        except (StoreFullError, DamagedStoreError, OSError):
+        except (StoreFullError, StoreConflictError, DamagedStoreError, OSError):
             for path in self._written:
                 path.unlink(missing_ok=True)
             self._written.clear()

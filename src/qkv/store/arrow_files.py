@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.errors import DamagedError
+from qkv.store.object_path import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,10 +20,15 @@ __all__ = ["arrow_problem", "first_line", "map_file", "parse_schema", "parse_tab
 _REMEDY = "Restore the file from a copy."
 
 
-def map_file(path: Path) -> pa.Buffer:
-    """Return the contents of a file as a memory-mapped buffer, which remains readable if the file is removed."""
+def map_file(path: Folder) -> pa.Buffer:
+    """Return the contents of a file as a memory-mapped buffer, which remains readable if the file is removed.
+
+    An object of an object store is read.
+    """
     import pyarrow as pa
 
+    if not isinstance(path, Path):
+        return pa.py_buffer(path.read_bytes())
     if not path.stat().st_size:
         return pa.py_buffer(b"")
     with pa.memory_map(str(path)) as mapped:

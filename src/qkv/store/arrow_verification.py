@@ -17,6 +17,7 @@ from qkv.store.block import Damage, Verification, verify_repeatedly
 from qkv.store.chain import Chain, read_chain, resolve
 from qkv.store.manifest import Manifest, RowFile
 from qkv.store.manifest_files import manifest_path
+from qkv.store.object_path import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["FileUse", "cache_damages", "file_uses", "unreadable_versions", "verify_arrow"]
 
 
-def verify_arrow(path: Path, progress: Progress | None = None) -> Verification:
+def verify_arrow(path: Folder, progress: Progress | None = None) -> Verification:
     """Verify the files of all versions of a store of Arrow files; see `qkv.store.verify`.
 
     While another process appends or compacts, a file may be removed between the reading of its manifest and its own.
@@ -90,7 +91,7 @@ def cache_damages(folder: Path) -> list[Damage]:
     return damages
 
 
-def _verify_once(path: Path, intact: set[tuple[str, int]], progress: Progress | None) -> Verification:
+def _verify_once(path: Folder, intact: set[tuple[str, int]], progress: Progress | None) -> Verification:
     chain = read_chain(path / "versions")
     versions = resolve(chain)
     unreadable = unreadable_versions(chain, versions)
@@ -121,13 +122,14 @@ def _verify_once(path: Path, intact: set[tuple[str, int]], progress: Progress | 
         except DamagedError as error:
             name = manifest_path(path / "versions", described.number).name
             damages.append(Damage(f"versions/{name}", str(error), 0, (described.number,), "manifest"))
-    damages += cache_damages(path / "notes")
+    if isinstance(path, Path):  # the cache of a store in an object store is on the machine that reads it
+        damages += cache_damages(path / "notes")
     lost = 0 if newest is None else sum(_lost(file, broken) for file in newest.row_files)
     known = tuple(sorted({*chain.records, *unreadable}))
     return Verification(known, files, size, tuple(damages), newest.rows if newest else 0, lost)
 
 
-def _manifest_damages(folder: Path, chain: Chain, unreadable: dict[int, int]) -> Iterator[Damage]:
+def _manifest_damages(folder: Folder, chain: Chain, unreadable: dict[int, int]) -> Iterator[Damage]:
     """Yield the damages of manifests, each with all versions that cannot be read because of it."""
     causes = set(unreadable.values())
     for damage in chain.damages:
@@ -140,7 +142,7 @@ def _manifest_damages(folder: Path, chain: Chain, unreadable: dict[int, int]) ->
         yield Damage(f"{folder.name}/{manifest_path(folder, cause).name}", problem, 0, affected, "manifest")
 
 
-def _schema(path: Path, versions: dict[int, Manifest], damages: list[Damage]) -> pa.Schema | None:
+def _schema(path: Folder, versions: dict[int, Manifest], damages: list[Damage]) -> pa.Schema | None:
     """Return the schema of the rows, or None if no manifest holds an intact one."""
     for number, manifest in reversed(versions.items()):
         try:
@@ -156,7 +158,7 @@ def _lost(file: RowFile, broken: set[str]) -> int:
     return file.present_rows if any(each.name in broken for each in row_files.with_deleted([file])) else 0
 
 
-def _size(path: Path) -> int:
+def _size(path: Folder) -> int:
     try:
         return path.stat().st_size
     except OSError:

@@ -16,6 +16,7 @@ from qkv.store.base import Metadata
 from qkv.store.block import Damage
 from qkv.store.disk import sync_folder
 from qkv.store.manifest import RowFile
+from qkv.store.object_path import Folder
 
 __all__ = ["FOLDER", "attach", "attached_damages", "attached_files", "read_attached"]
 
@@ -42,7 +43,7 @@ def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
 
 
 def attached_damages(
-    path: Path, metadata: Metadata, versions: tuple[int, ...] = (), read: bool = False
+    path: Folder, metadata: Metadata, versions: tuple[int, ...] = (), read: bool = False
 ) -> list[Damage]:
     """Check the attached files of a store, and return a `Damage` for each damaged file.
 
@@ -63,7 +64,7 @@ def attached_damages(
     return [replace(damage, versions=versions, kind="attachment") for damage in damages]
 
 
-def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
+def read_attached(path: Folder, metadata: Metadata, name: str) -> bytes:
     """Return the contents of an attached file of a store as bytes, after verifying the checksum.
 
     Args:
@@ -93,7 +94,7 @@ def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
     return data
 
 
-def attached_files(path: Path, metadata: Metadata) -> list[RowFile]:
+def attached_files(path: Folder, metadata: Metadata) -> list[RowFile]:
     """Return the attached files of a store as recorded in its metadata, or raise a `DamagedError`."""
     records = metadata.get(FOLDER, [])
     if not isinstance(records, list):

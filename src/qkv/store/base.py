@@ -22,6 +22,7 @@ from qkv.errors import DamagedStoreError, OptionError
 from qkv.store.block import Block, Damage
 from qkv.store.fitting import fit_table
 from qkv.store.locking import writer_lock
+from qkv.store.object_path import ObjectPath
 from qkv.store.versions import Version
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Store(ABC):
 
     def __init__(self, path: Path, version: int | None, damaged: str, checksums: bool | None) -> None:
         check_choice("damaged", damaged, ("refuse", "skip"))
-        self.path = Path(path)
+        self.path = path if isinstance(path, ObjectPath) else Path(path)
         # Results about the rows that can be computed again; the folder may be removed at any time.
         self.cache_folder = self.path / "notes"
         self._pinned = version is not None
@@ -142,8 +143,13 @@ class Store(ABC):
         return self.delete_chosen(lambda blocks: [predicate(block.table) for block in blocks])
 
     @abstractmethod
-    def delete_chosen(self, choose: BlockSelector) -> int:
-        """Delete the rows that a function of all blocks selects, and return their number; see `delete`."""
+    def delete_chosen(self, choose: BlockSelector, columns: Sequence[str] | None = None) -> int:
+        """Delete the rows that a function of all blocks selects, and return their number; see `delete`.
+
+        Args:
+            choose: the function.
+            columns: the columns that it reads; None: all.
+        """
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
         """Merge small blocks and blocks with deleted rows into full blocks, and remove old versions if `keep` is given.
@@ -346,11 +352,7 @@ class Store(ABC):
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold the writer lock with the newest version open, and remove uncommitted files if an exception is raised."""
-        if self._pinned:
-            raise OptionError(
-                f"only the newest version of {self.path.name!r} can be written, got version {self.version}. "
-                "Open the store without a version."
-            )
+        self._require_newest()
         with writer_lock(self.path):
             self.refresh()
             self._prepare_commit()
@@ -363,6 +365,14 @@ class Store(ABC):
                     for path in self._uncommitted():
                         path.unlink(missing_ok=True)
                 raise
+
+    def _require_newest(self) -> None:
+        """Raise an `OptionError` if the store was opened at a fixed version, which cannot be written."""
+        if self._pinned:
+            raise OptionError(
+                f"only the newest version of {self.path.name!r} can be written, got version {self.version}. "
+                "Open the store without a version."
+            )
 
     def _report(self, damages: list[Damage]) -> None:
         """Raise a `DamagedStoreError` if files are damaged and the store does not skip damaged files."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store.block import Damage
 from qkv.store.history import History, find_history
 from qkv.store.manifest import Manifest
 from qkv.store.manifest_files import manifest_path, numbers, read_record
+from qkv.store.object_path import Folder
 
 __all__ = ["Chain", "read_chain", "resolve"]
 
@@ -31,7 +31,7 @@ class Chain:
     damages: tuple[Damage, ...]
 
 
-def read_chain(folder: Path, history: History | None = None) -> Chain:
+def read_chain(folder: Folder, history: History | None = None) -> Chain:
     """Read the manifests of all versions, from the newest to the oldest.
 
     Args:

@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from qkv.core.checks import check_choice
@@ -20,6 +20,8 @@ from qkv.store import row_files
 from qkv.store.arrow_files import first_line
 from qkv.store.attachments import attached_files, read_attached
 from qkv.store.base import Store
+from qkv.store.locations import Location, StorageOptions, locate
+from qkv.store.object_path import Folder
 from qkv.store.opening import create
 
 if TYPE_CHECKING:
@@ -35,11 +37,12 @@ _ROWS_PER_GROUP = 2**20
 
 def copy(
     store: Store,
-    path: str | PathLike[str],
+    path: Location,
     *,
     backend: str = "arrow",
     overwrite: bool = False,
     progress: Progress | None = None,
+    storage_options: StorageOptions = None,
 ) -> Store:
     """Copy the open version of a store to a folder, where it is version 1, and return the copy.
 
@@ -49,10 +52,11 @@ def copy(
 
     Args:
         store: the store.
-        path: a folder that does not exist or is empty, or a store if `overwrite` is True.
+        path: a folder that does not exist or is empty, or a store if `overwrite` is True; or a URL as in `create`.
         backend: the format of the copy, `"arrow"` or `"lance"`.
         overwrite: whether a store at the path is replaced, as a whole, when the copy is complete.
         progress: called as `progress("copying", done, total)`, in blocks.
+        storage_options: settings of the object store of a URL, as in `create`.
 
     Raises:
         DataError: The path is not empty, or is inside of the store or around it.
@@ -69,7 +73,8 @@ def copy(
         (1, [{'name': 'Li'}, {'name': 'Ada'}])
     """
     check_choice("backend", backend, ("arrow", "lance"))
-    source, target = store.path.resolve(), Path(path).resolve()
+    folder = locate(path, storage_options)
+    source, target = _place(store.path), _place(folder)
     if source == target or source in target.parents or target in source.parents:
         raise DataError(
             f"path must be a folder apart from the store {store.path.name!r}, got {str(path)!r}. Choose another folder."
@@ -81,7 +86,7 @@ def copy(
             for file in attached_files(opened.path, opened.metadata)
         }
         return create(
-            path,
+            folder,
             opened.schema,
             metadata=opened.metadata,
             backend=backend,
@@ -146,6 +151,11 @@ def check_exportable(target: Path, overwrite: bool = False) -> None:
     if target.is_dir() or (target.exists() and not overwrite):
         remedy = "Choose another name." if target.is_dir() else "Choose another name, or pass overwrite (--overwrite)."
         raise DataError(f"path must be a file that does not exist, got {str(target)!r}. {remedy}")
+
+
+def _place(folder: Folder) -> PurePath:
+    """Return the absolute path of a folder, or the URL of one in an object store as a path."""
+    return folder.resolve() if isinstance(folder, Path) else PurePosixPath(f"{id(folder.client)}:") / str(folder)
 
 
 def _with_open_version(store: Store, write: Callable[[Store], Result]) -> Result:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from qkv.core.files import atomic_path, fsync
 from qkv.errors import StoreFullError
+from qkv.store.object_path import Folder
 
 if TYPE_CHECKING:
     import mmap
@@ -41,12 +42,17 @@ def translate_disk_full(name: str) -> Iterator[None]:
         ) from None
 
 
-def write_synced(path: Path, data: Bytes) -> None:
+def write_synced(path: Folder, data: Bytes) -> None:
     """Write a file atomically and sync its contents to disk. The name of the file is synced by `sync_folder`.
+
+    An object of an object store is durable when the request returns.
 
     Raises:
         StoreFullError: The disk is full, or the file exceeds the allowed size. No file remains.
     """
+    if not isinstance(path, Path):
+        path.write_bytes(data)
+        return
     with (
         translate_disk_full(path.name),
         atomic_path(path, prefix=TEMPORARY, sync=True) as temporary,
@@ -55,7 +61,9 @@ def write_synced(path: Path, data: Bytes) -> None:
         file.write(data)
 
 
-def sync_folder(path: Path) -> None:
+def sync_folder(path: Folder) -> None:
     """Sync a folder to disk, so that renamed files survive a power loss."""
+    if not isinstance(path, Path):
+        return
     with translate_disk_full(path.name):
         fsync(path)

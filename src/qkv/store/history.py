@@ -17,6 +17,7 @@ from qkv.store.block import Damage
 from qkv.store.disk import write_synced
 from qkv.store.manifest import Link, Manifest, seal, unseal
 from qkv.store.manifest_files import exists, manifest_path, numbers, read_manifest, read_record
+from qkv.store.object_path import Folder
 from qkv.store.versions import missing_version
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "find_history",
     "find_linked_history",
     "find_newest",
+    "newest_bytes",
+    "parse_newest",
     "read_newest",
     "read_version",
     "write_newest",
@@ -85,7 +88,7 @@ class History:
     newest: Newest | None = field(default=None, repr=False)
 
 
-def find_newest(folder: Path) -> int:
+def find_newest(folder: Folder) -> int:
     """Return the number of the newest version, or 0 if there is none."""
     try:
         return find_history(folder).number
@@ -93,7 +96,7 @@ def find_newest(folder: Path) -> int:
         return 0
 
 
-def find_history(folder: Path, known: Link | None = None) -> History:
+def find_history(folder: Folder, known: Link | None = None) -> History:
     """Find the newest version of a store, and check that it follows the version in `newest.json`.
 
     Args:
@@ -121,7 +124,7 @@ def find_history(folder: Path, known: Link | None = None) -> History:
     return history
 
 
-def _judge(folder: Path, newest: Newest | Damage | None, found: list[int]) -> History:
+def _judge(folder: Folder, newest: Newest | Damage | None, found: list[int]) -> History:
     """Return the history of a store with the content of `newest.json`, and the numbers of the manifests from it on."""
     if not isinstance(newest, Newest):
         if not found:
@@ -130,7 +133,9 @@ def _judge(folder: Path, newest: Newest | Damage | None, found: list[int]) -> Hi
                 "Create a store with Database.create."
             )
         last, oldest = found[-1], found[0]
-        if newest is None and _is_linked(folder, last):
+        # In an object store, a creation that is stopped after its commit leaves version 1 alone.
+        created = last == 1 and not isinstance(folder, Path)
+        if newest is None and not created and _is_linked(folder, last):
             newest = Damage(_name(NEWEST), "missing", 0)
         return History(last, None, oldest, () if newest is None else (newest,))
     later = [number for number in found if number > newest.number]
@@ -149,7 +154,7 @@ def _judge(folder: Path, newest: Newest | Damage | None, found: list[int]) -> Hi
     return replace(known, problems=tuple(foreign))
 
 
-def find_linked_history(folder: Path) -> History:
+def find_linked_history(folder: Folder) -> History:
     """Find the newest version of a store, also if `newest.json` is older, provided that links lead to its version."""
     history = find_history(folder)
     newest = history.newest
@@ -168,7 +173,7 @@ def find_linked_history(folder: Path) -> History:
     return history
 
 
-def read_version(folder: Path, number: int) -> Manifest:
+def read_version(folder: Folder, number: int) -> Manifest:
     """Return the manifest of a version, after comparing its SHA-256 with the link of the version after it.
 
     Raises:
@@ -192,7 +197,7 @@ def read_version(folder: Path, number: int) -> Manifest:
     return read_manifest(folder, number)  # the next manifest is not that of this store, so neither is its link
 
 
-def read_newest(folder: Path, history: History) -> Manifest:
+def read_newest(folder: Folder, history: History) -> Manifest:
     """Return the manifest of the newest version. Its files are in `newest.json`, so that no older deltas are read.
 
     Raises:
@@ -208,30 +213,40 @@ def read_newest(folder: Path, history: History) -> Manifest:
     return read_manifest(folder, history.number, history.expected)
 
 
-def write_newest(folder: Path, manifest: Manifest, oldest: int) -> None:
+def write_newest(folder: Folder, manifest: Manifest, oldest: int) -> None:
     """Write `newest.json`, which is complete after a power loss; the manifest must be synced before."""
+    write_synced(folder / NEWEST, newest_bytes(manifest, oldest))
+
+
+def newest_bytes(manifest: Manifest, oldest: int) -> bytes:
+    """Return the bytes of `newest.json` for the newest version and the number of the oldest."""
     body: dict[str, object] = {"number": manifest.number, "digest": manifest.digest, "oldest": oldest}
     if len(manifest.row_files) <= _MOST_FILES:
         body |= {"depth": manifest.depth, "files": manifest.checkpoint().body()}
-    write_synced(folder / NEWEST, seal(body))
+    return seal(body)
 
 
-def _read(folder: Path) -> Newest | Damage | None:
+def parse_newest(data: bytes) -> Newest:
+    """Return the content of `newest.json`, or raise a `DamagedError`."""
+    fields = unseal(data, _name(NEWEST))
+    number = fields.integer("number", 1)
+    newest = Newest(number, fields.text("digest"), fields.integer("oldest", 1, number))
+    if fields.get("files") is None:
+        return newest
+    return replace(newest, files=Fields(fields.get("files"), _name(NEWEST)), depth=fields.integer("depth"))
+
+
+def _read(folder: Folder) -> Newest | Damage | None:
     """Return the content of `newest.json`, its damage, or None if it does not exist."""
     try:
-        fields = unseal(read_bounded(folder / NEWEST, 2**24), _name(NEWEST))
-        number = fields.integer("number", 1)
-        newest = Newest(number, fields.text("digest"), fields.integer("oldest", 1, number))
-        if fields.get("files") is None:
-            return newest
-        return replace(newest, files=Fields(fields.get("files"), _name(NEWEST)), depth=fields.integer("depth"))
+        return parse_newest(read_bounded(folder / NEWEST, 2**24))
     except FileNotFoundError:
         return None
     except (DamagedError, OSError) as error:
         return Damage(_name(NEWEST), str(error).removesuffix(" Restore the file from a copy.").rstrip("."), 0)
 
 
-def _parent(folder: Path, number: int) -> Link | None:
+def _parent(folder: Folder, number: int) -> Link | None:
     """Return the link of a version to the one before it, or None if it has none or its manifest is damaged."""
     try:
         return read_record(folder, number).parent
@@ -239,7 +254,7 @@ def _parent(folder: Path, number: int) -> Link | None:
         return None
 
 
-def _is_intact(folder: Path, number: int) -> bool:
+def _is_intact(folder: Folder, number: int) -> bool:
     try:
         read_version(folder, number)
     except DataError:
@@ -247,7 +262,7 @@ def _is_intact(folder: Path, number: int) -> bool:
     return True
 
 
-def _is_linked(folder: Path, number: int) -> bool:
+def _is_linked(folder: Folder, number: int) -> bool:
     """Return whether a manifest is of a format in which `newest.json` exists."""
     try:
         return read_record(folder, number).format > 1

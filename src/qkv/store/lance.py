@@ -172,12 +172,12 @@ class LanceStore(Store):
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def delete_chosen(self, choose: BlockSelector) -> int:
+    def delete_chosen(self, choose: BlockSelector, columns: Sequence[str] | None = None) -> int:
         """Delete the rows that a function of all fragments selects, and return their number."""
         with self._writing():
             fragments = list(self._fragments())
             remaining, removed, deleted = list["FragmentMetadata"](), [], 0
-            for fragment, chosen in zip(fragments, choose(list(self.blocks())), strict=True):
+            for fragment, chosen in zip(fragments, choose(list(self.blocks(columns))), strict=True):
                 if chosen is None or not np.asarray(chosen, bool).any():
                     continue
                 address = fragment.scanner(columns=[], with_row_address=True).to_table()

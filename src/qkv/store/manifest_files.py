@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from qkv.core.untrusted_json import read_bounded
 from qkv.errors import DamagedError, DamagedStoreError
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import MAX_DELTAS, Manifest
+from qkv.store.object_path import Folder, ObjectPath
 from qkv.store.versions import missing_version, older_version
 
 __all__ = ["exists", "manifest_path", "numbers", "read_manifest", "read_record", "replace_by_checkpoint", "write"]
@@ -18,27 +20,43 @@ __all__ = ["exists", "manifest_path", "numbers", "read_manifest", "read_record",
 _SUFFIX = ".json"
 
 
-def manifest_path(folder: Path, number: int) -> Path:
+def manifest_path(folder: Folder, number: int) -> Folder:
     """Return the path of the manifest of a version in the folder `folder`."""
     return folder / f"{number:010d}{_SUFFIX}"
 
 
-def exists(folder: Path, number: int) -> bool:
+def exists(folder: Folder, number: int) -> bool:
     """Return whether a version has a manifest in a folder."""
     return manifest_path(folder, number).exists()
 
 
-def numbers(folder: Path, least: int = 1) -> list[int]:
+def numbers(folder: Folder, least: int = 1) -> list[int]:
     """Return the numbers of the manifests in a folder, from `least` on, in ascending order."""
     first = manifest_path(folder, least).name
+    if not isinstance(folder, Path):
+        return _remote_numbers(folder, least)
     # Few names are parsed if `least` is the newest of many versions; longer names have more digits.
     names = [name for name in os.listdir(folder) if name >= first or len(name) > len(first)]
+    return sorted(number for number in _parse_names(names) if number >= least)
+
+
+def _parse_names(names: Iterable[str]) -> list[int]:
     stems = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
-    found = (int(stem) for stem in stems if 10 <= len(stem) <= 18 and stem.isascii() and stem.isdigit())
-    return sorted(number for number in found if number >= least)
+    return [int(stem) for stem in stems if 10 <= len(stem) <= 18 and stem.isascii() and stem.isdigit()]
 
 
-def write(folder: Path, manifest: Manifest) -> Manifest:
+def _remote_numbers(folder: ObjectPath, least: int) -> list[int]:
+    """Return the numbers of the manifests in an object store, from `least` on; a web server is asked for each."""
+    if folder.client.lists:
+        after = manifest_path(folder, least - 1).name if least > 1 else ""
+        return sorted(number for number in _parse_names(folder.names(after)) if number >= least)
+    number = least
+    while exists(folder, number):
+        number += 1
+    return list(range(least, number))
+
+
+def write(folder: Folder, manifest: Manifest) -> Manifest:
     """Commit a version by writing its manifest to a folder, and return the manifest with its digest."""
     data = manifest.serialized()
     path = manifest_path(folder, manifest.number)
@@ -51,7 +69,7 @@ def write(folder: Path, manifest: Manifest) -> Manifest:
     return replace(manifest, digest=digest(data))
 
 
-def replace_by_checkpoint(folder: Path, number: int) -> None:
+def replace_by_checkpoint(folder: Folder, number: int) -> None:
     """Write the manifest of a version again as a checkpoint, so that older manifests are not needed to read it."""
     manifest = read_manifest(folder, number)
     if manifest.kept is not None:
@@ -59,7 +77,7 @@ def replace_by_checkpoint(folder: Path, number: int) -> None:
         sync_folder(folder)
 
 
-def read_manifest(folder: Path, number: int, expected: str | None = None) -> Manifest:
+def read_manifest(folder: Folder, number: int, expected: str | None = None) -> Manifest:
     """Return the manifest of a version with all its files, after verifying its checksum.
 
     Args:
@@ -92,7 +110,7 @@ def read_manifest(folder: Path, number: int, expected: str | None = None) -> Man
     return manifest
 
 
-def read_record(folder: Path, number: int, expected: str | None = None) -> Manifest:
+def read_record(folder: Folder, number: int, expected: str | None = None) -> Manifest:
     """Return the manifest of a version as it was written, a checkpoint or a delta; see `read_manifest`."""
     path = manifest_path(folder, number)
     try:
@@ -108,7 +126,7 @@ def read_record(folder: Path, number: int, expected: str | None = None) -> Manif
     return manifest
 
 
-def _damaged(folder: Path, number: int, error: Exception) -> DamagedStoreError:
+def _damaged(folder: Folder, number: int, error: Exception) -> DamagedStoreError:
     problem = str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
     return DamagedStoreError(
         f"the manifest of version {number} of {folder.parent.name!r} is damaged: {problem}. "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from qkv.core.checks import check_choice
 from qkv.core.files import check_creatable, exchange_folders, make_folders
 from qkv.core.progress import Progress
-from qkv.errors import DataError
+from qkv.errors import DataError, OptionError
 from qkv.store.arrow import ArrowStore
 from qkv.store.arrow_verification import verify_arrow
 from qkv.store.attachments import FOLDER, attach
@@ -23,12 +23,19 @@ from qkv.store.base import Metadata, Store
 from qkv.store.block import Verification
 from qkv.store.disk import sync_folder, translate_disk_full
 from qkv.store.fitting import fit_table
+from qkv.store.history import NEWEST
 from qkv.store.lance import LanceStore, is_lance
 from qkv.store.lance_checksums import CHECKSUMS
 from qkv.store.lance_files import import_lance
 from qkv.store.lance_repairing import repair_lance
 from qkv.store.lance_verification import verify_lance
+from qkv.store.locations import Location, StorageOptions, is_url, locate
 from qkv.store.locking import remove_lock, writer_lock
+from qkv.store.manifest_files import numbers
+from qkv.store.object_path import ObjectPath
+from qkv.store.remote import RemoteStore
+from qkv.store.remote_rows import PAGES
+from qkv.store.remote_writing import create_remote
 from qkv.store.repairing import DAMAGED, Repair, repair_arrow
 
 if TYPE_CHECKING:
@@ -40,9 +47,11 @@ _PART = ".part"
 __all__ = ["create", "is_store", "open", "remove", "repair", "require_free", "verify"]
 
 
-def is_store(path: str | PathLike[str]) -> bool:
-    """Return whether a path is the folder of a store."""
-    folder = Path(path)
+def is_store(path: Location, storage_options: StorageOptions = None) -> bool:
+    """Return whether a path or URL is the folder of a store."""
+    folder = locate(path, storage_options)
+    if isinstance(folder, ObjectPath):
+        return (folder / "versions" / NEWEST).exists() or bool(numbers(folder / "versions"))
     return _is_arrow(folder) or is_lance(folder)
 
 
@@ -51,7 +60,7 @@ def _is_arrow(folder: Path) -> bool:
 
 
 def create(
-    path: str | PathLike[str],
+    path: Location,
     schema: pa.Schema,
     *,
     metadata: Metadata | None = None,
@@ -59,20 +68,24 @@ def create(
     attached: Mapping[str, bytes] | None = None,
     tables: Iterable[pa.Table] = (),
     overwrite: bool = False,
+    storage_options: StorageOptions = None,
 ) -> Store:
     """Create a store in a folder, and return it. If it is interrupted or killed, there is no store.
 
     Args:
-        path: a folder that does not exist or is empty, or a store if `overwrite` is True.
+        path: a folder that does not exist or is empty, or a store if `overwrite` is True; or a URL such as
+            `s3://bucket/people`, at which there is no object.
         schema: a pyarrow schema.
         metadata: values of JSON types to save with the store.
         backend: `"arrow"`, a folder of Arrow IPC files, or `"lance"`, a Lance dataset.
         attached: contents of files that belong to all versions, by name; see `read_attached`.
         tables: the rows of version 1, as pyarrow tables with the columns of the schema.
-        overwrite: whether a store at the path is replaced when the new one is complete.
+        overwrite: whether a store at the path is replaced when the new one is complete; not for a URL.
+        storage_options: settings of the object store of a URL, such as `region`, `endpoint` or `profile`.
 
     Raises:
         DataError: The path is not empty, or rows do not fit the schema.
+        StorageError: The object store cannot be reached or refuses a request.
         StoreFullError: The disk is full. Nothing remains.
         MissingPackageError: pylance is not installed.
 
@@ -84,9 +97,13 @@ def create(
         ...     open(folder).to_table().to_pylist()
         [{'name': 'Li', 'income': 2000.0}]
     """
-    require_free(path, backend, overwrite)
+    folder = locate(path, storage_options)
+    require_free(folder, backend, overwrite)
+    if isinstance(folder, ObjectPath):
+        fitted = (fit_table(table, schema, folder.name) for table in tables)
+        create_remote(folder, schema, metadata or {}, fitted, attached or {})
+        return RemoteStore(folder)
     kind = LanceStore if backend == "lance" else ArrowStore
-    folder = Path(path)
     with _new_folder(folder, overwrite) as temporary:
         records = attach(temporary, attached or {})
         rows = (fit_table(table, schema, folder.name) for table in tables)
@@ -168,21 +185,27 @@ def _remove_unfinished(final: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def require_free(path: str | PathLike[str], backend: str = "arrow", overwrite: bool = False) -> None:
+def require_free(
+    path: Location, backend: str = "arrow", overwrite: bool = False, storage_options: StorageOptions = None
+) -> None:
     """Raise an error if a store cannot be created at a path. Nothing is written.
 
     Args:
         path: the path.
         backend: the storage format.
         overwrite: whether the path may be that of a store.
+        storage_options: as in `create`.
 
     Raises:
         DataError: The path is not empty.
         OptionError: The backend is unknown.
         MissingPackageError: pylance is not installed.
     """
-    folder = Path(path)
+    folder = locate(path, storage_options)
     check_choice("backend", backend, ("arrow", "lance"))
+    if isinstance(folder, ObjectPath):
+        _require_free_url(folder, backend, overwrite)
+        return
     if backend == "lance":
         import_lance()
     if folder.exists() and not (overwrite and is_store(folder)) and (not folder.is_dir() or any(folder.iterdir())):
@@ -192,10 +215,43 @@ def require_free(path: str | PathLike[str], backend: str = "arrow", overwrite: b
     check_creatable(folder, "the store")
 
 
-def remove(path: str | PathLike[str]) -> None:
+def _require_free_url(folder: ObjectPath, backend: str, overwrite: bool) -> None:
+    """Raise an error if a store cannot be created in an object store; see `require_free`.
+
+    Objects that a creation left which was stopped before its commit are no store, and stay in the way of none.
+    """
+    if backend != "arrow":
+        raise OptionError(f"backend must be 'arrow' for a URL, got {backend!r}. Omit it.")
+    if overwrite:
+        raise OptionError(f"overwrite must be False for a URL, got True for {str(folder)!r}. Choose another URL.")
+    entries = folder.writer.entries(folder.key)
+    start = len(folder.key) + 1 if folder.key else 0
+    if any(entry.key[start:].partition("/")[0] not in ("rows", PAGES, FOLDER) for entry in entries):
+        raise DataError(
+            f"path must be new or an empty folder, got {str(folder)!r}. Choose another URL, or open the existing store."
+        )
+
+
+def remove(path: Location, storage_options: StorageOptions = None) -> None:
     """Remove the files of all versions of a store, and its folder if the folder is then empty."""
-    folder = Path(path)
-    for part in ("versions", "rows", "notes", "_versions", "_transactions", "_deletions", "data", FOLDER, DAMAGED):
+    folder = locate(path, storage_options)
+    if isinstance(folder, ObjectPath):
+        # Without its manifests it is no store, whenever this is interrupted.
+        for part in ("versions", "rows", PAGES, FOLDER):
+            folder.writer.delete([entry.key for entry in folder.client.entries((folder / part).key)])
+        return
+    for part in (
+        "versions",
+        "rows",
+        PAGES,
+        "notes",
+        "_versions",
+        "_transactions",
+        "_deletions",
+        "data",
+        FOLDER,
+        DAMAGED,
+    ):
         shutil.rmtree(folder / part, ignore_errors=True)
     (folder / CHECKSUMS).unlink(missing_ok=True)
     remove_lock(folder)
@@ -204,25 +260,36 @@ def remove(path: str | PathLike[str]) -> None:
 
 
 def open(
-    path: str | PathLike[str], *, version: int | None = None, damaged: str = "refuse", checksums: bool | None = None
+    path: Location,
+    *,
+    version: int | None = None,
+    damaged: str = "refuse",
+    checksums: bool | None = None,
+    storage_options: StorageOptions = None,
 ) -> Store:
     """Open the store in a folder, at the newest version or at an older one.
 
     Args:
-        path: the folder of the store.
+        path: the folder of the store, or a URL: `s3://bucket/people`, `gs://`, `az://`, `https://` (only for reading),
+            or one of a file system of fsspec (only for reading).
         version: an older version; None: the newest.
         damaged: `"refuse"` raises if a file is damaged; `"skip"` continues without its rows.
         checksums: whether the contents of each file are verified when the process first reads it; None: unless the
-            environment has `QKV_CHECKSUMS=0`.
+            environment has `QKV_CHECKSUMS=0`. What is read from an object store is always verified.
+        storage_options: settings of the object store of a URL, such as `region`, `endpoint` or `profile`.
 
     Raises:
         DataError: The path is not a store, or the version does not exist.
         DamagedStoreError: Files are missing, cut off or changed.
+        StorageError: The object store cannot be reached or refuses a request.
     """
-    return _kind(path)(Path(path), version, damaged, checksums)
+    folder = locate(path, storage_options)
+    if isinstance(folder, ObjectPath):
+        return RemoteStore(folder, version, damaged, checksums)
+    return _kind(folder)(folder, version, damaged, checksums)
 
 
-def verify(path: str | PathLike[str], progress: Progress | None = None) -> Verification:
+def verify(path: Location, progress: Progress | None = None, storage_options: StorageOptions = None) -> Verification:
     """Verify the files of all versions of a store, its attached files and its cache, without writing anything.
 
     Every byte of a store of Arrow files is compared with its checksum, every offset, length and index with the size of
@@ -233,6 +300,7 @@ def verify(path: str | PathLike[str], progress: Progress | None = None) -> Verif
     Args:
         path: the folder of the store.
         progress: called as `progress("verifying", done, total)`, in files of rows.
+        storage_options: as in `open`. All files of a store in an object store are read, one after another.
 
     Raises:
         DataError: The path is not a store.
@@ -245,7 +313,10 @@ def verify(path: str | PathLike[str], progress: Progress | None = None) -> Verif
         >>> found.versions, found.rows, found.damages
         ((1,), 2, ())
     """
-    return (verify_arrow if _kind(path) is ArrowStore else verify_lance)(Path(path), progress)
+    folder = locate(path, storage_options)
+    if isinstance(folder, ObjectPath):
+        return verify_arrow(folder, progress)
+    return (verify_arrow if _kind(folder) is ArrowStore else verify_lance)(folder, progress)
 
 
 def repair(path: str | PathLike[str], *, dry_run: bool = False, progress: Progress | None = None) -> Repair:
@@ -282,6 +353,8 @@ def repair(path: str | PathLike[str], *, dry_run: bool = False, progress: Progre
         ...     done.version, done.lost, verify(folder).damages, open(folder).to_table().to_pylist()
         (3, {1: 2, 2: 2}, (), [{'name': 'Max'}])
     """
+    if is_url(path):
+        raise OptionError(f"path must be a folder, got {str(path)!r}. Copy the store to a folder, and repair the copy.")
     return (repair_arrow if _kind(path) is ArrowStore else repair_lance)(Path(path), dry_run, progress)
 
 

@@ -19,6 +19,7 @@ from qkv.store.arrow_files import map_file, parse_table
 from qkv.store.block import Damage
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import RowFile
+from qkv.store.object_path import Folder
 from qkv.store.running_check import RunningCheck
 from qkv.store.verified_files import is_verified, remember_verified
 
@@ -34,8 +35,10 @@ __all__ = [
     "find_problem",
     "load_present",
     "modified_files",
+    "present_without",
     "save_verified",
     "serialize",
+    "size_problem",
     "split_table",
     "with_deleted",
     "write_file",
@@ -165,7 +168,7 @@ class MappedRows:
         )
 
 
-def _parse(data: pa.Buffer, path: Path, file: RowFile, schema: pa.Schema, fresh: bool) -> pa.Table:
+def _parse(data: pa.Buffer, path: Folder, file: RowFile, schema: pa.Schema, fresh: bool) -> pa.Table:
     """Return the table in the contents of a file.
 
     Args:
@@ -193,7 +196,7 @@ def _parse_rows(data: pa.Buffer, file: RowFile, schema: pa.Schema, validate: boo
         DamagedError: The contents have another size, are no table, or a table with other rows or columns.
     """
     if data.size != file.size:
-        raise DamagedError(_size_problem(data.size, file.size))
+        raise DamagedError(size_problem(data.size, file.size))
     table = parse_table(data, file.name, validate=validate)
     if table.num_rows != file.rows:
         raise DamagedError(f"{table.num_rows:,} rows instead of {file.rows:,}")
@@ -222,18 +225,33 @@ def load_present(folder: Path, file: RowFile, verified: bool = True) -> Bool[np.
     if file.deleted is None:
         return None
     deleted = MappedRows(folder, file.deleted, deleted_schema(), verified)
-    rows = deleted.table().column(0).to_numpy()
+    return present_without(file, deleted.table(), folder.parent.name)
+
+
+def present_without(file: RowFile, deleted: pa.Table, store: str) -> Bool[np.ndarray, " rows"]:
+    """Return a boolean array that is False for the deleted rows of a file.
+
+    Args:
+        file: the file as recorded.
+        deleted: the table of the indices of its deleted rows.
+        store: names the store in errors.
+
+    Raises:
+        DamagedStoreError: An index is that of no row.
+    """
+    assert file.deleted is not None
+    rows = deleted.column(0).to_numpy()
     present = np.ones(file.rows, bool)
     if len(rows) and int(rows.max()) >= file.rows:
         raise DamagedStoreError(
-            f"the file {file.deleted.name} of {folder.parent.name!r} must hold indices of {file.rows:,} rows, got "
-            f"{rows.max():,}. Restore this file from a copy."
+            f"the file {file.deleted.name} of {store!r} must hold indices of {file.rows:,} rows, got {rows.max():,}. "
+            "Restore this file from a copy."
         )
     present[rows] = False
     return present
 
 
-def find_problem(folder: Path, file: RowFile, read: bool, schema: pa.Schema | None = None) -> str | None:
+def find_problem(folder: Folder, file: RowFile, read: bool, schema: pa.Schema | None = None) -> str | None:
     """Return a text that describes the damage of a file, or None if the file is intact.
 
     Args:
@@ -248,7 +266,7 @@ def find_problem(folder: Path, file: RowFile, read: bool, schema: pa.Schema | No
             return "not a file" if path.exists() else "missing"
         size = path.stat().st_size
         if size != file.size:
-            return _size_problem(size, file.size)
+            return size_problem(size, file.size)
         if read and schema is not None:
             _parse(map_file(path), path, file, schema, fresh=True)
         elif read and checksum(map_file(path)) != file.check:
@@ -260,12 +278,13 @@ def find_problem(folder: Path, file: RowFile, read: bool, schema: pa.Schema | No
     return None
 
 
-def _size_problem(size: int, expected: int) -> str:
+def size_problem(size: int, expected: int) -> str:
+    """Return a text that describes a file of another size than expected."""
     return f"cut off at {size:,} of {expected:,} bytes" if size < expected else f"{size:,} bytes long"
 
 
 def find_damages(
-    folder: Path, row_file: RowFile, read: Callable[[str], bool], schema: pa.Schema | None = None
+    folder: Folder, row_file: RowFile, read: Callable[[str], bool], schema: pa.Schema | None = None
 ) -> list[Damage]:
     """Check a file of rows and the file of its deleted rows, and return a `Damage` for each damaged file.
 
@@ -289,7 +308,7 @@ def with_deleted(files: Iterable[RowFile]) -> list[RowFile]:
     return [file for rows in files for file in (rows, rows.deleted) if file is not None]
 
 
-def modified_files(folder: Path, files: Iterable[RowFile]) -> set[str]:
+def modified_files(folder: Folder, files: Iterable[RowFile]) -> set[str]:
     """Return the names of the files that were modified after they were written or last verified.
 
     Their contents are verified when the store is opened, and those of the others when they are first read.

@@ -91,6 +91,10 @@ class StoreContract:
         """Return the path at which a test creates its store, in a temporary folder."""
         return tmp_path / "store"
 
+    def file_names(self, path: Path) -> list[str]:
+        """Return the names of all files and folders of a store in ascending order."""
+        return sorted(each.name for each in path.rglob("*"))
+
     def created(self, path: Path, *ranges: tuple[int, int], **options: Any) -> stores.Store:
         """Create a store at `path`, and append the rows `numbered(start, stop)` for each range `(start, stop)`."""
         store = stores.create(path, numbered(0, 1).schema, backend=self.backend, **options)
@@ -160,12 +164,8 @@ class StoreContract:
         store = self.created(path, (0, 3), (3, 6))
         store.delete(lambda table: table.column("id").to_numpy() == 1)
         listed = store.versions()
-        assert [(v.operation, v.rows) for v in listed] == [
-            ("create", 0),
-            ("append", 3),
-            ("append", 6),
-            ("delete", 5),
-        ]
+        operations = [("create", 0), ("append", 3), ("append", 6), ("delete", 5)]
+        assert [(v.operation, v.rows) for v in listed] == operations
         assert [v.number for v in listed] == [1, 2, 3, 4]
         assert all(v.written.tzinfo for v in listed)
 
@@ -231,12 +231,12 @@ class StoreContract:
         import pyarrow as pa
 
         store = self.created(path, (0, 3))
-        files = sorted(p.name for p in path.rglob("*"))
+        files = self.file_names(path)
         with pytest.raises(DataError, match=r"missing: vector; unknown: vektor"):
             store.append(numbered(3, 5).rename_columns(["id", "vektor"]))
         with pytest.raises(DataError, match="rows must fit the column types"):
             store.append(numbered(3, 5).set_column(0, "id", pa.array(["x", "y"])))
-        assert sorted(p.name for p in path.rglob("*")) == files
+        assert self.file_names(path) == files
         assert ids_of(stores.open(path)) == [0, 1, 2]
 
     def test_an_empty_append_makes_no_version(self, path: Path) -> None:
@@ -348,13 +348,13 @@ class StoreContract:
         assert str(copied.to_table().to_pylist()) == str(store.to_table().to_pylist())
 
     @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-    def test_an_exported_file_equals_the_version(self, path: Path, suffix: str) -> None:
+    def test_an_exported_file_equals_the_version(self, path: Path, tmp_path: Path, suffix: str) -> None:
         from pyarrow import __version__, feather, parquet
 
         store = stores.create(path, _every_type().schema, backend=self.backend, tables=[_every_type()])
         store.append(_every_type().set_column(6, "category", [["z", None, "x"]]).cast(_every_type().schema))
         store.delete(lambda table: np.array([cell == -3 for cell in table.column("whole").to_pylist()]))
-        target = path.with_name(f"rows{suffix}")
+        target = tmp_path / f"rows{suffix}"
         read = parquet.read_table if suffix == ".parquet" else feather.read_table
         if suffix == ".parquet" and int(__version__.split(".")[0]) < 26:
             with pytest.raises(DataError, match="cannot read missing vectors"):

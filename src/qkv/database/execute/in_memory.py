@@ -17,6 +17,7 @@ from qkv.database.execute.aggregates import Aggregator, aggregator_for
 from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
 from qkv.database.execute.interpretation import votes_by_kind
 from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
+from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, effective_rows
 from qkv.database.io.cell_notes import cell_note_of
 from qkv.database.io.sources import require_columns
@@ -66,7 +67,7 @@ class InMemoryExecutor(Executor):
         DataError: A column is missing, or no row has both key and value.
     """
 
-    table: pa.Table
+    table: pa.Table | StoredRows
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,12 @@ import numpy as np
 
 from qkv.core.typing import Bool, Int
 from qkv.database.io import duckdb_reader
-from qkv.store import Block, Store
+from qkv.store import Block, RemoteStore, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RowTile", "StoredRows", "match_blocks"]
+__all__ = ["RowTile", "StoredRows", "match_blocks", "predicate_columns"]
 
 
 TILE = 2**18
@@ -108,9 +109,27 @@ class StoredRows:
         Raises:
             QueryError: As in `duckdb_reader.matching_rows`.
         """
-        blocks = list(self.store.blocks(self.column_names))
-        matches = match_blocks(blocks, self.store.empty(self.column_names).schema, predicate)
+        named = predicate_columns(self.store, self.column_names, predicate)
+        blocks = list(self.store.blocks(named))
+        matches = match_blocks(blocks, self.store.empty(named).schema, predicate)
         return np.concatenate([np.zeros(0, bool), *matches])
+
+
+def predicate_columns(store: Store, columns: Sequence[str], predicate: str) -> list[str]:
+    """Return the columns that a SQL predicate may read, so that the others are not read from an object store.
+
+    These are the columns whose names occur in the text. All columns are returned for a store on a disk, which maps
+    them without reading them, and for a predicate that can name columns in another way, such as `*` or `data`.
+
+    Raises:
+        QueryError: The predicate fails for a table without rows.
+    """
+    if not isinstance(store, RemoteStore) or re.search(r"[*#]|\b(data|columns)\b", predicate, re.IGNORECASE):
+        return list(columns)
+    duckdb_reader.matching_rows(store.empty(columns), predicate)  # errors name all columns
+    text = predicate.casefold()
+    named = [name for name in columns if name.casefold().replace('"', '""') in text]
+    return named or list(columns)[:1]
 
 
 def match_blocks(

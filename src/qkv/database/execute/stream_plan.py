@@ -30,6 +30,7 @@ class StreamedPlan:
         grows: whether memory use depends on the number of rows.
         encoder: the encoder of keys and queries in words; "" if there is none.
         cluster: the workers that read the rows in words; "" if this process does.
+        read: the bytes and requests that were read from an object store in words; "" for a store on a disk.
     """
 
     name: str
@@ -49,6 +50,7 @@ class StreamedPlan:
     grows: bool
     encoder: str = ""
     cluster: str = ""
+    read: str = ""
 
     def __str__(self) -> str:
         method = (
@@ -66,9 +68,11 @@ class StreamedPlan:
             ("kernel", f"streamed over {counted(self.blocks, 'block', 'blocks')}, {method}"),
             ("logits", self.logits),
             *([("cluster", self.cluster)] if self.cluster else []),
+            *([("read", self.read)] if self.read else []),
             (
                 "cost",
-                f"{counted(self.passes, 'pass', 'passes')} over {memory_text(self.bytes)}, memory-mapped; "
+                f"{counted(self.passes, 'pass', 'passes')} over {memory_text(self.bytes)}, "
+                f"{'in whole pages' if self.read else 'memory-mapped'}; "
                 f"about {memory_text(self.memory)} in memory"
                 + ("" if self.grows else ", independent of the number of rows"),
             ),

@@ -82,8 +82,7 @@ class StreamedExecutor(Executor):
         self.statistics = statistics if cache else statistics.without_choices()
         missing = {name: column.missing for name, column in self.statistics.columns.items()}
         self._set_counts(missing, self.statistics.complete)
-        names = tuple(dict.fromkeys((*key, value)))
-        self.examples = self.read_columns(load_example_rows(self.table, self.statistics.examples, names))
+        self.examples = self.read_columns(load_example_rows(self.table, self.statistics.examples, self._names))
         self.query_columns = self.examples[:-1]
         self._interpret_values(self.value_column, self.statistics.columns[value].largest)
         self.norms = VectorNorms()
@@ -92,10 +91,14 @@ class StreamedExecutor(Executor):
         self._chooser: SampledChooser | None = None
 
     @property
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys((*self.key, self.value)))
+
+    @property
     def columns(self) -> tuple[Column, ...]:
         """The key columns and the value column of a sample of the selected rows, as arrays."""
         if self._columns is None:
-            self._columns = self.read_columns(self.table.take(self.statistics.sample))
+            self._columns = self.read_columns(self.table.take(self.statistics.sample, self._names))
         return self._columns
 
     @property

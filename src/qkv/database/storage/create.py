@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +41,7 @@ _SETTINGS = "database"
 
 
 def create_database(
-    path: str | PathLike[str],
+    path: stores.Location,
     source: object,
     key: str | Sequence[str],
     value: str,
@@ -56,6 +55,7 @@ def create_database(
     memory: int | str,
     progress: Progress | None,
     options: ReadOptions,
+    storage_options: stores.StorageOptions = None,
 ) -> StoredDatabase:
     """Create a database on disk; see `Database.create` for the arguments."""
     import pyarrow as pa
@@ -63,7 +63,8 @@ def create_database(
     _check_name(score, parse_score)
     _check_name(normalizer, parse_normalizer)
     memory_bytes(memory)
-    stores.require_free(path, backend)
+    place = stores.locate(path, storage_options)
+    stores.require_free(place, backend)
     names, notes = requested_columns(key, value), list[str]()
     given = iter([source.empty_table()]) if isinstance(source, pa.Schema) else iterate_tables(source, names, options)
     tables = collect_notes(given, names, notes)
@@ -100,9 +101,9 @@ def create_database(
     if encoding is not None:
         settings["encoder"] = encoding.record()
     done = sum(table.num_rows for table in encoded)
-    rows = chain(encoded, prepare_rows(encoding, chain(pending, tables), schema, Path(path).name, progress, done))
+    rows = chain(encoded, prepare_rows(encoding, chain(pending, tables), schema, place.name, progress, done))
     store = stores.create(
-        path, columns, metadata={_SETTINGS: settings}, backend=backend, attached=attached, tables=rows
+        place, columns, metadata={_SETTINGS: settings}, backend=backend, attached=attached, tables=rows
     )
     database = StoredDatabase(
         store,
@@ -120,7 +121,7 @@ def create_database(
 
 
 def open_database(
-    path: str | PathLike[str],
+    path: stores.Location,
     key: str | Sequence[str] | None,
     value: str | None,
     *,
@@ -130,9 +131,10 @@ def open_database(
     checksums: bool | None = None,
     cache: bool = True,
     cluster: str | None = None,
+    storage_options: stores.StorageOptions = None,
 ) -> StoredDatabase:
     """Open a database on disk; see `Database.open` and `qkv.store.open` for the arguments."""
-    store = stores.open(path, damaged=damaged, checksums=checksums)
+    store = stores.open(path, damaged=damaged, checksums=checksums, storage_options=storage_options)
     saved = _saved_settings(store)
     record = saved.get("encoder")
     encoding = None if record is None else Encoding.load(store, record, use=damaged != "skip")
@@ -140,7 +142,7 @@ def open_database(
     value = saved.get("value") if value is None else value
     if key is None or value is None:
         raise DataError(
-            f"{'key' if key is None else 'value'} must be the name of a column of the store {Path(path).name!r}, which "
+            f"{'key' if key is None else 'value'} must be the name of a column of the store {store.path.name!r}, which "
             f"has no saved key and value, got None. Choose from the columns {', '.join(store.schema.names)}."
         )
     same_key = list(key_names(key, store.schema.names)) == saved.get("key")

@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.core.typing import Bool
 from qkv.database.answer import Answer
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.cluster.executor import ClusterExecutor
@@ -22,7 +21,7 @@ from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.execute.base import AskOptions, Executor
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.execute.interpretation import votes_by_kind
-from qkv.database.execute.row_reader import match_blocks
+from qkv.database.execute.row_reader import match_blocks, predicate_columns
 from qkv.database.execute.streamed import StreamedExecutor
 from qkv.database.io.cell_notes import collect_notes, decided_formats
 from qkv.database.io.file_formats import stated_types
@@ -32,11 +31,12 @@ from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.part_registry import parse_score
 from qkv.database.protocol import Queryable
 from qkv.database.storage.encoding import Encoding
+from qkv.database.storage.remote_answers import load_executor, with_traffic
 from qkv.database.storage.row_preparation import prepare_rows
 from qkv.errors import DataError
 from qkv.plan.cost import counted, memory_bytes
 from qkv.scores.base import Score
-from qkv.store import Block, Damage, Store, Version, export
+from qkv.store import Damage, ObjectPath, RemoteStore, StorageOptions, Store, Version, export
 from qkv.store import copy as copy_store
 
 __all__ = ["StoredDatabase"]
@@ -120,8 +120,15 @@ class StoredDatabase(Queryable):
             # The saved threshold is a cosine, which is no distance for another score.
             if threshold is None and (score == self.score or not vectors):
                 threshold = self.threshold
-        executor = self._executor(vectors, options.progress)
         options = replace(options, score=score, normalizer=normalizer, threshold=threshold)
+        if not isinstance(self.store, RemoteStore):
+            return self._answer(queries, options, vectors)
+        before = self.store.traffic
+        answer = self._answer(queries, options, vectors)
+        return with_traffic(answer, str(self.store.path), self.store.traffic - before)
+
+    def _answer(self, queries: object, options: AskOptions, vectors: bool) -> Answer:
+        executor = self._executor(vectors, options.progress)
         if not vectors or self.encoding is None:
             return executor.ask(queries, options)
         encoded = self.encoding.encode_queries(queries, self._example_columns(), options.on_bad_query)
@@ -229,14 +236,9 @@ class StoredDatabase(Queryable):
         Raises:
             QueryError: The predicate fails.
         """
-        visible = self._visible
-        schema = self.store.empty(visible).schema
-
-        def choose(blocks: Sequence[Block]) -> list[Bool[np.ndarray, " _"]]:
-            selected = [replace(block, table=block.table.select(visible)) for block in blocks]
-            return match_blocks(selected, schema, where, deleted=True)
-
-        return self.store.delete_chosen(choose)
+        named = predicate_columns(self.store, self._visible, where)
+        schema = self.store.empty(named).schema
+        return self.store.delete_chosen(lambda blocks: match_blocks(blocks, schema, where, deleted=True), named)
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
         """Merge small blocks and blocks with deleted rows into full blocks, and remove old versions if `keep` is given.
@@ -275,26 +277,29 @@ class StoredDatabase(Queryable):
 
     def copy(
         self,
-        path: str | PathLike[str],
+        path: str | PathLike[str] | ObjectPath,
         *,
         backend: str = "arrow",
         overwrite: bool = False,
         progress: Progress | None = None,
+        storage_options: StorageOptions = None,
     ) -> Self:
         """Copy the open version to a folder, where it is version 1, and return the copy; see `qkv.store.copy`.
 
         Args:
-            path: a folder that does not exist or is empty, or a store if `overwrite` is True.
+            path: a folder that does not exist or is empty, or a store if `overwrite` is True; or a URL.
             backend: the format of the copy, `"arrow"` or `"lance"`.
             overwrite: whether a store at the path is replaced.
             progress: called as `progress("copying", done, total)`.
+            storage_options: settings of the object store of a URL, as in `Database.open`.
 
         Raises:
             DataError: The path cannot be used.
             DamagedStoreError: Files of the open version are damaged.
             StoreFullError: The disk is full. Nothing remains.
         """
-        return self._over(copy_store(self.store, path, backend=backend, overwrite=overwrite, progress=progress))
+        options: dict[str, Any] = {"backend": backend, "overwrite": overwrite, "storage_options": storage_options}
+        return self._over(copy_store(self.store, path, progress=progress, **options))
 
     def export(self, path: str | PathLike[str], *, overwrite: bool = False, progress: Progress | None = None) -> None:
         """Write the rows of the open version to a Parquet or Arrow file; see `qkv.store.export`.
@@ -368,9 +373,7 @@ class StoredDatabase(Queryable):
             elif self._exceeds_memory(vectors):
                 executor = StreamedExecutor(*rows, progress, hidden, self.cache)
             else:
-                columns = [*visible, *hidden] if vectors else visible
-                table = self.store.to_table(columns)
-                executor = InMemoryExecutor(table, key, self.value, self.name, self.fold, hidden)
+                executor = load_executor(*rows, hidden, [*visible, *hidden] if vectors else visible)
             if self.cache:
                 choices = ChoiceCache.of_store(self.store).for_rows(len(self.store))
                 kind = (InMemoryExecutor if isinstance(executor, InMemoryExecutor) else StreamedExecutor).__name__

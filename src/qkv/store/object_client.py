@@ -1,0 +1,290 @@
+"""The class `ObjectClient`, which reads and writes the objects of an object store through obstore.
+
+It counts requests and bytes, reads ranges in parallel, and converts errors of obstore to those of qkv. obstore repeats
+requests that failed, with exponential backoff. Objects are created or replaced on a condition that the server checks
+(`If-None-Match`, `If-Match`), so that of two writers only one succeeds.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qkv.errors import DamagedError, StorageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from obstore.store import ObjectStore
+
+
+__all__ = ["Entry", "ObjectClient", "ObjectReader", "ReadCounter", "Traffic", "check_size", "split_ranges"]
+
+_MOST_PER_REQUEST = 2**23
+"""Largest number of bytes of one request, 8 MiB; longer ranges are read by several requests at the same time."""
+
+_MOST_GAP = 2**16
+"""Largest number of bytes between two ranges that are read by one request, because a request costs more than they."""
+
+
+@dataclass
+class Traffic:
+    """The requests to an object store and the bytes that were read.
+
+    Attributes:
+        requests: number of requests.
+        read: number of bytes that were read from the object store.
+        cached: number of bytes that were read from the local block cache instead.
+        written: number of bytes that were written to the object store.
+    """
+
+    requests: int = 0
+    read: int = 0
+    cached: int = 0
+    written: int = 0
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        """Return the requests and bytes since an earlier state."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Traffic(*(mine - theirs for mine, theirs in pairs))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An object in a listing: its key, its size in bytes, and the time of its last change."""
+
+    key: str
+    size: int
+    modified: datetime
+
+
+class ObjectReader(Protocol):
+    """What a store needs of a place to read from: objects by key, whole or in ranges."""
+
+    url: str
+    writable: bool
+    lists: bool
+    traffic: Traffic
+
+    def count(self, requests: int = 1, read: int = 0, cached: int = 0, written: int = 0) -> None:
+        """Add to `traffic`."""
+
+    def get(self, key: str, largest: int | None = None) -> bytes:
+        """Return the contents of an object of at most `largest` bytes, or raise a `FileNotFoundError`."""
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of an object from each start to each stop, or raise a `FileNotFoundError`."""
+
+    def size(self, key: str) -> int | None:
+        """Return the size of an object in bytes, or None if it does not exist."""
+
+    def entries(self, prefix: str, after: str = "") -> list[Entry]:
+        """Return the objects below a prefix whose keys come after the key `after`."""
+
+
+class ReadCounter:
+    """Base class of clients, which counts their requests and bytes from several threads."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.traffic = Traffic()
+        self._lock = threading.Lock()
+
+    def count(self, requests: int = 1, read: int = 0, cached: int = 0, written: int = 0) -> None:
+        """Add to `traffic`."""
+        with self._lock:
+            self.traffic.requests += requests
+            self.traffic.read += read
+            self.traffic.cached += cached
+            self.traffic.written += written
+
+
+class ObjectClient(ReadCounter):
+    """Reads and writes the objects of an object store.
+
+    Args:
+        store: a store of obstore, such as `obstore.store.S3Store("bucket")`.
+        url: names the store in messages.
+        lists: whether the objects of a folder can be listed; those of a web server cannot.
+        writable: whether objects can be written.
+
+    Attributes:
+        traffic: the requests and bytes so far.
+    """
+
+    def __init__(self, store: ObjectStore, url: str, *, lists: bool = True, writable: bool = True) -> None:
+        super().__init__(url.rstrip("/"))
+        self._store: Any = store
+        self.lists, self.writable = lists, writable
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    def get(self, key: str, largest: int | None = None) -> bytes:
+        """Return the contents of an object, or raise a `FileNotFoundError`.
+
+        Raises:
+            DamagedError: The object has more than `largest` bytes, which are not read.
+        """
+        import obstore
+
+        with self._request(key):
+            found = obstore.get(self._store, key)
+            check_size(key, found.meta["size"], largest)
+            data = found.bytes().to_bytes()
+        self.count(0, read=len(data))
+        return data
+
+    def get_with_tag(self, key: str) -> tuple[bytes, str | None]:
+        """Return the contents of an object and the tag by which `replace` names it."""
+        import obstore
+
+        with self._request(key):
+            found = obstore.get(self._store, key)
+            data, tag = found.bytes().to_bytes(), found.meta["e_tag"]
+        self.count(0, read=len(data))
+        return data, tag
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of an object from each start to each stop, read by parallel requests."""
+        import obstore
+
+        requests = split_ranges(ranges)
+        starts, stops = zip(*requests, strict=True) if requests else ((), ())
+        with self._request(key, len(requests)):
+            parts = obstore.get_ranges(self._store, key, starts=starts, ends=stops, coalesce=0)
+        self.count(0, read=sum(len(part) for part in parts))
+        found = []
+        for start, stop in ranges:
+            pieces = [
+                memoryview(part)[max(start - first, 0) : stop - first]
+                for (first, last), part in zip(requests, parts, strict=True)
+                if first < stop and last > start
+            ]
+            found.append(pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces)))
+        return found
+
+    def size(self, key: str) -> int | None:
+        """Return the size of an object in bytes, or None if it does not exist."""
+        import obstore
+
+        try:
+            with self._request(key):
+                return int(obstore.head(self._store, key)["size"])
+        except FileNotFoundError:
+            return None
+
+    def entries(self, prefix: str, after: str = "") -> list[Entry]:
+        """Return the objects below a prefix whose keys come after the key `after`. A request lists up to 1,000."""
+        import obstore
+
+        found = []
+        with self._request(prefix, 0):
+            for chunk in obstore.list(self._store, prefix or None, offset=after or None):
+                self.count()
+                found += [Entry(each["path"], each["size"], each["last_modified"]) for each in chunk]
+        return found
+
+    # -- writing ----------------------------------------------------------------------------------------
+
+    def put(self, key: str, data: bytes | memoryview | pa.Buffer) -> None:
+        """Write an object, and replace an older one."""
+        import obstore
+
+        with self._request(key):
+            obstore.put(self._store, key, _as_bytes(data))
+        self.count(0, written=len(memoryview(data)))
+
+    def create(self, key: str, data: bytes | memoryview | pa.Buffer) -> bool:
+        """Write an object unless it exists, and return whether it was written by this call."""
+        return self._put_if(key, data, "create")
+
+    def replace(self, key: str, data: bytes | memoryview | pa.Buffer, tag: str) -> bool:
+        """Replace an object unless another writer replaced it since `get_with_tag`, and return whether it was."""
+        return self._put_if(key, data, {"e_tag": tag})
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects. Those that do not exist are ignored."""
+        import obstore
+
+        if keys:
+            with self._request(keys[0]):
+                try:
+                    obstore.delete(self._store, list(keys))
+                except FileNotFoundError:
+                    for key in keys if len(keys) > 1 else ():
+                        self.delete([key])
+
+    def _put_if(self, key: str, data: bytes | memoryview | pa.Buffer, mode: Any) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with self._request(key):
+            try:
+                obstore.put(self._store, key, _as_bytes(data), mode=mode)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+        self.count(0, written=len(memoryview(data)))
+        return True
+
+    @contextmanager
+    def _request(self, key: str, requests: int = 1) -> Iterator[None]:
+        """Count requests, and raise a `StorageError` in place of an error of obstore."""
+        from obstore.exceptions import BaseError
+
+        self.count(requests)
+        try:
+            yield
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise StorageError(
+                    f"the bucket of {self.url} must exist, got none of this name. Check the URL and the region."
+                ) from None
+            raise FileNotFoundError(f"{self.url}/{key} does not exist") from None
+        except (BaseError, OSError) as error:
+            raise StorageError(
+                f"{self.url}/{key} cannot be read or written: {_reason(error)}. Check the URL, the network, and the "
+                "credentials of the environment or of storage_options."
+            ) from None
+
+
+def check_size(key: str, size: int, largest: int | None) -> None:
+    """Raise a `DamagedError` if an object has more than `largest` bytes."""
+    if largest is not None and size > largest:
+        raise DamagedError(
+            f"{key.rpartition('/')[2]} must have at most {largest:,} bytes, got {size:,} bytes. Restore it from a copy."
+        )
+
+
+def split_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the requests that read some ascending ranges: near ones are joined, and long ones are split.
+
+    Example:
+        >>> split_ranges([(0, 10), (20, 30), (2**20, 2**20 + 2**23 + 1)])
+        [(0, 30), (1048576, 9437184), (9437184, 9437185)]
+    """
+    joined: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if joined and start - joined[-1][1] <= _MOST_GAP:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
+    return [
+        (first, min(first + _MOST_PER_REQUEST, stop))
+        for start, stop in joined
+        for first in range(start, stop, _MOST_PER_REQUEST)
+    ]
+
+
+def _as_bytes(data: bytes | memoryview | pa.Buffer) -> Any:
+    return data if isinstance(data, bytes) else memoryview(data).cast("B")
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error without the parts of a URL that may hold a signature or a password."""
+    line = (str(error).strip().split("\n")[0] or type(error).__name__)[:300]
+    line = re.sub(r"://[^/@\s]*@", "://", re.sub(r"\?[^\s\"')]+", "?…", line))
+    return line.rstrip(". ")

@@ -1,0 +1,369 @@
+"""The class `RemoteStore`, a store of Arrow files in an object store, without a full copy on this machine.
+
+    STORE/versions/0000000003.json   the same manifests as those of a store on a disk; created only if absent
+    STORE/versions/newest.json       replaced only if unchanged, and never by an older version
+    STORE/rows/….arrow               the same files of rows; never changed
+    STORE/pages/….json               checksums of the pages of files of more than a page
+
+Creating the manifest commits a version. Of two writers that create the same one, the object store accepts one; the
+other reads what was committed and repeats its own commit after it. There is no lock, so that a writer that stops at any
+point leaves the last version readable, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from qkv.core.cache_folders import user_cache
+from qkv.core.checksums import digest
+from qkv.core.typing import Bool, Int
+from qkv.errors import DataError, StorageError, StoreBusyError, StoreConflictError
+from qkv.store import row_files
+from qkv.store.arrow import ArrowStore
+from qkv.store.arrow_files import parse_schema
+from qkv.store.attachments import attached_damages
+from qkv.store.base import BlockSelector
+from qkv.store.block import Block, Damage
+from qkv.store.block_cache import BlockCache, default_cache
+from qkv.store.history import find_history
+from qkv.store.manifest import Manifest, RowFile
+from qkv.store.manifest_files import manifest_path, numbers, read_record, replace_by_checkpoint
+from qkv.store.object_client import Traffic
+from qkv.store.object_path import ObjectPath
+from qkv.store.prefetch import prefetched
+from qkv.store.recent_tables import RecentTables
+from qkv.store.remote_rows import PAGES, RemoteRows
+from qkv.store.remote_writing import FILES_AHEAD, update_newest, upload
+from qkv.store.versions import Version
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["RemoteStore"]
+
+_SMALL_AHEAD = 16
+"""Number of manifests that are read at the same time."""
+
+_PATIENCE_SECONDS = 60.0
+"""Time for which a commit is repeated after those of other writers."""
+
+_MOST_WAIT_SECONDS = 1.0
+
+_UNNAMED_SECONDS = 86_400.0
+"""Age from which files of no version, which another writer may be about to commit, are removed by `compact`."""
+
+
+class RemoteStore(ArrowStore):
+    """A store of Arrow files in an object store.
+
+    Args:
+        path: the folder of the store.
+        version: an older version; None: the newest.
+        damaged: `"refuse"` raises when a damaged file is read; `"skip"` reads all files at opening, and continues
+            without the rows of the damaged ones.
+        checksums: has no effect: whatever is read is verified.
+        cache: the local cache; None: the one of the environment, see `default_cache`.
+
+    Raises:
+        DataError: The store or the version does not exist.
+        StorageError: The object store cannot be reached, or refuses a request.
+    """
+
+    path: ObjectPath  # type: ignore[assignment]
+    _versions: ObjectPath  # type: ignore[assignment]
+    _rows: ObjectPath  # type: ignore[assignment]
+    _written: list[ObjectPath]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        path: ObjectPath,
+        version: int | None = None,
+        damaged: str = "refuse",
+        checksums: bool | None = None,
+        cache: BlockCache | None = None,
+    ) -> None:
+        self._cache = cache or default_cache()
+        self._recent = RecentTables()
+        self._deleted: dict[RowFile, Bool[np.ndarray, " rows"]] = {}
+        self._committing = False
+        super().__init__(path, version, damaged, checksums)  # type: ignore[arg-type]
+        self.cache_folder: Path = user_cache("stores") / digest(str(path).encode())[:32]
+        with suppress(OSError):
+            self.cache_folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def traffic(self) -> Traffic:
+        """The requests to the object store and the bytes that were read since it was first used."""
+        return replace(self.path.client.traffic)
+
+    def at(self, version: int) -> Self:
+        """Return the store opened at a given version, which can be read but not written."""
+        return type(self)(self.path, version, "skip" if self._skip else "refuse", self._checksums, self._cache)
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
+        """Yield the blocks of the open version, while the next ones are read; see `Store.blocks`."""
+        return prefetched(lambda file: self._block(file, columns), list(self._readable()), FILES_AHEAD)
+
+    def unverified_blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
+        """Yield the blocks, whose pages are verified when they are read; see `blocks`."""
+        return self.blocks(columns)
+
+    def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
+        """Return the block with a given name; see `Store.block`."""
+        for file in self._readable():
+            if file.name == name:
+                return self._block(file, columns)
+        raise self._missing_block(name)
+
+    def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
+        """Return a table of some rows, reading only the blocks in which they are; see `Store.take`."""
+        import pyarrow as pa
+
+        files = list(self._readable())
+        starts = np.concatenate([[0], np.cumsum([file.present_rows for file in files])])
+        places = np.searchsorted(rows, starts)
+        used = [index for index in range(len(files)) if places[index] < places[index + 1]]
+
+        def taken(index: int) -> pa.Table:
+            names = tuple(self.schema.names if columns is None else columns)
+            table = self._recent.get((files[index].name, names), lambda: self._table(files[index], names))
+            inside = rows[places[index] : places[index + 1]] - starts[index]
+            present = self._present_rows(files[index])
+            return table.take(pa.array(inside if present is None else np.flatnonzero(present)[inside]))
+
+        return pa.concat_tables([*prefetched(taken, used, FILES_AHEAD)] or [self.empty(columns)])
+
+    def size_of(self, columns: Sequence[str]) -> int:
+        """Return the number of bytes that one reading of the columns needs, in whole pages."""
+        files = [self._remote_rows(file) for file in self._readable()]
+        return sum(prefetched(lambda file: file.size_of(columns), files, _SMALL_AHEAD))
+
+    def versions(self) -> list[Version]:
+        """Return a list of all versions of the store, oldest first; see `Store.versions`."""
+        found = self._read_records()
+        return super().versions() if found is None else [record.version for record in found]
+
+    # -- writing ----------------------------------------------------------------------------------------
+
+    def delete_chosen(self, choose: BlockSelector, columns: Sequence[str] | None = None) -> int:
+        """Delete the rows that a function of all blocks selects, and return their number.
+
+        If another writer commits in the meantime, the function is called again with the rows of the newest version.
+
+        Raises:
+            StoreConflictError: Other writers committed again and again. Nothing was deleted.
+        """
+        with self._writing():
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            for attempt in range(2**20):
+                remaining, deleted = self._without_chosen(choose, columns)
+                if not deleted:
+                    return 0
+                try:
+                    self._commit("delete", remaining)
+                    return deleted
+                except StoreConflictError:
+                    self._remove_written()
+                    if time.monotonic() > deadline:
+                        raise
+                self._follow(attempt)
+        raise AssertionError("unreachable")
+
+    # -- private ----------------------------------------------------------------------------------------
+
+    def _remote_rows(self, file: RowFile) -> RemoteRows:
+        rows = self._mapped[file.name]
+        assert isinstance(rows, RemoteRows)
+        return rows
+
+    def _table(self, file: RowFile, columns: Sequence[str] | None) -> pa.Table:
+        return self._remote_rows(file).table(columns)
+
+    def _block(self, file: RowFile, columns: Sequence[str] | None) -> Block:
+        return Block(file.name, self._table(file, columns), self._present_rows(file))
+
+    def _rows_of(self, file: RowFile) -> tuple[pa.Table, Bool[np.ndarray, " rows"] | None]:
+        return self._table(file, None), self._present_rows(file)
+
+    def _present_rows(self, file: RowFile) -> Bool[np.ndarray, " rows"] | None:
+        """Return a boolean array that is False for the deleted rows of a file, or None if no row is deleted."""
+        if file.deleted is None:
+            return None
+        if file not in self._deleted:
+            deleted = RemoteRows(self.path, file.deleted, row_files.deleted_schema(), self._cache)
+            self._deleted[file] = row_files.present_without(file, deleted.table(), self.path.name)
+        return self._deleted[file]
+
+    def _read_records(self) -> list[Manifest] | None:
+        """Return the manifests of all versions, or None if they cannot be listed or are not linked."""
+        if not self.path.client.lists:
+            return None
+        history = find_history(self._versions)
+        listed = [number for number in numbers(self._versions, history.oldest) if number <= history.number]
+        try:
+            records = list(prefetched(lambda number: read_record(self._versions, number), listed, _SMALL_AHEAD))
+        except DataError:
+            return None
+        links = [record.parent for record in records[1:]]
+        return records if links == [record.link for record in records[:-1]] else None
+
+    def _load(
+        self, manifest: Manifest, damages: Sequence[Damage] = (), known: frozenset[RowFile] = frozenset()
+    ) -> None:
+        """Open the version of a manifest. Its files are read and verified when they are used."""
+        schema = parse_schema(manifest.schema_bytes, f"version {manifest.number} of {self.path.name!r}")
+        found = list(damages)
+        if self._skip:
+            for file in manifest.row_files:
+                if file not in known:
+                    found += row_files.find_damages(self._rows, file, lambda _: True, schema)
+            found += attached_damages(self.path, manifest.metadata)
+        self._report(found)
+        broken = {damage.file for damage in found}
+        before, self._mapped = self._mapped, {}
+        for file in manifest.row_files:
+            if not any(f"rows/{each.name}" in broken for each in row_files.with_deleted([file])):
+                old = before.get(file.name)
+                same = isinstance(old, RemoteRows) and old.file == file
+                rows = old if same else RemoteRows(self.path, file, schema, self._cache)
+                self._mapped[file.name] = rows  # type: ignore[assignment]
+        self._manifest, self.damages = manifest, found
+        self.version, self.metadata, self.schema = manifest.number, manifest.metadata, schema
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Open the newest version, and remove uncommitted files if an exception is raised."""
+        self._require_newest()
+        _ = self.path.writer
+        self._written, self._committing = [], False
+        self.refresh()
+        self._prepare_commit()
+        try:
+            yield
+        except BaseException:
+            # If the answer to a commit was lost, the files may belong to a version.
+            if not self._committing:
+                with suppress(StorageError):
+                    self._remove_written()
+            raise
+
+    def _remove_written(self) -> None:
+        self.path.writer.delete([path.key for path in self._written])
+        self._written.clear()
+
+    def _write_rows(self, tables: Iterable[pa.Table]) -> tuple[RowFile, ...]:
+        return tuple(prefetched(lambda table: upload(self.path, table, self._written), tables, FILES_AHEAD))
+
+    def _prepare_commit(self) -> None:
+        """Write `newest.json` if a writer stopped before that, so that it is at most one version behind."""
+        if self._history.expected is None or self._history.problems:
+            update_newest(self._versions, self._manifest, self._history.oldest)
+
+    def _follow(self, attempt: int) -> None:
+        """Open the version that another writer committed, after a random time that doubles with each attempt."""
+        time.sleep(random.uniform(0, min(_MOST_WAIT_SECONDS, 0.01 * 2**attempt)))
+        self._load_newest()
+        self._prepare_commit()
+
+    def _commit(self, operation: str, files: tuple[RowFile, ...]) -> None:
+        """Commit a version. If another writer committed first, commit after it, provided that no row is affected."""
+        before, deadline = self._manifest.row_files, time.monotonic() + _PATIENCE_SECONDS
+        rebased = files
+        for attempt in range(2**20):
+            manifest = self._publish(self._manifest.next(self.version + 1, operation, rebased))
+            if manifest is not None:
+                break
+            if operation == "delete":
+                raise self._conflict(operation)
+            if time.monotonic() > deadline:
+                raise StoreBusyError(
+                    f"other processes have been writing to {self.path.name!r} for {_PATIENCE_SECONDS:.0f} seconds. "
+                    "Wait until they have finished and try again."
+                )
+            self._follow(attempt)
+            now = self._manifest.row_files
+            if operation == "append":
+                rebased = now + files[len(before) :]
+            elif now[: len(before)] == before:
+                rebased = files + now[len(before) :]
+            else:
+                raise self._conflict(operation)
+        assert manifest is not None
+        self._written.clear()
+        # The version is committed. If this fails, the version is found by its link, and the next writer repeats this.
+        with suppress(StorageError):
+            update_newest(self._versions, manifest, self._history.oldest)
+        self._load(manifest, known=frozenset(self._manifest.row_files))
+
+    def _conflict(self, operation: str) -> StoreConflictError:
+        return StoreConflictError(
+            f"the {operation} of {self.path.name!r} must replace rows that no other process changes, but another one "
+            "changed them first. Nothing was committed; try again."
+        )
+
+    def _publish(self, manifest: Manifest) -> Manifest | None:
+        """Create a manifest, and return it with its digest, or None if another writer has created this version."""
+        path, data = manifest_path(self._versions, manifest.number), manifest.serialized()
+        assert isinstance(path, ObjectPath)
+        self._committing = True
+        if not path.writer.create(path.key, data):
+            # After a lost answer the request is repeated, and finds what it has written.
+            with suppress(FileNotFoundError):
+                if path.read_bytes() == data:
+                    return replace(manifest, digest=digest(data))
+            self._committing = False
+            return None
+        return replace(manifest, digest=digest(data))
+
+    def _remove_unneeded(self, keep: int | None) -> int:
+        """Remove all but the `keep` newest versions, and the files of no version that are older than a day.
+
+        The manifests of removed versions remain for a day, so that no writer that was slow creates one of them again.
+        """
+        while True:
+            oldest = self._history.oldest
+            listed = numbers(self._versions)
+            if keep is None:
+                break
+            oldest = [number for number in listed if number >= oldest][-keep:][0]
+            replace_by_checkpoint(self._versions, oldest)
+            if update_newest(self._versions, self._manifest, oldest):
+                break
+            self._load_newest()
+        kept = [number for number in listed if number >= oldest]
+        needed = {name for names in prefetched(self._files_of, kept, _SMALL_AHEAD) for name in names}
+        older = [number for number in listed if number < oldest]
+        removed = {name for names in prefetched(self._files_of_removed, older, _SMALL_AHEAD) for name in names}
+        client, freed, keys = self.path.writer, 0, []
+        latest = time.time() - _UNNAMED_SECONDS
+        for folder in (self._rows, self.path / PAGES):
+            for entry in client.entries(folder.key):
+                name = f"{entry.key.rpartition('/')[2].partition('.')[0]}.arrow"
+                if name not in needed and (name in removed or entry.modified.timestamp() < latest):
+                    keys.append(entry.key)
+                    freed += entry.size
+        for entry in client.entries(self._versions.key):
+            stem = entry.key.rpartition("/")[2].partition(".")[0]
+            if stem.isdecimal() and int(stem) < oldest and entry.modified.timestamp() < latest:
+                keys.append(entry.key)
+                freed += entry.size
+        client.delete(keys)
+        return freed
+
+    def _files_of(self, number: int) -> set[str]:
+        return read_record(self._versions, number).files()
+
+    def _files_of_removed(self, number: int) -> set[str]:
+        with suppress(DataError):
+            return self._files_of(number)
+        return set()
