@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks._claim import MissingError
 from benchmarks._peers import peer
 
-__all__ = ["bertviz_page", "chromium", "timed"]
+__all__ = ["bertviz_page", "chromium", "circuitsvis_html", "timed"]
 
 TIMED = """() => new Promise(resolve => {
     const go = () => { ACT }, ready = () => DONE;
@@ -73,6 +73,18 @@ def bertviz_page(browser: Any, weights: Any, tokens: list[str]) -> Iterator[tupl
         page.address = target.as_uri()
         yield page, target.stat().st_size
         context.close()
+
+
+def circuitsvis_html(weights: Any, tokens: list[str]) -> str:
+    """Return the page of the heads of one layer that CircuitsVis writes without a network, with its script inside.
+
+    Args:
+        weights: `(heads, queries, keys)`, a tensor.
+        tokens: the words.
+    """
+    heads = peer("circuitsvis.attention").attention_heads
+    html = heads(attention=weights, tokens=tokens).local_src
+    return f"<!doctype html><meta charset=utf-8><body>{html}</body>"
 
 
 _SCRIPTS = {
