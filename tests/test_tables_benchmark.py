@@ -19,13 +19,15 @@ from examples.tables import TABLES, scaled_columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import cases
+
 
 def result(table, method, split, error, **others):
     numbers = {"rows": 100, "fit_seconds": 1.0, "predict_seconds": 0.0, "date": "2026-11-23"} | others
     return Result(table, method, numbers.pop("setting", "default"), split, numbers.pop("rows"), error, **numbers)
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=cases(60), deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(2, 5))
 def test_scores_of_classes_are_those_of_scikit_learn(seed, rows, classes):
     from sklearn.metrics import accuracy_score, log_loss

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from qkv.cli.query_input import read_queries
 from qkv.database import Database
 from qkv.errors import DataError, OptionError, QueryError
+from tests.effort import cases
 
 from .conftest import EXAMPLES, command
 
@@ -43,7 +44,7 @@ def read_in_pieces(content, sizes, path):
     return lines
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=cases(30), deadline=None, derandomize=True)
 @given(LINES, st.lists(st.integers(1, 9), max_size=12), st.booleans())
 def test_the_speed_of_the_pipe_does_not_change_the_queries(tmp_path_factory, lines, sizes, ends):
     content = b"\n".join(lines) + b"\n" * ends
@@ -62,7 +63,7 @@ def answer_alone(database, query):
         return error
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=cases(15), deadline=None, derandomize=True)
 @given(LINES)
 def test_each_line_is_answered_as_alone_or_by_its_reason(tmp_path_factory, lines):
     from qkv.cli.main import run

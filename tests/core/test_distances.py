@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.core.distances import distances
+from tests.effort import cases
 
 
 @given(
@@ -65,7 +66,7 @@ def test_distances_of_half_precision_keep_their_dtype(dtype: torch.dtype) -> Non
     assert (found.dtype, float(found)) == (dtype, 5.0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.sampled_from([12, 16, 33, 64])),
     st.sampled_from(["apart", "some equal", "all equal", "clusters", "one at the centre"]),

@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import io
 import json
-import os
 import random
 import re
 
@@ -18,10 +17,9 @@ from qkv.database import Database
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import read, read_parts
 from qkv.errors import DataError, OptionError
+from tests.effort import cases
 
 from ..cli.conftest import command
-
-LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 
 
 def test_files_are_counted_once_and_named_in_the_notes(tmp_path):
@@ -65,7 +63,7 @@ def write(path, rows, compression, encoding="utf-8", **separators):
     path.write_bytes(content)
 
 
-@settings(max_examples=40 if LONG else 16, deadline=None, derandomize=True)
+@settings(max_examples=cases(40), deadline=None, derandomize=True)
 @given(
     st.sampled_from(["utf-8", "utf-16", "utf-16-le", "latin-1", "cp1252"]),
     st.sampled_from(["", ".gz", ".zst"]),

@@ -12,6 +12,7 @@ from qkv.database.execute import in_memory
 from qkv.scores import Names
 from qkv.scores.name_numbers import holds_numbers, query_numbers
 from qkv.scores.name_words import NameWords
+from tests.effort import cases
 
 ROMAN = {2: "II", 3: "III", 4: "IV", 5: "V", 6: "VI", 7: "VII", 8: "VIII", 9: "IX", 10: "X", 11: "XI", 14: "XIV"}
 
@@ -108,7 +109,7 @@ def _written(number, draw):
     return draw.choice([str(number), f"0{number}", f"{number}th", ROMAN.get(number, str(number))])
 
 
-@settings(derandomize=True, deadline=None, max_examples=120)
+@settings(derandomize=True, deadline=None, max_examples=cases(120))
 @given(st.randoms(use_true_random=False))
 def test_an_answer_has_the_number_of_the_query(draw):
     words = ["Rocky", "Henry", "Street", "Apollo", "Part", "Main", "Flight", "Louis"]
@@ -145,7 +146,7 @@ TOKENS = [
 ]
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=cases(150))
 @given(
     st.lists(st.lists(st.sampled_from(TOKENS), min_size=1, max_size=4), min_size=1, max_size=8),
     st.lists(st.sampled_from([*TOKENS, "21", "ix", "1080ptv", "1002"]), min_size=1, max_size=3),
@@ -241,7 +242,7 @@ def test_two_keys_of_identifiers_are_both_compared_by_equality():
     assert not here.ask({"user_id": "u1003", "sku": "AB-1"}).found
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=cases(40))
 @given(st.randoms(use_true_random=False))
 def test_an_identifier_that_is_not_in_the_table_is_never_answered(draw):
     pattern = draw.choice(["u{}", "AB-{}", "{}-Q{}", "X{}Y{}", "{}/{}"])

@@ -9,6 +9,7 @@ from qkv.database import Database
 from qkv.database.execute import in_memory
 from qkv.database.keys.name_index import NameIndex, PresentNames
 from qkv.scores import Names
+from tests.effort import cases
 
 PLACES = ["Denver Intl", "Dover AFB", "San José", "San Diego Intl", "O'Hare", "John F. Kennedy", "St. Louis-Lambert"]
 WORDS = ["san", "jose", "santa", "john", "intl", "international", "denver", "a", "21", "ana", "ii", "2", "u21", "x"]
@@ -105,7 +106,7 @@ def test_a_streamed_store_agrees(tmp_path, normalizer):
         assert one.value is None or one.value == pytest.approx(two.value, rel=1e-6)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=cases(60))
 @given(
     st.lists(st.sampled_from(WORDS), min_size=1, max_size=3),
     st.lists(st.lists(st.sampled_from(WORDS), max_size=3), min_size=1, max_size=5),
@@ -120,7 +121,7 @@ def test_a_key_is_compared_alike_alone_and_among_others(query, keys):
     assert ((together == 1) == (asked == np.array(texts, object))).all()
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=cases(150))
 @given(
     st.lists(
         st.lists(st.sampled_from([*WORDS, "josé", "j", "sán", "東京", "x" * 300]), max_size=4), min_size=1, max_size=40

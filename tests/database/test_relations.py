@@ -14,6 +14,7 @@ from pyarrow import parquet
 from qkv.database import Database
 from qkv.database.relations import answer_relation
 from qkv.errors import DataError, OptionError, QueryError
+from tests.effort import cases
 
 DAYS = [dt.date(2020, 1, 1) + dt.timedelta(days=7 * i) for i in range(24)]
 NAMES = ["Ann", "Bo", "Cy Young", "Di", "Édouard", "Flo", "Gus", "Hal"]
@@ -80,7 +81,9 @@ def same(left, right):
     return left == right
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=cases(25), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_a_relation_is_answered_like_a_list_of_queries(monkeypatch, data):
     monkeypatch.setattr(answer_relation, "_ROWS", data.draw(st.integers(1, 5)))

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.database.execute.top_rows import TopRows
+from tests.effort import cases
 
 
 def best_of(rank, count, cuts):
@@ -15,7 +16,7 @@ def best_of(rank, count, cuts):
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(
     st.integers(0, 2**31),
     st.integers(1, 12),

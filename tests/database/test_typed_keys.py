@@ -24,6 +24,7 @@ from qkv.database.io.identifier_names import has_identifier_name
 from qkv.database.io.nanoseconds import to_python
 from qkv.database.keys.columns import fold
 from qkv.errors import QueryError
+from tests.effort import cases
 
 SETTINGS = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 ZONES = ("UTC", "Europe/Oslo", "America/New_York", "+05:30")
@@ -145,13 +146,13 @@ def numbered(keys):
 
 
 @given(keys=columns([*TYPES, *MIXED, *OBJECTS]))
-@settings(SETTINGS, max_examples=200)
+@settings(SETTINGS, max_examples=cases(200))
 def test_different_keys_are_not_merged_and_a_printed_key_is_read_as_itself(keys):
     check_keys(Database.open(numbered(keys), key="k", value="v"), python_keys(keys))
 
 
 @given(keys=columns())
-@settings(SETTINGS, max_examples=25)
+@settings(SETTINGS, max_examples=cases(25))
 def test_a_store_read_block_by_block_compares_keys_as_exactly(keys, tmp_path_factory):
     folder = tmp_path_factory.mktemp("store") / "s"
     Database.create(folder, pa.table(numbered(keys)), key="k", value="v")
@@ -223,13 +224,13 @@ def test_different_keys_of_a_file_are_not_merged(ending, data, tmp_path_factory)
 @pytest.mark.long
 @pytest.mark.parametrize("ending", sorted(BY_FORMAT))
 @given(data=st.data())
-@settings(SETTINGS, max_examples=300)
+@settings(SETTINGS, max_examples=cases(300))
 def test_different_keys_of_many_files_are_not_merged(ending, data, tmp_path_factory):
     check_file(data.draw, ending, tmp_path_factory.mktemp("files"))
 
 
 @given(keys=st.lists(st.sampled_from([*BOOLEANS, "maybe"]), min_size=1, max_size=6, unique=True), data=st.data())
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=cases(40))
 def test_spellings_of_booleans_are_different_keys(keys, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("booleans")
     (folder / "t.csv").write_text("k,v\n" + "".join(f"{key},{row}\n" for row, key in enumerate(keys)))
@@ -249,7 +250,7 @@ JSON_NUMBERS = st.sampled_from([1, 2, -2, 1.5, 10**20, 1e30]) | NUMBERS_IN_JSON
 
 
 @given(keys=st.lists(JSON_TEXTS | JSON_NUMBERS | st.booleans(), min_size=1, max_size=8, unique_by=identity))
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=cases(60))
 def test_values_of_several_types_in_json_are_different_keys(keys, tmp_path_factory):
     path = tmp_path_factory.mktemp("json") / "t.jsonl"
     path.write_text("".join(json.dumps({"k": key, "v": row}) + "\n" for row, key in enumerate(keys)))
@@ -268,7 +269,7 @@ def test_values_of_several_types_in_json_are_different_keys(keys, tmp_path_facto
 
 
 @given(keys=st.lists(WORDS | SIMILAR, min_size=1, max_size=6, unique=True))
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=cases(40))
 def test_printed_keys_of_several_columns_are_read_as_themselves(keys, tmp_path_factory):
     folder = tmp_path_factory.mktemp("several")
     table = {"k": keys, "n": [3] * len(keys), "v": np.arange(len(keys), dtype=float)}
@@ -286,7 +287,7 @@ def test_printed_keys_of_several_columns_are_read_as_themselves(keys, tmp_path_f
 
 
 @given(first=columns(), second=columns())
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=cases(60))
 def test_keys_of_several_columns_are_compared_exactly(first, second):
     count = min(len(first), len(second))
     rows = [(a, b) for a in first.to_pylist()[:count] for b in second.to_pylist()[:count]]

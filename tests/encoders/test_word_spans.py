@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from qkv.encoders.word_spans import find_word, split_words
 from qkv.errors import DataError, KindError
+from tests.effort import cases
 
 WORDS = st.lists(
     st.sampled_from(["bank", "Bank", "banks", "river", "embankment", "été", "b2", "Ω"]), min_size=1, max_size=8
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=cases(150))
 @given(WORDS, st.lists(st.sampled_from([" ", ", ", "\n", "-", " (", "…"]), min_size=8, max_size=8), st.data())
 def test_spelling_index_and_range_name_the_same_word(words, separators, data):
     text = "".join(word + separator for word, separator in zip(words, separators, strict=False))

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from qkv.errors import OptionError
 from qkv.estimators import AttentionRegressor
 from qkv.estimators.error_scale import ErrorScale, soft_distance
+from tests.effort import cases
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 
@@ -123,7 +124,7 @@ def test_tables_of_few_rows_have_intervals_if_a_row_is_predicted_from_others(row
     weighted=st.booleans(),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=15)
+@settings(max_examples=cases(15))
 def test_random_tables_have_ordered_finite_intervals(rows, distinct, constant, outputs, weighted, seed):
     rng = np.random.default_rng(seed)
     x = rng.integers(0, distinct, size=(rows, 2)).astype(float)

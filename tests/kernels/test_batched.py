@@ -18,6 +18,7 @@ from qkv.kernels.batched import additive
 from qkv.kernels.batched.forms import pair_logits_of
 from qkv.kernels.batched.mask_bias import mask_bias
 from qkv.testing.kernels import KernelContract
+from tests.effort import cases
 
 
 class TestBatched(KernelContract):
@@ -30,7 +31,7 @@ def plain_logits(left: torch.Tensor, right: torch.Tensor, vector: torch.Tensor) 
     return (hidden * vector[:, None, None]).sum(-1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(
     st.tuples(*(st.integers(1, 9) for _ in range(4))),
     st.booleans(),
@@ -146,7 +147,7 @@ def drawn_score(name: str, width: int, batch: tuple[int, ...], n: int, rng: np.r
 
 
 @pytest.mark.parametrize("twice", [False, True])
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(
     st.sampled_from(DRAWN),
     st.sampled_from([(), (1,), (3,), (2, 3), (1, 2)]),

@@ -22,6 +22,7 @@ from qkv.testing.execution import oracle_of, run, run_eagerly
 from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting, assert_close, to_float64
+from tests.effort import cases
 
 KERNEL = LinearKernel()
 
@@ -93,7 +94,7 @@ def decayed_calls(draw: Any) -> Call:
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(30), suppress_health_check=list(HealthCheck))
 @given(call=decayed_calls(), chunk=st.sampled_from([1, 8, 32]), least=st.sampled_from([1, 4, 32]))
 def test_decays_agree_with_the_equation_with_gradients(library: str, call: Call, chunk: int, least: int) -> None:
     setting = Setting(library, "float64")
@@ -167,7 +168,7 @@ def test_planner_takes_the_scan_for_long_causal_calls_with_decays() -> None:
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(150), suppress_health_check=list(HealthCheck))
 @given(call=calls(), chunk=st.sampled_from([1, 3, 8, 32]), pairs=st.sampled_from([1, 64, 2**16]))
 def test_output_and_gradients_agree_with_the_equation(library: str, call: Call, chunk: int, pairs: int) -> None:
     setting = Setting(library, "float64")
@@ -260,7 +261,7 @@ def test_jitted_jax_takes_the_pairs_only_for_data_without_a_product_form() -> No
     assert np.isnan(hurt[2])
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(60), suppress_health_check=list(HealthCheck))
 @given(call=calls(), bad=st.sampled_from([0.0, -3.0, np.nan, np.inf]))
 def test_long_elements_without_a_gradient_agree_with_the_equation(call: Call, bad: float) -> None:
     """Long elements are computed one by one, also if one number of the data has no product form."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import qkv
 from qkv import masks, normalizers, scores
 from qkv.kernels.batched.row_weights import row_weights
+from tests.effort import cases
 
 NORMALIZERS = [
     normalizers.Softmax(0.5),
@@ -20,7 +21,7 @@ NORMALIZERS = [
 ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(
     st.sampled_from(NORMALIZERS),
     st.integers(1, 80),
@@ -49,7 +50,7 @@ def test_weights_and_gradients_are_those_of_the_definition(normalizer, keys, spr
         assert float((found - slope).abs().max()) <= 1e-6
 
 
-@settings(max_examples=40)
+@settings(max_examples=cases(40))
 @given(st.sampled_from([normalizers.Sparsemax(), normalizers.Entmax15()]), st.integers(1, 30), st.integers(0, 2**31))
 def test_the_only_key_of_a_row_with_weight_has_exactly_the_weight_1(normalizer, keys, seed):
     rng = np.random.default_rng(seed)

@@ -22,6 +22,7 @@ from qkv.testing.execution import oracle, oracle_of, run
 from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting, assert_close, to_float64
+from tests.effort import cases
 
 if not all(importlib.util.find_spec(name) for name in ("tensorflow", "keras", "torch")):
     pytest.skip("TensorFlow, Keras or the oracle's PyTorch is not installed", allow_module_level=True)
@@ -38,7 +39,7 @@ class TestTensorflowBlocks(KernelContract):
     kernel = SMALL
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=cases(20), deadline=None)
 @given(
     score=st.sampled_from(sorted(SCORES)),
     normalizer=st.sampled_from(sorted(NORMALIZERS)),

@@ -12,12 +12,13 @@ from qkv.core.equation import attend_dense
 torch = pytest.importorskip("torch")
 
 from qkv.kernels.row_blocks.top_k import select_top_k  # noqa: E402
+from tests.effort import cases  # noqa: E402
 
 GROUPS = 16
 RANKS = st.sampled_from([-np.inf, -3.5, -1.0, -1e-40, -0.0, 0.0, 1e-40, 0.5, 0.5000001, 2.0, 3e38])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(st.lists(st.lists(RANKS, min_size=32, max_size=32), min_size=1, max_size=4), st.integers(1, 20))
 def test_top_k_equals_the_first_entries_of_a_stable_sort(rows, count):
     ranks = torch.tensor(rows)

@@ -19,6 +19,7 @@ from qkv.look.answers import AnswerPage, TableSource
 from qkv.look.answers.answer_settings import AnswerSettings
 from qkv.look.answers.query_axis import QueryAxis
 from qkv.look.answers.saved_answers import export_answers
+from tests.effort import cases
 
 
 def column(cells, type_=None):
@@ -47,7 +48,7 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=cases(15), deadline=None)
 @given(share=st.floats(0, 1))
 def test_a_query_at_a_place_is_a_text_that_is_read_as_a_place_near_it(name, share):
     axis = QueryAxis.over(COLUMNS[name])

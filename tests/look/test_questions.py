@@ -16,6 +16,7 @@ from qkv.look.page import Page
 from qkv.look.tiled_views import arrays_view
 from qkv.look.token_words import find_phrase
 from qkv.look.views import TokenAxis
+from tests.effort import cases
 
 PIECES = TokenAxis(
     ("[CLS]", "Hans", "un", "##happi", "##ly", "saw", "hans", "[SEP]"),
@@ -89,7 +90,7 @@ def test_tiled_views_are_left_out_or_refused():
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=9), st.lists(st.sampled_from("abc"), max_size=9))
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=cases(150), deadline=None)
 def test_alignments_increase_and_contain_a_longest_common_subsequence(first, second):
     pairs = align_tokens(first, second)
     assert all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(pairs))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.views import View
+from tests.effort import cases
 
 _FOLLOWED = "Sec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document"
 
@@ -82,7 +83,7 @@ def test_a_method_that_the_page_does_not_use_is_refused_with_405(served):
         assert get(served, served[1], method=method)[0] == 405
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(
     path=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=700),
     method=st.sampled_from(["GET", "OPTIONS", "PUT"]),

@@ -15,6 +15,7 @@ from qkv.errors import OptionError
 from qkv.look.color_norms import range_norm
 from qkv.look.color_range import automatic_range, format_weight
 from qkv.look.tiled_views import arrays_view
+from tests.effort import cases
 
 pytest.importorskip("matplotlib")
 
@@ -193,7 +194,7 @@ def test_invalid_options_are_refused_in_one_sentence(options, says):
 
 
 @given(st.lists(st.floats(-1e5, 1e5), min_size=1, max_size=40), st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=cases(40))
 def test_shares_of_the_automatic_range_increase_with_weights_and_can_be_inverted(weights, shares_of_one):
     cells = np.array(weights)
     colors = automatic_range(cells, np.full(3, len(cells)) if shares_of_one else None)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import qkv
 from qkv import masks, nn, normalizers, scores
 from qkv.errors import KindError, PositionError, ShapeError
+from tests.effort import cases
 
 Tensor = torch.Tensor
 LENGTHS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=4)
@@ -41,7 +42,7 @@ def assert_same(got: Tensor, wanted: Tensor, leaves: list[Tensor]) -> None:
         torch.testing.assert_close(a, b)
 
 
-@settings(max_examples=25)
+@settings(max_examples=cases(25))
 @given(LENGTHS, st.booleans(), st.booleans(), st.sampled_from([None, "tiled", "row_blocks"]), st.integers(0, 99))
 def test_every_sequence_attends_as_if_it_were_alone(
     lengths: list[tuple[int, int]], causal: bool, same: bool, kernel: str | None, seed: int

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import qkv
 from qkv import masks, nn, normalizers, scores
 from qkv.errors import GradientError, KindError, OptionError, RefusedError, ShapeError
+from tests.effort import cases
 
 
 def pieces(n: int, cuts: list[int]) -> list[slice]:
@@ -33,7 +34,7 @@ def drawn_score(kind: str, heads: int, gates: torch.Tensor) -> Any:
     }[kind]()
 
 
-@settings(max_examples=20)
+@settings(max_examples=cases(20))
 @given(
     kind=st.sampled_from(["dot", "features", "number", "per key", "per feature"]),
     divides=st.booleans(),
@@ -158,7 +159,7 @@ def test_half_precision_accumulates_the_state_in_float32() -> None:
     assert float((torch.cat(outputs, dim=1).double() - expected).abs().max()) < 4e-3
 
 
-@settings(max_examples=15)
+@settings(max_examples=cases(15))
 @given(
     kind=st.sampled_from(["dot", "features", "number"]),
     normalizer=st.sampled_from([normalizers.Identity(), normalizers.Sum()]),

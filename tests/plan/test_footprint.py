@@ -15,6 +15,7 @@ from qkv.core.equation import attend_dense
 from qkv.plan import footprint
 from qkv.plan.footprint import elements_by_trial
 from qkv.scores.base import GeneralScore
+from tests.effort import cases
 
 WIDTH = 64
 
@@ -52,7 +53,7 @@ def test_the_trial_finds_the_size_of_the_largest_array_of_pairs(function: object
     assert measured(scores.Softcap(scores.Custom(function), 5.0)) == elements  # type: ignore[arg-type]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(25), deadline=None)
 @given(
     st.lists(st.sampled_from([1, 2, 11, 13, 22, 26, 143]), max_size=3),
     st.sampled_from([1, 11, 13, 26, 33, 143, 187]),

@@ -16,6 +16,7 @@ from qkv.core.equation import attend_dense
 from qkv.kernels import plan_call
 from qkv.plan.cache import PLANS
 from qkv.plan.step_cache import STEPS
+from tests.effort import cases
 
 torch = pytest.importorskip("torch")
 
@@ -52,7 +53,7 @@ NAMES = ("plain", "additive", "distance", "custom", "bias per key", "positions",
          "lengths", "keys", "window")  # fmt: skip
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=cases(60), derandomize=True, deadline=None)
 @given(data=st.data())
 def test_steps_over_any_numbers_of_keys_equal_the_dense_reference(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(NAMES))

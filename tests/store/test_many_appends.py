@@ -18,6 +18,7 @@ from qkv.store.manifest import RowFile
 from qkv.store.manifest_files import manifest_path, numbers, read_manifest, read_record
 from qkv.store.merging import FAN_IN, first_merged
 from qkv.testing.stores import ids_of, numbered
+from tests.effort import cases
 
 APPENDS = 300
 
@@ -90,7 +91,7 @@ def test_a_small_append_writes_as_much_after_300_appends_as_after_10(built: tupl
     st.lists(st.integers(1, 30) | st.integers(10**10 - 3, 10**10 + 3) | st.integers(10**17, 10**18 - 1), unique=True),
     st.integers(1, 31) | st.integers(10**10 - 4, 10**10 + 4),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=cases(50), deadline=None)
 def test_the_numbers_from_a_version_on_are_those_of_all_manifests(made: list[int], least: int) -> None:
     names = [
         *(manifest_path(Path(), number).name for number in made),
@@ -210,7 +211,7 @@ def test_without_the_files_in_newest_json_the_same_rows_are_found(stream: Path, 
     assert ids_of(stores.open(copied)) == ids_of(stores.open(stream))
 
 
-@settings(max_examples=25)
+@settings(max_examples=cases(25))
 @given(st.lists(st.tuples(st.sampled_from("aaaaadck"), st.integers(1, 90)), min_size=1, max_size=40), st.data())
 def test_any_sequence_of_operations_gives_the_rows_of_a_list(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int]], data: st.DataObject

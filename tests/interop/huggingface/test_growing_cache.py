@@ -13,9 +13,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from qkv.interop import huggingface  # noqa: E402
+from tests.effort import cases  # noqa: E402
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=cases(60), derandomize=True, deadline=None)
 @given(data=st.data())
 def test_random_operations_give_the_keys_and_values_of_a_dynamic_cache(data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))

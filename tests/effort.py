@@ -1,0 +1,17 @@
+"""How many random cases a test draws: a part of them in `make test`, all in `make test-long`."""
+
+import os
+
+import pytest
+
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+
+
+def cases(most: int) -> int:
+    """`most` in the long profile, otherwise a quarter of it, at least 8."""
+    return most if LONG else min(most, max(8, most // 4))
+
+
+def seeds(count: int, first: int = 2) -> list[object]:
+    """The numbers 0 to count − 1 as parameters; those from `first` on belong to `make test-long`."""
+    return [*range(min(first, count)), *(pytest.param(i, marks=pytest.mark.long) for i in range(first, count))]
