@@ -8,6 +8,7 @@ import pytest
 
 from qkv.database import Database
 from qkv.errors import DataError, OptionError, QueryError
+from tests.effort import seeds
 
 BAD = ("n/a", "-", "unknown", "inf", "-Infinity", "1 20", "3,5x", "#REF!")
 
@@ -38,7 +39,7 @@ def random_cells(draw, kind):
 
 
 @pytest.mark.parametrize("kind", ["whole", "number", "date", "clock"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 @pytest.mark.parametrize("ending", [".csv", ".jsonl"])
 def test_bad_cells_are_left_out_like_rows_removed_from_the_file(tmp_path, seed, kind, ending):
     pairs = random_cells(random.Random(seed), kind)

@@ -11,7 +11,7 @@ from qkv.database import Database
 
 
 @pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize(("rows", "tables"), [(300, 9), (1500, 3)])
+@pytest.mark.parametrize(("rows", "tables"), [(300, 9), pytest.param(1500, 3, marks=pytest.mark.long)])
 def test_intervals_contain_nine_of_ten_simulated_values(noise, rows, tables):
     assert 0.88 < simulated_curve(noise, rows, tables).inside < 0.92
 

@@ -250,7 +250,7 @@ def functions(draw, x):
     ]
 
 
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("grouped", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_line_that_is_said_to_be_better_predicts_new_rows_of_random_functions_better(grouped, tmp_path):
     said = 0
     for seed in range(8):

@@ -38,9 +38,13 @@ def edited(draw, name, kinds):
             return changed
 
 
-@pytest.mark.parametrize("kinds", [("insert", "delete", "change"), ("insert", "delete", "change", "swap")])
+@pytest.mark.parametrize(
+    "kinds",
+    [("insert", "delete", "change", "swap"), pytest.param(("insert", "delete", "change"), marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_single_edit_finds_its_person_first_in_90_and_answers_by_another_in_2_of_100(names, people, kinds, seed):
+def test_a_single_edit_finds_its_person_first_in_90_and_answers_by_another_in_2_of_100(names, people, swapped, seed):
+    kinds = ("insert", "delete", "change", "swap")[: 4 if swapped else 3]
     assert len(names) >= 10_000
     draw = random.Random(seed)
     truth = draw.sample([name for name in names if len(name) >= 6], 310)

@@ -20,6 +20,7 @@ from qkv.database.keys.columns import Column
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
 from qkv.normalizers import Softmax
 from qkv.store import row_files
+from tests.effort import sample
 
 ROWS = 900
 
@@ -179,23 +180,16 @@ def test_every_kind_of_value_is_aggregated_as_in_memory(folder, value):
     same(folder, "y", value, QUERIES["y"], where="count > 2")
 
 
+KEYS_AND_SCORES = [("vector", "dot"), ("vector", "gaussian:2"), ("x", "laplace:0.5")]
+NORMALIZERS = [
+    *("softmax", "softmax:0.3", "topk:3", "topk:50:0.5", "topk:4:sparsemax", "hard"),
+    *("sparsemax", "entmax15", "mean", "identity", "sigmoid"),
+]
+
+
 @pytest.mark.parametrize(
-    "normalizer",
-    [
-        "softmax",
-        "softmax:0.3",
-        "topk:3",
-        "topk:50:0.5",
-        "topk:4:sparsemax",
-        "hard",
-        "sparsemax",
-        "entmax15",
-        "mean",
-        "identity",
-        "sigmoid",
-    ],
+    ("key", "score", "normalizer"), sample([(*pair, name) for name in NORMALIZERS for pair in KEYS_AND_SCORES], 2)
 )
-@pytest.mark.parametrize(("key", "score"), [("vector", "dot"), ("vector", "gaussian:2"), ("x", "laplace:0.5")])
 def test_every_normalizer_gives_the_weights_of_a_table_in_memory(folder, whole, key, score, normalizer):
     for path in (folder, whole):
         same(path, key, "value", QUERIES[key][:2], score=score, normalizer=normalizer)
@@ -512,7 +506,6 @@ def test_tiles_of_the_default_size_answer_as_in_memory(tmp_path, monkeypatch):
     asked = [[0.1, 0.2, 0.3, 0.4], [3.0, 3.0, 3.0, 3.0]]
     for key, queries, how in (
         ("k", asked, {}),
-        ("k", asked[0], {"score": "gaussian:0.3"}),
         ("k", asked, {"score": "gaussian:0.3"}),
         ("k", asked[1], {"score": "dot"}),
         ("x", 0.25, {"score": "gaussian:0.01", "threshold": 1.0}),

@@ -202,6 +202,7 @@ def test_a_folder_that_cannot_be_made_is_refused_in_a_sentence(pairs_file, tmp_p
         train(pairs_file, tmp_path / "file" / "model", small())
 
 
+@pytest.mark.long
 @pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data")
 def test_half_a_minute_on_real_sentences_reaches_a_loss_of_3_3_by_reading_the_source(tmp_path):
     """Train a small GRU with additive attention; docs/translate.md has the results of large ones."""

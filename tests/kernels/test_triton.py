@@ -206,6 +206,7 @@ def test_additive_scores_are_planned_for_gpus_and_never_for_cpus() -> None:
     assert plan.cost.scratch < 400 * 10**6
 
 
+@pytest.mark.long
 def test_compiled_programs_share_divisions_and_use_no_atomic_operations() -> None:
     """16 pairs for each thread: a division for two units, two for two units far from 0, and two for rows."""
     script = [sys.executable, "-m", "tests.kernels.compile_triton", "90", "attend_queries"]

@@ -30,6 +30,8 @@ import numpy as np
 import torch
 import qkv, qkv.kernels
 from qkv import masks, normalizers, scores
+from tests.effort import LONG
+from tests.effort import LONG
 
 torch.set_num_threads(1)
 
@@ -152,6 +154,7 @@ CALLS = [
     call("gaussian", "fused", (8, 1024, 1024, 128, 128), True),
     call("cosine", "fused", (4, 64, 32_768, 32, 32), True),
 ]
+CALLS = CALLS if LONG else CALLS[::2]
 
 
 @pytest.fixture(scope="module")

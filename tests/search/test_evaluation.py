@@ -60,7 +60,7 @@ def measured(which, held, mix):
     ("name", "title", "least"),
     [
         ("cranfield", "Cranfield", 0.43),
-        ("cisi", "CISI", 0.20),
+        pytest.param("cisi", "CISI", 0.20, marks=pytest.mark.long),
         ("adi", "ADI", 0.40),
         pytest.param("cacm", "CACM", 0.29, marks=pytest.mark.long),
     ],

@@ -45,7 +45,7 @@ def findings(examples: int, seed: int) -> list[str]:
 
 
 def test_a_small_sample_of_requests_agrees_with_the_document():
-    assert run_in_thread(findings, 3, 1) == []
+    assert run_in_thread(findings, 1, 1) == []
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from qkv.core.checksums import checksum
 from qkv.errors import DamagedStoreError, DataError, MissingPackageError, StoreBusyError, StoreFullError
 from qkv.store import arrow, disk, locking, opening, row_files
 from qkv.testing.stores import StoreContract, ids_of, numbered
+from tests.effort import LONG
 
 from .crashes import WRITER, check_crash, die_at
 
@@ -272,7 +273,7 @@ def test_a_writer_killed_at_many_moments_loses_no_row(path: Path, seed: int) -> 
 @pytest.mark.filterwarnings("ignore:lance is not fork-safe")
 @pytest.mark.parametrize("operation", ["append", "delete", "compact"])
 def test_a_writer_killed_at_each_of_its_calls_to_the_disk_loses_nothing(path: Path, operation: str) -> None:
-    for call in range(1, 100):
+    for call in range(1, 100, 1 if LONG else 3):
         shutil.rmtree(path, ignore_errors=True)
         store = made(path)
         before = ids_of(store)
