@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.effort import LONG
+
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="there is no /proc to read the peak from"),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
@@ -30,8 +32,6 @@ import numpy as np
 import torch
 import qkv, qkv.kernels
 from qkv import masks, normalizers, scores
-from tests.effort import LONG
-from tests.effort import LONG
 
 torch.set_num_threads(1)
 
