@@ -28,7 +28,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 _EXTRAS = ("ask", "look", "jax", "hf", "translate", "onnx", "keras", "flax", "equinox", "sklearn", "search", "lance")
 _EXTRAS += ("serve", "mcp")
-_NEEDS_NEWEST = ("attn-gym", "equinox", "flax", "jupyterlab", "onnx", "tensorflow-cpu", "tokamax", "x-transformers")
+_NEEDS_NEWEST = ("attn-gym", "equinox", "flax", "jupyterlab", "onnx", "schemathesis", "tensorflow-cpu", "tokamax")
+_NEEDS_NEWEST += ("x-transformers",)
 """Packages that need newer versions of others (equinox, flax and onnx need NumPy 2); their tests are left out."""
 _MISSING_MODULES = (
     "attn_gym",
@@ -38,6 +39,7 @@ _MISSING_MODULES = (
     "onnx",
     "onnxruntime",
     "onnxscript",
+    "schemathesis",
     "tensorflow",
     "tokamax",
     "x_transformers",
