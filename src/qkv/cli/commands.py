@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from qkv.cli.plain_converters import use_plain_converters
+from qkv.core.installation import own_version
 from qkv.core.printable import printable
 from qkv.errors import MissingPackageError, QkvError
 
@@ -30,6 +31,7 @@ _SUMMARIES = {
     "serve": "Answer questions to a store over HTTP.",
     "verify": "Compare saved files with their checksums.",
     "tune": "Measure the kernels on this machine.",
+    "doctor": "Report what is installed and which kernels work.",
 }
 
 
@@ -57,12 +59,7 @@ def create_app(names: Iterable[str] = tuple(_SUMMARIES)) -> typer.Typer:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            print(f"qkv {version('qkv')}")
-        except PackageNotFoundError:
-            print("qkv (not installed; running from source)")
+        print(f"qkv {own_version()}")
         raise typer.Exit
 
 

@@ -179,7 +179,8 @@ def _weights_of_others(
     may = allowed[np.ix_(firsts, [noun[0] for noun in nouns])]
     may &= np.array([[group[0] != noun[0] for noun in nouns] for group in others]).reshape(may.shape)
     means = np.stack([to_nouns[:, group].mean(axis=1) for group in others], axis=1)
-    return (means * may).sum(axis=1) / np.maximum(1, may.sum(axis=0))
+    mean: Float[np.ndarray, "heads nouns"] = (means * may).sum(axis=1) / np.maximum(1, may.sum(axis=0))
+    return mean
 
 
 def _weights(layer: LayerMaps) -> Float[np.ndarray, "heads q k"]:

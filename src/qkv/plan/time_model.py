@@ -24,6 +24,7 @@ __all__ = [
     "WORK",
     "Table",
     "estimated_seconds",
+    "is_tuned",
     "load_table",
     "processor_name",
     "table_key",
@@ -99,15 +100,24 @@ def estimated_seconds(kernel: Kernel, problem: Problem) -> float | None:
 @cache
 def load_table() -> Table:
     """Return the table of this processor if `qkv tune` has written one, otherwise that of the package."""
-    for path, processor in ((table_path(), processor_name()), (_DEFAULT, None)):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        table = content.get("nanoseconds") if isinstance(content, dict) else None
-        if isinstance(table, dict) and _is_valid(table) and processor in (None, content.get("processor")):
-            return table
-    return {}
+    return _read_table(table_path(), processor_name()) or _read_table(_DEFAULT, None) or {}
+
+
+def is_tuned() -> bool:
+    """Return whether `load_table` returns what `qkv tune` measured on this machine."""
+    return _read_table(table_path(), processor_name()) is not None
+
+
+def _read_table(path: Path, processor: str | None) -> Table | None:
+    """Return the table of a file; None if there is no valid one, or if it was measured on another processor."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    table = content.get("nanoseconds") if isinstance(content, dict) else None
+    if isinstance(table, dict) and _is_valid(table) and processor in (None, content.get("processor")):
+        return table
+    return None
 
 
 def _is_valid(table: dict[str, object]) -> bool:
