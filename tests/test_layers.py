@@ -16,7 +16,7 @@ LAYERS = [
     {"readouts"},
     {"plan"},
     {"kernels", "store"},
-    {"engine"},
+    {"engine", "distributed"},
     {"nn", "encoders", "tuning"},
     {"interop"},
     {"estimators"},
@@ -113,6 +113,7 @@ ALGORITHMS_IMPORTED = {
     ("linear", "numpy_blocks"),
     ("linear", "jax_loops"),
     ("batched", "dense"),  # data that is not finite
+    ("ring", "tiled"),  # partial results of chunks of keys
     ("compiled", "dense"),  # dynamic shapes while exporting
 }
 """Pairs of folders of qkv.kernels of which the first runs the kernel of the second for some calls."""

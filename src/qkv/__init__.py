@@ -7,7 +7,7 @@ the plan.
 
 `attend`, `observe`, `explain` and `prepare` take arrays; `Database` takes tables, and `partial`, `merge` and
 `finalize` take fragments of tables, which other engines hold. `scores`, `normalizers`, `masks`, `readouts` and `nn`
-hold the components, `errors` the exceptions.
+hold the components, `distributed` attention over several processes, `errors` the exceptions.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ __all__ = [
     "masks",
     "readouts",
     "nn",
+    "distributed",
     "errors",
 ]
 
 if TYPE_CHECKING:
-    from qkv import errors, masks, nn, normalizers, readouts, scores
+    from qkv import distributed, errors, masks, nn, normalizers, readouts, scores
     from qkv.core.positions import Positions
     from qkv.database import Database
     from qkv.database.partials import finalize, merge, partial
     from qkv.engine import attend, explain, observe, prepare
     from qkv.plan import Spec
 
-_MODULES = ("scores", "normalizers", "masks", "readouts", "nn", "errors")
+_MODULES = ("scores", "normalizers", "masks", "readouts", "nn", "distributed", "errors")
 _HOMES = {
     "attend": "qkv.engine",
     "observe": "qkv.engine",

@@ -49,6 +49,8 @@ class Tile:
         dynamic_start: first query and first key as traced values, added to `rows` and `cols`. Compiled loops
             know the size of a tile when they are traced, but its position only at run time. None: `rows`
             and `cols` are absolute.
+        first_pair: index of query 0 and key 0 of the call among all pairs that share its random numbers, which
+            differ from (0, 0) if the call is one chunk of a longer sequence.
     """
 
     rows: Final[tuple[int, int]]
@@ -61,6 +63,7 @@ class Tile:
     centre: Final[Centre] = None
     batch_origin: Final[tuple[tuple[int, ...], BatchIndex] | None] = None
     dynamic_start: Final[tuple[Array | int | np.integer, Array | int | np.integer] | None] = None
+    first_pair: Final[tuple[int, int]] = (0, 0)
 
     @classmethod
     def whole(
@@ -71,6 +74,7 @@ class Tile:
         positions: Positions | None = None,
         *,
         seed: Seed | None = None,
+        first_pair: tuple[int, int] = (0, 0),
     ) -> Tile:
         """Return the tile that covers all `q` queries and `k` keys of a call.
 
@@ -78,7 +82,7 @@ class Tile:
             >>> Tile.whole(2, 5, positions=Positions(align="end")).query_position_range()
             (3, 4)
         """
-        return cls((0, q), (0, k), q, k, batch, positions, seed)
+        return cls((0, q), (0, k), q, k, batch, positions, seed, first_pair=first_pair)
 
     def restrict(self, rows: tuple[int, int], cols: tuple[int, int]) -> Tile:
         """Return the tile of the same call with queries `rows` and keys `cols`, which are index ranges of the call."""
@@ -94,6 +98,7 @@ class Tile:
             self.centre,
             self.batch_origin,
             self.dynamic_start,
+            self.first_pair,
         )
 
     def select_batch(self, index: BatchIndex) -> Tile:
@@ -222,9 +227,13 @@ class Tile:
 
         Arrays are returned in TensorFlow, and in compiled loops, in which the ranges are known only at run time.
         """
+        first_query, first_key = self.first_pair
         if self.dynamic_start is None and library(reference) != "tensorflow":
-            return self.rows, self.cols
-        return self.query_indices(reference)[:, None], self.key_positions(reference)
+            if first_query == first_key == 0:
+                return self.rows, self.cols
+            (r0, r1), (c0, c1) = self.rows, self.cols
+            return (r0 + first_query, r1 + first_query), (c0 + first_key, c1 + first_key)
+        return self.query_indices(reference)[:, None] + first_query, self.key_positions(reference) + first_key
 
 
 def _select_centre(centre: Centre, index: BatchIndex) -> Centre:

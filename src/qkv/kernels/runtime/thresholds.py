@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         scale: float
 
 
-__all__ = ["sparse_logit_gradient", "sparse_weights", "write_sparse_weights"]
+__all__ = ["newton_threshold", "sparse_logit_gradient", "sparse_weights", "write_sparse_weights"]
 
 _CHUNK = 2**17
 """Number of elements in rows that are processed at once, so that they and their differences stay in the cache."""
@@ -90,7 +90,7 @@ def write_sparse_weights(
     if groups:
         # The maxima are logits of a subset of the keys, whose τ never exceeds the τ of all keys.
         z = (group_max - shift) * scale
-        tau = _newton_threshold(z, tau, torch.empty_like(z), power)
+        tau = newton_threshold(z, tau, torch.empty_like(z), power)
     step = max(1, _CHUNK // k)
     buffer = torch.empty_like(weights[:step], memory_format=torch.contiguous_format)
     for start in range(0, len(rows), step):
@@ -99,7 +99,7 @@ def write_sparse_weights(
         z = torch.sub(rows[part], shift[part], out=buffer[: len(above)])
         if scale != 1:
             z *= scale
-        _newton_threshold(z, tau[part], above, power)
+        newton_threshold(z, tau[part], above, power)
         if power == 2:
             above.mul_(above)
     if excluded is not None:
@@ -108,7 +108,7 @@ def write_sparse_weights(
     return out
 
 
-def _newton_threshold(
+def newton_threshold(
     z: Float[Tensor, "q k"], tau: Float[Tensor, "q 1"], above: Float[Tensor, "q k"], power: int
 ) -> Float[Tensor, "q 1"]:
     """Return the threshold τ of each row, and write max(0, z − τ) to `above`.

@@ -21,6 +21,7 @@ from qkv.readouts.base import Result
 __all__ = [
     "attend_rows",
     "fully_masked",
+    "partial_rows",
     "ranges",
     "restrict_mask",
     "row_logits",
@@ -73,6 +74,12 @@ def restrict_mask(mask: Mask | None, tile: Tile) -> tuple[Coverage, Mask | None]
 
 def attend_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Float[Array, "*batch q value_width"], Summary]:
     """Return the output of a range of queries and the normalizer's summary, computed in tiles of `cols` keys."""
+    partial = partial_rows(call, rows, cols)
+    return call.normalizer.finalize(partial, call.tile.restrict(rows, (0, 0)), call.dropout)
+
+
+def partial_rows(call: BoundCall, rows: Limits, cols: int) -> PartialResult:
+    """Return the partial result of a range of queries over all keys of a call, in tiles of `cols` keys."""
     partial: PartialResult | None = None
     for limits in visible_tiles(call, rows, cols, aligned=True):
         logits = call.logits(rows, limits)
@@ -81,7 +88,7 @@ def attend_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Float[Array, 
             partial = more if partial is None else partial.merge(more)
     if partial is None:
         partial = _accumulate(call, fully_masked(call, rows, 0), rows, (0, 0))
-    return call.normalizer.finalize(partial, call.tile.restrict(rows, (0, 0)), call.dropout)
+    return partial
 
 
 def _accumulate(call: BoundCall, logits: Float[Array, "*batch q k"], rows: Limits, cols: Limits) -> PartialResult:

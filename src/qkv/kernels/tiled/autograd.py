@@ -12,12 +12,14 @@ derivatives are computed by running the call again in row blocks (`kernels/runti
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.autograd_function import autograd_function_class
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import TorchCall, take_range
+from qkv.core.online_softmax import PartialResult
 from qkv.core.typing import Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.gradients import call_tensors
@@ -43,7 +45,17 @@ if TYPE_CHECKING:
         needs_input_grad: tuple[bool, ...]
 
 
-__all__ = ["forward", "tiled_attention"]
+__all__ = [
+    "add_row_gradients",
+    "forward",
+    "partial_result",
+    "ring_elements",
+    "tile_gradients",
+    "tiled_attention",
+]
+
+Elements = ElementCache[SoftmaxTiles] | ElementCache[GenericTiles]
+"""The objects that compute the tiles of the batch elements of a call."""
 
 
 def tiled_attention() -> Callable[..., Float[Tensor, "*batch q value_width"]]:
@@ -141,7 +153,47 @@ def backward(
         finite = output.isfinite()
         output, gradient = output.where(finite, 0.0), gradient.where(finite, 0.0)
     row_dot = (gradient * output).sum(dim=-1, keepdim=True)
-    elements, shares = _elements(call, sizes), shares_by_rows(call, sizes)
+    gradients = tile_gradients(call, _elements(call, sizes), sizes, summary, row_dot, gradient, logits_needed)
+    add_row_gradients(call, gradients, summary, row_dot)
+    return gradients
+
+
+def add_row_gradients(
+    call: TorchCall,
+    gradients: Sequence[Shaped[Tensor, "*_"]],
+    summary: Sequence[Num[Tensor, "*batch q _"]],
+    row_dot: Float[Tensor, "*batch q 1"],
+) -> None:
+    """Add to the gradients of the normalizer's arrays, the last of `gradients`, what does not flow through logits."""
+    row_gradients = call.normalizer.array_gradients(tuple(summary), row_dot)
+    arrays = gradients[len(gradients) - len(row_gradients) :]
+    for target, row_gradient in zip(arrays, row_gradients, strict=True):
+        if row_gradient is not None:
+            target = target[..., None, None] if target.ndim else target
+            target += cast("Tensor", row_gradient).sum_to_size(target.shape)
+
+
+def tile_gradients(
+    call: TorchCall,
+    elements: Elements,
+    sizes: TileSizes,
+    summary: Sequence[Num[Tensor, "*batch q _"]],
+    row_dot: Float[Tensor, "*batch q 1"],
+    gradient: Float[Tensor, "*batch q value_width"],
+    logits_needed: bool,
+) -> list[Shaped[Tensor, "*_"]]:
+    """Return the gradients of query, key, value and arrays that flow through the logits and values of a call.
+
+    Args:
+        call: the call, with arrays that require no gradient.
+        elements: the objects that compute the tiles.
+        sizes: sizes of the tiles.
+        summary: the normalizer's summary of all keys of each query.
+        row_dot: Σ over all keys of weight · gradient of the weight, for each query.
+        gradient: gradient of the output.
+        logits_needed: whether any input besides the values requires a gradient.
+    """
+    shares = shares_by_rows(call, sizes)
     # Each worker has its own gradients, so that their sum does not depend on the order in which workers finish.
     sums = [Gradients.zeros(call) for _ in shares]
 
@@ -170,11 +222,6 @@ def backward(
         for x in (total.query, total.key, *tensors_of(total.score)):
             if x.is_floating_point():  # a score may hold integer arrays of indices
                 x.mul_(scale)
-    row_gradients = call.normalizer.array_gradients(tuple(summary), row_dot)
-    for target, row_gradient in zip(tensors_of(total.normalizer), row_gradients, strict=True):
-        if row_gradient is not None:
-            target = target[..., None, None] if target.ndim else target
-            target += cast("Tensor", row_gradient).sum_to_size(target.shape)
     if not call.finite_value:
         total.value.masked_fill_(~call.value.isfinite(), 0.0)
     gradients = call_tensors(total)
@@ -185,14 +232,47 @@ def backward(
     return gradients
 
 
+def partial_result(call: TorchCall, sizes: TileSizes, elements: Elements) -> PartialResult:
+    """Return the partial result of all queries of a call, which can be merged with those of other keys.
+
+    Args:
+        call: the call.
+        sizes: sizes of the tiles.
+        elements: the objects that compute the tiles.
+    """
+    out, shares = OutputBuffers(call.tile), shares_by_rows(call, sizes)
+    kinds: list[type[PartialResult]] = []
+
+    def on_worker(n: int, workspace: Workspace) -> None:
+        for index, rows in shares[n]:
+            found = elements(index).partial(rows, workspace)
+            kinds.append(type(found))
+            out.write(index, rows, [getattr(found, field.name) for field in dataclasses.fields(found)])  # type: ignore[arg-type]
+
+    run_on_workers(on_worker, len(shares))
+    return kinds[0](*out.arrays)
+
+
+def ring_elements(call: TorchCall, sizes: TileSizes, bound: float) -> Elements:
+    """Return the objects that compute the tiles of some of the keys of a call, whose summary is that of all keys.
+
+    Args:
+        call: the call of these keys.
+        sizes: sizes of the tiles.
+        bound: upper bound of the magnitude of logits over all keys, of which infinity is one.
+    """
+    return _elements(call, sizes, bound=bound)
+
+
 def _elements(
-    call: TorchCall, sizes: TileSizes, collector: ReadoutCollector | None = None
-) -> ElementCache[SoftmaxTiles] | ElementCache[GenericTiles]:
+    call: TorchCall, sizes: TileSizes, collector: ReadoutCollector | None = None, bound: float | None = None
+) -> Elements:
     if not supports_softmax(call):
         return ElementCache(lambda index: GenericTiles(call.select_batch(index), sizes.cols), call)
-    bound = logit_bound(call)
+    natural = bound is not None
+    bound = logit_bound(call) if bound is None else bound
 
     def create(index: BatchIndex) -> SoftmaxTiles:
-        return SoftmaxTiles(call.select_batch(index), sizes.cols, bound, index, collector)
+        return SoftmaxTiles(call.select_batch(index), sizes.cols, bound, index, collector, natural)
 
     return ElementCache(create, call)

@@ -11,9 +11,10 @@ from typing import cast
 
 from qkv.core.equation import TorchCall, apply_dropout, take_range
 from qkv.core.guard import zero_nonfinite
+from qkv.core.online_softmax import PartialResult
 from qkv.core.typing import Float, Num, Tensor
 from qkv.kernels.runtime.gradients import block_tensors, leaves_of, traced_logits
-from qkv.kernels.runtime.tile_loop import Limits, attend_rows, visible_tiles
+from qkv.kernels.runtime.tile_loop import Limits, attend_rows, partial_rows, visible_tiles
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.autograd import accumulate_logits
 from qkv.kernels.tiled.logits.base import Gradients
@@ -41,6 +42,10 @@ class GenericTiles:
         """Return the output of a range of queries, followed by the arrays of the normalizer's summary."""
         output, summary = attend_rows(self.call, rows, self.cols)
         return cast("tuple[Tensor, ...]", (output, *summary))
+
+    def partial(self, rows: Limits, workspace: Workspace) -> PartialResult:
+        """Return the partial result of a range of queries over all keys of the call."""
+        return partial_rows(self.call, rows, self.cols)
 
     def backward(
         self,

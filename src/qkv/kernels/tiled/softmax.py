@@ -125,6 +125,7 @@ class SoftmaxTiles:
         bound: upper bound of |scale · logit|.
         index: index of the batch elements in the whole call.
         collector: collector of readouts; None without readouts.
+        natural: whether the summary that `backward` receives is that of `Softmax.finalize`, not that of `forward`.
     """
 
     call: TorchCall
@@ -132,6 +133,7 @@ class SoftmaxTiles:
     bound: float
     index: BatchIndex = ()
     collector: ReadoutCollector | None = None
+    natural: bool = False
 
     def __post_init__(self) -> None:
         normalizer = self.call.normalizer
@@ -158,12 +160,7 @@ class SoftmaxTiles:
         """Return the output, the shift m and the total Σ e^(l − m) of each query in a range."""
         import torch
 
-        # If logits depend on positions, those of the first tile are often the smallest of a row.
-        running = not self.bounded and self.call.score.positional
-        sums = self._accumulate(rows, workspace, running)
-        if not (self.bounded or running or _is_moderate(sums)):
-            sums = self._accumulate(rows, workspace, running=True)
-        output, shift, total = self._finalize(rows, sums)
+        output, shift, total = self._finalize(rows, self._sums(rows, workspace))
         for pooled in self._maps:
             pooled.finalize(shift, total, torch.exp2 if self._base2 else torch.exp)
         if self.collector is not None:
@@ -171,6 +168,22 @@ class SoftmaxTiles:
             if self.collector.accumulators:
                 self._read(self.collector.accumulators, rows, shift, total, workspace)
         return output, shift, total
+
+    def partial(self, rows: Limits, workspace: Workspace) -> ExponentialSums:
+        """Return the partial result of a range of queries over all keys of the call, without the sink."""
+        shift, total, weighted = self._sums(rows, workspace)
+        if self._base2:
+            shift = shift * math.log(2)
+        return ExponentialSums(shift.masked_fill(total == 0, -math.inf), total, weighted)
+
+    def _sums(self, rows: Limits, workspace: Workspace) -> _RowSums:
+        """Return the shift, total and weighted sum of a range of queries, with a running maximum only if needed."""
+        # If logits depend on positions, those of the first tile are often the smallest of a row.
+        running = not self.bounded and self.call.score.positional
+        sums = self._accumulate(rows, workspace, running)
+        if not (self.bounded or running or _is_moderate(sums)):
+            sums = self._accumulate(rows, workspace, running=True)
+        return sums
 
     def _accumulate(self, rows: Limits, workspace: Workspace, running: bool) -> _RowSums:
         """Return the shift m, Σ_j e^(l_j − m) and Σ_j e^(l_j − m) v_j of each query in a range.
@@ -293,7 +306,7 @@ class SoftmaxTiles:
             workspace: buffers of the worker.
             logits_needed: whether any input besides the values requires a gradient.
         """
-        shift, total = summary
+        shift, total = self._own_units(*summary) if self.natural else summary
         inverse = total.masked_fill(total == 0, 1.0).reciprocal_()
         gradient, row_dot = gradient * (inverse * self._dropout_scale), row_dot * inverse
         known = None if self.bounded else shift
@@ -314,6 +327,14 @@ class SoftmaxTiles:
             if saturated is not None:
                 saturated.correct_(d_logits, exponentials)
             logits_backward(d_logits, gradients)
+
+    def _own_units(
+        self, shift: Float[Tensor, "*batch q 1"], total: Float[Tensor, "*batch q 1"]
+    ) -> tuple[Float[Tensor, "*batch q 1"], Float[Tensor, "*batch q 1"]]:
+        """Return a shift and total of natural exponentials as this object computes them."""
+        if self.bounded:
+            return shift, total * shift.exp()
+        return shift * (_LOG2_E if self._base2 else 1.0), total
 
     def _dropout_mask(self, rows: Limits, cols: Limits) -> Bool[Tensor, "*batch q k"] | None:
         """Return a boolean array that is True for the weights that dropout keeps, or None without dropout."""
