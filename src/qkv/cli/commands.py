@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from qkv.cli.plain_converters import use_plain_converters
-from qkv.core.installation import own_version
 from qkv.core.printable import printable
 from qkv.errors import MissingPackageError, QkvError
 
@@ -59,6 +58,8 @@ def create_app(names: Iterable[str] = tuple(_SUMMARIES)) -> typer.Typer:
 
 def _print_version(requested: bool) -> None:
     if requested:
+        from qkv.core.installation import own_version
+
         print(f"qkv {own_version()}")
         raise typer.Exit
 
