@@ -160,6 +160,36 @@ def test_an_append_whose_answer_was_lost_is_committed_once() -> None:
     assert ids_of(stores.open(at(bucket))) == [0, 1, 2, 3]
 
 
+def test_an_append_is_saved_though_merging_its_files_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = MemoryStore()
+    store = made(bucket, *((row, row + 1) for row in range(7)))
+
+    def fail(*_: Any) -> None:
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(store, "_rows_of", fail)
+    assert store.append(numbered(7, 8)) == 9
+    assert ids_of(stores.open(at(bucket))) == list(range(8))
+    assert len(store.path.client.entries("people/rows")) == 8  # type: ignore[attr-defined]
+
+
+def test_files_whose_commit_has_no_answer_are_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = MemoryStore()
+    store = made(bucket, (0, 2))
+    client = store.path.client  # type: ignore[attr-defined]
+    create = client.create
+
+    def commit_without_answer(*given: Any) -> bool:
+        create(*given)
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(client, "create", commit_without_answer)
+    with pytest.raises(StorageError):
+        store.append(numbered(2, 4))
+    monkeypatch.undo()
+    assert ids_of(stores.open(at(bucket))) == [0, 1, 2, 3]
+
+
 def test_a_deletion_sees_the_rows_that_another_writer_appended(monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = MemoryStore()
     store = made(bucket, (0, 4))

@@ -62,6 +62,23 @@ def test_a_database_in_a_bucket_is_created_appended_to_and_asked(bucket: str) ->
         Database.open(f"{bucket}/nothing")
 
 
+def test_commands_take_urls(bucket: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("typer")
+    from qkv.cli.main import run
+
+    people = Path(__file__).parents[2] / "examples" / "people.csv"
+    assert run(["store", "create", bucket, str(people), "--key", "name", "--value", "income"]) == 0
+    assert run(["ask", bucket, "Jon Smiht"]) == 0
+    assert f"from {bucket}" in capfd.readouterr().out
+    assert run(["store", "verify", bucket]) == 0
+    assert "24 rows, 1 version" in capfd.readouterr().out
+    assert run(["store", "repair", bucket]) == 2
+    assert "Copy the store to a folder" in capfd.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run(["ask", bucket, "Jon Smiht"]) == 1
+    assert 'pip install "qkv[cloud]"' in capfd.readouterr().err
+
+
 def append(url: str, first: int, count: int) -> None:
     store = stores.open(url)
     for row in range(first, first + count):
@@ -107,6 +124,8 @@ def test_settings_take_the_place_of_the_environment(
     assert len(Database.open(bucket, storage_options=named)) == 2
     with pytest.raises(StorageError, match="the profile 'other' must have credentials"):
         Database.open(bucket, storage_options={**named, "profile": "other"})
+    with pytest.raises(OptionError, match="storage_options must be None with a cluster"):
+        Database.open(bucket, storage_options=options, cluster="processes")
     with pytest.raises(OptionError, match="storage_options must be None for a folder, got region"):
         stores.open(tmp_path, storage_options={"region": "us-east-1"})
 

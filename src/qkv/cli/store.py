@@ -60,7 +60,6 @@ def _store(context: typer.Context) -> None:
       qkv store repair people.qkv
       qkv store copy people.qkv backup.qkv
       qkv store export people.qkv people.parquet
-      qkv store copy people.qkv s3://bucket/people
       qkv store create guests.qkv people.csv --key name --value city --encoder latent
       qkv ask guests.qkv "Smith"
     """

@@ -28,7 +28,7 @@ import numpy as np
 
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Bool
-from qkv.errors import DamagedStoreError, DataError, StoreConflictError, StoreFullError
+from qkv.errors import DamagedStoreError, DataError, StorageError, StoreFullError
 from qkv.store import row_files
 from qkv.store.arrow_files import parse_schema
 from qkv.store.arrow_verification import verify_arrow
@@ -283,10 +283,14 @@ class ArrowStore(Store):
             tables = [Block(file.name, *self._rows_of(file)).present_rows() for file in files[start:]]
             merged = self._write_rows(row_files.split_table(pa.concat_tables(tables)))
             self._commit("compact", files[:start] + merged)
-        except (StoreFullError, StoreConflictError, DamagedStoreError, OSError):
-            for path in self._written:
-                path.unlink(missing_ok=True)
-            self._written.clear()
+        except (DataError, StorageError, OSError):
+            self._remove_written()
+
+    def _remove_written(self) -> None:
+        """Remove the files that were written and not committed."""
+        for path in self._written:
+            path.unlink(missing_ok=True)
+        self._written.clear()
 
     def _rows_of(self, file: RowFile) -> tuple[pa.Table, Bool[np.ndarray, " rows"] | None]:
         return self._mapped[file.name].table(), self._present[file.name]

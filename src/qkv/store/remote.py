@@ -251,15 +251,15 @@ class RemoteStore(ArrowStore):
         try:
             yield
         except BaseException:
-            # If the answer to a commit was lost, the files may belong to a version.
-            if not self._committing:
-                with suppress(StorageError):
-                    self._remove_written()
+            self._remove_written()
             raise
 
     def _remove_written(self) -> None:
-        self.path.writer.delete([path.key for path in self._written])
-        self._written.clear()
+        """Remove the files that were written and not committed, unless it is not known whether they were committed."""
+        if not self._committing:
+            with suppress(StorageError):
+                self.path.writer.delete([path.key for path in self._written])
+        self._written, self._committing = [], False
 
     def _write_rows(self, tables: Iterable[pa.Table]) -> tuple[RowFile, ...]:
         return tuple(prefetched(lambda table: upload(self.path, table, self._written), tables, FILES_AHEAD))
@@ -315,15 +315,14 @@ class RemoteStore(ArrowStore):
         """Create a manifest, and return it with its digest, or None if another writer has created this version."""
         path, data = manifest_path(self._versions, manifest.number), manifest.serialized()
         assert isinstance(path, ObjectPath)
-        self._committing = True
-        if not path.writer.create(path.key, data):
+        self._committing = True  # also afterwards if the answer is lost
+        committed = path.writer.create(path.key, data)
+        if not committed:
             # After a lost answer the request is repeated, and finds what it has written.
             with suppress(FileNotFoundError):
-                if path.read_bytes() == data:
-                    return replace(manifest, digest=digest(data))
-            self._committing = False
-            return None
-        return replace(manifest, digest=digest(data))
+                committed = path.read_bytes() == data
+        self._committing = False
+        return replace(manifest, digest=digest(data)) if committed else None
 
     def _remove_unneeded(self, keep: int | None) -> int:
         """Remove all but the `keep` newest versions, and the files of no version that are older than a day.

@@ -134,6 +134,11 @@ def open_database(
     storage_options: stores.StorageOptions = None,
 ) -> StoredDatabase:
     """Open a database on disk; see `Database.open` and `qkv.store.open` for the arguments."""
+    if cluster is not None and (storage_options or isinstance(path, stores.ObjectPath)):
+        raise OptionError(
+            "storage_options must be None with a cluster, whose workers find their settings in the environment. Set "
+            "the variables of the provider instead, and pass a URL."
+        )
     store = stores.open(path, damaged=damaged, checksums=checksums, storage_options=storage_options)
     saved = _saved_settings(store)
     record = saved.get("encoder")
