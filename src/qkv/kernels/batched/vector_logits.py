@@ -309,8 +309,12 @@ class TanhSums(PairLogits):
         return (hidden @ cast("Tensor", tensors[2])[..., None, :, :].mT)[..., 0]
 
     def _project(self, tensors: Tensors) -> tuple[Float[Tensor, "*_ q hidden"], Float[Tensor, "*_ k hidden"]]:
+        import torch
+
         query, key, _, *maps = cast("list[Tensor]", tensors)
         if not self.mapped:
             return query, key
+        if maps[0].ndim == maps[1].ndim == 2 and maps[2] is None:  # with fewer operators than the matrix product
+            return torch.nn.functional.linear(query, maps[0]), torch.nn.functional.linear(key, maps[1])
         left, right = product(query, maps[0].mT), product(key, maps[1].mT)
         return (left if maps[2] is None else left + maps[2]), right
