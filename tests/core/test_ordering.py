@@ -81,3 +81,14 @@ def test_the_largest_entries_of_a_tracer_are_found_without_comparing_values(monk
     monkeypatch.setattr(ordering, "statically_known_true", lambda _: False)
     found = ordering._torch_top_k(torch.from_numpy(x), 7)
     assert found.tolist() == np.argsort(-x, axis=-1, kind="stable")[..., :7].tolist()
+
+
+def test_candidates_of_long_rows_contain_the_largest_with_ties_to_the_lowest_index():
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        n = int(rng.integers(9, 3000))
+        count = int(rng.integers(1, max(2, n // 8)))
+        few, masked = rng.integers(0, 4, n).astype(float), np.where(rng.random(n) < 0.9, -np.inf, rng.normal(size=n))
+        for x in (rng.normal(size=n), few, masked, np.full(n, -np.inf), np.where(few > 1, np.inf, -np.inf)):
+            expected = np.argsort(-x, kind="stable")[:count]
+            assert (top_k_indices(x[None], count)[0] == expected).all()
