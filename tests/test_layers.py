@@ -114,6 +114,7 @@ ALGORITHMS_IMPORTED = {
     ("linear", "jax_loops"),
     ("batched", "dense"),  # data that is not finite
     ("ring", "tiled"),  # partial results of chunks of keys
+    ("ring", "jax_loops"),  # the same in JAX
     ("compiled", "dense"),  # dynamic shapes while exporting
 }
 """Pairs of folders of qkv.kernels of which the first runs the kernel of the second for some calls."""

@@ -50,7 +50,8 @@ def attend(
 
     In PyTorch a gradient flows to the arrays of each rank from the outputs of all ranks. Parameters that all ranks
     share, such as the weights of a score, receive the part of their gradient that comes from this rank's queries: sum
-    it over the group, as for any data-parallel model. All ranks must run backward.
+    it over the group, as for any data-parallel model. All ranks must run backward. Within `jax.shard_map`, JAX sums
+    the gradients of arrays that are not divided, and all devices hold equally many rows.
 
     Arrays of masks and scores are divided like query and key: those with one element per query or per key by `shard`,
     those with one element per pair along the queries alone. `Lengths`, `Prefix` and functions of positions
@@ -61,6 +62,7 @@ def attend(
         key: this rank's keys `(*batch, k, width)`.
         value: this rank's values `(*batch, k, value_width)`.
         group: a `torch.distributed` process group (gloo or NCCL) or a device mesh with one axis; None: all processes.
+            In JAX, within `jax.shard_map`, the name of the mesh axis along which the sequence is divided.
         order: "contiguous": rank r of n holds the r-th of n chunks. "balanced": it holds chunks r and 2n − 1 − r of 2n,
             with which all ranks do the same work under a causal mask.
         score: as in `qkv.attend`.
@@ -99,9 +101,15 @@ def attend(
     if enable_gqa:
         (query, key, value), spec, _, groups = split_heads(query, key, value, spec, ())
     sides = [as_array(query), as_array(key), as_array(value)]
-    from qkv.kernels.ring.attend import attend_sharded
+    if isinstance(group, str):
+        from qkv.kernels.ring.jax_ring import attend_mapped
 
-    output = attend_sharded(*cast("list[Tensor]", sides), spec, group, order, seed, memory)
+        output = attend_mapped(sides[0], sides[1], sides[2], spec, group, order, seed, memory)
+    else:
+        from qkv.kernels.ring.attend import attend_sharded
+
+        tensors = cast("list[Tensor]", sides)
+        output = attend_sharded(tensors[0], tensors[1], tensors[2], spec, group, order, seed, memory)
     return output if groups is None else groups.merge(output)
 
 

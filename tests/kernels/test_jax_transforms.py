@@ -145,6 +145,13 @@ with jax.set_mesh(explicit):
             assert got[0].sharding.spec[0] == "d", got[0].sharding.spec
             check(f"explicit axes {specs} under {normalizer}", got, wanted)
 
+score = lambda weight: scores.Additive(weight, weight, None, weight[0])
+sequence = query[:2], query[2:4], query[4:6], weight
+one = lambda *x: qkv.attend(*x[:3], score=score(x[3]), mask=masks.Causal(), kernel="dense")
+ring = lambda *x: qkv.distributed.attend(*x[:3], score=score(x[3]), mask=masks.Causal(), group="d")
+mapped = jax.shard_map(ring, mesh=mesh, in_specs=(*[P(None, "d")] * 3, P()), out_specs=P(None, "d"))
+check("ring of keys", both(mapped)(*sequence), both(one)(*sequence))
+
 long = jnp.asarray(rng.normal(size=(8, 6000, 2)), dtype="float32")
 mapped = jax.jit(jax.shard_map(lambda x: qkv.attend(x, x, x), mesh=mesh, in_specs=P("d"), out_specs=P("d")))(long)
 kernel = qkv.explain((6000, 2), (6000, 2), (6000, 2), library="jax", gradient=True).kernel.name
@@ -160,5 +167,52 @@ def test_loops_run_sharded_over_eight_devices() -> None:
         [sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    assert len(result.stdout.splitlines()) == 10, result.stdout
+    assert len(result.stdout.splitlines()) == 11, result.stdout
     assert "6000 keys on jax_loops" in result.stdout
+
+
+RING = """
+import jax, jax.numpy as jnp, numpy as np, qkv
+from jax.sharding import AxisType, PartitionSpec as P
+from qkv import masks, normalizers, scores
+
+jax.config.update("jax_enable_x64", True)
+mesh = jax.make_mesh((4,), ("s",), axis_types=(AxisType.Auto,))
+rng = np.random.default_rng(0)
+arrays = [jnp.asarray(rng.normal(size=shape)) for shape in ((2, 16, 4), (2, 16, 4), (2, 16, 3), (4, 4))]
+balanced = np.concatenate([np.r_[2 * r : 2 * r + 2, 14 - 2 * r : 16 - 2 * r] for r in range(4)])
+
+def both(function):
+    loss = lambda *x: (function(*x) ** 2).sum()
+    return jax.jit(lambda *x: (function(*x), jax.grad(loss, argnums=(0, 1, 2, 3))(*x)))
+
+cases = [
+    (lambda w: scores.ScaledDot(), normalizers.Softmax(), masks.Causal(), "balanced"),
+    (lambda w: scores.Additive(w, w, None, w[0]), normalizers.Softmax(sink=0.3), None, "contiguous"),
+    (lambda w: scores.Gaussian(1.3), normalizers.Softmax(), masks.Lengths(jnp.asarray([9, 16])), "balanced"),
+    (lambda w: scores.Bilinear(w), normalizers.Entmax15(), masks.Causal(), "balanced"),
+    (lambda w: scores.QuadraticPosition(scores.ScaledDot(), 0.1), normalizers.Mean(), masks.Window(5, 1), "contiguous"),
+]
+for score, normalizer, mask, order in cases:
+    rows = balanced if order == "balanced" else np.arange(16)
+    parts = {"normalizer": normalizer, "mask": mask}
+
+    def one(query, key, value, weight):
+        return qkv.attend(query, key, value, score=score(weight), kernel="dense", **parts)
+
+    def many(query, key, value, weight):
+        ring = lambda *x: qkv.distributed.attend(*x[:3], score=score(x[3]), group="s", order=order, **parts)
+        mapped = jax.shard_map(ring, mesh=mesh, in_specs=(*[P(None, "s")] * 3, P()), out_specs=P(None, "s"))
+        return mapped(query[:, rows], key[:, rows], value[:, rows], weight)[:, np.argsort(rows)]
+
+    for mine, theirs in zip(*(jax.tree.leaves(both(function)(*arrays)) for function in (many, one)), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-10)
+"""
+
+
+@pytest.mark.long
+def test_a_ring_of_four_devices_gives_outputs_and_gradients_of_one() -> None:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root / "src")}
+    subprocess.run([sys.executable, "-c", RING], env=environment, timeout=900, check=True)

@@ -41,7 +41,7 @@ from qkv.kernels.runtime.tile_loop import fully_masked
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Summary
 
-__all__ = ["attend_tiles"]
+__all__ = ["TileLoop", "arrays_of_partial", "attend_tiles", "sum_to", "with_arrays"]
 
 Item = TypeVar("Item")
 Partial = TypeVar("Partial", bound=PartialResult)
@@ -72,13 +72,13 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batc
         call.tile.seed,
     )
 
-    def loop(floats: list[Array], constants: _Constants) -> _TileLoop:
+    def loop(floats: list[Array], constants: _Constants) -> TileLoop:
         integers, unprojected, mask, positions, seed = constants
         queues = iter(floats), iter(integers)
         ordered = [next(queues[0] if is_float else queues[1]) for is_float in floating]
         tile = dataclasses.replace(call.tile, positions=positions, seed=seed)
         bound = dataclasses.replace(call.with_arrays(ordered), mask=mask, tile=tile)
-        return _TileLoop(DynamicCall(bound, unprojected), sides, floating)
+        return TileLoop(DynamicCall(bound, unprojected), sides, floating)
 
     # All arrays are arguments, because JAX may differentiate or vectorize the function with respect to them.
     @jax.custom_jvp  # type: ignore[untyped-decorator, unused-ignore]
@@ -97,7 +97,7 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batc
 
 
 @dataclass(frozen=True)
-class _TileLoop:
+class TileLoop:
     """Forward and backward loop over the tiles of a call.
 
     Attributes:
@@ -112,6 +112,7 @@ class _TileLoop:
 
     @property
     def call(self) -> BoundCall:
+        """The call, with query and key replaced by their projections."""
         return self.dynamic.call
 
     @cached_property
@@ -128,12 +129,22 @@ class _TileLoop:
 
     def forward(self) -> tuple[Float[Array, "*batch q value_width"], Summary]:
         """Return the output and the normalizer's summary of all queries."""
+        tile = self.call.tile.restrict((0, self.call.tile.q_total), (0, 0))
+        return self.call.normalizer.finalize(self.partial(), tile, self.call.dropout)
+
+    def empty(self) -> PartialResult:
+        """Return the partial result of all queries without keys."""
+        call = self.call
+        tile = call.tile.restrict((0, call.tile.q_total), (0, 0))
+        no_logits = fully_masked(call, tile.rows, 0)
+        return call.normalizer.accumulate(no_logits, call.value[..., :0, :], tile, call.dropout, True)
+
+    def partial(self) -> PartialResult:
+        """Return the partial result of all queries over all keys of the call."""
         import jax
 
         call, normalizer = self.call, self.call.normalizer
-        tile = call.tile.restrict((0, call.tile.q_total), (0, 0))
-        no_logits = fully_masked(call, tile.rows, 0)
-        empty = normalizer.accumulate(no_logits, call.value[..., :0, :], tile, call.dropout, True)
+        empty = self.empty()
         axis = len(call.batch)
 
         def step(carried: list[Array], number: Array) -> tuple[list[Array], None]:
@@ -146,16 +157,16 @@ class _TileLoop:
                 logits = self.dynamic.logits(window, query, key, slice_part(call.score, window), allowed)
                 logits = normalizer.prepare(logits)
                 new = self.dynamic.if_finite(
-                    lambda finite: _arrays(normalizer.accumulate(logits, value, tile, call.dropout, finite)), value
+                    lambda finite: arrays_of_partial(normalizer.accumulate(logits, value, tile, call.dropout, finite)),
+                    value,
                 )
-                return _arrays(_with_arrays(empty, old).merge(_with_arrays(empty, new)))
+                return arrays_of_partial(with_arrays(empty, old).merge(with_arrays(empty, new)))
 
             new = self._compute_unless_masked(window, merged, lambda allowed: old)
             write = jax.lax.dynamic_update_slice_in_dim
             return [write(x, y, window.rows[0], axis) for x, y in zip(carried, new, strict=True)], None
 
-        carried = self._scan(step, _arrays(empty))
-        return normalizer.finalize(_with_arrays(empty, carried), tile, call.dropout)
+        return with_arrays(empty, self._scan(step, arrays_of_partial(empty)))
 
     def tangent(
         self,
@@ -166,6 +177,18 @@ class _TileLoop:
         """Return the tangent of the output, a linear function of the tangents of the floating-point arrays.
 
         For the gradient, JAX transposes it to a loop over the same tiles.
+        """
+        return self._add_normalizer_tangent(self.tile_tangents(output, summary, tangents), output, summary, tangents)
+
+    def tile_tangents(
+        self,
+        output: Float[Array, "*batch q value_width"],
+        summary: Summary,
+        tangents: list[Float[Array, "*_"]],
+    ) -> Float[Array, "*batch q value_width"]:
+        """Return the part of the tangent that flows through the logits and values of the call.
+
+        `output` and `summary` may be those of more keys than the call has.
         """
         import jax
         import jax.numpy as jnp
@@ -191,7 +214,7 @@ class _TileLoop:
             return [add_to_slice(total[0], more, ("q", "value_width"), self._window(number))], None
 
         (total,) = self._scan(step, [jnp.zeros_like(output)])
-        return self._add_normalizer_tangent(total, output, summary, tangents)
+        return total
 
     def _tangent(
         self,
@@ -331,18 +354,19 @@ def _tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[
     return np.asarray(found, dtype=np.int32).reshape(-1, 2)
 
 
-def _arrays(partial: PartialResult) -> list[Shaped[Array, "*_"]]:
+def arrays_of_partial(partial: PartialResult) -> list[Shaped[Array, "*_"]]:
+    """Return the arrays of a partial result, in the order of its fields."""
     values = [getattr(partial, field.name) for field in dataclasses.fields(partial)]  # type: ignore[arg-type]
     return [x for x in values if is_array(x)]
 
 
-def _with_arrays(partial: Partial, arrays: Sequence[Shaped[Array, "*_"]]) -> Partial:
+def with_arrays(partial: Partial, arrays: Sequence[Shaped[Array, "*_"]]) -> Partial:
     """Return a copy of a partial result with its arrays replaced by `arrays`."""
     names = [f.name for f in dataclasses.fields(partial) if is_array(getattr(partial, f.name))]  # type: ignore[arg-type]
     return dataclasses.replace(partial, **dict(zip(names, arrays, strict=True)))  # type: ignore[type-var]
 
 
-def _sum_to(x: Float[Array, "*_"], shape: tuple[int, ...]) -> Float[Array, "*_sum"]:
+def sum_to(x: Float[Array, "*_"], shape: tuple[int, ...]) -> Float[Array, "*_sum"]:
     """Return `x` summed over the axes along which an array of the given shape was broadcast."""
     import jax.numpy as jnp
 

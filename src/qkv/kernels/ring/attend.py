@@ -14,8 +14,9 @@ from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Num, Shaped, Tensor
-from qkv.errors import KindError, QkvError, RefusedError
+from qkv.errors import KindError, QkvError
 from qkv.kernels.ring.autograd import ring_attention
+from qkv.kernels.ring.checks import check_mergeable
 from qkv.kernels.ring.layout import Layout, Order
 from qkv.kernels.ring.local_parts import check_pair_lengths, check_part_lengths, query_offset, travels
 from qkv.kernels.ring.shards import Shards
@@ -34,7 +35,7 @@ from qkv.scores import Score
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["attend_sharded", "check_normalizer"]
+__all__ = ["attend_sharded"]
 
 
 def attend_sharded(
@@ -98,16 +99,6 @@ def attend_sharded(
         return cast("Tensor", cast_array(output, call.out_dtype))
 
 
-def check_normalizer(normalizer: Normalizer) -> None:
-    """Raise a `RefusedError` if partial results of a normalizer cannot be merged around a ring."""
-    mergeable = normalizer.online and not (normalizer.selects_keys or normalizer.stochastic or normalizer.top_k)
-    if not (mergeable or (normalizer.power is not None and normalizer.scale is not None)):
-        raise RefusedError(
-            "normalizer must be Softmax, Sum, Mean, Identity, Sigmoid, Sparsemax or Entmax15 in sharded attention, got "
-            f"{normalizer}. Choose one of these, or gather all keys with qkv.distributed.gather and call qkv.attend."
-        )
-
-
 def _read(query: Tensor, key: Tensor, value: Tensor, spec: Spec, memory: int | str | None) -> Problem:
     """Check the arguments of this rank and return its problem."""
     if library(query, key, value) != "torch":
@@ -116,14 +107,7 @@ def _read(query: Tensor, key: Tensor, value: Tensor, spec: Spec, memory: int | s
             "torch.as_tensor, or pass the name of a mesh axis within jax.shard_map."
         )
     problem = read_problem(query, key, value, spec, (), memory)
-    problem.score.check_widths(problem.axes.query_width, problem.axes.key_width)
-    check_normalizer(problem.normalizer)
-    for part in problem.score.parts():
-        if "positions" in {name for _, names in part.array_fields() for name in names or ()}:
-            raise RefusedError(
-                f"log_decay_per_key must be None in sharded attention, got {problem.score}. Pass log_decay, one number "
-                "per head."
-            )
+    check_mergeable(problem)
     return problem
 
 

@@ -107,7 +107,7 @@ def query_offset(score: Part, mask: Mask | None, tile: Tile, positional: bool) -
         RefusedError: the positions differ between batch elements.
     """
     parts = [part for each in (score, mask) if each is not None for part in each.parts()]
-    aligns: set[Align | None] = {part.align for part in parts if getattr(part, "align", None) is not None}
+    aligns: set[Align | None] = {align for part in parts if (align := getattr(part, "align", None)) is not None}
     offsets = [tile.offset(align) for align in aligns]
     if positional:
         offsets.append(tile.offset())
@@ -118,7 +118,7 @@ def query_offset(score: Part, mask: Mask | None, tile: Tile, positional: bool) -
     if len(set(offsets)) > 1:
         raise PositionError(
             f"all masks and the positions of a call must align queries and keys in the same way in sharded attention, "
-            f"got first positions {sorted(offsets)}. Pass the same align to all."  # type: ignore[type-var]
+            f"got first positions {sorted(offsets)}. Pass the same align to all."
         )
     return int(offsets[0]) if offsets else 0
 

@@ -5,19 +5,43 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from qkv.core.equation import BoundCall, TorchCall, take_range
 from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
-from qkv.core.typing import Num, Shaped, Tensor
+from qkv.core.typing import Array, Num, Shaped, Tensor
 from qkv.kernels.ring.layout import Layout, Limits
 from qkv.kernels.ring.local_parts import local_mask, slice_part, travels
 from qkv.kernels.ring.transport import Pending, Ring
 from qkv.kernels.runtime.isolated_autograd import isolated_autograd, projects_nothing
 from qkv.kernels.runtime.tile_sizes import TileSizes
 
-__all__ = ["Block", "Shards"]
+__all__ = ["Block", "Shards", "received", "travelling"]
+
+
+Call = TypeVar("Call", bound=BoundCall)
+
+
+def travelling(call: BoundCall, with_value: bool = True) -> list[Any]:
+    """Return the arrays that move around the ring: keys, values, and the arrays of parts with one row per key."""
+    found = [call.key, call.value] if with_value else [call.key]
+    for part in (call.score, call.mask):
+        if part is not None:
+            found += [x for x, names in part.array_fields() if travels(names)]
+    return found
+
+
+def received(call: Call, arrays: Sequence[Shaped[Array, "*_"]], with_value: bool = True) -> Call:
+    """Return the call with the travelling arrays of some rank in place of those of this rank."""
+    queue = list(arrays)
+    key = queue.pop(0)
+    value = queue.pop(0) if with_value else call.value
+    score = call.score._map(lambda x, names: queue.pop(0) if travels(names) else x)
+    mask = None
+    if call.mask is not None:
+        mask = call.mask._map(lambda x, names: queue.pop(0) if travels(names) else x)
+    return dataclasses.replace(call, key=key, value=value, score=score, mask=mask)
 
 
 class Block(NamedTuple):
@@ -60,14 +84,6 @@ class Shards:
         """Return the range of each chunk of queries in the arrays of this rank."""
         return self.queries.local_chunks(self.ring.rank)
 
-    def travelling(self, call: TorchCall, with_value: bool = True) -> list[Shaped[Tensor, "*_"]]:
-        """Return the tensors that move around the ring: keys, values, and the arrays of parts with one row per key."""
-        found = [call.key, call.value] if with_value else [call.key]
-        for part in (call.score, call.mask):
-            if part is not None:
-                found += [cast("Tensor", x) for x, names in part.array_fields() if travels(names)]
-        return found
-
     def visits(
         self, call: TorchCall, with_value: bool = True
     ) -> Iterator[tuple[int, list[Shaped[Tensor, "*_"]], list[Block]]]:
@@ -79,7 +95,7 @@ class Shards:
             call: the call of this rank.
             with_value: whether the values travel too; otherwise the blocks have the values of this rank.
         """
-        ring, tensors = self.ring, self.travelling(call, with_value)
+        ring, tensors = self.ring, travelling(call, with_value)
         for step in range(ring.size):
             owner = (ring.rank - step) % ring.size
             pending: Pending | None = None
@@ -106,24 +122,10 @@ class Shards:
             found.append(tuple(shape))
         return found
 
-    def received(self, call: TorchCall, tensors: Sequence[Shaped[Tensor, "*_"]], with_value: bool = True) -> TorchCall:
-        """Return the call with the travelling tensors of some rank in place of those of this rank."""
-        queue = list(tensors)
-        key = queue.pop(0)
-        value = queue.pop(0) if with_value else call.value
-
-        def replaced(part: object) -> object:
-            if part is None:
-                return None
-            return part._map(lambda x, names: queue.pop(0) if travels(names) else x)  # type: ignore[attr-defined]
-
-        score, mask = replaced(call.score), replaced(call.mask)
-        return dataclasses.replace(call, key=key, value=value, score=score, mask=mask)  # type: ignore[arg-type]
-
     def _blocks(
         self, call: TorchCall, tensors: Sequence[Shaped[Tensor, "*_"]], owner: int, with_value: bool
     ) -> Iterator[Block]:
-        whole = self.received(call, tensors, with_value)
+        whole = received(call, tensors, with_value)
         own = zip(self.own_rows(), self.queries.chunks(self.ring.rank), strict=True)
         for number, (rows, (first_query, _)) in enumerate(own):
             for cols, whole_cols in zip(self.keys.local_chunks(owner), self.keys.chunks(owner), strict=True):

@@ -99,13 +99,25 @@ class KnownThreshold(Normalizer):
         return slope * (weight_gradient - row_dot) * (self.exponent * self.factor)
 
     def _above(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
-        maximum, tau = (x if tile is None else take_range(x, tile.rows) for x in (self.maximum, self.tau))
+        maximum, tau = (_rows(x, tile) for x in (self.maximum, self.tau))
         out = excluded(logits)
         z = (where(out, 0.0, logits) - maximum) * self.factor - tau
         return where(out | (z < 0), 0.0, z)
 
     def _slope(self, above: Float[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
         return above if self.exponent == 2 else where(above > 0, 1.0, above)
+
+
+def _rows(x: Float[Array, "*batch q 1"], tile: Tile | None) -> Float[Array, "*batch rows 1"]:
+    """Return the rows of a tile, also of a compiled JAX loop, whose first row is known at run time."""
+    if tile is None:
+        return x
+    if tile.dynamic_start is None:
+        return take_range(x, tile.rows)
+    import jax
+
+    rows: Array = jax.lax.dynamic_slice_in_dim(x, tile.dynamic_start[0], tile.rows[1], x.ndim - 2)
+    return rows
 
 
 _Task = tuple[int, str, Limits]
