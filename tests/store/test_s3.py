@@ -24,8 +24,17 @@ ROWS = {"name": ["John Smith", "Jane Roe"], "income": [48_200, 61_000]}
 def endpoint() -> Iterator[str]:
     import logging
 
+    from moto.s3.responses import S3Response
     from moto.server import ThreadedMotoServer
 
+    # moto checks the condition of a write before it writes, and another thread may write in between, unlike in S3.
+    patch, lock, put = pytest.MonkeyPatch(), threading.Lock(), S3Response.put_object
+
+    def put_alone(self: S3Response) -> Any:
+        with lock:
+            return put(self)
+
+    patch.setattr(S3Response, "put_object", put_alone)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -33,6 +42,7 @@ def endpoint() -> Iterator[str]:
     urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT")).close()
     yield url
     server.stop()
+    patch.undo()
 
 
 @pytest.fixture
