@@ -338,6 +338,12 @@ def _backward(ctx: _Context, gradient: Float[Tensor, "b heads q width"]) -> tupl
     if gradient.stride(-1) != 1:
         gradient = gradient.contiguous()
     found = attention.backward(gradient, *attention.sides(query, key, value), output, log_sum_exp)
+    if not math.isfinite(found[0].sum().item()):
+        # The operator's weights e^(l − lse) are infinite where rounding of a logit of 1e10 or more exceeds 88.
+        with torch.enable_grad():
+            sides = [x.detach().requires_grad_() for x in (query, key, value)]
+            again = attention.double_backward(sides[0], sides[1], sides[2], gradient)
+        return (None, None, *(None if g is None or not w else g.detach() for w, g in zip(needs, again, strict=True)))
     if attention.identity and all(needs):
         return (None, None, *found)
     given: tuple[tuple[Side, Tensor], ...] = ((0, query), (1, key), (2, value))

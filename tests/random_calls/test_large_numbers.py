@@ -1,0 +1,79 @@
+"""Random calls in PyTorch of queries and keys up to 1e18: finite where attention in plain float64 NumPy is finite."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from tests.random_calls.draw import RandomCall, draw_call, draw_shape
+from tests.random_calls.libraries import Counts, arguments_of, run_or_plan, wanted_output
+from tests.random_calls.test_torch import KERNELS, rounding
+
+torch = pytest.importorskip("torch")
+
+
+def draw_large(rng: np.random.Generator, dtype: Any, kernel: Any) -> RandomCall | None:
+    """Return a call of large queries and keys, or None for one that is not finite by its definition.
+
+    The squares of the normalizer `Custom` overflow, and poisoned arrays hold infinity.
+    """
+    call = draw_call(rng, draw_shape(rng), rounding(dtype), kernel)
+    scale = 10.0 ** rng.uniform(0, 18)
+    if call.score.name == "Exact" or call.normalizer.name == "Custom" or call.poisoned[0] is not call.query:
+        return None
+    query, key = (rounding(dtype)(x * scale) for x in (call.query, call.key))
+    return dataclasses.replace(call, query=query, key=key, poisoned=(query, key, call.value))
+
+
+def gradients(call: RandomCall, dtype: Any, kernel: Any, towards: Any) -> tuple[Any, list[Any]]:
+    """Return the output of a call and the gradients of its arrays, which are None without gradients."""
+    leaves: list[Any] = []
+
+    def convert(x: Any) -> Any:
+        made = torch.tensor(np.asarray(x))
+        if made.is_floating_point():
+            made = made.to(dtype).requires_grad_(towards is not None)
+            leaves.append(made)
+        return made
+
+    arrays, parts = [convert(x) for x in call.poisoned], arguments_of(call, convert)
+    output, _ = run_or_plan(lambda name: qkv.attend(*arrays, **parts, kernel=name), kernel, Counts())
+    if not output.requires_grad:
+        return output, []
+    towards = torch.tensor(towards).to(dtype)
+    return output.detach(), list(torch.autograd.grad(output, leaves, towards, allow_unused=True))
+
+
+def check_large(seed: int) -> bool:
+    """Check one call, and return whether there was one to check."""
+    rng = np.random.default_rng(seed)
+    dtype = (torch.float32, torch.float32, torch.float64, torch.bfloat16)[rng.integers(4)]
+    kernel = KERNELS[rng.integers(len(KERNELS))]
+    call = draw_large(rng, dtype, kernel)
+    if call is None:
+        return False
+    with np.errstate(all="ignore"):
+        wanted = wanted_output(call)
+    towards = rng.normal(size=wanted.shape) if rng.random() < 0.5 else None
+    output, found = gradients(call, dtype, kernel, towards)
+    assert bool(output.isfinite().all()) or not np.isfinite(wanted).all(), (seed, call)
+    if not all(x is None or bool(x.isfinite().all()) for x in found):
+        _, exact = gradients(call, torch.float64, "dense", towards)
+        largest = torch.finfo(dtype).max / 4
+        for x, y in zip(found, exact, strict=True):
+            beyond = y is None or not bool((y.abs() < largest).all())
+            assert x is None or beyond or bool(x.isfinite().all()), (seed, call)
+    return True
+
+
+def test_large_queries_and_keys_give_finite_results() -> None:
+    assert sum(map(check_large, range(20))) > 10
+
+
+@pytest.mark.long
+def test_two_thousand_calls_of_large_numbers_give_finite_results() -> None:
+    assert sum(map(check_large, range(2600))) > 1900
