@@ -127,7 +127,7 @@ def main() -> int:
         python = install(options.which, options.python, options.keep or Path(name), torch=not options.no_torch)
         command = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not long"]
         # Old packages warn about their own use of newer ones, which is not an error of this package.
-        command += ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
+        command += [f"-Wignore::{name}Warning" for name in ("Deprecation", "Future", "PendingDeprecation")]
         command += ["-W", "ignore:It looks like:hypothesis.errors.HypothesisWarning", *(arguments or ["tests"])]
         if options.which == "lowest":
             command += [f"--ignore={path}" for path in _LEFT_OUT]

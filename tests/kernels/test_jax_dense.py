@@ -22,16 +22,19 @@ pytest.importorskip("torch")  # the oracle's gradients
 def _compilations() -> Iterator[list[str]]:
     """Yield a list that gets an element whenever JAX compiles a function."""
     found: list[str] = []
+    listening = True
 
     def listen(event: str, seconds: float, **_: Any) -> None:
-        if "backend_compile" in event:
+        if listening and "backend_compile" in event:
             found.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         yield found
     finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+        listening = False
+        if hasattr(jax.monitoring, "unregister_event_duration_listener"):  # JAX 0.8 and later
+            jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def test_new_shape_compiles_two_functions_and_a_known_one_none() -> None:
