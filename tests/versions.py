@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _EXTRAS = ("ask", "look", "jax", "hf", "translate", "onnx", "keras", "flax", "equinox", "sklearn", "search", "lance")
-_EXTRAS += ("serve", "mcp")
+_EXTRAS += ("serve", "mcp", "cloud")
 _NEEDS_NEWEST = ("attn-gym", "equinox", "flax", "jupyterlab", "onnx", "schemathesis", "tensorflow-cpu", "tokamax")
 _NEEDS_NEWEST += ("x-transformers",)
 """Packages that need newer versions of others (equinox, flax and onnx need NumPy 2); their tests are left out."""
