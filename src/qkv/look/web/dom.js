@@ -16,14 +16,14 @@ export function createElement(tag, attributes = {}, children = []) {
 }
 
 /** Create a drop-down list with its label.
- *  @param {string} label @param {[string, string][]} options value and text of each
+ *  @param {string} label @param {[string, string, string?][]} options value and text of each, and its whole text if it is shortened
  *  @param {string} selected @param {(value: string) => void} change @param {string} [style] class of the list */
 export function createSelect(label, options, selected, change, style) {
   // The options may be truncated, so the tooltip shows the whole selected text.
-  const updateTooltip = () => (select.title = select.selectedOptions[0]?.textContent || "");
+  const updateTooltip = () => (select.title = select.selectedOptions[0]?.title || select.selectedOptions[0]?.textContent || "");
   const select = /** @type {HTMLSelectElement} */ (
     createElement("select", { class: style, onchange: () => { updateTooltip(); change(select.value); } },
-      options.map(([value, text]) => createElement("option", { value, text, selected: value === selected })))
+      options.map(([value, text, title]) => createElement("option", { value, text, title, selected: value === selected })))
   );
   updateTooltip();
   return createElement("label", { class: "control" }, [createElement("span", { text: label }), select]);

@@ -302,7 +302,7 @@ function render({ model, el, hash }) {
   }
 
   const names = meta.views.map((/** @type {any} */ view) => (meta.models > 1 ? `${view.name} (${view.model})` : view.name));
-  const views = shortNames(names).map((name, i) => /** @type {[string, string]} */ ([String(i), name]));
+  const views = shortNames(names).map((name, i) => /** @type {[string, string, string]} */ ([String(i), name, names[i]]));
   const search = new TextSearch(state.find, {
     detail: first, view: () => meta.views[state.view], report: notify,
     go: (query, key) => { first.go(query, key); Object.assign(state, first.tokens()); questions.update(place()); link(); },
