@@ -19,7 +19,7 @@ WRITTEN = Path(__file__).with_name("stores_format_1.tar.gz")
 @pytest.fixture(name="stores")
 def _stores(tmp_path):
     with tarfile.open(WRITTEN) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return tmp_path
 
 

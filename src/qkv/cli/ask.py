@@ -168,9 +168,9 @@ def ask(
         raise OptionError(
             f"--{'id' if on is None else 'on'} must be used with --output FILE. Add --output, or omit it."
         )
-    from qkv.store import is_store, is_url
+    from qkv.database.io.file_suffixes import is_stored
 
-    stored = sql is None and bool(arguments) and (is_url(arguments[0]) or is_store(arguments[0]))
+    stored = sql is None and bool(arguments) and is_stored(arguments[0])
     if sql is None and not arguments:
         raise DataError("FILE must be given. Name a table or a store, or pass --sql. Examples are in qkv ask --help.")
     if not stored and (not key or not value):

@@ -23,12 +23,13 @@ from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.bad_cells import add_cell_notes
+from qkv.database.io.file_suffixes import is_stored
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, read, requested_columns, table_files
 from qkv.database.protocol import Queryable
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import counted
-from qkv.store import ObjectPath, StorageOptions, is_store, is_url
+from qkv.store import ObjectPath, StorageOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -235,7 +236,7 @@ class Database(Queryable):
             >>> Database.open({"gpa": [3.0, 3.5], "salary": [50_000, None]}, key="gpa", value="salary")
             Database(the dict: gpa → salary, 1 row, 1 left out)
         """
-        if is_url(source) or (isinstance(source, (str, PathLike)) and is_store(source)):
+        if is_stored(source):
             from qkv.database.storage.create import open_database
 
             if (encoding, delimiter, decimal, date_format) != (None, None, None, None):

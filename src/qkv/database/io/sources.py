@@ -26,6 +26,7 @@ from qkv.database.io.arrow_reader import read_arrow
 from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.cell_notes import join_cell_notes, undecided_columns
 from qkv.database.io.file_formats import assumed_formats, type_conflict
+from qkv.database.io.file_suffixes import ARROW, SUFFIXES
 from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary, unpacking_errors
@@ -51,8 +52,6 @@ __all__ = [
 ]
 
 _DEFAULTS = ReadOptions()
-_ARROW = (".arrow", ".feather", ".ipc")
-_SUFFIXES = (*duckdb_reader.DELIMITED, *duckdb_reader.JSON, *duckdb_reader.PARQUET, *_ARROW)
 
 
 def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = _DEFAULTS) -> pa.Table:
@@ -100,7 +99,7 @@ def read_parts(source: object, required: tuple[str, ...] = (), options: ReadOpti
     options = _with_formats(paths, required, options)
     for path in paths:
         kind = _suffix(path)
-        if kind in _ARROW:
+        if kind in ARROW:
             yield with_microseconds(read(path, required, options))
         else:
             yield from duckdb_reader.read_parts(str(path), kind, required, options)
@@ -109,7 +108,7 @@ def read_parts(source: object, required: tuple[str, ...] = (), options: ReadOpti
 def _with_formats(paths: Sequence[Path], required: tuple[str, ...], options: ReadOptions) -> ReadOptions:
     """Return options with the formats of columns that some of several files decide, if another file does not."""
     kinds = [(path, _suffix(path)) for path in paths] if len(paths) > 1 else []
-    stated = (*_ARROW, *duckdb_reader.PARQUET)
+    stated = (*ARROW, *duckdb_reader.PARQUET)
     schemas = [
         next(duckdb_reader.read_parts(str(path), kind, required, options)).schema
         for path, kind in kinds
@@ -164,7 +163,7 @@ def _range(names: Sequence[str]) -> str:
 
 def table_files(source: object) -> list[Path]:
     """Return the files that paths, patterns and folders name; an empty list for another source."""
-    return expand_paths(source, _SUFFIXES, COMPRESSIONS) if is_paths(source) else []
+    return expand_paths(source, SUFFIXES, COMPRESSIONS) if is_paths(source) else []
 
 
 def is_delimited(source: object) -> bool:
@@ -178,7 +177,7 @@ def source_files(source: object) -> list[Path]:
     Raises:
         DataError: A pattern matches no file, or a folder has no table.
     """
-    return expand_paths(source, _SUFFIXES, COMPRESSIONS)
+    return expand_paths(source, SUFFIXES, COMPRESSIONS)
 
 
 def is_table_name(name: str) -> bool:
@@ -189,7 +188,7 @@ def is_table_name(name: str) -> bool:
         (True, False)
     """
     stem, suffix = os.path.splitext(name.lower())
-    return (os.path.splitext(stem)[1] if suffix in COMPRESSIONS else suffix) in _SUFFIXES
+    return (os.path.splitext(stem)[1] if suffix in COMPRESSIONS else suffix) in SUFFIXES
 
 
 def requested_columns(key: str | Sequence[str], value: str) -> tuple[str, ...]:
@@ -223,7 +222,7 @@ def suggest_name(name: str, choices: Iterable[str]) -> str:
 
 def _read_path(path: Path, required: tuple[str, ...], options: ReadOptions) -> pa.Table:
     kind = _suffix(path)
-    if kind in _ARROW:
+    if kind in ARROW:
         table = read_arrow(path)
         _refuse_repeated_names(table)
         _check_stated(path.name, options)
@@ -304,9 +303,9 @@ def _suffix(path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compressed = suffixes[-1:] and suffixes[-1] in COMPRESSIONS
     kind = (suffixes[:-1] if compressed else suffixes)[-1:]
-    if not kind or kind[0] not in _SUFFIXES:
+    if not kind or kind[0] not in SUFFIXES:
         raise DataError(
-            f"the name of a source file must end in one of {', '.join(_SUFFIXES)}, optionally followed by .gz or .zst, "
+            f"the name of a source file must end in one of {', '.join(SUFFIXES)}, optionally followed by .gz or .zst, "
             f"got {path.name!r}. Rename the file to the suffix of its format, or convert it."
         )
     if not os.access(path, os.R_OK):

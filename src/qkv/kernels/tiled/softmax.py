@@ -176,23 +176,17 @@ class SoftmaxTiles:
             shift = shift * math.log(2)
         return ExponentialSums(shift.masked_fill(total == 0, -math.inf), total, weighted)
 
-    def _sums(self, rows: Limits, workspace: Workspace) -> _RowSums:
-        """Return the shift, total and weighted sum of a range of queries, with a running maximum only if needed."""
-        # If logits depend on positions, those of the first tile are often the smallest of a row.
-        running = not self.bounded and self.call.score.positional
-        sums = self._accumulate(rows, workspace, running)
-        if not (self.bounded or running or _is_moderate(sums)):
-            sums = self._accumulate(rows, workspace, running=True)
-        return sums
-
-    def _accumulate(self, rows: Limits, workspace: Workspace, running: bool) -> _RowSums:
+    def _sums(self, rows: Limits, workspace: Workspace, running: bool | None = None) -> _RowSums:
         """Return the shift m, Σ_j e^(l_j − m) and Σ_j e^(l_j − m) v_j of each query in a range.
 
         The shift is 0 if logits are bounded. Otherwise it is the maximum of the first tile, which is usually near the
-        maximum of the row, or with `running` the running maximum.
+        maximum of the row, or with `running` the running maximum; None: this is taken where it is needed.
         """
         import torch
 
+        if running is None:
+            # If logits depend on positions, those of the first tile are often the smallest of a row.
+            running = not self.bounded and self.call.score.positional
         value = self.call.value
         shape = (*self.call.tile.batch, rows[1] - rows[0])
         total = value.new_zeros((*shape, 1))
@@ -224,7 +218,8 @@ class SoftmaxTiles:
             total += exponentials.sum(dim=-1, keepdim=True)
             dropped = _apply_dropout(exponentials, self._dropout_mask(rows, cols), workspace)
             add_matmul_(weighted, dropped, self._values(cols))
-        return maximum, total, weighted.mul_(self._dropout_scale)
+        sums = maximum, total, weighted.mul_(self._dropout_scale)
+        return sums if self.bounded or running or _is_moderate(sums) else self._sums(rows, workspace, running=True)
 
     def _finalize(self, rows: Limits, sums: _RowSums) -> _RowResults:
         """Return the output, the shift and the total of a range of queries, computed from their sums."""
