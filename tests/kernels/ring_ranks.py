@@ -1,5 +1,6 @@
 """What the ranks of `test_ring.py` run: sharded calls, compared with one process."""
 
+import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from examples import sequence_parallel
 from qkv import masks, normalizers
 from qkv.core.parts import Part
 from qkv.kernels.ring import thresholds
+from qkv.kernels.ring.transport import Ring
 from qkv.testing.cases import Case
 
 TOLERANCE = 1e-10
@@ -111,6 +113,18 @@ def check_grouped_heads_and_gather() -> None:
     )
 
 
+def check_group_is_released() -> None:
+    """Check that no reference cycle holds the process group after a call, which would abort the process at its end."""
+    gc.collect()
+    gc.disable()
+    try:
+        query, key, value = (torch.ones(4, 2, requires_grad=True) for _ in range(3))
+        qkv.distributed.attend(query, key, value).sum().backward()
+        assert not [x for x in gc.get_objects() if type(x) is Ring]
+    finally:
+        gc.enable()
+
+
 def check_refusals(rank: int) -> None:
     """Check that each error is raised on all ranks, with a remedy, and that the ranks can go on."""
     x = torch.zeros(4, 2)
@@ -153,6 +167,7 @@ def run_short(rank: int, size: int, path: str) -> None:
     check_cases(SHORT)
     check_dense_thresholds()
     check_grouped_heads_and_gather()
+    check_group_is_released()
     check_refusals(rank)
     assert sequence_parallel.main()[1] < TOLERANCE
     dist.destroy_process_group()

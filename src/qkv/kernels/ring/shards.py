@@ -213,11 +213,10 @@ class Shards:
         import torch
 
         share = call.key.shape[-2] / max(1, self.keys.length)
-
-        def shared(centre: Centre) -> Centre:
-            if isinstance(centre, tuple):
-                return tuple(shared(each) for each in centre)
-            return None if centre is None else self.ring.sum((cast("Tensor", centre) * share).contiguous())
-
         with torch.no_grad():
-            return shared(call.score.centre(call.key))
+            return self._sum_of_shares(call.score.centre(call.key), share)
+
+    def _sum_of_shares(self, centre: Centre, share: float) -> Centre:
+        if isinstance(centre, tuple):
+            return tuple(self._sum_of_shares(each, share) for each in centre)
+        return None if centre is None else self.ring.sum((cast("Tensor", centre) * share).contiguous())
