@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import LONG
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
@@ -21,7 +23,7 @@ STARTED = [sys.executable, "-c", "from qkv.cli.main import main; main()"]
 @functools.cache
 def forked():
     """Return the words that run `qkv` in a process forked from one that has imported it; in long tests `STARTED`."""
-    if os.environ.get("HYPOTHESIS_PROFILE") == "long":
+    if LONG:
         return STARTED
     script = Path(__file__).with_name("forked.py")
     folder = tempfile.TemporaryDirectory(prefix="qkv-forked-")

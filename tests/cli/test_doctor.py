@@ -30,6 +30,11 @@ def test_missing_and_old_packages_are_named_with_the_command_that_adds_them(monk
     assert "search" in report["command"]
 
 
+def test_every_extra_for_users_has_a_purpose():
+    names = set(metadata.metadata("qkv").get_all("Provides-Extra"))
+    assert set(doctor._PURPOSES) == names - {"all", "bench", "dev", "docs", "test"}
+
+
 def test_the_kernels_for_numpy_agree_with_the_equation():
     found = check_kernels(["numpy"])
     assert {one.kernel for one in found} == {"linear", "dense", "numpy_blocks"}

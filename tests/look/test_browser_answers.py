@@ -1,6 +1,5 @@
 """The page of answers in Chromium: what it shows is what `qkv ask` prints for the command that it offers."""
 
-import os
 import re
 import shlex
 from functools import partial
@@ -13,13 +12,14 @@ from qkv.database import Database
 from qkv.look.answers import AnswerPage, saved_answers
 from qkv.look.answers.answer_server import serve_answers_in_thread
 from qkv.look.answers.answer_settings import AnswerSettings
+from tests.effort import LONG
 
 from ..cli.conftest import EXAMPLES, _qkv  # noqa: F401 (the fixture `qkv`)
 from .chromium import needs_chromium
 
 pytestmark = needs_chromium
 
-POSITIONS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 5
+POSITIONS = 20 if LONG else 5
 
 
 def page_of(file, key, value, query=None, **options):

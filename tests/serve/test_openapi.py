@@ -1,7 +1,5 @@
 """The OpenAPI document describes what the server does: schemathesis finds no request that contradicts it."""
 
-import os
-
 import pytest
 
 from qkv.database import Database
@@ -10,8 +8,6 @@ from qkv.serve import Limits, ServedStore, create_app
 from qkv.serve.openapi import openapi_document
 
 from .conftest import PAY, run_in_thread
-
-LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 
 
 def findings(examples: int, seed: int) -> list[str]:

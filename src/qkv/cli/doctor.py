@@ -35,6 +35,7 @@ _PURPOSES = {
     "keras": "layers for Keras",
     "onnx": "export to ONNX",
     "lance": "stores in the Lance format",
+    "cloud": "stores in object storage",
     "serve": "qkv serve and its client",
     "mcp": "qkv serve --mcp",
     "ray": "clusters with Ray",
@@ -74,7 +75,7 @@ def doctor(
         print(json.dumps(report, indent=2))
     else:
         _print(machine, found, checks, missing)
-    wrong = [f"{check.kernel} with {check.library}: {check.problem}" for check in checks if _is_wrong(check)]
+    wrong = [f"{check.kernel} with {check.library}: {check.problem}" for check in checks if check.wrong]
     if wrong:
         raise DamagedError(
             f"Every kernel must agree with the equation, got {'; '.join(wrong)}. Install the supported versions of "
@@ -107,10 +108,6 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _is_wrong(check: KernelCheck) -> bool:
-    return check.problem.startswith(("it failed", "its output"))
-
-
 def _print(machine: dict[str, str], found: list[Extra], checks: list[KernelCheck], missing: list[str]) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -138,9 +135,8 @@ def _print(machine: dict[str, str], found: list[Extra], checks: list[KernelCheck
             time = "" if check.milliseconds is None else f"{check.milliseconds:.1f}"
             error = "" if check.error is None else f"{check.error:.0e}"
             state = check.problem or "works"
-            table.add_row(
-                check.kernel, check.library, time, error, Text(state), style="red" if _is_wrong(check) else None
-            )
+            style = "red" if check.wrong else None
+            table.add_row(check.kernel, check.library, time, error, Text(state), style=style)
         console.print(table)
         console.print()
     if missing:

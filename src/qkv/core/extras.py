@@ -10,7 +10,18 @@ from typing import Any
 
 from qkv.errors import MissingPackageError
 
-__all__ = ["import_optional", "lazy_attributes", "missing_package", "require_packages"]
+__all__ = [
+    "CLONE_COMMAND",
+    "INDEX_COMMAND",
+    "import_optional",
+    "lazy_attributes",
+    "missing_package",
+    "require_packages",
+]
+
+INDEX_COMMAND = 'pip install "qkv[{}]"'
+CLONE_COMMAND = 'pip install -c constraints.txt -e ".[{}]"'
+"""Commands that install an extra, or several that are joined by commas, from the package index and from a clone."""
 
 _DISTRIBUTIONS = {"ir_measures": "ir-measures", "sklearn": "scikit-learn"}
 """Package index names of packages that are imported under a different name."""
@@ -31,8 +42,8 @@ def missing_package(purpose: str, packages: str, extra: str) -> MissingPackageEr
     """
     verb = "are" if " and " in packages else "is"
     return MissingPackageError(
-        f'{purpose} {packages}, which {verb} not installed. Run: pip install "qkv[{extra}]" '
-        f'(in a clone: pip install -c constraints.txt -e ".[{extra}]").'
+        f"{purpose} {packages}, which {verb} not installed. Run: {INDEX_COMMAND.format(extra)} "
+        f"(in a clone: {CLONE_COMMAND.format(extra)})."
     )
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 
-__all__ = ["Extra", "Package", "extras", "install_command", "own_version"]
+from qkv.core.extras import CLONE_COMMAND, INDEX_COMMAND
 
-_REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(?:\[(?P<extras>[^\]]*)\])?\s*(?P<versions>[^;]*)")
-_EXTRA = re.compile(r"extra\s*==\s*['\"](?P<name>[^'\"]+)['\"]")
-_PLATFORM = re.compile(r"sys_platform\s*==\s*['\"](?P<name>[^'\"]+)['\"]")
+__all__ = ["Extra", "Package", "extras", "install_command", "own_version"]
 
 
 @dataclass(frozen=True)
@@ -33,9 +29,9 @@ class Package:
     @property
     def works(self) -> bool:
         """Whether a supported version is installed."""
-        return self.installed is not None and all(
-            _satisfies(self.installed, limit) for limit in self.required.split(",") if limit.strip()
-        )
+        from packaging.specifiers import SpecifierSet
+
+        return self.installed is not None and SpecifierSet(self.required).contains(self.installed, prereleases=True)
 
 
 @dataclass(frozen=True)
@@ -88,32 +84,30 @@ def install_command(names: Iterable[str]) -> str:
         >>> install_command(["ask", "look"]).endswith('[ask,look]"')
         True
     """
-    target = f"[{','.join(names)}]"
-    if _from_clone():
-        return f'pip install -c constraints.txt -e ".{target}"'
-    return f'pip install "qkv{target}"'
+    return (CLONE_COMMAND if _from_clone() else INDEX_COMMAND).format(",".join(names))
 
 
-def _packages(lines: list[str], extra: str) -> tuple[Package, ...]:
+def _packages(lines: Iterable[str], extra: str) -> tuple[Package, ...]:
     """Return the packages of an extra and of the extras of `qkv` that it includes, each once with all its limits."""
-    limits: dict[str, list[str]] = {}
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
+    requirements = [Requirement(line) for line in lines]
+    limits: dict[str, SpecifierSet] = {}
     waiting, read = [extra], set()
     while waiting:
         name = waiting.pop(0)
         if name in read:
             continue
         read.add(name)
-        for line in lines:
-            wanted, platform = _EXTRA.search(line), _PLATFORM.search(line)
-            if wanted is None or wanted["name"] != name or (platform and platform["name"] != sys.platform):
+        for one in requirements:
+            if one.marker is None or not one.marker.evaluate({"extra": name}):
                 continue
-            found = _REQUIREMENT.match(line)
-            assert found is not None, line
-            if found["name"] == "qkv":
-                waiting += [other.strip() for other in (found["extras"] or "").split(",")]
+            if one.name == "qkv":
+                waiting += sorted(one.extras)
             else:
-                limits.setdefault(found["name"], []).append(found["versions"].strip(" ()"))
-    return tuple(Package(name, ",".join(dict.fromkeys(found)), _installed(name)) for name, found in limits.items())
+                limits[one.name] = limits.get(one.name, SpecifierSet()) & one.specifier
+    return tuple(Package(name, str(found), _installed(name)) for name, found in limits.items())
 
 
 def _installed(name: str) -> str | None:
@@ -130,27 +124,3 @@ def _from_clone() -> bool:
         return True
     origin = json.loads(content) if content else {}
     return bool(origin.get("dir_info", {}).get("editable"))
-
-
-def _satisfies(version: str, limit: str) -> bool:
-    """Whether a version satisfies one limit such as ">=3.13"; only the numbers of the release are compared."""
-    found = re.match(r"\s*(>=|<=|==|!=|<|>|~=)\s*([0-9.]+)", limit)
-    if found is None:
-        return True
-    mine, bound = _release(version), _release(found[2])
-    length = max(len(mine), len(bound))
-    a, b = (each + (0,) * (length - len(each)) for each in (mine, bound))
-    return {
-        ">=": a >= b,
-        "~=": a >= b,
-        "<=": a <= b,
-        "==": a == b,
-        "!=": a != b,
-        "<": a < b,
-        ">": a > b,
-    }[found[1]]
-
-
-def _release(version: str) -> tuple[int, ...]:
-    numbers = re.match(r"[0-9]+(?:\.[0-9]+)*", version.strip())
-    return tuple(int(part) for part in numbers[0].split(".")) if numbers else ()

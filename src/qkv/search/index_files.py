@@ -23,9 +23,9 @@ from qkv.encoders.saved_encoder import restore_encoder
 from qkv.errors import DataError, StoreBusyError
 from qkv.search.index_folder import INDEX, PREFIX, check_passages, check_scores, read_folder, read_settings
 from qkv.store.arrow_files import parse_table
+from qkv.store.row_files import serialize
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from scipy.sparse import csc_array, csr_array, csr_matrix
 
     from qkv.search.index import Index
@@ -122,7 +122,7 @@ def _write(index: Index, file: Path) -> None:
         "words": len(index.words.vocabulary),
         "width": int(index.keys.rows.shape[1]),
     }
-    parts: dict[str, Shaped[np.ndarray, "*_"] | bytes] = {"passages": _table_bytes(index.table)}
+    parts: dict[str, Shaped[np.ndarray, "*_"] | bytes] = {"passages": serialize(index.table).to_pybytes()}
     rows = index.keys.rows
     if isinstance(rows, np.ndarray):
         parts["keys"] = np.asarray(rows)
@@ -195,15 +195,6 @@ def _sparse(container: Container, name: str, kind: Any, shape: tuple[int, int]) 
     except Exception as error:  # ValueError, TypeError, IndexError or OverflowError of SciPy
         raise container.damaged(f"have a sparse matrix {name!r} of shape {shape}", str(error)[:200]) from None
     return matrix
-
-
-def _table_bytes(table: pa.Table) -> bytes:
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-    return bytes(sink.getvalue().to_pybytes())
 
 
 def _is_foreign(path: Path) -> bool:

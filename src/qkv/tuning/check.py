@@ -42,6 +42,7 @@ class KernelCheck:
         milliseconds: median wall time of a call; None if the call was not run.
         error: largest difference from the equation in float64, relative to the largest value of the output.
         problem: why the kernel did not run or is wrong, as a sentence; empty if it is right.
+        wrong: whether it failed or its output is wrong, rather than not being meant for this machine.
     """
 
     kernel: str
@@ -49,6 +50,7 @@ class KernelCheck:
     milliseconds: float | None
     error: float | None
     problem: str = ""
+    wrong: bool = False
 
 
 def installed_libraries() -> list[str]:
@@ -91,11 +93,12 @@ def _check(kernel: Kernel, library: str) -> KernelCheck:
         reason = str(error).partition("this call: ")[2].partition(". ")[0]
         return KernelCheck(kernel.name, library, None, None, f"not run: {reason or error}")
     except Exception as error:  # a broken installation fails with any error, which the report states
-        return KernelCheck(kernel.name, library, None, None, f"it failed: {type(error).__name__}: {error}")
+        return KernelCheck(kernel.name, library, None, None, f"it failed: {type(error).__name__}: {error}", True)
     wanted = _equation(sides, softmax=not features)
     difference = float(np.abs(output - wanted).max() / np.abs(wanted).max())
-    problem = "" if difference < _TOLERANCE else f"its output differs from the equation by {difference:.1e}"
-    return KernelCheck(kernel.name, library, 1e3 * float(np.median(times[1:])), difference, problem)
+    wrong = not difference < _TOLERANCE
+    problem = f"its output differs from the equation by {difference:.1e}" if wrong else ""
+    return KernelCheck(kernel.name, library, 1e3 * float(np.median(times[1:])), difference, problem, wrong)
 
 
 def _array(side: Num[np.ndarray, "*shape"], library: str, on_gpu: bool) -> ArrayLike:

@@ -12,6 +12,7 @@ from qkv.core.typing import Int
 from qkv.database.execute.notes import read_note, save_note
 from qkv.errors import DamagedError
 from qkv.store.arrow_files import parse_table
+from qkv.store.row_files import serialize
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,8 +44,5 @@ def load_example_rows(rows: StoredRows, indices: Int[np.ndarray, " n"], columns:
         if saved.num_rows == len(indices) and saved.schema.equals(schema):
             return saved
     table = rows.take(indices, columns)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-    save_note(path, made_from, {}, {"rows": np.frombuffer(sink.getvalue(), np.uint8)})
+    save_note(path, made_from, {}, {"rows": np.frombuffer(serialize(table), np.uint8)})
     return table

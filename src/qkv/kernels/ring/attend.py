@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import accumulation_dtype, library, result_dtype
 from qkv.core.arrays import cast as cast_array
-from qkv.core.axes import Axes
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
@@ -18,19 +17,16 @@ from qkv.errors import KindError, QkvError
 from qkv.kernels.ring.autograd import ring_attention
 from qkv.kernels.ring.checks import check_mergeable
 from qkv.kernels.ring.layout import Layout, Order
-from qkv.kernels.ring.local_parts import check_pair_lengths, check_part_lengths, query_offset, travels
+from qkv.kernels.ring.local_parts import AnyPart, bind_local, check_pair_lengths, chunk_problem, query_offset
 from qkv.kernels.ring.shards import Shards
 from qkv.kernels.ring.transport import Ring, open_ring
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.tile_sizes import tile_sizes
 from qkv.kernels.tiled.kernel import BUDGET
-from qkv.masks import Mask
-from qkv.normalizers import Normalizer
 from qkv.plan.checks import read_problem, read_seed
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
-from qkv.scores import Score
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +86,8 @@ def attend_sharded(
     )
     tile = replace(call.tile, seed=seeds[0] if spec.dropout else None)
     call = replace(call, tile=tile, finite=(all(flags[0]), all(flags[1])))
-    shards = Shards(ring, queries, keys, offset, tile_sizes(_chunk_problem(problem, queries, keys), BUDGET))
+    longest = (max((b - a for a, b in layout.chunks(0)), default=1) for layout in (queries, keys))
+    shards = Shards(ring, queries, keys, offset, tile_sizes(chunk_problem(problem, *longest), BUDGET))
     with torch.autocast(call.value.device.type, enabled=False):
         if torch.is_grad_enabled():
             refuse_closure_gradients(call)
@@ -150,16 +147,6 @@ def _part_description(part: Part) -> str:
     return f"{classes}{shapes or ''}{'' if shapes else f' {part}'}"
 
 
-def _chunk_problem(problem: Problem, queries: Layout, keys: Layout) -> Problem:
-    """Return the problem of the longest chunk of queries and the longest chunk of keys."""
-    q, k = (max((b - a for a, b in layout.chunks(0)), default=1) for layout in (queries, keys))
-    axes = problem.axes
-    shapes = [(*shape[:-2], n, shape[-1]) for shape, n in ((axes.query, q), (axes.key, k), (axes.value, k))]
-    return replace(
-        problem, axes=Axes.of(shapes[0], shapes[1], shapes[2]), spec=problem.spec.with_(mask=None, positions=None)
-    )
-
-
 def _bind(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[TorchCall, int]:
     """Return the call of this rank, and the number of all keys to which arrays of pairs belong, or 0 without any.
 
@@ -169,9 +156,10 @@ def _bind(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[
     dtype = accumulation_dtype(query, key, value)
     pairs = [0]
 
-    def bound(part: Part) -> Part:
-        pairs.append(check_part_lengths(part, axes.q, axes.k))
-        return part.bind(value, axes.batch, dtype)._map(lambda x, names: _expanded(x, names, axes.k))
+    def bound(part: AnyPart) -> AnyPart:
+        part, count = bind_local(part, value, axes, dtype)
+        pairs.append(count)
+        return part
 
     out_dtype = result_dtype(query, key, value)
     if not problem.score.keeps_dtype:
@@ -180,20 +168,11 @@ def _bind(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[
         query,
         key,
         cast_array(value, dtype),
-        cast("Score", bound(problem.score)),
-        cast("Normalizer", bound(problem.normalizer)),
-        None if spec.mask is None else cast("Mask", bound(spec.mask)),
+        bound(problem.score),
+        bound(problem.normalizer),
+        None if spec.mask is None else bound(spec.mask),
         Tile.whole(axes.q, axes.k, axes.batch, Positions(query_start=0)),
         spec.dropout,
         out_dtype,
     )
     return cast("TorchCall", call), max(pairs)
-
-
-def _expanded(x: Tensor, names: tuple[str, ...] | None, k: int) -> Tensor:
-    """Return an array with one row per key, of which all ranks must know the length, without axes of length 1."""
-    if not names or not travels(names):
-        return x
-    shape = list(x.shape)
-    shape[names.index("k") - len(names)] = k
-    return x.expand(shape)

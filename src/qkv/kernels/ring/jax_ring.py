@@ -8,11 +8,10 @@ mask or a window excludes. Sparsemax and 1.5-entmax find the threshold by Newton
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from qkv.core.arrays import accumulation_dtype, is_floating, library, result_dtype
 from qkv.core.arrays import cast as cast_array
-from qkv.core.axes import Axes
 from qkv.core.equation import BoundCall, take_range
 from qkv.core.guard import zero_nonfinite
 from qkv.core.parts import Part
@@ -26,7 +25,7 @@ from qkv.kernels.jax_loops.manual_axes import vary_alike
 from qkv.kernels.ring.checks import check_mergeable
 from qkv.kernels.ring.jax_device import DeviceCall, Mesh, cut_part
 from qkv.kernels.ring.layout import Order
-from qkv.kernels.ring.local_parts import check_pair_lengths, check_part_lengths, query_offset, travels
+from qkv.kernels.ring.local_parts import bind_local, check_pair_lengths, chunk_problem, query_offset
 from qkv.kernels.runtime.tile_sizes import tile_shape
 from qkv.masks import Blocks
 from qkv.plan.checks import read_problem, read_seed
@@ -121,26 +120,16 @@ def _bind(
         )
     whole = Tile.whole(size * axes.q, size * axes.k, axes.batch, spec.positions)
     q, k = axes.q // mesh.count, axes.k // mesh.count
-    shapes = [(*shape[:-2], n, shape[-1]) for shape, n in ((axes.query, q), (axes.key, k), (axes.value, k))]
-    of_chunk = replace(
-        problem, axes=Axes.of(shapes[0], shapes[1], shapes[2]), spec=spec.with_(mask=None, positions=None)
-    )
+    of_chunk = chunk_problem(problem, q, k)
     rows, cols = tile_shape(of_chunk, BUDGET, 8 + 3 * of_chunk.elements_per_logit)
     offset = query_offset(problem.score, spec.mask, whole, spec.positional)
     mesh = replace(mesh, offset=offset, sides=(max(1, min(rows, q)), max(1, min(cols, k))))
     dtype = accumulation_dtype(query, key, value)
 
     def bound(part: Part) -> Any:
-        check_pair_lengths([check_part_lengths(part, axes.q, axes.k)], whole.k_total)
-
-        def expanded(x: Array, names: tuple[str, ...] | None) -> Array:
-            if names is None or not travels(names):
-                return x
-            shape = list(x.shape)
-            shape[names.index("k") - len(names)] = axes.k
-            return cast("Array", jnp.broadcast_to(x, shape))
-
-        return part.bind(value, axes.batch, dtype)._map(expanded)
+        part, pairs = bind_local(part, value, axes, dtype)
+        check_pair_lengths([pairs], whole.k_total)
+        return part
 
     tile = Tile.whole(axes.q, axes.k, axes.batch, Positions(query_start=0), seed=read_seed(problem, seed))
     parts = bound(problem.score), bound(problem.normalizer), None if spec.mask is None else bound(spec.mask)

@@ -1,4 +1,4 @@
-"""Scores and masks restricted to one chunk of queries and one chunk of keys, in which indices count from 0.
+"""Parts and problems of one rank, and of one chunk of queries and one chunk of keys, in which indices count from 0.
 
 Arrays of a part are sharded like query and key: an array with an axis for queries alone holds those of this rank, and
 one with an axis for keys alone those of the rank that holds the keys. An array of pairs has this rank's queries and all
@@ -11,17 +11,19 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
-from qkv.core.arrays import is_array
+from qkv.core.arrays import is_array, namespace
+from qkv.core.axes import Axes
 from qkv.core.parts import Part
 from qkv.core.positions import Align
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Shaped
+from qkv.core.typing import Array, DType, Shaped
 from qkv.errors import PositionError, RefusedError, ShapeError
 from qkv.kernels.ring.layout import Limits
 from qkv.masks import Blocks, Causal, Custom, Documents, Keys, Lengths, Mask, Pairs, Prefix, Window
 from qkv.masks.base import And, Not, Or
+from qkv.plan.problem import Problem
 
-__all__ = ["check_pair_lengths", "check_part_lengths", "local_mask", "query_offset", "slice_part", "travels"]
+__all__ = ["bind_local", "check_pair_lengths", "chunk_problem", "local_mask", "query_offset", "slice_part", "travels"]
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 Names = tuple[str, ...] | None
@@ -56,7 +58,36 @@ def slice_part(part: AnyPart, rows: Limits, cols: Limits, whole_cols: Limits) ->
     return part._map(cut)
 
 
-def check_part_lengths(part: Part, q: int, k: int) -> int:
+def bind_local(part: AnyPart, value: Shaped[Array, "*_"], axes: Axes, dtype: DType) -> tuple[AnyPart, int]:
+    """Return a part bound to the call of this rank, and the number of all keys to which its arrays of pairs belong.
+
+    Arrays with one element per key get no axes of length 1, because all ranks must know their length. The number is 0
+    without arrays of pairs. It does for arrays that are sharded what `Part.bind` does with the lengths of a call.
+
+    Raises:
+        ShapeError: an array does not have the axes that `slice_part` expects.
+        KindError: an array belongs to another library than the values.
+    """
+    pairs = _check_lengths(part, axes.q, axes.k)
+
+    def expanded(array: Array, names: Names) -> Array:
+        if names is None or not travels(names):
+            return array
+        shape = list(array.shape)
+        shape[names.index("k") - len(names)] = axes.k
+        return namespace(array).broadcast_to(array, tuple(shape))
+
+    return part.bind(value, axes.batch, dtype)._map(expanded), pairs
+
+
+def chunk_problem(problem: Problem, q: int, k: int) -> Problem:
+    """Return the problem of a chunk of `q` queries and a chunk of `k` keys, without mask and positions."""
+    axes, spec = problem.axes, problem.spec
+    query, key, value = ((*of[:-2], n, of[-1]) for of, n in ((axes.query, q), (axes.key, k), (axes.value, k)))
+    return dataclasses.replace(problem, axes=Axes.of(query, key, value), spec=spec.with_(mask=None, positions=None))
+
+
+def _check_lengths(part: Part, q: int, k: int) -> int:
     """Return the number of all keys to which the arrays of pairs of a part belong, or 0 if it has none.
 
     Args:
