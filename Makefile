@@ -33,14 +33,11 @@ $(VENV)/.dev: $(VENV)/.base
 ask: $(VENV)/.base
 	@sh examples/ask.sh $(BIN)/qkv
 
-# XLA compiles in a quarter of the time without optimizing and with its simpler code generator; test-long uses its defaults.
-test: export XLA_FLAGS = --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
-	--xla_llvm_disable_expensive_passes=true
 # Every process that the tests start would otherwise compile the package anew.
 test test-long: export PYTHONDONTWRITEBYTECODE =
-# One thread per worker: two workers already use both cores.
+# One thread per worker: two workers already use both cores. XLA compiles faster with these settings; test-long uses its defaults.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+	OMP_NUM_THREADS=1 XLA_FLAGS="$$($(BIN)/python -m tests.xla_flags)" $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
 
 test-long: $(VENV)/.dev
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -59,7 +56,7 @@ kills: $(VENV)/.dev
 PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell \
 	for python in python$(version) $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$(version).*/bin/python; do \
 	$$python -c "import sys; print(sys.executable)" 2>/dev/null && break; done))
-WHICH ?= lowest newest
+WHICH ?= lowest numpy1 newest
 PARTS ?= tests
 KEEP ?=
 TORCH ?=

@@ -2,8 +2,10 @@
 
 `python -m tests.versions lowest [pytest arguments]` builds the wheel, makes an environment in a temporary folder,
 installs the lowest versions of all direct requirements (or the newest, with `newest`) and runs the tests against the
-installed wheel. `make test-versions` runs the lowest with Python 3.11, and the newest with each of 3.11 to 3.13.
-PyTorch is always the version of `constraints.txt`, because other versions take gigabytes of GPU packages.
+installed wheel. JAX needs NumPy 2, so `numpy1` installs the lowest versions without JAX and what else needs NumPy 2:
+this is how the lowest NumPy is tested, and with it the lowest TensorFlow. `make test-versions` runs the two lowest with
+Python 3.11, and the newest with each of 3.11 to 3.13. PyTorch is always the version of `constraints.txt`, because other
+versions take gigabytes of GPU packages.
 
 `--keep FOLDER` keeps the environment in a folder of its own in that folder: later runs install only the wheel, unless
 the list of packages changed. A part of the tests is named at the end, as for pytest:
@@ -25,28 +27,19 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+from tests.xla_flags import known_flags
+
 ROOT = Path(__file__).parent.parent
 _EXTRAS = ("ask", "look", "jax", "hf", "translate", "onnx", "keras", "flax", "equinox", "sklearn", "search", "lance")
 _EXTRAS += ("serve", "mcp", "cloud")
-_NEEDS_NEWEST = ("attn-gym", "equinox", "flax", "jupyterlab", "onnx", "schemathesis", "tensorflow-cpu", "tokamax")
-_NEEDS_NEWEST += ("x-transformers",)
-"""Packages that need newer versions of others (equinox, flax and onnx need NumPy 2); their tests are left out."""
-_MISSING_MODULES = (
-    "attn_gym",
-    "equinox",
-    "flax",
-    "jupyterlab",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "schemathesis",
-    "tensorflow",
-    "tokamax",
-    "x_transformers",
-)
-_LEFT_OUT = ("tests/peers", "tests/look/test_notebook.py")
+_PEERS = ("attn-gym", "tokamax", "x-transformers")
+_NEED_NUMPY_2 = ("chex", "equinox", "flax", "jax", "onnx", "onnxruntime", "onnxscript")
+LEFT_OUT = {"lowest": (*_PEERS, "tensorflow-cpu"), "numpy1": (*_PEERS, *_NEED_NUMPY_2), "newest": ()}
+"""Packages that are not installed; tests that fail because one is missing are skipped. No extra needs the peers, which
+the tests compare with. The lowest onnx runs only with a TensorFlow that needs a newer Keras than the lowest."""
+_MODULES = {"tensorflow-cpu": "tensorflow", "jax": "jax jaxlib"}
 _LOWEST_PYTHON = "3.11"
-_GPU = re.compile(r"(nvidia-|cuda-|triton|torch)")
+GPU = re.compile(r"(nvidia-|cuda-|triton|torch)")
 
 
 def requirements() -> list[str]:
@@ -66,19 +59,20 @@ def resolve(which: str, python: str, folder: Path) -> Path:
     """Write the versions to install to a file: all packages, direct or not, except PyTorch and what it needs for GPUs.
 
     Args:
-        which: "lowest" for the lowest versions of direct requirements and the newest of others, or "newest".
+        which: "lowest" for the lowest versions of direct requirements and the newest of others, "numpy1" for the
+            same without packages that need NumPy 2, or "newest".
         python: version of Python, such as "3.11".
         folder: folder for the files.
     """
     wanted, pinned, listed = folder / "requirements.in", folder / "torch.txt", folder / f"{which}.txt"
-    chosen = [entry for entry in requirements() if which == "newest" or not entry.startswith(_NEEDS_NEWEST)]
+    chosen = [entry for entry in requirements() if re.split(r"[^\w-]", entry)[0] not in LEFT_OUT[which]]
     wanted.write_text("\n".join(chosen) + "\n")
     pinned.write_text(torch_version() + "\n")
     command = ["uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header", "--python-version", python]
-    command += ["--only-binary", ":all:", "--resolution", "lowest-direct" if which == "lowest" else "highest"]
+    command += ["--only-binary", ":all:", "--resolution", "highest" if which == "newest" else "lowest-direct"]
     _run([sys.executable, "-m", *command, "--override", str(pinned), "-o", str(listed), str(wanted)])
     lines = listed.read_text().splitlines()
-    listed.write_text("".join(f"{line}\n" for line in lines if not _GPU.match(line)))
+    listed.write_text("".join(f"{line}\n" for line in lines if not GPU.match(line)))
     return listed
 
 
@@ -86,7 +80,7 @@ def install(which: str, python: str, folder: Path, *, torch: bool = True) -> str
     """Build the wheel and install it with the chosen versions in an environment, and return the Python of that.
 
     Args:
-        which: "lowest" or "newest".
+        which: "lowest", "numpy1" or "newest".
         python: the Python to make the environment with.
         folder: folder for environments; one that is there already, with the same versions, is used again.
         torch: whether to install PyTorch.
@@ -115,12 +109,12 @@ def install(which: str, python: str, folder: Path, *, torch: bool = True) -> str
 def main() -> int:
     """Run the tests with the chosen versions, and return their exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", choices=["lowest", "newest"])
+    parser.add_argument("which", choices=list(LEFT_OUT))
     parser.add_argument("--python", default=sys.executable, help="the Python to make the environment with")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder that keeps the environment")
     parser.add_argument("--no-torch", action="store_true", help="leave out PyTorch, and the tests that need it")
     options, arguments = parser.parse_known_args()
-    if options.which == "lowest" and _version(options.python) != _LOWEST_PYTHON:
+    if options.which != "newest" and _version(options.python) != _LOWEST_PYTHON:
         print(f"The lowest versions are tested with Python {_LOWEST_PYTHON} only: many have no wheels for later ones.")
         return 0
     with tempfile.TemporaryDirectory() as name:
@@ -129,12 +123,14 @@ def main() -> int:
         # Old packages warn about their own use of newer ones, which is not an error of this package.
         command += [f"-Wignore::{name}Warning" for name in ("Deprecation", "Future", "PendingDeprecation")]
         command += ["-W", "ignore:It looks like:hypothesis.errors.HypothesisWarning", *(arguments or ["tests"])]
-        if options.which == "lowest":
-            command += [f"--ignore={path}" for path in _LEFT_OUT]
-        missing = ["torch"] * options.no_torch + [*_MISSING_MODULES] * (options.which == "lowest")
+        left_out = ["torch"] * options.no_torch + [*LEFT_OUT[options.which]]
+        missing = " ".join(_MODULES.get(name, name.replace("-", "_")) for name in left_out)
         if missing:
             command += ["-p", "tests.without_packages"]
-        settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "QKV_WITHOUT": " ".join(missing)}
+        if options.which != "newest":
+            command += ["--ignore=tests/peers"]
+        settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "QKV_WITHOUT": missing}
+        settings["XLA_FLAGS"] = known_flags(python)
         return subprocess.run(command, cwd=ROOT, env=settings, check=False).returncode
 
 
