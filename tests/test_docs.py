@@ -27,6 +27,14 @@ def test_the_files_that_a_page_links_to_exist(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_command_of_installation_from_an_index_has_one_for_a_clone_beside_it(page: Path) -> None:
+    lines = page.read_text().splitlines()
+    for at, line in enumerate(lines):
+        if 'pip install "qkv[' in line:
+            assert '-e ".[' in " ".join(lines[max(at - 2, 0) : at + 3]), f"{page.name}:{at + 1}"
+
+
 def test_no_tracked_file_names_a_path_of_a_machine() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     private = re.compile(r"(?<![\w.])/(?:work|home|root|Users)/\w")

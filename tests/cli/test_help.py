@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from qkv.cli.ask import ask
+from qkv.cli.commands import _SUMMARIES
 from qkv.cli.explain import explain
 
 from .conftest import EXAMPLES, ROOT, forked
@@ -80,3 +81,18 @@ def test_the_minimum_of_an_option_is_shown_and_enforced(qkv):
         assert err == f"qkv: {arguments[-2]} must be at least {least}, got {arguments[-1]}. See --help.\n"
         names = arguments[: 2 if arguments[0] == "store" else 1]
         assert f"x>={least}]" in qkv(*names, "--help")[1]
+
+
+def test_without_arguments_every_command_and_some_examples_fit_one_screen(qkv):
+    lines = qkv()[1].splitlines()
+    assert len(lines) <= 23  # the prompt is the 24th
+    assert max(map(len, lines)) <= 80
+    assert {line.split()[0] for line in lines[2:15]} == set(_SUMMARIES)
+
+
+@pytest.mark.parametrize(("words", "found"), [("qkv st", "store"), ("qkv ask --norm", "--normalizer")])
+def test_the_shell_completes_commands_and_options(qkv, monkeypatch, words, found):
+    monkeypatch.setenv("_QKV_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert qkv()[1].split() == [found]

@@ -14,7 +14,7 @@ from qkv.cli.plain_converters import use_plain_converters
 from qkv.core.printable import printable
 from qkv.errors import MissingPackageError, QkvError
 
-__all__ = ["create_app", "run_command"]
+__all__ = ["create_app", "overview", "run_command"]
 
 _HELP_NAMES = ("-h", "--help")
 _SUMMARIES = {
@@ -32,13 +32,19 @@ _SUMMARIES = {
     "tune": "Measure the kernels on this machine.",
     "doctor": "Report what is installed and which kernels work.",
 }
+_EXAMPLES = (
+    'qkv ask people.csv --key name --value income "Jon Smiht"',
+    'qkv search notes "how is the bandwidth chosen"',
+    "qkv join people.csv guests.csv --on name=guest",
+    'qkv look --text "When he saw his owner, the dog was happy"',
+)
 
 
 def create_app(names: Iterable[str] = tuple(_SUMMARIES)) -> typer.Typer:
     """Return the Typer application with the named subcommands, each of which is defined in `qkv.cli.NAME`."""
     # No rich markup: the examples in the help must keep their lines, so that they can be copied and run.
     app = typer.Typer(
-        add_completion=False,
+        add_completion=True,
         invoke_without_command=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -72,7 +78,15 @@ def _qkv(
 ) -> None:
     """Query tables, search texts, join tables and inspect models by attention."""
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        print(overview())
+
+
+def overview() -> str:
+    """Return what `qkv` prints without arguments: every subcommand and some examples, on a screen of 24 × 80."""
+    lines = ["Query tables, search texts, join tables and inspect models by attention.", ""]
+    lines += [f"  {name:<8}  {summary}" for name, summary in _SUMMARIES.items()]
+    lines += ["", "Examples:", *(f"  {example}" for example in _EXAMPLES), ""]
+    return "\n".join([*lines, "qkv COMMAND --help shows the options; qkv --install-completion completes them."])
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:

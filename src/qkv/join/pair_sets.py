@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from qkv.core.typing import Float, Int, Shaped
+from qkv.scores.string_functions import compare_all
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -38,9 +39,7 @@ class PairGrid:
         self, scorer: Callable[..., float], left: Shaped[np.ndarray, " left"], right: Shaped[np.ndarray, " right"]
     ) -> Float[np.ndarray, "rows right"]:
         """Return the similarity of left strings `start:stop` to each right string, computed by a RapidFuzz scorer."""
-        from rapidfuzz import process
-
-        return np.asarray(process.cdist(left[self.start : self.stop], right, scorer=scorer, dtype="float32"))
+        return compare_all(left[self.start : self.stop], right, scorer=scorer, dtype="float32")
 
     def apply(
         self, function: _ElementwiseFunction, left: Shaped[np.ndarray, " left"], right: Shaped[np.ndarray, " right"]

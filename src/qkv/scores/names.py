@@ -41,6 +41,7 @@ from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.scores.name_numbers import holds_numbers, query_numbers, query_values
 from qkv.scores.name_words import NameWords, clean_name, reduce_words
 from qkv.scores.number_words import INTERCHANGEABLE, is_digits, number_form
+from qkv.scores.string_functions import compare_all, string_functions
 from qkv.scores.text import TextScore
 
 __all__ = ["Names"]
@@ -190,11 +191,10 @@ class Names(TextScore):
         own, vocabulary, lengths = text.split(), words.vocabulary, words.lengths
         if not vocabulary or not _are_compared(own):
             return np.zeros((len(own), len(vocabulary))), np.zeros(len(vocabulary))
-        from rapidfuzz import distance, process
-
+        distance = string_functions().distance
         spelling = self.similarity(own, vocabulary)
-        begin = process.cdist(own, vocabulary, scorer=distance.Prefix.similarity, dtype="int32")
-        order = process.cdist(own, vocabulary, scorer=distance.LCSseq.similarity, dtype="int32")
+        begin = compare_all(own, vocabulary, scorer=distance.Prefix.similarity, dtype="int32")
+        order = compare_all(own, vocabulary, scorer=distance.LCSseq.similarity, dtype="int32")
         size = np.array([len(word) for word in own])[:, None]
         shorter = np.minimum(size, lengths)
         value = np.array([words.value_index.get(each, -2) if each else -1 for each in query_values(own)])[:, None]
@@ -258,13 +258,12 @@ class Names(TextScore):
         self, query: Sequence[str | None], key: Sequence[str | None], least: float = 0.0
     ) -> Float[np.ndarray, "q k"]:
         """Return the similarity by spelling of each pair of texts, and any lower number where it is below `least`."""
-        from rapidfuzz import distance, process
-
-        winkler = process.cdist(query, key, scorer=distance.JaroWinkler.normalized_similarity, dtype="float64")
+        distance = string_functions().distance
+        winkler = compare_all(query, key, scorer=distance.JaroWinkler.normalized_similarity, dtype="float64")
         alignment, cutoff = distance.OSA.normalized_similarity, None
         if least > 0 and winkler.size:
             cutoff = min(max(2 * least - float(winkler.max()), 0.0), 1.0)
-        edits = process.cdist(query, key, scorer=alignment, score_cutoff=cutoff, dtype="float64")
+        edits = compare_all(query, key, scorer=alignment, cutoff=cutoff, dtype="float64")
         return np.asarray((winkler + edits) / 2)
 
 

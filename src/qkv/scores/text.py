@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from qkv.core.extras import require_packages
 from qkv.core.typing import Array, Float, Shaped
 from qkv.scores.base import GeneralScore
+from qkv.scores.string_functions import compare_all, require_string_functions, string_functions
 
 __all__ = ["TextScore", "map_batch"]
 
@@ -34,7 +34,7 @@ class TextScore(GeneralScore):
 
     def validate(self) -> None:
         """Raise a `MissingPackageError` if RapidFuzz is not installed."""
-        require_packages("text scores need", "ask", "rapidfuzz")
+        require_string_functions()
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
         """Return an estimate of 500 operations for each function in `scorers`."""
@@ -47,12 +47,11 @@ class TextScore(GeneralScore):
         return map_batch(self._similarities, query, key)
 
     def _similarities(self, query: Shaped[np.ndarray, " q"], key: Shaped[np.ndarray, " k"]) -> Float[np.ndarray, "q k"]:
-        import rapidfuzz
-
+        rapidfuzz = string_functions()
         total: np.ndarray | float = 0.0
         for name in self.scorers:
             scorer = attrgetter(name)(rapidfuzz)
-            total = total + rapidfuzz.process.cdist(query, key, scorer=scorer, dtype="float64")
+            total = total + compare_all(query, key, scorer=scorer, dtype="float64")
         return np.asarray(total / (len(self.scorers) * self.scorer_maximum))
 
 

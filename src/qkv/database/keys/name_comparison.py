@@ -28,6 +28,7 @@ from qkv.database.keys.comparisons import SimilarityComparison
 from qkv.scores.name_numbers import query_numbers
 from qkv.scores.name_words import clean_name
 from qkv.scores.names import Names
+from qkv.scores.string_functions import string_functions
 
 __all__ = ["MARGIN", "NameComparison", "close_keys", "mismatch_reason"]
 
@@ -99,8 +100,6 @@ def close_keys(
         similar: the similarities of the keys.
         margins: whether keys that are less similar by a margin are included.
     """
-    from rapidfuzz.distance import OSA
-
     share, complete = score.coverage(text, keys)
     asked = clean_name(text)
     begins = score.begins(asked, [clean_name(key) for key in keys]) != 0
@@ -116,7 +115,8 @@ def close_keys(
     if margins and similar[0] < score.same_words - _SAME:
         margin[:] = MARGIN
         margin[bool(complete[0]) & ~complete] = _MARGIN_OF_COMPLETE
-        errors = np.array([OSA.distance(asked, clean_name(key)) for key in keys])
+        alignment = string_functions().distance.OSA
+        errors = np.array([alignment.distance(asked, clean_name(key)) for key in keys])
         margin[bool(errors[0] <= 1) & (errors <= 1)] = _MARGIN_OF_ONE_ERROR
     return np.asarray(same | (similar[0] - similar < margin))
 
