@@ -30,6 +30,7 @@ def test_every_file_of_a_claim_is_listed_and_every_listed_claim_has_a_file() -> 
         "local_linear",
         "names",
         "page",
+        "ray_cluster",
         "relations",
         "serve",
         "second_question",

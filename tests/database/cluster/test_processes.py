@@ -1,6 +1,7 @@
 """Queries by worker processes: the answers of one process, with workers that die and fragments that are damaged."""
 
 import os
+import pickle
 import signal
 import threading
 from functools import cache
@@ -12,7 +13,7 @@ import pytest
 from qkv import Database, masks, normalizers, scores
 from qkv.database.cluster import scheduler
 from qkv.database.cluster.opening import open_cluster
-from qkv.database.cluster.scheduler import Scheduler, WorkerDiedError, divide
+from qkv.database.cluster.scheduler import LostResultError, Scheduler, WorkerDiedError, divide
 from qkv.database.cluster.task import FragmentRows, FragmentTask
 from qkv.database.cluster.worker import FragmentWorker
 from qkv.errors import DamagedStoreError, OptionError, RefusedError
@@ -41,6 +42,12 @@ class LocalWorker:
         if self.deaths and self.deaths.pop():
             raise WorkerDiedError
         return self.worker.run(message)
+
+    def merge(self, results):
+        return self.call(pickle.dumps(results))
+
+    def fetch(self, result):
+        return result
 
     def close(self):
         pass
@@ -153,6 +160,36 @@ def test_a_dead_worker_is_replaced_and_the_answer_is_equal_to_the_last_bit(folde
     assert (got.value, got.standard_error, got.rows) == (expected.value, expected.standard_error, expected.rows)
 
 
+def test_results_of_many_workers_are_merged_in_a_tree_and_read_again_if_they_are_lost(folder, monkeypatch):
+    _, many = both(folder)
+    expected = many.ask([(0.1, 0.2), (0.3, 0.4)])
+    workers = len(many.store.block_names())
+    monkeypatch.setattr(scheduler, "FAN_IN", 2)
+    merged, losses = [], []
+
+    class Losing(LocalWorker):
+        def merge(self, results):
+            merged.append(len(results))
+            if losses and losses.pop():
+                raise LostResultError
+            return super().merge(results)
+
+        def fetch(self, result):
+            if losses and losses.pop():
+                raise LostResultError
+            return result
+
+    monkeypatch.setattr(many._executor(), "scheduler", Scheduler(Losing, workers, "workers"))
+    whole = many.ask([(0.1, 0.2), (0.3, 0.4)])
+    assert_same(whole, expected)
+    assert len(merged) > 2
+    assert max(merged) == 2
+    losses += [False, True, False, True, True, False, True, True]
+    again = many.ask([(0.1, 0.2), (0.3, 0.4)])
+    assert not losses
+    assert (again.value, again.standard_error, again.rows) == (whole.value, whole.standard_error, whole.rows)
+
+
 def test_a_task_that_ends_every_worker_is_given_up(folder, monkeypatch):
     monkeypatch.setattr(scheduler, "_MOST_ATTEMPTS", 3)
     _, many = both(folder)
@@ -220,7 +257,7 @@ def test_worker_processes_that_are_killed_are_replaced(folder):
     many = Database.open(folder, cluster="processes:1")
     try:
         assert_same(many.ask([(0.1, 0.2)], **options), expected)
-        os.kill(many.cluster._workers[0].process.pid, signal.SIGKILL)
+        os.kill(many.cluster.workers[0].process.pid, signal.SIGKILL)
         assert_same(many.ask([(0.1, 0.2)], **options), expected)
         assert many.cluster.replaced == 1
     finally:
@@ -236,7 +273,7 @@ def test_twenty_workers_killed_during_queries_change_no_answer(folder):
     def kill():
         draw = np.random.default_rng(0)
         while len(killed) < 20 and not stop.wait(float(draw.uniform(0.5, 3.0))):
-            workers = [worker for worker in many.cluster._workers if worker is not None]
+            workers = [worker for worker in many.cluster.workers if worker is not None]
             if workers:
                 os.kill(workers[int(draw.integers(len(workers)))].process.pid, signal.SIGKILL)
                 killed.append(1)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 from qkv.database.cluster.scheduler import WorkerDiedError
@@ -22,6 +24,11 @@ class ProcessWorker:
         command = [sys.executable, "-m", "qkv.database.cluster.worker"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
+    @property
+    def process_id(self) -> int:
+        """The id of the process."""
+        return self.process.pid
+
     def call(self, message: bytes) -> bytes:
         """Return the reply to a message; see `Worker.call`."""
         assert self.process.stdin is not None
@@ -31,6 +38,15 @@ class ProcessWorker:
             return read_message(self.process.stdout)
         except (EOFError, OSError):
             raise WorkerDiedError from None
+
+    def merge(self, results: Sequence[object]) -> bytes:
+        """Return the merge of replies; see `Worker.merge`."""
+        return self.call(pickle.dumps(results))
+
+    def fetch(self, result: object) -> bytes:
+        """Return a reply, which is the result itself; see `Worker.fetch`."""
+        assert isinstance(result, bytes)
+        return result
 
     def close(self) -> None:
         """End the process."""

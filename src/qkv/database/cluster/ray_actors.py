@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from qkv.core.extras import require_packages
-from qkv.database.cluster.scheduler import WorkerDiedError
+from qkv.database.cluster.scheduler import LostResultError, WorkerDiedError
+from qkv.database.cluster.task import merge_replies
 from qkv.database.cluster.worker import FragmentWorker
 
 __all__ = ["RayWorker", "connect"]
@@ -30,21 +33,43 @@ def connect(address: str | None) -> int:
 
 
 class RayWorker:
-    """An actor that holds one worker."""
+    """An actor that holds one worker. Its results stay where it runs, and other actors fetch them from there."""
 
     def __init__(self) -> None:
         import ray
 
-        self._actor: Any = ray.remote(num_cpus=1)(FragmentWorker).remote()
+        self._actor: Any = ray.remote(num_cpus=1)(_Actor).remote()
+        self._process_id: Any = self._actor.process_id.remote()
 
-    def call(self, message: bytes) -> bytes:
-        """Return the reply to a message; see `Worker.call`."""
+    @property
+    def process_id(self) -> int:
+        """The id of the process on its machine; 0 if it has not started or has died."""
         import ray
 
+        with suppress(ray.exceptions.RayError):
+            return int(ray.get(self._process_id, timeout=0))
+        return 0
+
+    def call(self, message: bytes) -> object:
+        """Return a reference to the reply to a message; see `Worker.call`."""
+        return self._result(self._actor.run, [message])
+
+    def merge(self, results: Sequence[object]) -> object:
+        """Return a reference to the merge of replies; see `Worker.merge`."""
+        here = [result for result in results if isinstance(result, bytes)]
+        there = [result for result in results if not isinstance(result, bytes)]
+        return self._result(self._actor.merge, [here, *there])
+
+    def fetch(self, result: object) -> bytes:
+        """Return the reply of a reference; see `Worker.fetch`."""
+        import ray
+
+        if isinstance(result, bytes):
+            return result
         try:
-            return bytes(ray.get(self._actor.run.remote(message)))
-        except ray.exceptions.RayActorError:
-            raise WorkerDiedError from None
+            return bytes(ray.get(result))
+        except (ray.exceptions.ObjectLostError, ray.exceptions.RayActorError):
+            raise LostResultError from None
 
     def close(self) -> None:
         """End the actor."""
@@ -52,3 +77,39 @@ class RayWorker:
 
         with suppress(Exception):
             ray.kill(self._actor)
+
+    def _result(self, method: Any, arguments: Sequence[object]) -> object:
+        """Return a reference to what a method of the actor returns, when it has returned."""
+        import ray
+
+        done, result = method.options(num_returns=2).remote(*arguments)
+        try:
+            ray.get(done)
+        except ray.exceptions.RayActorError:
+            raise WorkerDiedError from None
+        except ray.exceptions.ObjectLostError:
+            raise LostResultError from None
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ray.exceptions.ObjectLostError):
+                raise LostResultError from None
+            raise
+        return result
+
+
+class _Actor:
+    """The methods of an actor, each of which returns None, when it has finished, and its result."""
+
+    def __init__(self) -> None:
+        self.worker = FragmentWorker()
+
+    def process_id(self) -> int:
+        """Return the id of the process."""
+        return os.getpid()
+
+    def run(self, message: bytes) -> tuple[None, bytes]:
+        """Return the reply to a message; see `FragmentWorker.run`."""
+        return None, self.worker.run(message)
+
+    def merge(self, here: Sequence[bytes], *there: bytes) -> tuple[None, bytes]:
+        """Return the merge of replies, of which Ray has fetched those that were references."""
+        return None, merge_replies([*here, *there])

@@ -1,8 +1,10 @@
 """The scheduler of a cluster: it divides fragments among workers, replaces those that die, and merges their results.
 
 A worker has the same fragments in all queries, so that they stay in its memory. Each of its results is merged over its
-fragments; the results of all workers are merged in a tree in the order of the fragments. A worker that dies is replaced
-by one with the same fragments, so that the answer is equal to the last bit.
+fragments; the results of all workers are merged by the workers in a tree of `FAN_IN` branches, in the order of the
+fragments, and the last `FAN_IN` by this process, whose work does not grow with the number of workers. A worker that
+dies is replaced by one with the same fragments; if results were lost with it, their fragments are read again. The
+groups of the tree are always the same, so that the answer is equal to the last bit.
 """
 
 from __future__ import annotations
@@ -11,31 +13,65 @@ import pickle
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar
 
-from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, serialize
+from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, merge_replies, serialize
 from qkv.database.partials.arrow_format import from_batch
-from qkv.database.partials.query_partial import QueryPartial, merge_partials
+from qkv.database.partials.query_partial import QueryPartial
 from qkv.errors import RefusedError
 
-__all__ = ["Scheduler", "Worker", "WorkerDiedError", "divide"]
+__all__ = ["FAN_IN", "LostResultError", "Scheduler", "Worker", "WorkerDiedError", "divide"]
+
+FAN_IN = 16
+"""Number of results that are merged at once. With 16, the results of 4,096 workers are merged in three steps."""
 
 _MOST_ATTEMPTS = 10
 """Number of workers that one task may use up; a task that ends so many is not repeated."""
 
+T = TypeVar("T")
+
 
 class WorkerDiedError(Exception):
-    """Raised by `Worker.call` if the worker died before it replied."""
+    """Raised by the methods of a `Worker` if it died before it replied."""
+
+
+class LostResultError(Exception):
+    """Raised by `Worker.merge` and `Worker.fetch` if a result was lost with the machine that held it."""
 
 
 class Worker(Protocol):
-    """A process that runs `FragmentWorker.run`, on this machine or on another one."""
+    """A process that runs a `FragmentWorker`, on this machine or on another one.
 
-    def call(self, message: bytes) -> bytes:
-        """Return the reply to a message, or raise a `WorkerDiedError`."""
+    Results may stay where they were computed: they are replies, or references to them.
+    """
+
+    @property
+    def process_id(self) -> int:
+        """The id of the process on its machine; 0 if it is not known."""
+
+    def call(self, message: bytes) -> object:
+        """Return the result of `FragmentWorker.run`, or raise a `WorkerDiedError`."""
+
+    def merge(self, results: Sequence[object]) -> object:
+        """Return the result of `FragmentWorker.merge` for results of any workers, or raise one of both errors."""
+
+    def fetch(self, result: object) -> bytes:
+        """Return the reply of a result, as a pickle, or raise a `LostResultError`."""
 
     def close(self) -> None:
         """End the worker."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Branch:
+    """The merged result of the shares `first` to `last` − 1."""
+
+    first: int
+    last: int
+    result: object
 
 
 class Scheduler:
@@ -49,55 +85,110 @@ class Scheduler:
 
     Attributes:
         replaced: number of workers that died and were replaced.
+        workers: the workers, None where none was started yet.
     """
 
     def __init__(self, start: Callable[[], Worker], workers: int, kind: str, skip: bool = False) -> None:
         self.start, self.count, self.kind, self.skip = start, workers, kind, skip
         self.replaced = 0
-        self._workers: list[Worker | None] = [None] * workers
+        self.workers: list[Worker | None] = [None] * workers
         self._locks = [threading.Lock() for _ in range(workers)]
 
     def run(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> tuple[QueryPartial | None, dict[int, str]]:
         """Return the partial result over all fragments, and the reason for each fragment that cannot be read."""
         shares = [share for share in divide(fragments, self.count) if share]
+        if not shares:
+            return None, {}
         messages = [serialize((task, share)) for share in shares]
-        with ThreadPoolExecutor(max(1, len(shares))) as threads:
-            replies = list(threads.map(self._call, range(len(messages)), messages))
-        unreadable: dict[int, str] = {}
-        parts = []
-        for reply in replies:
-            if reply.error is not None:
-                raise reply.error
-            unreadable |= reply.unreadable
-            if reply.partial is not None:
-                parts.append(from_batch(reply.partial))
-        return (merge_partials(parts) if parts else None), unreadable
+        with ThreadPoolExecutor(len(shares)) as threads:
 
-    def _call(self, slot: int, message: bytes) -> Reply:
+            def scan(slot: int) -> _Branch:
+                return _Branch(slot, slot + 1, self._retry(slot, lambda worker: worker.call(messages[slot])))
+
+            branches = list(threads.map(scan, range(len(shares))))
+            while len(branches) > FAN_IN:
+                groups = [branches[first : first + FAN_IN] for first in range(0, len(branches), FAN_IN)]
+                branches = list(threads.map(partial(self._merge, scan), groups))
+            replies = list(threads.map(partial(self._reply, scan), branches))
+        reply = pickle.loads(merge_replies(replies) if len(replies) > 1 else replies[0])
+        assert isinstance(reply, Reply)
+        if reply.error is not None:
+            raise reply.error
+        return (None if reply.partial is None else from_batch(reply.partial)), dict(reply.unreadable)
+
+    def _merge(self, scan: Callable[[int], _Branch], group: Sequence[_Branch]) -> _Branch:
+        """Return the merge of consecutive branches by the worker of the first one."""
+        first, last = group[0].first, group[-1].last
+        if len(group) == 1:
+            return group[0]
+
+        def merge(worker: Worker) -> object:
+            return worker.merge([branch.result for branch in current])
+
+        current = list(group)
+        try:
+            return _Branch(first, last, self._retry(first, merge))
+        except LostResultError:
+            current = [replace(branch, result=self._repeat(scan, branch)) for branch in group]
+            return _Branch(first, last, self._retry(first, merge))
+
+    def _reply(self, scan: Callable[[int], _Branch], branch: _Branch) -> bytes:
+        """Return the pickled reply of a branch."""
+        try:
+            return self._fetch(branch)
+        except LostResultError:
+            return self._repeat(scan, branch)
+
+    def _repeat(self, scan: Callable[[int], _Branch], branch: _Branch) -> bytes:
+        """Return the pickled reply of a branch that was lost, by reading its fragments again, merged as before."""
+        replies = [self._read_again(scan, slot) for slot in range(branch.first, branch.last)]
+        while len(replies) > 1:
+            replies = [merge_replies(replies[first : first + FAN_IN]) for first in range(0, len(replies), FAN_IN)]
+        return replies[0]
+
+    def _read_again(self, scan: Callable[[int], _Branch], slot: int) -> bytes:
+        for _ in range(_MOST_ATTEMPTS):
+            with suppress(LostResultError):
+                return self._fetch(scan(slot))
+        raise self._given_up()
+
+    def _fetch(self, branch: _Branch) -> bytes:
+        return self._retry(branch.first, lambda worker: worker.fetch(branch.result))
+
+    def _retry(self, slot: int, action: Callable[[Worker], T]) -> T:
+        """Return what an action of a worker returns; if the worker dies, repeat it with another one."""
+        for _ in range(_MOST_ATTEMPTS):
+            try:
+                return self._attempt(slot, action)
+            except WorkerDiedError:
+                continue
+        raise self._given_up()
+
+    def _attempt(self, slot: int, action: Callable[[Worker], T]) -> T:
         with self._locks[slot]:
-            for _ in range(_MOST_ATTEMPTS):
-                worker = self._workers[slot]
-                if worker is None:
-                    worker = self._workers[slot] = self.start()
-                try:
-                    reply = pickle.loads(worker.call(message))
-                    assert isinstance(reply, Reply)
-                    return reply
-                except WorkerDiedError:
-                    worker.close()
-                    self._workers[slot] = None
-                    self.replaced += 1
-        raise RefusedError(
+            worker = self.workers[slot]
+            if worker is None:
+                worker = self.workers[slot] = self.start()
+            try:
+                return action(worker)
+            except WorkerDiedError:
+                worker.close()
+                self.workers[slot] = None
+                self.replaced += 1
+                raise
+
+    def _given_up(self) -> RefusedError:
+        return RefusedError(
             f"a worker must survive a query, but {_MOST_ATTEMPTS} {self.kind} died one after another. Check the memory "
             "of the machine, or open the store without cluster."
         )
 
     def close(self) -> None:
         """End all workers. The next query starts new ones."""
-        for slot, worker in enumerate(self._workers):
+        for slot, worker in enumerate(self.workers):
             if worker is not None:
                 worker.close()
-            self._workers[slot] = None
+            self.workers[slot] = None
 
 
 def divide(fragments: Sequence[FragmentTask], count: int) -> list[list[FragmentTask]]:

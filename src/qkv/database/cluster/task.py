@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy as np
 from qkv.core.typing import Bool, Shaped
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
-from qkv.database.partials.query_partial import Subject
+from qkv.database.partials.arrow_format import from_batch, to_bytes
+from qkv.database.partials.query_partial import Subject, merge_partials
 from qkv.errors import RefusedError
 from qkv.normalizers.base import Normalizer
 
-__all__ = ["FragmentRows", "FragmentTask", "Reply", "ScanTask", "serialize"]
+__all__ = ["FragmentRows", "FragmentTask", "Reply", "ScanTask", "merge_replies", "serialize"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,3 +114,16 @@ def serialize(task: object) -> bytes:
                 "module, install cloudpickle, or open the store without cluster."
             ) from None
         return bytes(cloudpickle.dumps(task))
+
+
+def merge_replies(replies: Sequence[bytes]) -> bytes:
+    """Return the merge of replies to the same task over different fragments, each of which is a pickle.
+
+    It does not depend on their order. An error in one of them is that of the merge.
+    """
+    loaded: list[Reply] = [pickle.loads(each) for each in replies]
+    error = next((each.error for each in loaded if each.error is not None), None)
+    unreadable = {index: reason for each in loaded for index, reason in each.unreadable.items()}
+    parts = [from_batch(each.partial) for each in loaded if each.partial is not None]
+    merged = to_bytes(merge_partials(parts)) if parts and error is None else None
+    return pickle.dumps(Reply(merged, unreadable, error))

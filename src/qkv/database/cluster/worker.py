@@ -1,7 +1,8 @@
 """A worker, which reads fragments of a store and returns the partial results of queries over them.
 
-As a program, `python -m qkv.database.cluster.worker` reads tasks from standard input and writes replies to standard
-output, each as its length in 8 bytes followed by a pickle. Both ends belong to one user on one machine.
+As a program, `python -m qkv.database.cluster.worker` reads tasks, or replies to be merged, from standard input and
+writes replies to standard output, each as its length in 8 bytes followed by a pickle. Both ends belong to one user on
+one machine.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import os
 import pickle
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import IO
+from dataclasses import replace
+from typing import IO, Any
 
 import numpy as np
 
 from qkv import store as stores
 from qkv.core.arrays import ignore_numpy_warnings
-from qkv.core.typing import Float, Shaped
-from qkv.database.cluster.task import FragmentTask, Reply, ScanTask
+from qkv.core.typing import Float, Int, Shaped
+from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, merge_replies
 from qkv.database.execute.accumulators import accumulator_for
 from qkv.database.execute.partial_sums import PartialSums
 from qkv.database.execute.row_reader import RowTile
@@ -29,8 +30,8 @@ from qkv.database.execute.scan import CellLogits, VectorNorms, fast_logits
 from qkv.database.execute.streamed_call import SPARE_ROWS
 from qkv.database.execute.tile_pass import Consumer, TilePass
 from qkv.database.partials.arrow_format import to_bytes
-from qkv.database.partials.query_partial import QueryPartial, merge_partials
-from qkv.database.partials.row_lists import RowLists, accumulates, select_rows
+from qkv.database.partials.query_partial import QueryPartial
+from qkv.database.partials.row_lists import FRAGMENT_ROWS, RowLists, accumulates, select_rows
 from qkv.database.partials.scan_rows import candidates_of_tile, with_spare_rows
 from qkv.errors import DamagedError, DamagedStoreError, QkvError
 from qkv.store import Block, Store
@@ -50,8 +51,11 @@ class FragmentWorker:
         self._norms: dict[tuple[str, int], VectorNorms] = {}
 
     def run(self, message: bytes) -> bytes:
-        """Return the reply to a pickled task and a list of fragments, as a pickle."""
-        task, fragments = pickle.loads(message)
+        """Return the reply to a pickled task and fragments, or to a list of replies to be merged, as a pickle."""
+        given = pickle.loads(message)
+        if isinstance(given, list):
+            return merge_replies(given)
+        task, fragments = given
         try:
             with ignore_numpy_warnings():
                 reply = self.scan(task, fragments)
@@ -61,16 +65,16 @@ class FragmentWorker:
 
     def scan(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> Reply:
         """Return the partial result of a scan over some fragments, or why a fragment cannot be read."""
-        parts, unreadable = [], dict[int, str]()
-        for each in fragments:
+        unreadable = dict[int, str]()
+        while True:
+            left = [each for each in fragments if each.fragment.index not in unreadable]
+            scan = _Scan(task, self._store(task), self._norms.setdefault((task.path, task.version), VectorNorms()))
             try:
-                block = self._store(task).block(each.fragment.name, task.names)
-                if len(block) != each.fragment.rows:
-                    raise DamagedError(f"{each.fragment.name} has {len(block)} rows instead of {each.fragment.rows}")
-                parts.append(self._scan_block(task, each, block))
-            except (DamagedError, OSError) as error:
-                unreadable[each.fragment.index] = str(error)
-        return Reply(to_bytes(merge_partials(parts)) if parts else None, unreadable)
+                partial = scan.run(left, unreadable)
+            except _UnreadableError as error:  # after some of its rows were added: start again without it
+                unreadable[error.index] = error.reason
+                continue
+            return Reply(None if partial is None else to_bytes(partial), unreadable)
 
     def _store(self, task: ScanTask) -> Store:
         name = (task.path, task.version)
@@ -87,27 +91,50 @@ class FragmentWorker:
             self._stores[name] = opened
         return self._stores[name]
 
-    def _scan_block(self, task: ScanTask, each: FragmentTask, block: Block) -> QueryPartial:
-        norms = self._norms.setdefault((task.path, task.version), VectorNorms())
+
+class _UnreadableError(Exception):
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index, self.reason = index, reason
+
+
+class _Scan:
+    """A scan over some fragments, whose rows are added to the same sums or candidates, fragment after fragment."""
+
+    def __init__(self, task: ScanTask, store: Store, norms: VectorNorms) -> None:
+        self.task, self.store, self.queries = task, store, task.subject.count
         columns = task.columns[:-1]
-        cells = CellLogits(task.comparison, columns, task.query, task.folded)
-        fast = fast_logits(task.comparison, columns, task.query, norms)
-        elements = max(1, task.comparison.score.elements_per_logit(1, 1))
-        plain = streamed_aggregator_for(task.columns[-1], task.folded, 1, task.votes)
-        tile_pass = TilePass(cells, fast, plain, task.subject.count, elements, each.present)
-        scan = _BlockScan(task, each, block, tile_pass, self._store(task).cache_folder)
-        sums, rows = scan.sums() if accumulates(task.normalizer) else (None, scan.candidates())
-        type_ = task.columns[-1].type
+        self.logits = CellLogits(task.comparison, columns, task.query, task.folded)
+        self.fast = fast_logits(task.comparison, columns, task.query, norms)
+        self.elements = max(1, task.comparison.score.elements_per_logit(1, 1))
+        self.read: list[int] = []
+        self.kept: list[tuple[Int[np.ndarray, " n"], RowTile]] = []
+
+    def run(self, fragments: Sequence[FragmentTask], unreadable: dict[int, str]) -> QueryPartial | None:
+        """Return the partial result over the fragments that can be read, and add the others to `unreadable`."""
+        accumulates_sums = accumulates(self.task.normalizer)
+        sums, rows = (self._sums if accumulates_sums else self._candidates)(self._blocks(fragments, unreadable))
+        if not self.read:
+            return None
+        task, type_ = self.task, self.task.columns[-1].type
         plain_type = getattr(type_, "value_type", type_) if task.columns[-1].kind != "vector" else type_
-        return QueryPartial(task.subject, task.normalizer, (each.fragment.index,), sums, rows, plain_type)
+        return QueryPartial(task.subject, task.normalizer, tuple(self.read), sums, rows, plain_type)
 
+    def _blocks(
+        self, fragments: Sequence[FragmentTask], unreadable: dict[int, str]
+    ) -> Iterator[tuple[FragmentTask, Block]]:
+        for each in fragments:
+            try:
+                block = self.store.block(each.fragment.name, self.task.names)
+                if len(block) != each.fragment.rows:
+                    raise DamagedError(f"{each.fragment.name} has {len(block)} rows instead of {each.fragment.rows}")
+            except (DamagedError, OSError) as error:
+                unreadable[each.fragment.index] = str(error)
+                continue
+            self.read.append(each.fragment.index)
+            yield each, block
 
-class _BlockScan:
-    def __init__(self, task: ScanTask, each: FragmentTask, block: Block, tile_pass: TilePass, cache: Path) -> None:
-        self.task, self.each, self.block, self.tile_pass, self.cache = task, each, block, tile_pass, cache
-        self.queries = task.subject.count
-
-    def sums(self) -> tuple[PartialSums, RowLists]:
+    def _sums(self, blocks: Iterable[tuple[FragmentTask, Block]]) -> tuple[PartialSums, RowLists]:
         """Return the sums over all rows, and the rows of evidence."""
         task = self.task
         values = streamed_aggregator_for(task.columns[-1], task.folded, self.queries, task.votes)
@@ -117,13 +144,14 @@ class _BlockScan:
         def consume(logits: Float[np.ndarray, "q n"], first: int, cells: Shaped[np.ndarray, "n ..."] | None) -> None:
             accumulator.accumulate(logits, first, cells)  # type: ignore[arg-type]
 
-        self._run(consume, values)
-        found = accumulator.top_rows.row
-        query, place = np.nonzero(found >= 0)
-        rows = RowLists(query, found[query, place], np.zeros(len(query)))
+        for each, block in blocks:
+            self._run(each, block, consume, values)
+            self._keep(accumulator.top_rows.row, block)
+        query, place = np.nonzero(accumulator.top_rows.row >= 0)
+        rows = RowLists(query, accumulator.top_rows.row[query, place], np.zeros(len(query)))
         return accumulator.sums(), self._exact(rows)
 
-    def candidates(self) -> RowLists:
+    def _candidates(self, blocks: Iterable[tuple[FragmentTask, Block]]) -> tuple[None, RowLists]:
         """Return the rows that can have weight."""
         normalizer = self.task.normalizer
         rough = with_spare_rows(normalizer, SPARE_ROWS)
@@ -137,32 +165,55 @@ class _BlockScan:
             assert selected is not None
             found = selected
 
-        self._run(consume, None)
+        for each, block in blocks:
+            self._run(each, block, consume, None)
+            self._keep(found.position, block)
         selected = select_rows(self._exact(found), normalizer, self.queries)
         assert selected is not None
-        return selected
+        return None, selected
 
-    def _run(self, consume: Consumer, aggregator: StreamedAggregator | None) -> None:
-        count = len(self.block)
-        for number, start in enumerate(range(0, count, self.task.tile)):
-            stop = min(start + self.task.tile, count)
-            tile = RowTile(start, self.block.rows(start, stop), self.block, start, self.cache)
-            self.tile_pass.run(tile, number not in self.each.incomplete, consume, aggregator)
+    def _run(self, each: FragmentTask, block: Block, consume: Consumer, aggregator: StreamedAggregator | None) -> None:
+        task, offset = self.task, (len(self.read) - 1) * FRAGMENT_ROWS
+        plain = streamed_aggregator_for(task.columns[-1], task.folded, 1, task.votes)
+        tile_pass = TilePass(self.logits, self.fast, plain, self.queries, self.elements, each.present)
+
+        def consume_fragment(logits: Any, first: int, cells: Any) -> None:
+            consume(logits, offset + first, cells)
+
+        count = len(block)
+        try:
+            for number, start in enumerate(range(0, count, task.tile)):
+                stop = min(start + task.tile, count)
+                tile = RowTile(start, block.rows(start, stop), block, start, self.store.cache_folder)
+                tile_pass.run(tile, number not in each.incomplete, consume_fragment, aggregator)
+        except (DamagedError, OSError) as error:
+            raise _UnreadableError(each.fragment.index, str(error)) from None
+
+    def _keep(self, positions: Int[np.ndarray, "*shape"], block: Block) -> None:
+        """Keep the cells of the rows of the last fragment that are among some positions; others are replaced later."""
+        import pyarrow as pa
+
+        offset = (len(self.read) - 1) * FRAGMENT_ROWS
+        own = np.unique(positions[positions >= offset])
+        if len(own):
+            rows = own - offset
+            table = block.table.take(pa.array(rows if block.present is None else np.flatnonzero(block.present)[rows]))
+            self.kept.append((own, RowTile(0, table, block, 0, self.store.cache_folder)))
 
     def _exact(self, rows: RowLists) -> RowLists:
         """Return rows with logits that are computed in float64 from their cells."""
         import pyarrow as pa
 
-        own = np.unique(rows.position)
-        if not len(own):
+        if not len(rows.position):
             return rows
-        places = own if self.block.present is None else np.flatnonzero(self.block.present)[own]
-        table = self.block.table.take(pa.array(places))
-        logits_of = self.tile_pass.cell_logits
-        loaded = logits_of.load(RowTile(0, table, self.block, 0, self.cache))
+        position = np.concatenate([own for own, _ in self.kept])
+        own = np.isin(position, rows.position)
+        table = pa.concat_tables([tile.table for _, tile in self.kept]).take(pa.array(np.flatnonzero(own)))
+        tile, position = replace(self.kept[0][1], table=table), position[own]
+        loaded = self.logits.load(tile)
         assert loaded is not None
-        logits = np.asarray(logits_of.compute(loaded, 0, len(own)), np.float64)
-        return RowLists(rows.query, rows.position, logits[rows.query, np.searchsorted(own, rows.position)])
+        logits = np.asarray(self.logits.compute(loaded, 0, len(position)), np.float64)
+        return RowLists(rows.query, rows.position, logits[rows.query, np.searchsorted(position, rows.position)])
 
 
 def read_message(stream: IO[bytes]) -> bytes:
