@@ -16,6 +16,7 @@ from qkv import Database
 from qkv import store as stores
 from qkv.errors import DataError, MissingPackageError, OptionError, StorageError
 from qkv.testing.stores import ids_of, numbered
+from tests.database.cluster.local_worker import LocalWorker
 
 ROWS = {"name": ["John Smith", "Jane Roe"], "income": [48_200, 61_000]}
 
@@ -134,8 +135,11 @@ def test_settings_take_the_place_of_the_environment(
     assert len(Database.open(bucket, storage_options=named)) == 2
     with pytest.raises(StorageError, match="the profile 'other' must have credentials"):
         Database.open(bucket, storage_options={**named, "profile": "other"})
-    with pytest.raises(OptionError, match="storage_options must be None with a cluster"):
-        Database.open(bucket, storage_options=options, cluster="processes")
+    many = Database.open(bucket, storage_options=options, cluster="processes:1")
+    many.cluster.start = LocalWorker
+    assert many.ask("John Smith", score="exact").value == 48_200
+    with pytest.raises(OptionError, match="source must be a path or a URL with a cluster"):
+        Database.open(many.store.path, cluster="processes")
     with pytest.raises(OptionError, match="storage_options must be None for a folder, got region"):
         stores.open(tmp_path, storage_options={"region": "us-east-1"})
 

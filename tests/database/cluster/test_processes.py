@@ -1,7 +1,6 @@
 """Queries by worker processes: the answers of one process, with workers that die and fragments that are damaged."""
 
 import os
-import pickle
 import signal
 import threading
 from functools import cache
@@ -13,11 +12,11 @@ import pytest
 from qkv import Database, masks, normalizers, scores
 from qkv.database.cluster import scheduler
 from qkv.database.cluster.opening import open_cluster
-from qkv.database.cluster.scheduler import LostResultError, Scheduler, WorkerDiedError, divide
+from qkv.database.cluster.scheduler import LostResultError, Scheduler, divide
 from qkv.database.cluster.task import FragmentRows, FragmentTask
-from qkv.database.cluster.worker import FragmentWorker
 from qkv.errors import DamagedStoreError, OptionError, RefusedError
 from qkv.store import row_files
+from tests.database.cluster.local_worker import LocalWorker
 from tests.effort import sample
 
 ROWS = 3000
@@ -30,27 +29,6 @@ NORMALIZERS = [
     normalizers.Sparsemax(),
     normalizers.Entmax15(),
 ]
-
-
-class LocalWorker:
-    """A worker in this process, which dies at the calls that are named."""
-
-    def __init__(self, deaths=None):
-        self.worker, self.deaths = FragmentWorker(), deaths if deaths is not None else []
-
-    def call(self, message):
-        if self.deaths and self.deaths.pop():
-            raise WorkerDiedError
-        return self.worker.run(message)
-
-    def merge(self, results):
-        return self.call(pickle.dumps(results))
-
-    def fetch(self, result):
-        return result
-
-    def close(self):
-        pass
 
 
 def table():

@@ -189,6 +189,7 @@ class ClusterCall(StreamedCall):
             folded=executor.fold,
             votes=executor.votes,
             subject=subject,
+            storage_options=executor.scheduler.storage_options,
         )
         tasks, first_row, first_tile = [], 0, 0
         for each in executor.fragments:

@@ -22,6 +22,7 @@ from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, merge_repli
 from qkv.database.partials.arrow_format import from_batch
 from qkv.database.partials.query_partial import QueryPartial
 from qkv.errors import RefusedError
+from qkv.store import StorageOptions
 
 __all__ = ["FAN_IN", "LostResultError", "Scheduler", "Worker", "WorkerDiedError", "divide"]
 
@@ -82,13 +83,22 @@ class Scheduler:
         workers: number of workers.
         kind: the workers in words, such as "processes".
         skip: whether fragments that cannot be read are left out.
+        storage_options: settings of the object store of the fragments.
 
     Attributes:
         replaced: number of workers that died and were replaced.
         workers: the workers, None where none was started yet.
     """
 
-    def __init__(self, start: Callable[[], Worker], workers: int, kind: str, skip: bool = False) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Worker],
+        workers: int,
+        kind: str,
+        skip: bool = False,
+        storage_options: StorageOptions = None,
+    ) -> None:
+        self.storage_options = storage_options
         self.start, self.count, self.kind, self.skip = start, workers, kind, skip
         self.replaced = 0
         self.workers: list[Worker | None] = [None] * workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from qkv.database.partials.arrow_format import from_batch, to_bytes
 from qkv.database.partials.query_partial import Subject, merge_partials
 from qkv.errors import RefusedError
 from qkv.normalizers.base import Normalizer
+from qkv.store import StorageOptions
 
 __all__ = ["FragmentRows", "FragmentTask", "Reply", "ScanTask", "merge_replies", "serialize"]
 
@@ -65,6 +66,7 @@ class ScanTask:
         folded: whether texts are folded.
         votes: whether the values vote.
         subject: what the partial result is about.
+        storage_options: settings of the object store, which may be secret and are not shown.
     """
 
     path: str
@@ -79,6 +81,7 @@ class ScanTask:
     folded: bool
     votes: bool
     subject: Subject
+    storage_options: StorageOptions = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,11 +83,11 @@ class FragmentWorker:
                 oldest = next(iter(self._stores))
                 del self._stores[oldest]
                 self._norms.pop(oldest, None)
-            version, checksums = task.version, task.checksums
+            options = {"checksums": task.checksums, "storage_options": task.storage_options}
             try:
-                opened = stores.open(task.path, version=version, checksums=checksums)
+                opened = stores.open(task.path, version=task.version, **options)
             except DamagedStoreError:  # of other fragments, perhaps; reading all files finds the intact ones
-                opened = stores.open(task.path, version=version, damaged="skip", checksums=checksums)
+                opened = stores.open(task.path, version=task.version, damaged="skip", **options)
             self._stores[name] = opened
         return self._stores[name]
 

@@ -134,11 +134,8 @@ def open_database(
     storage_options: stores.StorageOptions = None,
 ) -> StoredDatabase:
     """Open a database on disk; see `Database.open` and `qkv.store.open` for the arguments."""
-    if cluster is not None and (storage_options or isinstance(path, stores.ObjectPath)):
-        raise OptionError(
-            "storage_options must be None with a cluster, whose workers find their settings in the environment. Set "
-            "the variables of the provider instead, and pass a URL."
-        )
+    if cluster is not None and isinstance(path, stores.ObjectPath):
+        raise OptionError("source must be a path or a URL with a cluster, got an ObjectPath, which cannot be sent.")
     store = stores.open(path, damaged=damaged, checksums=checksums, storage_options=storage_options)
     saved = _saved_settings(store)
     record = saved.get("encoder")
@@ -157,7 +154,7 @@ def open_database(
     if cluster is not None:
         from qkv.database.cluster.opening import open_cluster
 
-        workers = open_cluster(cluster, damaged == "skip")
+        workers = open_cluster(cluster, damaged == "skip", storage_options)
     options: dict[str, Any] = {"fold": folded, "memory": memory, "encoding": encoding, "cache": cache, **defaults}
     return StoredDatabase(store, key, value, cluster=workers, **options)
 
