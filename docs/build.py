@@ -1,36 +1,47 @@
-"""Build the reference from the docstrings: `make docs` writes it to `site/`."""
+"""Build the site: `make docs` writes it to `site/`, from the pages of docs/ and the docstrings, without a network.
 
-import importlib
+The build runs the examples of every page with a figure, draws the figures, and fails at a warning of Sphinx, an example
+that prints something else than its page shows, or a link without target.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
 import sys
 from pathlib import Path
 
-import pdoc
-
-MODULES = (
-    "qkv",
-    "qkv.engine",
-    "qkv.database",
-    "qkv.join",
-    "qkv.search",
-    "qkv.serve",
-    "qkv.encoders",
-    "qkv.estimators",
-    "qkv.look",
-    "qkv.interop",
-    "qkv.testing",
-)
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(DOCS), str(ROOT)]
+os.environ.setdefault("KERAS_BACKEND", "torch")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-def main(folder: Path) -> None:
-    """Write one page per public module."""
-    for module in map(importlib.import_module, MODULES):
-        # Some public names are lazy; the reference wants them all, and looks where they are when imported.
-        for name in getattr(module, "__all__", ()):
-            vars(module).setdefault(name, getattr(module, name))
-    pdoc.render.configure(docformat="google", math=True)
-    pdoc.pdoc(*MODULES, output_directory=folder)
-    print(f"open {folder / 'index.html'}")
+def main(site: Path) -> int:
+    """Write the site into a folder and return the exit code of Sphinx, or 1 where a link has no target."""
+    from generate.command_line import write_command_line
+    from generate.links import broken_links
+    from generate.pages import write_pages
+    from generate.performance import write_performance
+    from generate.reference import write_reference
+    from sphinx.cmd.build import main as run_sphinx
+
+    source = ROOT / "build" / "site-source"
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.rmtree(site, ignore_errors=True)
+    write_pages(ROOT, source)
+    write_performance(ROOT, source)
+    write_reference(source / "reference")
+    write_command_line(source / "reference" / "command-line")
+    code = run_sphinx(
+        ["-W", "--keep-going", "-q", "-b", "html", "-d", str(ROOT / "build" / "doctrees"), str(source), str(site)]
+    )
+    broken = broken_links(site)
+    print(*broken, sep="\n")
+    print(f"open {site / 'index.html'}")
+    return code or bool(broken)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,15 +1,15 @@
 """The examples of the documentation run, and its links exist."""
 
 import doctest
-import importlib
-import importlib.util
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+WRITTEN_BY_THE_BUILD = ("docs/gallery/index.md", "docs/coming-from/index.md", "docs/reference/", "docs/performance/")
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
@@ -18,13 +18,17 @@ def test_the_examples_of_a_page_print_the_shown_output(page: Path, monkeypatch: 
     monkeypatch.chdir(ROOT)
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     failed, _ = doctest.testfile(str(page), module_relative=False, optionflags=flags)
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
     assert failed == 0
 
 
 @pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", ROOT / "README.md", *PAGES], ids=lambda page: page.name)
 def test_the_files_that_a_page_links_to_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        path = (page.parent / target).resolve()
+        if not str(path.relative_to(ROOT)).startswith(WRITTEN_BY_THE_BUILD):  # the build checks links to these
+            assert path.exists(), f"{page.name} links to {target}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -47,19 +51,3 @@ def test_no_tracked_file_names_a_path_of_a_machine() -> None:
 def test_every_decision_is_dated() -> None:
     for page in (ROOT / "docs" / "decisions").glob("*.md"):
         assert re.search(r"^\d{4}-\d{2}-\d{2}$", page.read_text(), re.MULTILINE), f"{page.name} has no date"
-
-
-def test_the_reference_holds_every_public_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pdoc", reason="the reference is built with pdoc")
-    spec = importlib.util.spec_from_file_location("build", ROOT / "docs" / "build.py")
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
-    modules = ("qkv.join", "qkv.search")
-    assert {*modules, "qkv.encoders", "qkv.estimators", "qkv.look"} <= set(build.MODULES)
-    # Lazy names appear only in the built pages; building all modules would take seconds.
-    monkeypatch.setattr(build, "MODULES", modules)
-    build.main(tmp_path)
-    for module in modules:
-        page = (tmp_path / f"{module.replace('.', '/')}.html").read_text()
-        for name in importlib.import_module(module).__all__:
-            assert f'<section id="{name}">' in page

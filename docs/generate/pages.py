@@ -1,0 +1,139 @@
+"""Source of the site: the pages of docs/ with figures, the pages of the repository, and indexes of folders."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from .pictures import draw_pictures
+
+OUTSIDE = {
+    "ARCHITECTURE.md": "design/architecture.md",
+    "CHANGELOG.md": "design/changelog.md",
+    "CONTRIBUTING.md": "design/contributing.md",
+    "SECURITY.md": "design/security.md",
+}
+"""Pages outside of docs/, and their place on the site."""
+
+_LINK = re.compile(r"\[(?P<words>[^\]]*)\]\((?P<target>(?!https?:|mailto:)[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+
+
+def write_pages(root: Path, source: Path) -> None:
+    """Write every page of the repository and the figures into the source folder of the site."""
+    docs = root / "docs"
+    (source / "drawn").mkdir(parents=True)
+    shutil.copytree(docs / "pictures", source / "pictures")
+    shutil.copytree(docs / "_static", source / "_static")
+    shutil.copy(docs / "conf.py", source)
+    first: dict[str, str] = {}
+    for page in sorted(docs.rglob("*.md")):
+        name = page.relative_to(docs)
+        text, stems = draw_pictures(page, root, source / "drawn")
+        if stems:
+            first[str(name)] = stems[0]
+        if str(name) == "decisions/README.md":
+            text += _LIST
+        if str(name) == "index.md" and not (docs / "limitations.md").exists():
+            text = text.replace("limitations\n```", "```")
+        _write(source / name, _links(text, page, name, root))
+    for outside, name in OUTSIDE.items():
+        page = root / outside
+        _write(source / name, _links(page.read_text(), page, Path(name), root))
+    _write(source / "gallery" / "index.md", gallery_index(docs / "gallery", first))
+    _write(source / "coming-from" / "index.md", coming_from_index(docs / "coming-from"))
+
+
+def coming_from_index(folder: Path) -> str:
+    """Return the index of the tables of equivalents, with a list of its pages where the page itself has none."""
+    page = folder / "index.md"
+    text = page.read_text() if page.exists() else _COMING_FROM
+    names = sorted(each.stem for each in folder.glob("*.md") if each.stem != "index")
+    if not names or "{toctree}" in text:
+        return text
+    return "\n".join([text, "```{toctree}", ":maxdepth: 1", "", *names, "```", ""])
+
+
+def title_and_summary(text: str) -> tuple[str, str]:
+    """Return the title of a page and the first sentence of its first paragraph."""
+    title = re.search(r"^# (.+)$", text, re.MULTILINE)
+    paragraphs = re.split(r"\n\s*\n", text[title.end() if title else 0 :].strip())
+    summary = " ".join(next((each for each in paragraphs if re.match(r"[A-Z`*\[]", each)), "").split())
+    summary = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", summary)
+    sentence = re.match(r".+?[.:](?= |$)", summary)
+    return (title[1] if title else "").replace("`", ""), (sentence[0] if sentence else summary).rstrip(":")
+
+
+def gallery_index(folder: Path, first: dict[str, str]) -> str:
+    """Return the index of the gallery: one card for each page, with its first figure."""
+    lines = ["# Gallery", "", "Each page shows one idea: a problem, the code that solves it, and what it prints.", ""]
+    lines += ["::::{grid} 1 2 3 3", ":gutter: 3", ""]
+    names = sorted(page.stem for page in folder.glob("*.md") if page.stem != "index")
+    for name in names:
+        text = (folder / f"{name}.md").read_text()
+        title, summary = title_and_summary(text)
+        lines += [
+            f":::{{grid-item-card}} {title}",
+            f":link: {name}",
+            ":link-type: doc",
+            ":class-card: gallery-card",
+            "",
+        ]
+        picture = re.search(r"!\[([^\]]*)\]\(([^)]+)\)", text)
+        stem = first.get(f"gallery/{name}.md")
+        if stem:
+            for theme in ("light", "dark"):
+                lines += [
+                    f"```{{image}} ../drawn/{stem}-{theme}.png",
+                    ":alt:",
+                    f":class: only-{theme} thumbnail",
+                    "```",
+                    "",
+                ]
+        elif picture:
+            lines += [f"```{{image}} {picture[2]}", ":alt:", ":class: thumbnail", "```", ""]
+        lines += [summary, ":::", ""]
+    return "\n".join([*lines, "::::", "", "```{toctree}", ":hidden:", "", *names, "```", ""])
+
+
+_LIST = """
+```{toctree}
+:hidden:
+:glob:
+
+0*
+```
+"""
+_COMING_FROM = """# Coming from another library
+
+Tables of equivalents: what a call of another library is called here, and where the two differ.
+"""
+
+
+def _links(text: str, page: Path, name: Path, root: Path) -> str:
+    """Return the text with links that are valid on the site; a file that is no page is shown by its path."""
+
+    def link(found: re.Match[str]) -> str:
+        target = (page.parent / found["target"]).resolve()
+        if not target.is_relative_to(root):
+            return found[0]
+        path = target.relative_to(root)
+        if str(path) in OUTSIDE:
+            place = Path(OUTSIDE[str(path)])
+        elif path.parts and path.parts[0] == "docs" and target.suffix in (".md", ".png", ".svg"):
+            place = path.relative_to("docs")
+        elif str(path) == "README.md":
+            place = Path("index.md")
+        else:
+            words = found["words"].strip("`")
+            return f"`{path}`" if words in (str(path), path.name) else f"{found['words']} (`{path}`)"
+        up = "../" * (len(name.parts) - 1)
+        return f"[{found['words']}]({up}{place}{found['anchor'] or ''})"
+
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in parts)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

@@ -1,0 +1,57 @@
+"""Every public name, command option and capability has a page on the site; nothing is built here."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "docs"))
+
+
+def test_every_name_that_a_package_exports_has_a_page_in_the_reference() -> None:
+    from generate.reference import page_name, public_modules, public_names
+
+    homes = public_names()
+    names = {full.rpartition(".")[2] for full in homes}
+    for module, exported in public_modules().items():
+        if module == "qkv":
+            exported = [name for name in exported if f"qkv.{name}" not in public_modules()]
+        missing = set(exported) - names
+        assert not missing, f"{module} exports {missing}, which have no page"
+    pages = [page_name(full).lower() for full in homes]
+    assert len(set(pages)) == len(pages), "two pages differ only in case, which some file systems do not distinguish"
+
+
+def test_the_names_of_the_reference_are_those_that_the_packages_export() -> None:
+    from generate.reference import public_modules
+
+    for module in ("qkv.scores", "qkv.masks", "qkv.errors"):
+        assert list(public_modules()[module]) == list(importlib.import_module(module).__all__)
+    packages = [path.parent for path in (ROOT / "src" / "qkv").rglob("__init__.py") if "\n__all__" in path.read_text()]
+    exporting = {".".join(["qkv", *package.relative_to(ROOT / "src" / "qkv").parts]) for package in packages}
+    assert exporting <= set(public_modules())
+
+
+def test_a_page_of_the_reference_shows_signature_arguments_errors_and_example() -> None:
+    from generate.reference import _page
+
+    page = _page("qkv.scores.Additive", {"ShapeError": "qkv.errors.ShapeError"})
+    for part in ("{py:class} qkv.scores.Additive(query_weight", ":param vector:", ":raises ShapeError:", ">>> one ="):
+        assert part in page
+
+
+def test_every_option_of_every_command_has_a_page() -> None:
+    pytest.importorskip("typer")
+    from generate.command_line import command_pages, commands
+
+    pages = command_pages()
+    for words, command in commands().items():
+        page = pages[f"{words.replace(' ', '-')}.md"]
+        assert f"[`qkv {words}`]" in pages["index.md"]
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and not parameter.hidden:
+                for name in parameter.opts:
+                    assert re.search(rf"^::::{{option}} .*{re.escape(name)}\b", page, re.MULTILINE), f"{words} {name}"
