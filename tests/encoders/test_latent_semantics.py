@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sparse
 from sklearn.decomposition import PCA
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from qkv.encoders import LatentSemantics
 from qkv.encoders.weighting import get_weighting
 from qkv.errors import OptionError
+from tests.sklearn_checks import parametrize_with_checks
 
 RATINGS = np.array(
     [

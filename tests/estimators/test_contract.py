@@ -13,9 +13,9 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from qkv.estimators import AttentionClassifier, AttentionRegressor
+from tests.sklearn_checks import parametrize_with_checks
 
 REPEATED = {
     "check_sample_weight_equivalence_on_dense_data": (
