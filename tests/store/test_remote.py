@@ -345,6 +345,28 @@ def test_the_rows_of_one_block_are_taken_without_the_other_blocks() -> None:
     assert keys == {f"people/rows/{store.block_names()[1]}"}
 
 
+def test_a_few_rows_are_read_without_the_other_pages_of_their_columns() -> None:
+    bucket, draw = MemoryStore(), np.random.default_rng(0)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(draw.standard_normal(64_000).astype(np.float32)), 8)
+    columns = {
+        "flag": pa.array(draw.random(8_000) < 0.5, mask=draw.random(8_000) < 0.1),
+        "large": pa.array([f"text {row:0200d}" for row in range(8_000)], pa.large_string()),
+        "vector": vectors,
+        "list": [[row] * (row % 3) for row in range(8_000)],
+        "kind": pa.array(["a", "b", "c", None] * 2_000).dictionary_encode(),
+    }
+    first = WIDE.slice(0, 8_000)
+    table = pa.table({name: first.column(name) for name in first.column_names} | columns)
+    stores.create(at(bucket), table.schema, tables=iter([table]))
+    rows, store = np.array([0, 4_321, 7_999]), stores.open(at(bucket))
+    for names in (["text"], ["y", "large", "flag"], ["vector", "x"], table.column_names):
+        assert store.take(rows, names).equals(table.select(names).take(pa.array(rows)))
+    fresh = RemoteStore(at(bucket), cache=BlockCache(Path(), 0))
+    read = fresh.traffic.read
+    fresh.take(np.array([4_321]), ["text", "large"])
+    assert fresh.traffic.read - read < 12 * PAGE < table.select(["text", "large"]).nbytes / 3
+
+
 def test_a_query_reads_the_key_the_value_and_the_rows_of_evidence() -> None:
     bucket = MemoryStore()
     wide(bucket)

@@ -24,6 +24,7 @@ from qkv.core.checksums import checksum
 from qkv.core.typing import Bool, Int
 from qkv.core.untrusted_json import Fields
 from qkv.store.manifest import RowFile, seal, unseal
+from qkv.store.row_pages import Place, buffer_places
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,17 +44,23 @@ class PageChecksums:
         checks: the CRC-32 of each page.
         columns: for each column of the file, the first and the last page + 1 of each run of pages that reading the
             column needs.
+        buffers: for each column the places of its buffers, by which rows are read, see `row_pages`; none for a column
+            that is read as a whole, and for all columns of a file that was written before 2026-11-23.
     """
 
     checks: Int[np.ndarray, " pages"]
     columns: tuple[tuple[tuple[int, int], ...], ...]
+    buffers: tuple[tuple[Place, ...], ...] = ()
 
     @classmethod
     def of(cls, data: bytes | memoryview | pa.Buffer, columns: int) -> PageChecksums:
         """Return the checksums of the pages of the bytes of an Arrow file with a number of columns."""
+        import pyarrow as pa
+
         view = memoryview(data).cast("B")
         checks = [checksum(view[start : start + PAGE]) for start in range(0, len(view), PAGE)]
-        return cls(np.array(checks, np.int64), tuple(_pages_of(view, column) for column in range(columns)))
+        needed = tuple(_pages_of(view, column) for column in range(columns))
+        return cls(np.array(checks, np.int64), needed, buffer_places(pa.py_buffer(data)))
 
     @classmethod
     def parse(cls, data: bytes, file: RowFile, columns: int) -> PageChecksums:
@@ -79,14 +86,30 @@ class PageChecksums:
         listed = fields.items("columns")
         if len(checks) != count or len(listed) != columns or fields.integer("page") != PAGE:
             raise fields.damaged("pages", f"checksums of {count:,} pages and {columns} columns")
-        return cls(checks, tuple(_parse_runs(each, count, fields) for each in listed))
+        places = fields.items("buffers") if "buffers" in fields else []
+        if places and len(places) != columns:
+            raise fields.damaged("buffers", f"the buffers of {columns} columns")
+        needed = tuple(_parse_runs(each, count, fields) for each in listed)
+        return cls(checks, needed, tuple(_parse_places(each, file.size, fields) for each in places))
 
     def serialized(self, file: RowFile) -> bytes:
         """Return the bytes that are saved next to a file of rows."""
         pages = base64.b64encode(self.checks.astype("<u4").tobytes()).decode()
         columns = [[place for run in each for place in run] for each in self.columns]
+        buffers = [[number for place in each for number in place] for each in self.buffers]
         described = {"file": file.name, "size": file.size, "check": file.check, "page": PAGE}
-        return seal({**described, "pages": pages, "columns": columns})
+        return seal({**described, "pages": pages, "columns": columns, "buffers": buffers})
+
+    def descriptive(self, columns: Sequence[int]) -> Bool[np.ndarray, " pages"]:
+        """Return a boolean array that is True for the pages of some columns that hold more than one of their buffers.
+
+        These describe the file, which pyarrow reads, or are at the edges of buffers.
+        """
+        needed = self.needed(columns)
+        for column in columns:
+            for start, size in self.buffers[column]:
+                needed[page_count(start) : max(page_count(start), (start + size) // PAGE)] = False
+        return needed
 
     def needed(self, columns: Sequence[int]) -> Bool[np.ndarray, " pages"]:
         """Return a boolean array that is True for the pages that some columns need."""
@@ -200,6 +223,16 @@ def read_columns(file: object, columns: Sequence[int]) -> pa.Table:
 
     options = pa.ipc.IpcReadOptions(included_fields=sorted(columns), use_threads=False)
     return pa.ipc.open_file(pa.PythonFile(file, "r"), options=options).read_all()
+
+
+def _parse_places(value: object, size: int, fields: Fields) -> tuple[Place, ...]:
+    numbers = value if isinstance(value, list) else [-1]
+    if len(numbers) % 2 or not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise fields.damaged("buffers", "places of buffers")
+    found = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    if any(start + length > size for start, length in found):
+        raise fields.damaged("buffers", "places of buffers")
+    return found
 
 
 def _parse_runs(value: object, count: int, fields: Fields) -> tuple[tuple[int, int], ...]:

@@ -22,6 +22,11 @@ class RecentTables:
         self._tables: OrderedDict[tuple[str, tuple[str, ...]], pa.Table] = OrderedDict()
         self._lock = threading.Lock()
 
+    def known(self, name: tuple[str, tuple[str, ...]]) -> pa.Table | None:
+        """Return a table if it is one of the last ones, otherwise None."""
+        with self._lock:
+            return self._tables.get(name)
+
     def get(self, name: tuple[str, tuple[str, ...]], read: Callable[[], pa.Table]) -> pa.Table:
         """Return a table, which is read unless it is one of the last ones."""
         with self._lock:

@@ -136,10 +136,13 @@ class RemoteStore(ArrowStore):
 
         def taken(index: int) -> pa.Table:
             names = tuple(self.schema.names if columns is None else columns)
-            table = self._recent.get((files[index].name, names), lambda: self._table(files[index], names))
-            inside = rows[places[index] : places[index + 1]] - starts[index]
-            present = self._present_rows(files[index])
-            return table.take(pa.array(inside if present is None else np.flatnonzero(present)[inside]))
+            file, inside = files[index], rows[places[index] : places[index + 1]] - starts[index]
+            present = self._present_rows(file)
+            inside = inside if present is None else np.flatnonzero(present)[inside]
+            known = self._recent.known((file.name, names))
+            if known is None and (own := self._remote_rows(file).take(inside, names)) is not None:
+                return own
+            return self._recent.get((file.name, names), lambda: self._table(file, names)).take(pa.array(inside))
 
         return pa.concat_tables([*prefetched(taken, used, FILES_AHEAD)] or [self.empty(columns)])
 

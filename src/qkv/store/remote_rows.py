@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.checksums import checksum
-from qkv.core.typing import Bool
+from qkv.core.typing import Bool, Int
 from qkv.errors import DamagedError, DamagedStoreError, StorageError
 from qkv.store.arrow_files import arrow_problem, first_line
 from qkv.store.block import Damage
@@ -18,6 +18,7 @@ from qkv.store.manifest import RowFile
 from qkv.store.object_path import ObjectPath
 from qkv.store.page_checksums import PAGE, PageChecksums, PagedFile, page_count, read_columns, runs
 from qkv.store.row_files import size_problem
+from qkv.store.row_pages import check_rows, require_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,13 +73,75 @@ class RemoteRows:
             except FileNotFoundError:
                 raise DamagedError("missing") from None
         except DamagedError as error:
-            problem = str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
-            damage = Damage(f"rows/{self.file.name}", problem, self.file.present_rows)
-            raise DamagedStoreError(
-                f"{self._folder.name!r} is damaged: {damage}. If another process removed old versions, refresh; "
-                "otherwise restore this object from a copy, or open the store with damaged='skip' to read the other "
-                "rows."
-            ) from None
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: DamagedError) -> DamagedStoreError:
+        problem = str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
+        damage = Damage(f"rows/{self.file.name}", problem, self.file.present_rows)
+        return DamagedStoreError(
+            f"{self._folder.name!r} is damaged: {damage}. If another process removed old versions, refresh; otherwise "
+            "restore this object from a copy, or open the store with damaged='skip' to read the other rows."
+        )
+
+    def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str]) -> pa.Table | None:
+        """Return some rows, for which only their own pages are read; None if reading whole columns reads hardly more.
+
+        Args:
+            rows: the indices of the rows in the file.
+            columns: the columns.
+
+        Raises:
+            DamagedStoreError: As in `table`.
+        """
+        pages = self._load_pages()
+        if pages is None or not pages.buffers:
+            return None
+        indices = self._indices(columns)
+        by_row = [index for index in indices if pages.buffers[index]]
+        whole = [index for index in indices if not pages.buffers[index]]
+        least = int(pages.descriptive(by_row).sum()) + len(rows) * len(by_row)
+        if 2 * least > int(pages.needed(by_row).sum()) or not columns:
+            return None
+        try:
+            try:
+                taken = self._take(pages, rows, by_row)
+            except FileNotFoundError:
+                raise DamagedError("missing") from None
+        except DamagedError as error:
+            raise self._damaged(error) from None
+        import pyarrow as pa
+
+        others = self.table([self._schema.field(index).name for index in whole]).take(pa.array(rows)) if whole else None
+        names = list(columns)
+        arrays = [(taken if name in taken.column_names else others).column(name) for name in names]
+        return pa.table(arrays, schema=pa.schema([self._schema.field(name) for name in names]))
+
+    def _take(self, pages: PageChecksums, rows: Int[np.ndarray, " n"], indices: list[int]) -> pa.Table:
+        import pyarrow as pa
+
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.file.rows:
+            raise DamagedError(f"no row {int(rows.max()):,} of {self.file.rows:,}")
+        view = np.zeros(self.file.size, np.uint8).data
+        paged = PagedFile(view, np.zeros(len(pages.checks), bool), self._fetch)
+        wanted = pages.descriptive(indices)
+
+        def require(spans: list[tuple[int, int]]) -> None:
+            for start, stop in spans:
+                wanted[start // PAGE : page_count(stop)] = True
+            paged.require(wanted)
+
+        require_rows(view, [(self._schema.field(i).type, pages.buffers[i]) for i in indices], rows, require)
+        # The cells of other rows are zeros, which nobody reads.
+        read = PagedFile(view, np.ones(len(pages.checks), bool), self._fetch)
+        try:
+            table = read_columns(read, indices)
+        except Exception as error:  # pyarrow raises many kinds, as in `parse_table`
+            raise DamagedError(f"it must be an Arrow file, but {first_line(error)}") from None
+        expected = [self._schema.field(index) for index in indices]
+        if table.num_rows != self.file.rows or table.schema.remove_metadata() != pa.schema(expected):
+            raise DamagedError("the columns are not those of the store")
+        check_rows(table, rows)
+        return table.take(pa.array(rows))
 
     def start_check(self) -> tuple[pa.Table, None]:
         """Return all rows, whose pages are verified already; see `MappedRows.start_check`."""

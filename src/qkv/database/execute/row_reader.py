@@ -59,6 +59,7 @@ class StoredRows:
         self.store = store.snapshot()
         self.column_names: list[str] = [name for name in store.schema.names if name not in hidden]
         self.num_rows = len(self.store)
+        self.remote = isinstance(self.store, RemoteStore)
         self.blocks = len(self.store.block_lengths())
         self._cache = self.store.cache_folder
         self._sizes: dict[tuple[str, ...], int] = {}
@@ -66,6 +67,13 @@ class StoredRows:
     def slice(self, start: int, length: int = 1) -> pa.Table:
         """Return a pyarrow table of `length` consecutive rows from row `start`."""
         return self.store.take(np.arange(start, start + length), self.column_names)
+
+    def evidence(self, rows: Sequence[int]) -> pa.Table:
+        """Return a pyarrow table of some rows in any order, which are read at once."""
+        import pyarrow as pa
+
+        own, place = np.unique(np.asarray(rows, np.int64), return_inverse=True)
+        return self.store.take(own, self.column_names).take(pa.array(place))
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
         """Return a pyarrow table of the rows whose indices are in `rows`, which must be in ascending order."""
