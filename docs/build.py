@@ -20,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 def main(site: Path) -> int:
     """Write the site into a folder and return the exit code of Sphinx, or 1 where a link has no target."""
+    from generate.accessible import correct_pages
     from generate.command_line import write_command_line
     from generate.links import broken_links
     from generate.pages import write_pages
@@ -37,6 +38,7 @@ def main(site: Path) -> int:
     code = run_sphinx(
         ["-W", "--keep-going", "-q", "-b", "html", "-d", str(ROOT / "build" / "doctrees"), str(source), str(site)]
     )
+    correct_pages(site)
     broken = broken_links(site)
     print(*broken, sep="\n")
     print(f"open {site / 'index.html'}")

@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))
+CAPABILITIES = (ROOT / "docs" / "capabilities.md").read_text()
+ROWS = re.findall(r"^\| ([A-G]\d*) \| (.+) \|$", CAPABILITIES, re.MULTILINE)
 
 
 def test_every_name_that_a_package_exports_has_a_page_in_the_reference() -> None:
@@ -55,3 +57,17 @@ def test_every_option_of_every_command_has_a_page() -> None:
             if parameter.param_type_name == "option" and not parameter.hidden:
                 for name in parameter.opts:
                     assert re.search(rf"^::::{{option}} .*{re.escape(name)}\b", page, re.MULTILINE), f"{words} {name}"
+
+
+def test_every_capability_links_to_a_heading_that_shows_it() -> None:
+    assert len(ROWS) > 40
+    for name, row in ROWS:
+        links = re.findall(r"\]\(([^)#\s]+)(#[^)\s]+)?\)", row)
+        assert links, f"row {name} has no page"
+        for target, anchor in links:
+            page = (ROOT / "docs" / target).resolve()
+            assert page.is_file(), f"row {name} links to {target}"
+            if anchor and page.suffix == ".md":
+                heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+                slugs = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+                assert anchor[1:] in slugs, f"row {name} links to {target}{anchor}"

@@ -16,6 +16,9 @@ OUTSIDE = {
 }
 """Pages outside of docs/, and their place on the site."""
 
+RENAMED = {"search.md": "searching.md"}
+"""Pages of docs/ whose names Sphinx uses for pages of its own."""
+
 _LINK = re.compile(r"\[(?P<words>[^\]]*)\]\((?P<target>(?!https?:|mailto:)[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -36,7 +39,7 @@ def write_pages(root: Path, source: Path) -> None:
             text += _LIST
         if str(name) == "index.md" and not (docs / "limitations.md").exists():
             text = text.replace("limitations\n```", "```")
-        _write(source / name, _links(text, page, name, root))
+        _write(source / RENAMED.get(str(name), name), _links(text, page, name, root))
     for outside, name in OUTSIDE.items():
         page = root / outside
         _write(source / name, _links(page.read_text(), page, Path(name), root))
@@ -60,7 +63,7 @@ def title_and_summary(text: str) -> tuple[str, str]:
     paragraphs = re.split(r"\n\s*\n", text[title.end() if title else 0 :].strip())
     summary = " ".join(next((each for each in paragraphs if re.match(r"[A-Z`*\[]", each)), "").split())
     summary = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", summary)
-    sentence = re.match(r".+?[.:](?= |$)", summary)
+    sentence = re.match(r".+?[.](?= |$)", summary)
     return (title[1] if title else "").replace("`", ""), (sentence[0] if sentence else summary).rstrip(":")
 
 
@@ -122,6 +125,7 @@ def _links(text: str, page: Path, name: Path, root: Path) -> str:
             place = Path(OUTSIDE[str(path)])
         elif path.parts and path.parts[0] == "docs" and target.suffix in (".md", ".png", ".svg"):
             place = path.relative_to("docs")
+            place = Path(RENAMED.get(str(place), place))
         elif str(path) == "README.md":
             place = Path("index.md")
         else:
