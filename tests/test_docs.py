@@ -51,3 +51,7 @@ def test_no_tracked_file_names_a_path_of_a_machine() -> None:
 def test_every_decision_is_dated() -> None:
     for page in (ROOT / "docs" / "decisions").glob("*.md"):
         assert re.search(r"^\d{4}-\d{2}-\d{2}$", page.read_text(), re.MULTILINE), f"{page.name} has no date"
+
+
+def test_the_readme_is_at_most_150_lines_long() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

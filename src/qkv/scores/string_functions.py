@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.extras import require_packages
-from qkv.core.typing import Num
+from qkv.core.typing import Num, Shaped
 
 __all__ = ["compare_all", "require_string_functions", "string_functions"]
 
@@ -57,8 +57,8 @@ def _python_functions() -> SimpleNamespace:
 
 
 def compare_all(
-    queries: Sequence[str | None],
-    choices: Sequence[str | None],
+    queries: Sequence[str | None] | Shaped[np.ndarray, " q"],
+    choices: Sequence[str | None] | Shaped[np.ndarray, " k"],
     *,
     scorer: Callable[..., float],
     dtype: str,

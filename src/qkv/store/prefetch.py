@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from qkv.core.threads import can_start_threads
+
 __all__ = ["prefetched"]
 
 _Item = TypeVar("_Item")
@@ -20,6 +22,9 @@ def prefetched(function: Callable[[_Item], _Result], items: Iterable[_Item], ahe
         >>> list(prefetched(abs, [-1, 2, -3], 2))
         [1, 2, 3]
     """
+    if not can_start_threads():
+        yield from map(function, items)
+        return
     pending: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(ahead) as threads:
         try:

@@ -8,11 +8,10 @@ its nearest row, which then has nearly all of the weight; without neighbors at t
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 
 from qkv.core.progress import Progress
+from qkv.core.threads import map_threads
 from qkv.core.typing import Float, Int
 from qkv.database.keys.neighbor_blocks import split_into_blocks, squared_distances
 
@@ -116,8 +115,8 @@ class TargetErrors:
                 progress("choosing a bandwidth", min(done[0], len(self.blocks.rows)), len(self.blocks.rows))
             return sums
 
-        with ThreadPoolExecutor(_THREADS) as pool:
-            sums = np.concatenate(list(pool.map(sum_block, range(len(self.blocks.rows)))), axis=1).astype(np.float64)
+        blocks = map_threads(sum_block, range(len(self.blocks.rows)), _THREADS)
+        sums = np.concatenate(blocks, axis=1).astype(np.float64)
         errors = np.empty((steps, len(self.rows)))
         for step in range(steps):
             mass = sums[step, :, -1:]

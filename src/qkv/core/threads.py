@@ -1,0 +1,31 @@
+"""Calls of a function in threads, or one after the other where a platform cannot start threads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+__all__ = ["can_start_threads", "map_threads"]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def can_start_threads() -> bool:
+    """Return whether this platform can start threads, which Pyodide cannot."""
+    return sys.platform != "emscripten"
+
+
+def map_threads(function: Callable[[_Item], _Result], items: Iterable[_Item], count: int) -> list[_Result]:
+    """Return the result of a function for each item, in order, computed by `count` threads.
+
+    Example:
+        >>> map_threads(abs, [-1, 2, -3], 2)
+        [1, 2, 3]
+    """
+    if not can_start_threads():
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(function, items))
