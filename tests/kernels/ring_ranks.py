@@ -113,6 +113,37 @@ def check_grouped_heads_and_gather() -> None:
     )
 
 
+def check_module() -> None:
+    """Compare a module with rotated, grouped heads, its output and all gradients, with one process."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"key_heads": 2, "mask": masks.Causal(), "sink": True, "dtype": torch.float64}
+    for order in ("balanced", "contiguous"):
+        options["positions"] = qkv.nn.positions.Rotary(4)
+        whole = qkv.nn.MultiHeadAttention(16, 4, **options)
+        group = dist.group.WORLD
+        sharded = qkv.nn.MultiHeadAttention(16, 4, **options, process_group=group, order=order)
+        for x in whole.parameters():
+            dist.broadcast(x.data, 0)
+        sharded.load_state_dict(whole.state_dict())
+        x = torch.randn(2, 13, 16, dtype=torch.float64)
+        dist.broadcast(x, 0)
+        local = qkv.distributed.shard(x, order=order).clone().requires_grad_()
+        x.requires_grad_()
+        wanted, got = whole(x), sharded(local)
+        weight = torch.linspace(-1, 1, wanted.numel(), dtype=wanted.dtype).reshape(wanted.shape)
+        (wanted * weight).sum().backward()
+        (got * qkv.distributed.shard(weight, order=order)).sum().backward()
+        pairs = [(got, qkv.distributed.shard(wanted, order=order))]
+        pairs.append((local.grad, qkv.distributed.shard(x.grad, order=order)))
+        for mine, theirs in zip(sharded.parameters(), whole.parameters(), strict=True):
+            dist.all_reduce(mine.grad)
+            pairs.append((mine.grad, theirs.grad))
+        assert max(float((a - b).detach().abs().max()) for a, b in pairs) < TOLERANCE
+    refused = qkv.nn.MultiHeadAttention(16, 4, zero_key=True, process_group=group)
+    with pytest.raises(qkv.errors.RefusedError, match="zero_key must not be used with process_group"):
+        refused(torch.zeros(4, 16))
+
+
 def check_group_is_released() -> None:
     """Check that no reference cycle holds the process group after a call, which would abort the process at its end."""
     gc.collect()
@@ -167,6 +198,7 @@ def run_short(rank: int, size: int, path: str) -> None:
     check_cases(SHORT)
     check_dense_thresholds()
     check_grouped_heads_and_gather()
+    check_module()
     check_group_is_released()
     check_refusals(rank)
     assert sequence_parallel.main()[1] < TOLERANCE

@@ -269,7 +269,7 @@ class Answer:
         # Slices, not `take`, which imports pyarrow.compute, at a tenth of the time of a small query.
         table, rows = self.table, [int(row) for row in entry.rows]
         if getattr(table, "remote", False):  # one round of requests for all rows
-            records = to_records(table.evidence(rows))  # type: ignore[union-attr]
+            records = to_records(table.evidence(rows))
         else:
             records = [to_records(table.slice(row, 1))[0] for row in rows]
         near = [None] * len(records) if entry.nearness is None else entry.nearness.tolist()

@@ -35,6 +35,7 @@ from qkv.nn.multihead_options import (
 from qkv.nn.part_module import PartModule, aligned_part
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
 from qkv.nn.scores.base import ScoreLike, build_score
+from qkv.nn.sequence_parallel import attend_to_shards
 from qkv.nn.talking_heads import MixedLogits, MixedWeights
 from qkv.nn.torch_arguments import explain_torch_arguments
 from qkv.normalizers import NORMALIZERS, Normalizer
@@ -89,12 +90,12 @@ class MultiHeadAttention(torch.nn.Module):
         zero_key: whether a key and value of zeros are appended.
         maps: which projections of query and key exist: "both", "shared" (W_Q also projects the key), "query"
             (only W_Q), "key" (only W_K) or "none". An input without projection is split into heads directly.
-        value_map: whether W_V exists.
-        output_map: whether W_O exists.
-        kernel: as in `qkv.attend`.
-        memory: as in `qkv.attend`.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
+        value_map, output_map: whether W_V and W_O exist.
+        kernel, memory: as in `qkv.attend`.
+        process_group: the group of processes that each hold a part of the sequence, as `group` of
+            `qkv.distributed.attend`; None: the inputs are whole. Sum the gradients of parameters over the group.
+        order: which part a process holds, as in `qkv.distributed.attend`.
+        device, dtype: those of the parameters.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, key_width)`, value `(*batch, k, value_width)` ->
@@ -139,6 +140,8 @@ class MultiHeadAttention(torch.nn.Module):
         output_map: bool = True,
         kernel: str | None = None,
         memory: int | str | None = None,
+        process_group: object = None,
+        order: str = "contiguous",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -184,6 +187,7 @@ class MultiHeadAttention(torch.nn.Module):
         self.dropout = check_probability(dropout)
         self.kernel = head_layout.check_kernel(kernel, talking_heads)
         self.memory = memory
+        self.process_group, self.order = process_group, order
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -229,6 +233,10 @@ class MultiHeadAttention(torch.nn.Module):
             readouts: quantities to read from the weights. The output does not change.
             positions: positions of the queries among the keys, as in `qkv.attend`.
         """
+        if self.process_group is not None:
+            others: dict[str, object] = {"cache": cache, "readouts": readouts or None, "positions": positions}
+            heads, groups = attend_to_shards(self, query, key, value, mask, bias, others)
+            return self._project_output(heads, query, groups)
         simple = not readouts and mask is None and bias is None and positions is None
         if cache is not None:
             require_cache(cache)

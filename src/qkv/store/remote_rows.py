@@ -113,8 +113,10 @@ class RemoteRows:
 
         others = self.table([self._schema.field(index).name for index in whole]).take(pa.array(rows)) if whole else None
         names = list(columns)
-        arrays = [(taken if name in taken.column_names else others).column(name) for name in names]
-        return pa.table(arrays, schema=pa.schema([self._schema.field(name) for name in names]))
+        found = {
+            name: table.column(name) for table in (taken, others) if table is not None for name in table.column_names
+        }
+        return pa.table([found[name] for name in names], schema=pa.schema([self._schema.field(name) for name in names]))
 
     def _take(self, pages: PageChecksums, rows: Int[np.ndarray, " n"], indices: list[int]) -> pa.Table:
         import pyarrow as pa

@@ -83,7 +83,7 @@ class FragmentWorker:
                 oldest = next(iter(self._stores))
                 del self._stores[oldest]
                 self._norms.pop(oldest, None)
-            options = {"checksums": task.checksums, "storage_options": task.storage_options}
+            options: dict[str, Any] = {"checksums": task.checksums, "storage_options": task.storage_options}
             try:
                 opened = stores.open(task.path, version=task.version, **options)
             except DamagedStoreError:  # of other fragments, perhaps; reading all files finds the intact ones
