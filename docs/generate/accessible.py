@@ -7,15 +7,16 @@ from pathlib import Path
 
 _PARAMETERS = re.compile(r"<dl>\n((?:<dd>.*?</dd>\n?)+)</dl>", re.DOTALL)
 _SUMMARY = re.compile(r"<summary>(?=<span class=\"toctree-toggle\")")
+_EMPTY_HEADER = '<th class="head"><p></p></th>'
 _NAMED = '<summary aria-label="Show or hide the pages of this section">'
 
 
 def correct_pages(site: Path) -> None:
-    """Write the parameters of a signature as lines, not as a list without terms, and name the folds of the sidebar."""
+    """Write parameters of signatures as lines, name the folds of the sidebar, and make empty headers plain cells."""
     for path in site.rglob("*.html"):
         if "_static" not in path.parts:
             text = path.read_text()
-            new = _SUMMARY.sub(_NAMED, _PARAMETERS.sub(_lines, text))
+            new = _SUMMARY.sub(_NAMED, _PARAMETERS.sub(_lines, text)).replace(_EMPTY_HEADER, '<td class="head"></td>')
             if new != text:
                 path.write_text(new)
 
