@@ -12,7 +12,7 @@ kills     workers are killed with −9 while queries run: every answer is compar
 latency   what the cluster adds to a query: the time of a query over 16 fragments of 1,000 rows by the workers less that
           by one process, in pairs one after the other
 
-Processes of Ray have the lowest priority but one by default; RAY_worker_niceness=0 gives them that of other programs.
+Workers of Ray have a niceness of 15 by default; RAY_worker_niceness=0 gives them the priority of other programs.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def options_of(key: str, normalizer: Normalizer) -> dict[str, object]:
     """Return the options of `ask`.
 
     Sum needs a score without negative logits. The weights of Sparsemax and Entmax15 are differences of logits, so that
-    the rounding of |q|² − 2 q·k + |k|² limits what can be compared: with Gaussian(0.05) over 8 M rows even one process
-    and the same table in memory differ by 1e-9 in effective rows. Laplace has no such products.
+    the rounding of |q|² − 2 q·k + |k|² limits what can be compared: with Gaussian(0.05) over 8 M rows the workers and one
+    process differ by 1.3e-9. Laplace has no such products.
     """
     score = KEYS[key][0]
     if isinstance(normalizer, normalizers.Sum):
