@@ -55,8 +55,8 @@ def options_of(key: str, normalizer: Normalizer) -> dict[str, object]:
     """Return the options of `ask`.
 
     Sum needs a score without negative logits. The weights of Sparsemax and Entmax15 are differences of logits, so that
-    the rounding of |q|² − 2 q·k + |k|² limits what can be compared: with Gaussian(0.05) over 8 M rows the workers and one
-    process differ by 1.3e-9. Laplace has no such products.
+    the rounding of |q|² − 2 q·k + |k|² limits what can be compared: with Gaussian(0.05) over 8 M rows the workers and
+    one process differ by 1.3e-9. Laplace has no such products.
     """
     score = KEYS[key][0]
     if isinstance(normalizer, normalizers.Sum):
