@@ -105,6 +105,16 @@ class TestSum(NormalizerContract):
         with pytest.raises(NegativeScoreError, match=r"non-negative for Sum, got -0.5.*Softmax"):
             Sum().weights(np.array([[1.0, -0.5]]))
 
+    def test_refuses_a_negative_score_with_gradients_without_a_warning(self):
+        torch = pytest.importorskip("torch")
+        before = torch.is_warn_always_enabled()
+        torch.set_warn_always(True)
+        try:
+            with pytest.raises(NegativeScoreError, match="got -0.5"):
+                Sum().weights(torch.tensor([[1.0, -0.5]], requires_grad=True))
+        finally:
+            torch.set_warn_always(before)
+
     def test_under_jit_a_negative_score_makes_its_row_nan(self):
         jax = pytest.importorskip("jax")
         weights = jax.jit(Sum().weights)(np.array([[1.0, -0.5], [1.0, 1.0]], dtype=np.float32))

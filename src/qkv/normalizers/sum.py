@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import namespace, statically_known_true, where
+from qkv.core.arrays import namespace, statically_known_true, stop_gradient, where
 from qkv.core.online_softmax import nonzero
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
@@ -48,9 +48,9 @@ class Sum(LinearNormalizer):
         mass = where(excluded(logits), 0.0, logits)
         negative = mass < 0
         if statically_known_true(xp.any(negative)):
+            smallest = float(xp.min(stop_gradient(mass)))
             raise NegativeScoreError(
-                f"scores must be non-negative for Sum, got {float(xp.min(mass)):.4g}. Use Softmax for scores that may "
-                "be negative."
+                f"scores must be non-negative for Sum, got {smallest:.4g}. Use Softmax for scores that may be negative."
             )
         return where(negative, math.nan, mass)
 
