@@ -110,7 +110,7 @@ class TestSum(NormalizerContract):
         before = torch.is_warn_always_enabled()
         torch.set_warn_always(True)
         try:
-            with pytest.raises(NegativeScoreError, match="got -0.5"):
+            with pytest.raises(NegativeScoreError, match=r"got -0\.5"):
                 Sum().weights(torch.tensor([[1.0, -0.5]], requires_grad=True))
         finally:
             torch.set_warn_always(before)

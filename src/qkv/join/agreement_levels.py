@@ -14,11 +14,12 @@ import numpy as np
 from qkv.core.typing import Float, Int
 from qkv.join.comparison_vectors import ComparisonVectors
 
-__all__ = ["LEVELS", "agreement", "agreement_levels", "mean_agreement", "append_log_odds", "level_log_odds"]
+__all__ = ["LEVELS", "agreement", "agreement_levels", "rarity", "append_log_odds", "level_log_odds"]
 
 LEVELS = (0.6, 0.8, 0.92, 0.999)
 """Boundaries of the levels; the last level is for equal cells."""
 _NOT_EQUAL = 0.95
+_BEYOND = 1e-3
 _LOG_ODDS_SCALE = 5.0
 """Divisor that brings log odds to the scale of the comparison vectors, so that both are regularized equally."""
 
@@ -55,14 +56,26 @@ def agreement_levels(agreed: Float[np.ndarray, "*pairs columns"]) -> Int[np.ndar
     return np.where(np.isnan(agreed), 0, found).astype(np.int8)
 
 
-def mean_agreement(agreed: Float[np.ndarray, "*pairs columns"]) -> Float[np.ndarray, "*pairs"]:
-    """Return the sum of the agreements of each pair in the n columns without missing cells, divided by n + 1.
+def rarity(
+    agreed: Float[np.ndarray, "pairs columns"], random: Float[np.ndarray, "random columns"]
+) -> Float[np.ndarray, " pairs"]:
+    """Return Σ −log(share of random pairs that agree at least as well) over the columns (Fisher's method).
 
-    Of two pairs with the same mean agreement, the one with fewer missing cells thus has the larger value.
+    A column in which unrelated rows often agree, such as a price or a town, thus counts less than a title. A missing
+    cell counts 1, the mean over random pairs. Beyond the rarest agreement of random pairs, the agreement decides.
+
+    Example:
+        >>> random = np.linspace(0, 1, 101)[:, None]
+        >>> rarity(np.array([[0.5], [0.9], [np.nan]]), random).round(2).tolist()
+        [0.67, 2.14, 1.0]
     """
-    present = ~np.isnan(agreed)
-    total = np.where(present, agreed, 0.0).sum(axis=-1)
-    return np.asarray(total / (present.sum(axis=-1) + 1.0))
+    total = np.zeros(len(agreed))
+    for column, known in zip(agreed.T, random.T, strict=True):
+        ordered = np.sort(known[~np.isnan(known)])
+        above = len(ordered) - np.searchsorted(ordered, column, side="left")
+        own = np.log((len(ordered) + 1) / (above + 1)) + column * _BEYOND
+        total += np.where(np.isnan(column), 1.0, own)
+    return total
 
 
 def level_log_odds(

@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import connected_components
 from qkv.core.typing import Bool, Float, Int
 from qkv.join.blocking import top_per_row
 
-__all__ = ["CandidateMatches", "attention_weights", "collect_matches", "solve_assignment"]
+__all__ = ["CandidateMatches", "attention_weights", "collect_matches", "solve_assignment", "two_way_weights"]
 
 _MAX_PER_ROW = 100
 _MIN_PROBABILITY = 0.01
@@ -84,6 +84,18 @@ def attention_weights(
     no_match = np.exp(-largest)
     total = np.bincount(place, shares, len(found)) + no_match
     return shares / total[place], (no_match / total)[place]
+
+
+def two_way_weights(
+    rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"], logits: Float[np.ndarray, " pairs"]
+) -> Float[np.ndarray, " pairs"]:
+    """Return the smaller of each pair's attention weights in both directions: both rows compete for the pair.
+
+    Example:
+        >>> two_way_weights(np.array([0, 1]), np.array([0, 0]), np.array([9.0, -9.0])).round(2).tolist()
+        [1.0, 0.0]
+    """
+    return np.asarray(np.minimum(attention_weights(rows, logits)[0], attention_weights(keys, logits)[0]))
 
 
 def solve_assignment(

@@ -28,7 +28,7 @@ from qkv.core.typing import Float, Int
 from qkv.join.blocking import CandidatePairs, top_per_row
 from qkv.join.comparison_vectors import ComparisonVectors
 
-__all__ = ["BestMatchMixture", "estimate_text_weights", "fit_best_matches"]
+__all__ = ["BestMatchMixture", "estimate_text_weights", "fit_best_matches", "mutual_best"]
 
 _PSEUDOCOUNT = 3.0
 """Number of prior pairs of similarity 1 among matches, and of similarity 0 among others; as with several columns."""
@@ -86,9 +86,10 @@ def estimate_text_weights(
     """
     rows, keys, found = candidates.top_candidates(_CANDIDATES_PER_ROW, sample, progress)
     places = _places(candidates.measures)
-    best, second = _mutual_best(rows, keys, found[:, places].mean(axis=1, dtype=np.float64))
+    similarity = found[:, places].mean(axis=1, dtype=np.float64)
+    best, second = mutual_best(rows, keys, similarity)
     size = candidates.rows if sample is None else len(sample)
-    mixture = fit_best_matches(best, second, min(size, candidates.keys))
+    mixture = fit_best_matches(similarity[best], second, min(size, candidates.keys))
     names = [measure for _, measure in candidates.measures.names]
     weights = np.zeros(len(names) + 1)
     if not mixture.separated:
@@ -99,7 +100,10 @@ def estimate_text_weights(
 
 
 def fit_best_matches(
-    best: Float[np.ndarray, " pairs"], second: Float[np.ndarray, " pairs"], rows: int | None = None
+    best: Float[np.ndarray, " pairs"],
+    second: Float[np.ndarray, " pairs"],
+    rows: int | None = None,
+    start: Float[np.ndarray, " pairs"] | None = None,
 ) -> BestMatchMixture:
     """Fit the mixture to the similarities of pairs that are each other's best candidate.
 
@@ -107,6 +111,7 @@ def fit_best_matches(
         best: similarity of each pair.
         second: largest similarity of either row to another row, the smaller of both; NaN where there is none.
         rows: number of rows of the smaller table, to which the share of matches refers; None for `len(best)`.
+        start: probability of a match of each pair to start from; None to start from its similarity.
 
     Example:
         >>> fitted = fit_best_matches(np.array([0.9, 0.95, 0.3, 0.25]), np.array([0.2, 0.3, 0.25, 0.2]))
@@ -117,7 +122,7 @@ def fit_best_matches(
     present = ~np.isnan(second)
     below = np.where(present, second, 0.0)
     other = below.sum() / (present.sum() + _PSEUDOCOUNT)
-    share_of = np.where(best > (other + 1.0) / 2.0, 0.95, 0.05)
+    share_of = np.where(best > (other + 1.0) / 2.0, 0.95, 0.05) if start is None else start
     scores = np.concatenate([best, below])
     mixture = BestMatchMixture(1.0, other, 1.0, 0.5)
     for _ in range(_STEPS):
@@ -140,10 +145,13 @@ def _places(measures: ComparisonVectors) -> list[int]:
     return [place for place, (_, measure) in enumerate(measures.names) if measure in _SIMILARITIES]
 
 
-def _mutual_best(
+def mutual_best(
     rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"], score: Float[np.ndarray, " pairs"]
-) -> tuple[Float[np.ndarray, " best"], Float[np.ndarray, " best"]]:
-    """Return the scores of pairs that are the best of both their rows, and the smaller score of the runners-up."""
+) -> tuple[Int[np.ndarray, " best"], Float[np.ndarray, " best"]]:
+    """Return the indices of pairs that are the best of both their rows, and the smaller score of the runners-up.
+
+    The score is NaN where neither row has another candidate.
+    """
     best, runner_up = np.ones(len(score), bool), np.full(len(score), np.nan)
     for side in (rows, keys):
         order = top_per_row(side, score, 2)
@@ -153,4 +161,5 @@ def _mutual_best(
         best &= own
         second = dict(zip(side[order[~first]].tolist(), score[order[~first]].tolist(), strict=True))
         runner_up = np.fmin(runner_up, [second.get(row, np.nan) for row in side.tolist()])
-    return score[best], runner_up[best]
+    found = np.flatnonzero(best)
+    return found, runner_up[found]

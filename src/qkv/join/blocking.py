@@ -14,7 +14,7 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.join.agreement_levels import agreement, mean_agreement
+from qkv.join.agreement_levels import agreement, rarity
 from qkv.join.compared_columns import ComparedColumn
 from qkv.join.comparison_vectors import ComparisonVectors, join_cells, tfidf_rows
 from qkv.join.pair_sets import PairGrid, PairList
@@ -27,6 +27,7 @@ _BYTES = 48 * 2**20
 _ROW_BLOCK = 512
 _COMMON_SHARE = 0.02
 _MIN_COMMON_ROWS = 1000
+_RANDOM_PAIRS = 2**14
 
 
 class CandidatePairs:
@@ -99,7 +100,9 @@ class CandidatePairs:
     def top_candidates(
         self, count: int, of: Int[np.ndarray, " rows"] | None = None, progress: Progress | None = None
     ) -> tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, "pairs similarities"]]:
-        """Return `(rows, keys, measures)` of the `count` pairs of each left row with the largest mean agreement.
+        """Return `(rows, keys, measures)` of the `count` pairs of each left row whose agreement is rarest.
+
+        Rarity is that among random pairs (`qkv.join.agreement_levels.rarity`).
 
         Args:
             count: number of pairs per left row.
@@ -109,8 +112,9 @@ class CandidatePairs:
         kept: list[
             tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, "pairs similarities"]]
         ] = [(np.zeros(0, int), np.zeros(0, int), np.zeros((0, len(self.measures.names)), np.float32))]
+        random = agreement(self.measures, self.random(_RANDOM_PAIRS))
         for rows, keys, found in self.batches(progress, of):
-            best = top_per_row(rows, mean_agreement(agreement(self.measures, found)), count)
+            best = top_per_row(rows, rarity(agreement(self.measures, found), random), count)
             kept.append((rows[best], keys[best], found[best]))
         rows, keys, found = (np.concatenate(parts) for parts in zip(*kept, strict=True))
         return rows, keys, found

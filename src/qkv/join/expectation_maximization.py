@@ -13,16 +13,18 @@ computation in the Fellegi–Sunter model of record linkage.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from scipy.special import expit, logit
 
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Float, Int, Num
 from qkv.join.agreement_levels import LEVELS, agreement, agreement_levels
-from qkv.join.attention_weights import attention_weights
+from qkv.join.attention_weights import two_way_weights
 from qkv.join.blocking import CandidatePairs
 
-__all__ = ["estimate_log_odds", "sample_rows"]
+__all__ = ["EstimationSample", "estimate_log_odds", "estimation_sample", "sample_rows"]
 
 _START = (0.03, 0.03, 0.04, 0.1, 0.8)
 """Prior of m, the probabilities of the levels among matches: four of five cells are equal."""
@@ -37,16 +39,36 @@ _MAX_ROWS = 20_000
 """Maximum number of left rows for the estimate; of larger tables, a random sample is used."""
 
 
+class EstimationSample(NamedTuple):
+    """Candidate pairs from which scores are estimated.
+
+    Attributes:
+        rows, keys: left and right row of each pair.
+        found: comparison vector of each pair.
+        sampled: number of left rows that the pairs were taken of.
+    """
+
+    rows: Int[np.ndarray, " pairs"]
+    keys: Int[np.ndarray, " pairs"]
+    found: Float[np.ndarray, "pairs similarities"]
+    sampled: int
+
+
+def estimation_sample(candidates: CandidatePairs, progress: Progress | None = None) -> EstimationSample:
+    """Return the 20 most similar candidates of each left row, or of 20,000 random left rows of larger tables."""
+    top = candidates.top_candidates(_CANDIDATES_PER_ROW, sample_rows(candidates.rows), progress)
+    return EstimationSample(*top, min(candidates.rows, _MAX_ROWS))
+
+
 def estimate_log_odds(
-    candidates: CandidatePairs, progress: Progress | None = None
+    candidates: CandidatePairs, sample: EstimationSample, progress: Progress | None = None
 ) -> tuple[Float[np.ndarray, "columns levels"], float]:
     """Return the estimated log odds of each agreement level, `(columns, levels)`, and the prior log odds of a match.
 
     Level 0, which means that a cell is missing, has log odds 0.
     """
     measures = candidates.measures
-    count = min(candidates.rows, _MAX_ROWS)
-    rows, keys, found = candidates.top_candidates(_CANDIDATES_PER_ROW, sample_rows(candidates.rows), progress)
+    rows, keys, found, count = sample
     levels = agreement_levels(agreement(measures, found))
     random_levels, random_counts = np.unique(
         agreement_levels(agreement(measures, candidates.random(_RANDOM_PAIRS))), axis=0, return_counts=True
@@ -59,7 +81,7 @@ def estimate_log_odds(
     log_odds, prior = _log_odds(m, u), float(logit(share))
     for _ in track(range(_STEPS), "estimating", progress):
         logits = prior + _sum_log_odds(log_odds, levels)
-        match_weights = np.minimum(attention_weights(rows, logits)[0], attention_weights(keys, logits)[0])
+        match_weights = two_way_weights(rows, keys, logits)
         previous_m, previous_prior = m, prior
         m = _level_probabilities(levels, match_weights, _PSEUDOCOUNT * np.array(_START))
         # Random pairs of small tables include some matches, which are discounted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeAlias
 
@@ -19,11 +20,12 @@ from qkv.join.best_match_mixture import estimate_text_weights
 from qkv.join.blocking import CandidatePairs
 from qkv.join.compared_columns import read_columns
 from qkv.join.comparison_vectors import ComparisonVectors
-from qkv.join.expectation_maximization import estimate_log_odds, sample_rows
+from qkv.join.expectation_maximization import estimate_log_odds, estimation_sample, sample_rows
 from qkv.join.labels import Labels, read_labels, row_numbers
 from qkv.join.model import JoinModel
 from qkv.join.pair_sets import PairList
 from qkv.join.result import JoinResult, matched
+from qkv.join.self_training import self_train
 from qkv.join.supervised import LabelledSample, fit_labelled
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ _ColumnPairs: TypeAlias = tuple[tuple[str, str], ...]
 _RowsById: TypeAlias = tuple[dict[str, int] | None, dict[str, int] | None]
 _COMPETITORS = 20
 _DEFAULT_THRESHOLD = 0.5
+_RANDOM_PAIRS = 2**16
 
 
 class SoftJoin:
@@ -101,7 +104,7 @@ class SoftJoin:
         sizes = tables[0].num_rows, tables[1].num_rows
         train = read_labels(pairs, sizes, ids)
         known = [train] if valid is None else [train, read_labels(valid, sizes, ids)]
-        log_odds, _ = estimate_log_odds(candidate_pairs, progress)
+        log_odds, _ = estimate_log_odds(candidate_pairs, estimation_sample(candidate_pairs, progress), progress)
         samples = _labelled_samples(candidate_pairs, known, log_odds, progress)
         for sample, name in zip(samples, ("training", "validation"), strict=False):
             if len(np.unique(sample.labels)) < 2:
@@ -246,9 +249,24 @@ def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], 
 def _estimated_model(candidate_pairs: CandidatePairs, on: _ColumnPairs, progress: Progress | None) -> JoinModel:
     if [field.kind for field in candidate_pairs.measures.fields] == ["text"]:
         return _single_text_model(candidate_pairs, on, progress)
-    log_odds, prior = estimate_log_odds(candidate_pairs, progress)
-    notes = ("scores estimated from the tables alone, by expectation–maximization",)
-    return JoinModel(on, candidate_pairs.measures.kinds, log_odds, None, prior, _DEFAULT_THRESHOLD, notes)
+    sample = estimation_sample(candidate_pairs, progress)
+    log_odds, prior = estimate_log_odds(candidate_pairs, sample, progress)
+    measures = candidate_pairs.measures
+    notes: tuple[str, ...] = ("scores estimated from the tables alone, by expectation–maximization",)
+    estimated = JoinModel(on, measures.kinds, log_odds, None, prior, _DEFAULT_THRESHOLD, notes)
+    logits = estimated.logits(measures, sample.found)
+    known, random = (
+        append_log_odds(found, level_log_odds(measures, found, log_odds))
+        for found in (sample.found, candidate_pairs.random(_RANDOM_PAIRS))
+    )
+    trained = self_train(sample, known, logits, random, (sample.sampled, candidate_pairs.keys), progress)
+    if trained is None:
+        return estimated
+    if not trained.separated:
+        overlap = "the scores of best matches and of other pairs overlap too far to learn from them"
+        return replace(estimated, notes=(*notes, overlap))
+    notes += ("weights of all similarities learned from these scores",)
+    return replace(estimated, learned=trained.weights, bias=trained.bias, notes=notes)
 
 
 def _single_text_model(candidate_pairs: CandidatePairs, on: _ColumnPairs, progress: Progress | None) -> JoinModel:

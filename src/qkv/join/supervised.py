@@ -16,10 +16,10 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from qkv.core.progress import Progress, track
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float, Int, Num
 from qkv.join.attention_weights import attention_weights
 
-__all__ = ["LabelledSample", "fit_labelled"]
+__all__ = ["LabelledSample", "fit_labelled", "fit_logistic"]
 
 _STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _FOLDS = 5
@@ -88,10 +88,10 @@ def fit_labelled(
             weights = np.zeros(len(train.labels))
             for number in np.unique(fold):
                 out = fold == number
-                fitted = _fit(train.measures[~out], train.labels[~out], strength)
+                fitted = fit_logistic(train.measures[~out], train.labels[~out], strength)
                 weights[out] = train.weights(fitted)[out]
             parts.append(weights)
-        whole = _fit(train.measures, train.labels, strength)
+        whole = fit_logistic(train.measures, train.labels, strength)
         if valid is not None:
             parts.append(valid.weights(whole))
         weights = np.concatenate(parts)
@@ -125,9 +125,17 @@ def best_threshold(labels: Int[np.ndarray, " pairs"], weights: Float[np.ndarray,
     return float(cuts[chosen]), float(max(f1[chosen], 0.0))
 
 
-def _fit(
-    measures: Float[np.ndarray, "pairs measures"], labels: Int[np.ndarray, " pairs"], strength: float
+def fit_logistic(
+    measures: Float[np.ndarray, "pairs measures"], labels: Num[np.ndarray, " pairs"], strength: float
 ) -> Float[np.ndarray, " measures+1"]:
+    """Return non-negative weights and a bias that minimize the regularized cross-entropy of the labels.
+
+    Args:
+        measures: comparison vectors.
+        labels: probability of a match of each pair, which is 0 or 1 if the label is known.
+        strength: λ.
+    """
+
     def loss(solution: Float[np.ndarray, " solution"]) -> tuple[float, Float[np.ndarray, " solution"]]:
         a, b = solution[:-1], solution[-1]
         logits = measures @ a + b
