@@ -45,6 +45,7 @@ def test_a_small_sample_of_requests_agrees_with_the_document():
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:Generating overly large repr", "ignore:overflow encountered:RuntimeWarning")
 def test_a_large_sample_of_requests_agrees_with_the_document():
     assert run_in_thread(findings, 300, 2) == []
 
