@@ -43,7 +43,7 @@ def joined(seed, count, common):
 
 
 def test_learning_from_the_first_scores_finds_more_misspelt_people(monkeypatch):
-    cases = [(2, 226, 226), (6, 200, 180), (7, 300, 240)]
+    cases = [(2, 226, 226), (6, 200, 180)]
     learned = [f1(joined(*case), case[2]) for case in cases]
     monkeypatch.setattr("qkv.join.soft_join.self_train", lambda *_: None)
     before = [f1(joined(*case), case[2]) for case in cases]
