@@ -63,8 +63,8 @@ def test_no_learned_similarity_counts_against_a_match(seed):
     keys = (rows + np.tile(np.arange(4), 150)) % 150
     same = rows == keys
     measures = np.clip(draw.normal(np.where(same[:, None], [0.9, 0.8, 0.1], 0.4), 0.1), 0, 1)
-    sample = EstimationSample(rows, keys, measures.astype(np.float32), 150)
-    trained = self_train(sample, measures, np.where(same, 2.0, -6.0), measures[~same], (150, 150))
+    sample = EstimationSample(rows, keys, measures, measures[~same], (150, 150))
+    trained = self_train(sample, measures, np.where(same, 2.0, -6.0), sample.random)
     assert trained.separated
     assert (trained.weights >= 0).all()
     assert trained.weights[2] == 0  # smaller among matches than among other pairs

@@ -23,6 +23,7 @@ from qkv.core.typing import Float, Int, Num
 from qkv.join.agreement_levels import LEVELS, agreement, agreement_levels
 from qkv.join.attention_weights import two_way_weights
 from qkv.join.blocking import CandidatePairs
+from qkv.join.comparison_vectors import ComparisonVectors
 
 __all__ = ["EstimationSample", "estimate_log_odds", "estimation_sample", "sample_rows"]
 
@@ -45,39 +46,39 @@ class EstimationSample(NamedTuple):
     Attributes:
         rows, keys: left and right row of each pair.
         found: comparison vector of each pair.
-        sampled: number of left rows that the pairs were taken of.
+        random: comparison vectors of random pairs.
+        sizes: number of left rows that the pairs were taken of, and of right rows.
     """
 
     rows: Int[np.ndarray, " pairs"]
     keys: Int[np.ndarray, " pairs"]
     found: Float[np.ndarray, "pairs similarities"]
-    sampled: int
+    random: Float[np.ndarray, "random similarities"]
+    sizes: tuple[int, int]
 
 
 def estimation_sample(candidates: CandidatePairs, progress: Progress | None = None) -> EstimationSample:
     """Return the 20 most similar candidates of each left row, or of 20,000 random left rows of larger tables."""
     top = candidates.top_candidates(_CANDIDATES_PER_ROW, sample_rows(candidates.rows), progress)
-    return EstimationSample(*top, min(candidates.rows, _MAX_ROWS))
+    sizes = min(candidates.rows, _MAX_ROWS), candidates.keys
+    return EstimationSample(*top, candidates.random(_RANDOM_PAIRS), sizes)
 
 
 def estimate_log_odds(
-    candidates: CandidatePairs, sample: EstimationSample, progress: Progress | None = None
+    measures: ComparisonVectors, sample: EstimationSample, progress: Progress | None = None
 ) -> tuple[Float[np.ndarray, "columns levels"], float]:
     """Return the estimated log odds of each agreement level, `(columns, levels)`, and the prior log odds of a match.
 
     Level 0, which means that a cell is missing, has log odds 0.
     """
-    measures = candidates.measures
-    rows, keys, found, count = sample
+    rows, keys, found, random, (count, right_rows) = sample
     levels = agreement_levels(agreement(measures, found))
-    random_levels, random_counts = np.unique(
-        agreement_levels(agreement(measures, candidates.random(_RANDOM_PAIRS))), axis=0, return_counts=True
-    )
+    random_levels, random_counts = np.unique(agreement_levels(agreement(measures, random)), axis=0, return_counts=True)
     columns = levels.shape[-1]
     u = _level_probabilities(random_levels, random_counts, _RANDOM_PSEUDOCOUNT)
     m = np.tile(np.array(_START), (columns, 1))
-    pairs = max(count * candidates.keys, 1)
-    share = max(min(count, candidates.keys) / 2, 0.5) / pairs
+    pairs = max(count * right_rows, 1)
+    share = max(min(count, right_rows) / 2, 0.5) / pairs
     log_odds, prior = _log_odds(m, u), float(logit(share))
     for _ in track(range(_STEPS), "estimating", progress):
         logits = prior + _sum_log_odds(log_odds, levels)

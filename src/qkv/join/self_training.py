@@ -59,17 +59,15 @@ def self_train(
     measures: Float[np.ndarray, "pairs measures"],
     logits: Float[np.ndarray, " pairs"],
     random: Float[np.ndarray, "random measures"],
-    sizes: tuple[int, int],
     progress: Progress | None = None,
 ) -> SelfTrained | None:
     """Return weights of the measures that explain the scores so far, or None if they expect fewer than 100 matches.
 
     Args:
         sample: candidate pairs.
-        measures: comparison vector of each pair.
+        measures: measures of each pair.
         logits: log odds of each pair so far.
-        random: comparison vectors of random pairs.
-        sizes: number of left rows of the sample, and of right rows.
+        random: measures of random pairs.
         progress: called with the step, the count done and the total.
     """
     rows, keys = sample.rows, sample.keys
@@ -89,13 +87,13 @@ def self_train(
         if not high > low:
             return None
         mixture = fit_best_matches(
-            (score[best] - low) / (high - low), (second - low) / (high - low), min(sizes), target[best]
+            (score[best] - low) / (high - low), (second - low) / (high - low), min(sample.sizes), target[best]
         )
         slope = mixture.slope / (high - low)
         target = two_way_weights(rows, keys, slope * (score - low) + mixture.intercept)
         bias = mixture.intercept - slope * (low + float(mean / scale @ weights))
         trained = SelfTrained(slope * weights / scale, bias, mixture.separated)
-    sharpness = _sharpness(random @ trained.weights + trained.bias, sizes[1])
+    sharpness = _sharpness(random @ trained.weights + trained.bias, sample.sizes[1])
     return SelfTrained(sharpness * trained.weights, sharpness * trained.bias, trained.separated)
 
 

@@ -37,7 +37,6 @@ _ColumnPairs: TypeAlias = tuple[tuple[str, str], ...]
 _RowsById: TypeAlias = tuple[dict[str, int] | None, dict[str, int] | None]
 _COMPETITORS = 20
 _DEFAULT_THRESHOLD = 0.5
-_RANDOM_PAIRS = 2**16
 
 
 class SoftJoin:
@@ -104,16 +103,18 @@ class SoftJoin:
         sizes = tables[0].num_rows, tables[1].num_rows
         train = read_labels(pairs, sizes, ids)
         known = [train] if valid is None else [train, read_labels(valid, sizes, ids)]
-        log_odds, _ = estimate_log_odds(candidate_pairs, estimation_sample(candidate_pairs, progress), progress)
+        log_odds, _ = estimate_log_odds(
+            candidate_pairs.measures, estimation_sample(candidate_pairs, progress), progress
+        )
         samples = _labelled_samples(candidate_pairs, known, log_odds, progress)
-        for sample, name in zip(samples, ("training", "validation"), strict=False):
-            if len(np.unique(sample.labels)) < 2:
+        for labelled, name in zip(samples, ("training", "validation"), strict=False):
+            if len(np.unique(labelled.labels)) < 2:
                 raise DataError(
-                    f"the {name} pairs must include matches and non-matches, got {int(sample.labels.sum())} matches "
-                    f"among {len(sample.labels)} pairs. Add pairs of the missing label."
+                    f"the {name} pairs must include matches and non-matches, got {int(labelled.labels.sum())} matches "
+                    f"among {len(labelled.labels)} pairs. Add pairs of the missing label."
                 )
         found = fit_labelled(samples[0], samples[1] if len(samples) > 1 else None, progress)
-        counted = " and ".join(f"{len(sample.labels):,}" for sample in samples)
+        counted = " and ".join(f"{len(labelled.labels):,}" for labelled in samples)
         counts = f"{len(samples[0].labels):,} labelled pairs, {int(samples[0].labels.sum())} of them matches"
         notes = (
             f"learned from {counts}",
@@ -249,17 +250,18 @@ def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], 
 def _estimated_model(candidate_pairs: CandidatePairs, on: _ColumnPairs, progress: Progress | None) -> JoinModel:
     if [field.kind for field in candidate_pairs.measures.fields] == ["text"]:
         return _single_text_model(candidate_pairs, on, progress)
-    sample = estimation_sample(candidate_pairs, progress)
-    log_odds, prior = estimate_log_odds(candidate_pairs, sample, progress)
-    measures = candidate_pairs.measures
+    measures, sample = candidate_pairs.measures, estimation_sample(candidate_pairs, progress)
+    log_odds, prior = estimate_log_odds(measures, sample, progress)
     notes: tuple[str, ...] = ("scores estimated from the tables alone, by expectation–maximization",)
     estimated = JoinModel(on, measures.kinds, log_odds, None, prior, _DEFAULT_THRESHOLD, notes)
-    logits = estimated.logits(measures, sample.found)
-    known, random = (
-        append_log_odds(found, level_log_odds(measures, found, log_odds))
-        for found in (sample.found, candidate_pairs.random(_RANDOM_PAIRS))
+    levels, random_levels = (level_log_odds(measures, found, log_odds) for found in (sample.found, sample.random))
+    trained = self_train(
+        sample,
+        append_log_odds(sample.found, levels),
+        levels.sum(axis=1) + prior,
+        append_log_odds(sample.random, random_levels),
+        progress,
     )
-    trained = self_train(sample, known, logits, random, (sample.sampled, candidate_pairs.keys), progress)
     if trained is None:
         return estimated
     if not trained.separated:
