@@ -9,8 +9,10 @@ import pytest
 
 from qkv.database import Database, Evidence
 from qkv.database.io.formatting import format_estimate, format_length, format_query, format_value, number
+from qkv.database.io.nanoseconds import records_of
 from qkv.database.keys.columns import fold
 from qkv.errors import MissingPackageError, OptionError
+from qkv.serve.evidence_rows import EvidenceRows
 
 PEOPLE = {
     "name": ["John Smith", "Jane Roe", "Aisha Khan", "John Smyth"],
@@ -321,3 +323,14 @@ def test_a_negligible_spread_of_one_effective_row_adds_no_digits():
     assert 0 < answer.spread < 1e-6 * answer.value
     assert answer.standard_error is None
     assert format_estimate(answer) == "2.5"
+
+
+def test_rows_of_a_table_and_of_a_store_are_read_as_the_same_records(tmp_path):
+    store = Database.create(tmp_path / "people", PEOPLE, key="name", value="income")
+    streamed = Database.open(tmp_path / "people", memory="1 KiB")
+    expected = Database.open(PEOPLE, key="name", value="income").ask("jane roe").rows[0].record
+    for each in (store, streamed):
+        answer = each.ask("jane roe")
+        assert answer.rows[0].record == expected
+        assert records_of(answer.table, [3, 1])[1] == expected
+    assert EvidenceRows.of(streamed.ask("jane roe")).records([1]) == [expected]

@@ -12,7 +12,7 @@ import numpy as np
 
 from qkv.core.typing import Float, Int, Num
 from qkv.database.io.formatting import format_estimate, format_key, format_query, format_statistics, format_value
-from qkv.database.io.nanoseconds import to_records
+from qkv.database.io.nanoseconds import records_of
 from qkv.database.io.python_cells import exact_array
 from qkv.errors import MissingPackageError, OptionError
 
@@ -266,12 +266,7 @@ class Answer:
         return values[0] if self.single else values
 
     def _evidence(self, entry: Entry) -> tuple[Evidence, ...]:
-        # Slices, not `take`, which imports pyarrow.compute, at a tenth of the time of a small query.
-        table, rows = self.table, [int(row) for row in entry.rows]
-        if getattr(table, "remote", False):  # one round of requests for all rows
-            records = to_records(table.evidence(rows))
-        else:
-            records = [to_records(table.slice(row, 1))[0] for row in rows]
+        records = records_of(self.table, [int(row) for row in entry.rows])
         near = [None] * len(records) if entry.nearness is None else entry.nearness.tolist()
         return tuple(
             Evidence(float(weight), int(row), record, **({self.measure: nearness} if self.measure else {}))

@@ -9,6 +9,7 @@ import numpy as np
 
 from qkv.core.typing import Int
 from qkv.database.execute.row_reader import StoredRows
+from qkv.database.io.nanoseconds import to_records
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
@@ -59,6 +60,14 @@ class EvidenceRows:
             DataError: A row is no evidence.
         """
         return self.take(np.arange(start, start + length))
+
+    def records(self, rows: Sequence[int]) -> list[dict[str, object]]:
+        """Return some rows in any order as dicts of Python objects.
+
+        Raises:
+            DataError: A row is no evidence.
+        """
+        return [to_records(self.slice(row))[0] for row in rows]
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
         """Return a pyarrow table of the rows whose indices are in `rows`.

@@ -12,6 +12,7 @@ import numpy as np
 
 from qkv.core.typing import Bool, Int
 from qkv.database.io import duckdb_reader
+from qkv.database.io.nanoseconds import to_records
 from qkv.store import Block, RemoteStore, Store
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ class StoredRows:
         self.store = store.snapshot()
         self.column_names: list[str] = [name for name in store.schema.names if name not in hidden]
         self.num_rows = len(self.store)
-        self.remote = isinstance(self.store, RemoteStore)
         self.blocks = len(self.store.block_lengths())
         self._cache = self.store.cache_folder
         self._sizes: dict[tuple[str, ...], int] = {}
@@ -68,12 +68,14 @@ class StoredRows:
         """Return a pyarrow table of `length` consecutive rows from row `start`."""
         return self.store.take(np.arange(start, start + length), self.column_names)
 
-    def evidence(self, rows: Sequence[int]) -> pa.Table:
-        """Return a pyarrow table of some rows in any order, which are read at once."""
-        import pyarrow as pa
-
+    def records(self, rows: Sequence[int]) -> list[dict[str, object]]:
+        """Return some rows in any order as dicts; of an object store by one round of requests for all rows."""
+        if not isinstance(self.store, RemoteStore):
+            # `take` imports pyarrow.compute, which takes ten times as long as a small query.
+            return [to_records(self.slice(row))[0] for row in rows]
         own, place = np.unique(np.asarray(rows, np.int64), return_inverse=True)
-        return self.store.take(own, self.column_names).take(pa.array(place))
+        records = to_records(self.store.take(own, self.column_names))
+        return [records[index] for index in place.tolist()]
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
         """Return a pyarrow table of the rows whose indices are in `rows`, which must be in ascending order."""

@@ -6,14 +6,15 @@ pyarrow converts such a timestamp to an object of pandas if pandas is installed,
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["NanosecondDatetime", "plain_scalar", "to_python", "to_records"]
+__all__ = ["NanosecondDatetime", "RecordRows", "plain_scalar", "records_of", "to_python", "to_records"]
 
 
 class NanosecondDatetime(dt.datetime):
@@ -72,6 +73,23 @@ def to_records(table: pa.Table) -> list[dict[str, object]]:
     """Return the rows of a table as dicts of Python objects."""
     columns = [to_python(column) for column in table.columns]
     return [dict(zip(table.column_names, cells, strict=True)) for cells in zip(*columns, strict=True)]
+
+
+class RecordRows(Protocol):
+    """A table that reads its rows itself, such as that of a store."""
+
+    def records(self, rows: Sequence[int]) -> list[dict[str, object]]:
+        """Return some rows in any order as dicts of Python objects."""
+
+
+def records_of(table: pa.Table | RecordRows, rows: Sequence[int]) -> list[dict[str, object]]:
+    """Return some rows of a pyarrow table, or of a table that reads its rows itself, as dicts of Python objects."""
+    import pyarrow as pa
+
+    if not isinstance(table, pa.Table):
+        return table.records(rows)
+    # Slices, not `take`, which imports pyarrow.compute, at a tenth of the time of a small query.
+    return [to_records(table.slice(row, 1))[0] for row in rows]
 
 
 def plain_scalar(value: np.generic) -> object:
