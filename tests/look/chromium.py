@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-__all__ = ["CHROMIUM", "DARKEST", "PAPER", "needs_chromium", "part", "redrawn", "spot"]
+__all__ = ["CHROMIUM", "DARKEST", "PAPER", "needs_chromium", "part", "redrawn", "resize", "settle", "spot"]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(
@@ -30,11 +30,39 @@ def spot(page, row, column, rows=7, columns=7):
     )
 
 
+def settle(page):
+    """Wait until the map has not been drawn for three frames: what an earlier action started is drawn then."""
+    page.evaluate(
+        """async () => {
+            const drawn = () => document.querySelector("canvas.map").dataset.drawn;
+            for (let before = drawn(), still = 0; still < 3; ) {
+                await new Promise(requestAnimationFrame);
+                still = drawn() === before ? still + 1 : 0;
+                before = drawn();
+            }
+        }"""
+    )
+
+
 def redrawn(page, act):
-    """Call a function, and wait until the map has been drawn again."""
+    """Call a function, and wait until the map has been drawn again and is not drawn any more."""
+    settle(page)
     before = page.evaluate("document.querySelector('canvas.map').dataset.drawn")
     act()
     page.wait_for_function(f"() => document.querySelector('canvas.map').dataset.drawn > {before}")
+    settle(page)
+
+
+def resize(page, width, height):
+    """Give the window another size, and wait until the page has followed it."""
+    page.set_viewport_size({"width": width, "height": height})
+    page.wait_for_function(
+        """([width, height]) => innerWidth === width && innerHeight === height
+            && [...document.querySelectorAll(".qkv-look")].every(
+                (e) => e.style.getPropertyValue("--width") === `${e.clientWidth}px`)
+            && new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))""",
+        arg=[width, height],
+    )
 
 
 def part(page):

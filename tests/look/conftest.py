@@ -2,7 +2,7 @@
 
 import pytest
 
-from .chromium import CHROMIUM
+from .chromium import CHROMIUM, settle
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +32,7 @@ def opened(browser):
         page.wait_for_selector("[data-shown]")
         page.wait_for_selector("[data-painted]")
         page.wait_for_function("() => document.querySelector('canvas.map').dataset.drawn > 0")
+        settle(page)
         return page
 
     yield open_page

@@ -12,7 +12,7 @@ from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.views import HeadRole, TokenAxis, View
 
-from .chromium import DARKEST, PAPER, needs_chromium, redrawn, spot
+from .chromium import DARKEST, PAPER, needs_chromium, redrawn, resize, spot
 
 pytestmark = needs_chromium
 
@@ -281,7 +281,7 @@ def test_twelve_heads_of_a_layer_fit_the_width_of_a_phone(opened):
     view = View.from_weights(np.broadcast_to(np.eye(5), (2, 12, 5, 5)), list("abcde"))
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         page = opened(address)
-        page.set_viewport_size({"width": 420, "height": 800})
+        resize(page, 420, 800)
         inside = page.locator(".overview").evaluate("e => e.scrollWidth <= e.clientWidth")
         last = page.get_by_role("gridcell", name="layer 0, head 11").bounding_box()
         assert inside
@@ -294,7 +294,7 @@ def test_a_sentence_and_its_map_need_no_scrolling(opened):
     view = View.from_weights(np.broadcast_to(np.eye(12), (6, 12, 12, 12)), words)
     with serve_in_thread(ServedPage(page=Page.from_views([view, view], "two"))) as address:
         page = opened(address)
-        page.set_viewport_size({"width": 1400, "height": 900})
+        resize(page, 1400, 900)
         assert page.evaluate("document.documentElement.scrollHeight") <= 900
 
 

@@ -10,7 +10,7 @@ from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.text_roles import mark_roles
 from qkv.look.views import View
 
-from .chromium import DARKEST, needs_chromium, part, redrawn, spot
+from .chromium import DARKEST, needs_chromium, part, redrawn, resize, spot
 from .test_browser import known
 
 pytestmark = needs_chromium
@@ -187,9 +187,9 @@ def test_32_heads_of_32_layers_fit(opened):
     view = View.from_weights(np.broadcast_to(np.eye(4), (32, 32, 4, 4)), list("abcd"))
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         page = opened(address)
-        page.set_viewport_size({"width": 1440, "height": 900})
+        resize(page, 1440, 900)
         for width in (1440, 390):
-            page.set_viewport_size({"width": width, "height": 900})
+            resize(page, width, 900)
             hidden = "e => [e.scrollWidth - e.clientWidth, e.scrollHeight - e.clientHeight]"
             assert page.locator(".overview").evaluate(hidden) == [0, 0]
             last = page.get_by_role("gridcell", name="layer 31, head 31").bounding_box()
@@ -204,7 +204,7 @@ def test_axe_finds_no_violation(opened, served, theme):
 
     for width in (1400, 390):
         page = opened(f"{served}#view=0&dark={theme}")
-        page.set_viewport_size({"width": width, "height": 900})
+        resize(page, width, 900)
         violations = Axe().run(page).response["violations"]
         assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in violations] == []
 
