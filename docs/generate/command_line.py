@@ -10,6 +10,8 @@ import typer.main
 
 from qkv.cli.commands import create_app
 
+from .toctree import hidden_toctree
+
 
 def commands() -> dict[str, Any]:
     """Return every command that does something by its words after `qkv`, such as `store create`."""
@@ -45,12 +47,7 @@ def command_pages() -> dict[str, str]:
             "|---|---|",
             *rows,
             "",
-            "```{toctree}",
-            ":hidden:",
-            "",
-            *entries,
-            "```",
-            "",
+            *hidden_toctree(entries),
         ]
     )
     return pages

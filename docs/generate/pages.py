@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from .pictures import draw_pictures
+from .toctree import hidden_toctree
 
 OUTSIDE = {
     "ARCHITECTURE.md": "design/architecture.md",
@@ -96,7 +97,7 @@ def gallery_index(folder: Path, first: dict[str, str]) -> str:
         elif picture:
             lines += [f"```{{image}} {picture[2]}", ":alt:", ":class: thumbnail", "```", ""]
         lines += [summary, ":::", ""]
-    return "\n".join([*lines, "::::", "", "```{toctree}", ":hidden:", "", *names, "```", ""])
+    return "\n".join([*lines, "::::", "", *hidden_toctree(names)])
 
 
 _LIST = """

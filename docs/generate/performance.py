@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .pictures import style
+from .toctree import hidden_toctree
 
 Row = dict[str, Any]
 Claims = dict[str, list[Row]]
@@ -38,7 +39,7 @@ def write_performance(root: Path, source: Path) -> None:
         if _draw(drawn / stem, lambda draw=draw: draw(claims)):
             overview += [f"## {alt}", "", words, "", _image(f"../drawn/{stem}", alt, ""), ""]
     (source / "performance").mkdir(exist_ok=True)
-    (source / "performance" / "index.md").write_text("\n".join([_HEAD, *overview, _TAIL]))
+    (source / "performance" / "index.md").write_text("\n".join([_HEAD, *overview, *hidden_toctree(_BELOW)]))
 
 
 _HEAD = """# Performance
@@ -47,15 +48,8 @@ The figures on this page are drawn from the results in `benchmarks/results` when
 on one thread unless a figure states otherwise. [Benchmarks](../benchmarks.md) lists every claim with its goal, its
 peers and each measured case, also where qkv is slower. Nothing has been measured on a GPU.
 """
-_TAIL = """
-```{toctree}
-:hidden:
-
-../benchmarks
-../gpu
-../peers
-```
-"""
+_BELOW = ("../benchmarks", "../gpu", "../peers")
+"""The pages below the overview in the navigation."""
 
 
 def ratios(rows: Sequence[Row]) -> list[tuple[str, float, float, float]]:

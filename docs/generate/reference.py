@@ -17,6 +17,7 @@ from typing import Any
 import qkv
 
 from .docstrings import Docstring, docstring_markdown, fenced, link_names
+from .toctree import hidden_toctree
 
 MODULES = ("qkv.distributed", "qkv.errors", "qkv.workloads")
 """Public modules that are no packages."""
@@ -113,7 +114,6 @@ def _index(modules: list[str]) -> str:
         f"| [`{module}`]({module_page_name(module)}.md) | {Docstring.of(importlib.import_module(module)).summary} |"
         for module in modules
     ]
-    entries = "\n".join(map(module_page_name, modules))
     return "\n".join(
         [
             "# Reference",
@@ -126,13 +126,7 @@ def _index(modules: list[str]) -> str:
             "|---|---|",
             *rows,
             "",
-            "```{toctree}",
-            ":hidden:",
-            "",
-            "command-line/index",
-            entries,
-            "```",
-            "",
+            *hidden_toctree(["command-line/index", *map(module_page_name, modules)]),
         ]
     )
 
@@ -166,12 +160,7 @@ def _module_page(module: str, homes: dict[str, str], links: dict[str, str]) -> s
             *rows,
             "",
             *also,
-            "```{toctree}",
-            ":hidden:",
-            "",
-            *map(page_name, names),
-            "```",
-            "",
+            *hidden_toctree(map(page_name, names)),
         ]
     )
 
