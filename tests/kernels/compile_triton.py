@@ -12,29 +12,33 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 INSTRUCTIONS = {
     "reciprocals": r"MUFU\.RCP",
     "exponentials": r"MUFU\.EX2",
     "spills": r"\bSTL\b",
-    "atomics": r"\bATOM|\bRED\.",
+    "atomics": r"\b(?:ATOMG?|REDG?)\.",
 }
-PROGRAMS = ("attend_queries", "differentiate_queries", "differentiate_keys")
+ADDITIVE = ("attend_queries", "differentiate_queries", "differentiate_keys")
 
 
-def compile_program(name: str, architecture: int) -> dict[str, int]:
-    """Return counts of instructions of a causal program for 64 hidden units and values of width 64."""
+def compile_program(program: Any, options: dict[str, Any], kinds: dict[str, str], architecture: int) -> dict[str, int]:
+    """Return counts of instructions of a program.
+
+    Args:
+        program: function decorated with `triton.jit`.
+        options: compile-time arguments, and "num_warps".
+        kinds: types of the arguments that are not arrays of float32.
+        architecture: compute capability, such as 90.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from qkv.kernels.triton import additive_programs
-    from qkv.kernels.triton.additive import Launch
-
-    program = getattr(additive_programs, name)
-    options = Launch(0, 64, 64).options(64, 64, gradient=name != "attend_queries")
+    options = dict(options)
     warps = options.pop("num_warps")
-    kinds = {"q": "i32", "k": "i32", "offset": "i32", "flags": "*i32", **dict.fromkeys(options, "constexpr")}
+    kinds = {**kinds, **dict.fromkeys(options, "constexpr")}
     signature = {each: kinds.get(each, "*fp32") for each in program.arg_names}
     constants = {(program.arg_names.index(each),): value for each, value in options.items()}
     aligned = {(n,): [["tt.divisibility", 16]] for n, each in enumerate(program.arg_names) if "*" in signature[each]}
@@ -49,8 +53,22 @@ def compile_program(name: str, architecture: int) -> dict[str, int]:
     return counts | {"shared bytes": compiled.metadata.shared}
 
 
+def compile_additive(name: str, architecture: int) -> dict[str, int]:
+    """Return counts of a causal program of the additive score for 64 hidden units and values of width 64."""
+    from qkv.kernels.triton import additive_programs
+    from qkv.kernels.triton.additive import Launch
+    from qkv.kernels.triton.block_sizes import additive_blocks
+
+    blocks = additive_blocks(divmod(architecture, 10), 64, rounded=False)
+    block = blocks[ADDITIVE.index(name)]
+    options = Launch(0, blocks).options(block, 64, 64, gradient=name != "attend_queries")
+    kinds = {"q": "i32", "k": "i32", "offset": "i32", "flags": "*i32"}
+    counts = compile_program(getattr(additive_programs, name), options, kinds, architecture)
+    return counts | {"pairs of a thread": block.queries * block.keys // (32 * block.warps)}
+
+
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"  # before the first import of Triton
     given = sys.argv[1:]
-    names = [name for name in given if not name.isdecimal()] or PROGRAMS
-    print(json.dumps({f"{n} {name}": compile_program(name, int(n)) for n in given if n.isdecimal() for name in names}))
+    names = [name for name in given if not name.isdecimal()] or ADDITIVE
+    print(json.dumps({f"{n} {name}": compile_additive(name, int(n)) for n in given if n.isdecimal() for name in names}))

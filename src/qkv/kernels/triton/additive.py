@@ -19,6 +19,7 @@ from qkv.core.parts import expand_to_pairs
 from qkv.core.typing import Bool, Float, Int, Num, Shaped, Tensor
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.kernels.runtime.split_mask import split_mask
+from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -37,27 +38,26 @@ class Launch:
 
     Attributes:
         offset: position of query 0 under a causal mask; None without one.
-        queries: number of queries of a block.
-        keys: number of keys of a block.
+        blocks: sizes of the blocks of each program.
         precision: precision of matrix products, as in `triton.language.dot`.
     """
 
     offset: int | None
-    queries: int
-    keys: int
+    blocks: AdditiveBlocks
     precision: str = "tf32x3"
 
-    def options(self, hidden: int, value_width: int, gradient: bool) -> dict[str, Any]:
+    def options(self, block: Block, hidden: int, value_width: int, gradient: bool) -> dict[str, Any]:
         """Return the compile-time arguments of a program.
 
         Args:
+            block: the block of the program.
             hidden: number of hidden units, which is even.
             value_width: width of the values.
             gradient: whether the program computes gradients.
         """
         sizes = {"H": hidden, "DV": value_width, "DVP": _power_of_two(value_width), "CAUSAL": self.offset is not None}
         more = {"HP": _power_of_two(hidden)} if gradient else {}
-        blocks = {"BQ": self.queries, "BK": self.keys, "num_warps": 8 if self.queries * self.keys >= 4096 else 4}
+        blocks = {"BQ": block.queries, "BK": block.keys, "num_warps": block.warps}
         return {**sizes, **more, **blocks, "PRECISION": self.precision}
 
 
@@ -139,8 +139,9 @@ def _attend(
     log_sum_exp = torch.empty((elements, q), dtype=torch.float32, device=value.device)
     arrays = left, right, vector, flags, value, row_bias, key_bias
     k, offset = value.shape[-2], launch.offset or 0
-    grid = -(-q // launch.queries), elements
-    options = launch.options(vector.shape[-1], value.shape[-1], gradient=False)
+    block = launch.blocks.forward
+    grid = -(-q // block.queries), elements
+    options = launch.options(block, vector.shape[-1], value.shape[-1], gradient=False)
     attend_queries[grid](*arrays, output, log_sum_exp, q, k, offset, **options)
     ctx.save_for_backward(*arrays, output, log_sum_exp)
     ctx.launch = launch
@@ -164,14 +165,16 @@ def _differentiate(
     gradient = gradient.contiguous()
     dots = (gradient * output).sum(-1)
     elements, hidden, q = left.shape
-    k, offset, row_blocks = value.shape[-2], launch.offset or 0, -(-q // launch.queries)
+    _, own_queries, own_keys = launch.blocks
+    k, offset, row_blocks = value.shape[-2], launch.offset or 0, -(-q // own_queries.queries)
     left_gradient, right_gradient = torch.empty_like(left), torch.empty_like(right)
     parts = left.new_empty((elements, row_blocks, hidden))
     value_gradient = torch.empty_like(value)
-    options = launch.options(hidden, value.shape[-1], gradient=True)
+    options = launch.options(own_queries, hidden, value.shape[-1], gradient=True)
     given = (*arrays, gradient, log_sum_exp, dots)
     differentiate_queries[(row_blocks, elements)](*given, left_gradient, parts, q, k, offset, **options)
-    key_blocks = -(-k // launch.keys)
+    key_blocks = -(-k // own_keys.keys)
+    options = launch.options(own_keys, hidden, value.shape[-1], gradient=True)
     differentiate_keys[(key_blocks, elements)](*given, right_gradient, value_gradient, q, k, offset, **options)
     return None, left_gradient.mT, right_gradient.mT, parts.sum(1), value_gradient, None, None
 

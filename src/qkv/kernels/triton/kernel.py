@@ -16,6 +16,7 @@ from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.split_mask import split_mask
+from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block, additive_blocks
 from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -24,7 +25,7 @@ from qkv.plan.problem import Problem
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
 
-__all__ = ["TritonKernel"]
+__all__ = ["TritonKernel", "has_triton", "product_precision"]
 
 _MAX_UNITS = 256
 _MAX_VALUE_WIDTH = 256
@@ -80,15 +81,15 @@ class TritonKernel(Kernel):
             yield f"it supports values up to {_MAX_VALUE_WIDTH} wide"
         if axes.batch_size >= 2**16:
             yield "it supports fewer than 65,536 batch elements"
-        if not self.interpreted and (not problem.device.is_gpu or problem.device.present) and not _has_triton():
+        if not self.interpreted and (not problem.device.is_gpu or problem.device.present) and not has_triton():
             yield "Triton is not installed"
 
     def describe(self, problem: Problem) -> str:
         """Describe the tiles and the arithmetic."""
-        queries, keys = self._block(problem)
+        forward = self._blocks(problem).forward
         return (
-            f"tiles of {queries} queries × {keys} keys in registers, two hidden units to a division; backward "
-            "recomputes the logits, once for queries and once for keys"
+            f"tiles of {forward.queries} queries × {forward.keys} keys in registers, two hidden units to a division; "
+            "backward recomputes the logits, once for queries and once for keys"
         )
 
     def cost(self, problem: Problem) -> Cost:
@@ -123,20 +124,20 @@ class TritonKernel(Kernel):
 
         tensors = cast("TorchCall", call)
         with no_autocast(tensors.value):
-            launch = Launch(split_mask(tensors.mask, tensors.tile)[1], *self._block(problem), _precision(problem.dtype))
+            offset = split_mask(tensors.mask, tensors.tile)[1]
+            launch = Launch(offset, self._blocks(problem), product_precision(problem.dtype))
             output = additive_attention(tensors, launch)
         return Result(arrays.cast(output, call.out_dtype))
 
-    def _block(self, problem: Problem) -> tuple[int, int]:
-        """Return the numbers of queries and keys of a tile: fewer for wide values and many hidden units."""
+    def _blocks(self, problem: Problem) -> AdditiveBlocks:
+        """Return the sizes of the blocks of each program."""
         if self.block is not None:
-            return self.block
-        wide = max(problem.axes.value_width, problem.elements_per_logit if problem.gradient else 0)
-        side = 64 if wide <= 64 else 32 if wide <= 128 else 16
-        return side, side
+            return AdditiveBlocks(*(Block(*self.block, 4),) * 3)
+        width = max(problem.axes.value_width, problem.elements_per_logit)
+        return additive_blocks(problem.device.capability, width, product_precision(problem.dtype) == "tf32")
 
 
-def _precision(dtype: str) -> str:
+def product_precision(dtype: str) -> str:
     """Return the precision of the products of weights and values, which take little of the time.
 
     TF32 rounds weights to the digits of float16. The sum of three products of TF32 is as exact as single precision.
@@ -147,5 +148,6 @@ def _precision(dtype: str) -> str:
     return "tf32" if rounded else "tf32x3"
 
 
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Return whether Triton is installed."""
     return find_spec("triton") is not None

@@ -1,0 +1,56 @@
+"""The Triton programs, compiled for kinds of GPU that this machine need not have."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from tests.kernels.compile_triton import ADDITIVE
+
+pytest.importorskip("triton")
+
+AMPERE = {"attend_queries": (28, 29), "differentiate_queries": (48, 40), "differentiate_keys": (24, 20)}
+SPECIAL_FUNCTIONS = {
+    80: AMPERE,
+    86: AMPERE,
+    89: AMPERE,
+    90: {"attend_queries": (50, 51), "differentiate_queries": (96, 80), "differentiate_keys": (24, 20)},
+    100: {"attend_queries": (49, 50), "differentiate_queries": (96, 80), "differentiate_keys": (96, 80)},
+}
+"""Reciprocals and exponentials of each program, which hold 4 to 16 pairs in a thread and two or four loops over units.
+
+One division for two units, and two in the loop for units far from 0, are 3 for each pair forward, and 6 backward.
+"""
+
+
+@cache
+def _counts(*arguments: str) -> dict[str, dict[str, int]]:
+    script = [sys.executable, "-m", "tests.kernels.compile_triton", *arguments]
+    return json.loads(subprocess.run(script, capture_output=True, text=True, check=True).stdout)
+
+
+def check(architecture: int, name: str, counts: dict[str, int]) -> None:
+    assert counts["spills"] == 0, (architecture, name)
+    assert counts["atomics"] == 0, (architecture, name)
+    assert counts["shared bytes"] <= 99 * 1024, (architecture, name)
+    most = SPECIAL_FUNCTIONS[architecture][name]
+    assert counts["reciprocals"] <= most[0], (architecture, name)
+    assert counts["exponentials"] <= most[1], (architecture, name)
+    loops = 1 if name == "attend_queries" else 2
+    assert counts["reciprocals"] <= 3 * loops * counts["pairs of a thread"] + 4, (architecture, name)
+
+
+def test_the_forward_program_for_ampere_stores_no_registers_and_shares_divisions() -> None:
+    check(80, "attend_queries", _counts("80", "attend_queries")["80 attend_queries"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", SPECIAL_FUNCTIONS)
+def test_no_program_stores_registers_or_divides_once_for_each_unit(architecture: int) -> None:
+    found = _counts(str(architecture))
+    for name in ADDITIVE:
+        check(architecture, name, found[f"{architecture} {name}"])
