@@ -23,6 +23,7 @@ def main(site: Path) -> int:
     from generate.accessible import correct_pages
     from generate.command_line import write_command_line
     from generate.links import broken_links
+    from generate.look_gallery import publish_look_gallery
     from generate.pages import write_pages
     from generate.performance import write_performance
     from generate.reference import write_reference
@@ -39,6 +40,7 @@ def main(site: Path) -> int:
         ["-W", "--keep-going", "-q", "-b", "html", "-d", str(ROOT / "build" / "doctrees"), str(source), str(site)]
     )
     correct_pages(site)
+    publish_look_gallery(source, site)
     broken = broken_links(site)
     print(*broken, sep="\n")
     print(f"open {site / 'index.html'}")

@@ -71,3 +71,14 @@ def test_every_capability_links_to_a_heading_that_shows_it() -> None:
                 heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
                 slugs = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
                 assert anchor[1:] in slugs, f"row {name} links to {target}{anchor}"
+
+
+def test_the_index_of_the_gallery_links_to_the_pages_of_attention() -> None:
+    from generate.look_gallery import look_cards, look_pages
+
+    from qkv.look.gallery import _Card, _index
+
+    index = _index([_Card("sink", "sink.html#layer=4&head=0", "A & B", "“[SEP]” has 76% of the weight.", b"")])
+    (page,) = look_pages(index)
+    assert (page.address, page.picture, page.title) == ("sink.html#layer=4&head=0", "sink.png", "A & B")
+    assert ":link: ../look-gallery/sink.html#layer=4&head=0" in look_cards([page])

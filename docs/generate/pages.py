@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+from .look_gallery import LookPage, look_cards, write_look_gallery
 from .pictures import draw_pictures
 from .toctree import hidden_toctree
 
@@ -44,7 +45,7 @@ def write_pages(root: Path, source: Path) -> None:
     for outside, name in OUTSIDE.items():
         page = root / outside
         _write(source / name, _links(page.read_text(), page, Path(name), root))
-    _write(source / "gallery" / "index.md", gallery_index(docs / "gallery", first))
+    _write(source / "gallery" / "index.md", gallery_index(docs / "gallery", first, write_look_gallery(source)))
     _write(source / "coming-from" / "index.md", coming_from_index(docs / "coming-from"))
 
 
@@ -68,8 +69,8 @@ def title_and_summary(text: str) -> tuple[str, str]:
     return (title[1] if title else "").replace("`", ""), (sentence[0] if sentence else summary).rstrip(":")
 
 
-def gallery_index(folder: Path, first: dict[str, str]) -> str:
-    """Return the index of the gallery: one card for each page, with its first figure."""
+def gallery_index(folder: Path, first: dict[str, str], look: list[LookPage]) -> str:
+    """Return the index of the gallery: one card for each page, with its first figure, and the pages to explore."""
     lines = ["# Gallery", "", "Each page shows one idea: a problem, the code that solves it, and what it prints.", ""]
     lines += ["::::{grid} 1 2 3 3", ":gutter: 3", ""]
     names = sorted(page.stem for page in folder.glob("*.md") if page.stem != "index")
@@ -97,7 +98,7 @@ def gallery_index(folder: Path, first: dict[str, str]) -> str:
         elif picture:
             lines += [f"```{{image}} {picture[2]}", ":alt:", ":class: thumbnail", "```", ""]
         lines += [summary, ":::", ""]
-    return "\n".join([*lines, "::::", "", *hidden_toctree(names)])
+    return "\n".join([*lines, "::::", "", *look_cards(look), *hidden_toctree(names)])
 
 
 _LIST = """
