@@ -33,6 +33,7 @@ CLAIMS = (
     "decode",
     "linear_attention",
     "stored",
+    "scaling",
     "look",
 )
 """The names of all claims and of their files, in the order of the page."""

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks._calls import Call
 from benchmarks._claim import MissingError
 
-__all__ = ["entmax", "flex", "keops_regression", "keras_additive", "peer", "sdpa"]
+__all__ = ["additive_by_hand", "dot_by_hand", "entmax", "flex", "keops_regression", "keras_additive", "peer", "sdpa"]
 
 Forward = Callable[[Any, Any, Any], Any]
 
@@ -95,6 +95,23 @@ def keras_additive(call: Call) -> Callable[[], tuple[Any, ...]]:
     layer.scale.assign(vector.detach().reshape(layer.scale.shape))
     leaves = (*call.leaves[:3], layer.scale.value)
     return lambda: call.run_with(lambda q, k, v: layer([q, v, k]), leaves)
+
+
+def additive_by_hand(call: Call) -> Callable[[], tuple[Any, ...]]:
+    """Run additive attention in operators of PyTorch, with the sum of query and key of every pair."""
+    score = call.options["score"]
+
+    def forward(query: Any, key: Any, value: Any) -> Any:
+        query, key = query @ score.query_weight.mT, key @ score.key_weight.mT
+        logits = torch.tanh(query[..., :, None, :] + key[..., None, :, :]) @ score.vector
+        return logits.softmax(-1) @ value
+
+    return lambda: call.run_with(forward)
+
+
+def dot_by_hand(call: Call) -> Callable[[], tuple[Any, ...]]:
+    """Run the scaled dot product in operators of PyTorch, with the weights of all pairs."""
+    return lambda: call.run_with(lambda q, k, v: (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v)
 
 
 def entmax(call: Call, rows: int = 1024) -> Callable[[], tuple[Any, ...]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .pictures import style
+from .scaling import draw_growth, draw_tables
 from .toctree import hidden_toctree
 
 Row = dict[str, Any]
@@ -222,6 +223,23 @@ _OVERVIEW = (
         _draw_scaling,
         "Time by length",
         "Time of a call divided by its heads, of width 64, for as many queries as keys, with the peers of each claim.",
+    ),
+    (
+        "performance-growth",
+        draw_growth,
+        "Growth with tokens and rows",
+        "The claim [scaling](../benchmarks.md#scaling) has the versions, the date and the command of the measurement.\n"
+        "The panels of tokens have one head of width 64; a peer ends where it would store more than 1 GB. Rows on\n"
+        "disk have 16 numbers. NumPy and DuckDB compute the value of a softmax; qkv also returns its spread and rows.",
+    ),
+    (
+        "performance-tables",
+        lambda _: draw_tables(Path(__file__).parents[2] / "benchmarks" / "results" / "tables.csv"),
+        "Fits of tables",
+        "Estimators of qkv (“attention”) and other methods, with default settings, from\n"
+        "`benchmarks/results/tables.csv`.\n"
+        "On the right, geometric means over the tables on which all methods were run.\n"
+        "[Estimators](../estimators.md#comparison-with-other-methods) has each table.",
     ),
     (
         "performance-memory",
