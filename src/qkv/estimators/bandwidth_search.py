@@ -19,7 +19,7 @@ from qkv.estimators.metric_learning import row_losses
 from qkv.estimators.nadaraya_watson import weighted_mean_with_trend
 from qkv.masks import Documents
 
-__all__ = ["BATCH_GRID", "LOCAL_GRID", "WIDE_GRID", "search_bandwidth"]
+__all__ = ["BATCH_GRID", "LOCAL_GRID", "MIN_ROWS", "SEARCH_ROWS", "WIDE_GRID", "search_bandwidth"]
 
 LOCAL_GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 """Factors of a bandwidth that was learned from a sample of the rows."""
@@ -27,7 +27,10 @@ BATCH_GRID = (0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 1.0, 1.15, 1.35)
 """Factors of a bandwidth that was learned from the rows of a batch, which are farther apart than all rows."""
 WIDE_GRID = tuple(2.0 ** (1.0 - step / 2) for step in range(18))
 """Bandwidths in units of √width, used if no metric was trained."""
-_MIN_ROWS = 128
+MIN_ROWS = 128
+"""Minimum number of rows whose errors are compared."""
+SEARCH_ROWS = 4096
+"""Maximum number of rows whose errors are compared if no metric was trained."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def search_bandwidth(
         max_pairs: maximum number of pairs of rows per bandwidth of the grid, which limits the time of the search.
     """
     members, rows = keys.shape[:2]
-    out_of_bag = out_of_bag[:, : max(_MIN_ROWS, int(max_pairs / max(rows * members, 1)))]
+    out_of_bag = out_of_bag[:, : max(MIN_ROWS, int(max_pairs / max(rows * members, 1)))]
     if bandwidth.shape[1] > 1:
         others = ~Documents(out_of_bag[:, None], torch.arange(rows))
     else:

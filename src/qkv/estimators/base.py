@@ -16,7 +16,7 @@ from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
 from qkv.core.typing import ArrayLike, Float, Int, Shaped
 from qkv.errors import DataError, OptionError
-from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, WIDE_GRID, search_bandwidth
+from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, SEARCH_ROWS, WIDE_GRID, search_bandwidth
 from qkv.estimators.batch_training import TrainingOptions
 from qkv.estimators.effort import EFFORTS
 from qkv.estimators.features import (
@@ -39,7 +39,6 @@ RandomState = int | np.random.RandomState | None
 """Random state as scikit-learn takes it."""
 
 _MIN_TRAINING_ROWS = 16
-_SEARCH_ROWS = 4096
 _AUTOMATIC = {"members": 1, "max_steps": 0, "batch_size": 1, "hidden": 1, "candidates": 0}
 _MINIMA = {"width": 1, "layers": 1, "patience": 1, **_AUTOMATIC}
 """Smallest values of the options that are integers; those of `_AUTOMATIC` may also be "auto"."""
@@ -140,7 +139,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         factors: tuple[float, ...] = LOCAL_GRID if self._candidates() else BATCH_GRID
         if trained.steps == 0:
             # Nothing was trained, so every row is out of bag.
-            order = np.random.default_rng(seed).permutation(len(features))[:_SEARCH_ROWS]
+            order = np.random.default_rng(seed).permutation(len(features))[:SEARCH_ROWS]
             out_of_bag = torch.from_numpy(order)[None].repeat(len(keys), 1)
             factors = tuple(factor * max(1, metric.encoded_width) ** 0.5 for factor in WIDE_GRID)
         if self.bandwidth is not None:

@@ -33,6 +33,7 @@ __all__ = [
     "encoding_sizes",
     "fit_encoding",
     "is_frame",
+    "join_encodings",
     "read_columns",
 ]
 
@@ -146,6 +147,24 @@ def fit_encoding(columns: Sequence[Shaped[np.ndarray, " rows"]], repeats: bool =
         "levels": levels,
         "repeated": np.array(repeated, np.int64),
         "common": common,
+    }
+
+
+def join_encodings(encodings: Sequence[_FeatureEncoding]) -> _FeatureEncoding:
+    """Return the encoding of several columns from the encodings that were fitted to each of them alone."""
+
+    def indices(name: str) -> Int[np.ndarray, " n"]:
+        return np.array([index for index, each in enumerate(encodings) if len(each[name])], np.int64)  # type: ignore
+
+    return {
+        "numbers": indices("numbers"),
+        "middles": np.concatenate([each["middles"] for each in encodings]),
+        "spreads": np.concatenate([each["spreads"] for each in encodings]),
+        "gaps": indices("gaps"),
+        "categories": indices("categories"),
+        "levels": [levels for each in encodings for levels in each["levels"]],
+        "repeated": indices("repeated"),
+        "common": [values for each in encodings for values in each["common"]],
     }
 
 

@@ -23,7 +23,7 @@ from qkv.masks import Documents
 from qkv.readouts import Dense
 from qkv.scores import Gaussian
 
-__all__ = ["FittedRows", "RowExplanation"]
+__all__ = ["FittedRows", "RowExplanation", "query_blocks"]
 
 _QUERY_BLOCK = 2048
 _EXPLAINED_WEIGHTS = 2**23
@@ -123,10 +123,17 @@ class FittedRows:
         self, features: Features, size: int = _QUERY_BLOCK
     ) -> Iterator[tuple[Float[Tensor, "members n key_width"], Float[Tensor, "members n outputs"] | None]]:
         """Yield the keys and the trends of queries, for at most `size` of them at once."""
-        size = min(size, max(1, _QUERY_BLOCK * 4 // len(self.keys)))
-        for start in range(0, len(features), size):
-            block = slice(start, start + size)
-            numbers = torch.from_numpy(features.numbers[block].astype(np.float64))
-            codes = torch.from_numpy(features.codes[block])
-            with torch.no_grad():
-                yield self.metric(self.parameters, numbers[None], codes[None])
+        return query_blocks(self.metric, self.parameters, features, len(self.keys), size)
+
+
+def query_blocks(
+    metric: Metric, parameters: Parameters, features: Features, members: int, size: int = _QUERY_BLOCK
+) -> Iterator[tuple[Float[Tensor, "members n key_width"], Float[Tensor, "members n outputs"] | None]]:
+    """Yield the keys and the trends of queries, for at most `size` of them at once."""
+    size = min(size, max(1, _QUERY_BLOCK * 4 // members))
+    for start in range(0, len(features), size):
+        block = slice(start, start + size)
+        numbers = torch.from_numpy(features.numbers[block].astype(np.float64))
+        codes = torch.from_numpy(features.codes[block])
+        with torch.no_grad():
+            yield metric(parameters, numbers[None], codes[None])

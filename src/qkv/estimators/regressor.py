@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from typing import Self
 
 import numpy as np
@@ -11,9 +12,11 @@ from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 
 from qkv.core.checks import check_choice
 from qkv.core.typing import ArrayLike, Float, Shaped
-from qkv.errors import OptionError
+from qkv.errors import OptionError, RefusedError
 from qkv.estimators.base import AttentionEstimator
+from qkv.estimators.features import Features, encode_columns
 from qkv.estimators.fitted_rows import RowExplanation
+from qkv.estimators.fragment_fit import FittedFragments, fit_fragments
 from qkv.estimators.interval_calibration import IntervalCalibration, calibrate_intervals
 
 __all__ = ["AttentionRegressor"]
@@ -90,12 +93,74 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
 
     trend: str = "auto"
 
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
+        """Train the metric on rows and their values, and store the rows for prediction.
+
+        Args:
+            X: `(rows, columns)`: an array of numbers, or a frame of pandas, polars or pyarrow with numbers,
+                strings, categories, booleans and timestamps. Cells may be missing. Or a database that
+                `Database.open` or `Database.create` returned for a store: its key columns are the features, its
+                value column is y, and its rows stay in the store, whose fragments compute the sums of every
+                prediction (in the workers of its cluster, if it has one). A metric is then learned from at most
+                131,072 rows; all rows choose the bandwidth and predict. Rows without a value are left out.
+            y: value of each row; None with a database.
+            sample_weight: non-negative weight of each row. Rows of weight 0 are ignored. None with a database.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            OptionError: if an option is not allowed.
+            DataError: if a number is infinite, or no row has a positive weight.
+
+        Example:
+            >>> import tempfile
+            >>> import pyarrow as pa
+            >>> from qkv import Database
+            >>> x = np.linspace(0, 6, 60)
+            >>> rows = Database.create(tempfile.mkdtemp() + "/rows", {"x": x, "y": np.sin(x)}, "x", "y")
+            >>> AttentionRegressor(metric="none").fit(rows).predict(pa.table({"x": [1.5]})).round(2)
+            array([1.])
+        """
+        self.__dict__.pop("_cached_fragments", None)
+        if not hasattr(X, "row_fragments"):
+            return super().fit(X, y, sample_weight)
+        if y is not None or sample_weight is not None:
+            raise OptionError("y and sample_weight must be None with a database, whose value column is y. Omit them.")
+        self._check_options()
+        for name in ("keys_", "residuals_", "rows_"):
+            self.__dict__.pop(name, None)
+        self._cached_fragments = fit_fragments(self, X.row_fragments())
+        return self
+
     def predict(self, X: ArrayLike) -> Float[np.ndarray, " queries *outputs"]:
         """Return the prediction for each query, computed from all fitted rows.
 
         Predictions have shape `(queries,)`, or `(queries, outputs)` if y had several outputs.
         """
         return self._like_y(self._predict(X) * self.y_scale_ + self.y_mean_)
+
+    def _predict(self, X: ArrayLike | Features) -> Float[np.ndarray, "queries outputs"]:
+        fitted: FittedFragments | None = vars(self).get("_cached_fragments")
+        if fitted is None:
+            return super()._predict(X)
+        if isinstance(X, Features):
+            return fitted.predict(X)
+        return fitted.predict(encode_columns(self.features_, self._read_columns(X, reset=False)))
+
+    def _check_rows(self) -> None:
+        """Raise an error if the fitted rows are not in memory."""
+        if vars(self).get("_cached_fragments") is not None:
+            raise RefusedError(
+                "the fitted rows must be in memory for all but fit and predict, but they are in the fragments of a "
+                "store. Fit the estimator to a frame of these rows."
+            )
+        check_is_fitted(self, "keys_")
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the fitted estimator to a file atomically, with checksums; see `SavedEstimator.save`."""
+        self._check_rows()
+        super().save(path)
 
     def predict_interval(
         self, X: ArrayLike, level: float = 0.9
@@ -135,6 +200,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         """
         if not 0.0 < level < 1.0:
             raise OptionError(f"level must be above 0 and below 1, got {level!r}. Pass 0.9 for 90 %.")
+        self._check_rows()
         features = self._query_features(X)
         calibration = self._intervals()
         predicted = self._fitted_rows().predict(features)
@@ -153,6 +219,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         e_i are leave-one-out errors of out-of-bag rows; see `predict_interval` for κ and g. Errors are not normal in
         general: use `predict_interval` for intervals.
         """
+        self._check_rows()
         features = self._query_features(X)
         calibration = self._intervals()
         if calibration is None:
@@ -160,7 +227,6 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         return self._like_y(calibration.deviations(features) * self.y_scale_)
 
     def _intervals(self) -> IntervalCalibration | None:
-        check_is_fitted(self, "keys_")
         cached = vars(self).get("_cached_intervals")
         # After `fit` and `partial_fit`, the arrays are others.
         if cached is None or cached[0] is not self.keys_ or cached[1] is not self.out_of_bag_rows_:
@@ -185,7 +251,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         Raises:
             OptionError: if `top` or `output` is out of range.
         """
-        check_is_fitted(self, "keys_")
+        self._check_rows()
         outputs = len(self.y_mean_)
         if not 0 <= output < outputs:
             raise OptionError(f"output must be an integer from 0 to {outputs - 1}, got {output}.")
@@ -204,6 +270,8 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         Returns:
             The fitted estimator.
         """
+        if vars(self).get("_cached_fragments") is not None:
+            self._check_rows()
         if not hasattr(self, "keys_"):
             return self.fit(X, y)
         return self._add_rows(X, y)

@@ -5,10 +5,13 @@ import signal
 from importlib.util import find_spec
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from sklearn.base import clone
 
 from qkv import Database, normalizers, scores
 from qkv.database.cluster import scheduler
+from qkv.estimators import AttentionRegressor
 from qkv.store import row_files
 
 pytestmark = [
@@ -46,5 +49,20 @@ def test_actors_of_ray_that_are_killed_change_no_answer(folder, normalizer, monk
             again = many.ask([0.5, 2.0], **options)
             assert (again.value, again.standard_error, again.rows) == (first.value, first.standard_error, first.rows)
         assert many.cluster.replaced == 3
+    finally:
+        many.close()
+
+
+def test_a_regressor_over_the_actors_of_ray_is_that_of_one_process(folder):
+    rows = pa.table({"x": np.linspace(0, 6, 5000)})
+    expected = AttentionRegressor("none", random_state=0).fit(rows, np.sin(rows["x"].to_numpy()))
+    many = Database.open(folder, cluster="ray:2")
+    try:
+        fitted = clone(expected).fit(many)
+        os.kill(many.cluster.workers[1].process_id, signal.SIGKILL)
+        np.testing.assert_allclose(
+            fitted.predict(rows.slice(100, 50)), expected.predict(rows.slice(100, 50)), rtol=1e-12, atol=1e-12
+        )
+        assert many.cluster.replaced == 1
     finally:
         many.close()

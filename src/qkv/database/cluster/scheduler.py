@@ -16,13 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, merge_replies, serialize
 from qkv.database.partials.arrow_format import from_batch
 from qkv.database.partials.query_partial import QueryPartial
 from qkv.errors import RefusedError
 from qkv.store import StorageOptions
+
+if TYPE_CHECKING:
+    from qkv.database.cluster.fragment_calls import FragmentCall
 
 __all__ = ["FAN_IN", "LostResultError", "Scheduler", "Worker", "WorkerDiedError", "divide"]
 
@@ -106,9 +109,19 @@ class Scheduler:
 
     def run(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> tuple[QueryPartial | None, dict[int, str]]:
         """Return the partial result over all fragments, and the reason for each fragment that cannot be read."""
+        reply = self._broadcast(task, fragments)
+        return (None if reply.partial is None else from_batch(reply.partial)), dict(reply.unreadable)
+
+    def call(self, call: FragmentCall, fragments: Sequence[FragmentTask]) -> tuple[Any, dict[int, str]]:
+        """Return the merged result of a call, and the reason for each fragment that cannot be read."""
+        reply = self._broadcast(call, fragments)
+        return reply.result, dict(reply.unreadable)
+
+    def _broadcast(self, task: ScanTask | FragmentCall, fragments: Sequence[FragmentTask]) -> Reply:
+        """Return the merged reply of all workers, or raise the error of one of them."""
         shares = [share for share in divide(fragments, self.count) if share]
         if not shares:
-            return None, {}
+            return Reply(None, {})
         messages = [serialize((task, share)) for share in shares]
         with ThreadPoolExecutor(len(shares)) as threads:
 
@@ -124,7 +137,7 @@ class Scheduler:
         assert isinstance(reply, Reply)
         if reply.error is not None:
             raise reply.error
-        return (None if reply.partial is None else from_batch(reply.partial)), dict(reply.unreadable)
+        return reply
 
     def _merge(self, scan: Callable[[int], _Branch], group: Sequence[_Branch]) -> _Branch:
         """Return the merge of consecutive branches by the worker of the first one."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -93,11 +95,15 @@ class Reply:
             without any.
         unreadable: the reason for each other fragment, by index.
         error: an exception of qkv that the scan raised, such as one that a score does not fit; None for none.
+        result: the merged result of a `FragmentCall` instead; None without any.
+        first: the index of the first fragment of the result, in the order of which results are merged.
     """
 
     partial: bytes | None
     unreadable: Mapping[int, str]
     error: Exception | None = None
+    result: Any = None
+    first: int = 0
 
 
 def serialize(task: object) -> bytes:
@@ -129,4 +135,7 @@ def merge_replies(replies: Sequence[bytes]) -> bytes:
     unreadable = {index: reason for each in loaded for index, reason in each.unreadable.items()}
     parts = [from_batch(each.partial) for each in loaded if each.partial is not None]
     merged = to_bytes(merge_partials(parts)) if parts and error is None else None
-    return pickle.dumps(Reply(merged, unreadable, error))
+    with_result = sorted((each for each in loaded if each.result is not None), key=lambda each: each.first)
+    result = reduce(lambda left, right: left.merge(right), [each.result for each in with_result] or [None])
+    first = with_result[0].first if with_result else 0
+    return pickle.dumps(Reply(merged, unreadable, error, result, first))

@@ -21,6 +21,7 @@ import numpy as np
 from qkv import store as stores
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Float, Int, Shaped
+from qkv.database.cluster.fragment_calls import FragmentCall, StoreCall
 from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, merge_replies
 from qkv.database.execute.accumulators import accumulator_for
 from qkv.database.execute.partial_sums import PartialSums
@@ -49,6 +50,7 @@ class FragmentWorker:
     def __init__(self) -> None:
         self._stores: dict[tuple[str, int], Store] = {}
         self._norms: dict[tuple[str, int], VectorNorms] = {}
+        self._prepared: dict[str, dict[int, Any]] = {}
 
     def run(self, message: bytes) -> bytes:
         """Return the reply to a pickled task and fragments, or to a list of replies to be merged, as a pickle."""
@@ -58,7 +60,7 @@ class FragmentWorker:
         task, fragments = given
         try:
             with ignore_numpy_warnings():
-                reply = self.scan(task, fragments)
+                reply = (self.scan if isinstance(task, ScanTask) else self.call)(task, fragments)
         except QkvError as error:
             reply = Reply(None, {}, error)
         return pickle.dumps(reply)
@@ -68,7 +70,7 @@ class FragmentWorker:
         unreadable = dict[int, str]()
         while True:
             left = [each for each in fragments if each.fragment.index not in unreadable]
-            scan = _Scan(task, self._store(task), self._norms.setdefault((task.path, task.version), VectorNorms()))
+            scan = _Scan(task, self.open_store(task), self._norms.setdefault((task.path, task.version), VectorNorms()))
             try:
                 partial = scan.run(left, unreadable)
             except _UnreadableError as error:  # after some of its rows were added: start again without it
@@ -76,7 +78,28 @@ class FragmentWorker:
                 continue
             return Reply(None if partial is None else to_bytes(partial), unreadable)
 
-    def _store(self, task: ScanTask) -> Store:
+    def call(self, call: FragmentCall, fragments: Sequence[FragmentTask]) -> Reply:
+        """Return the merged result of a call over some fragments, or why a fragment cannot be read."""
+        prepared = self._prepared.pop(call.name, {})
+        self._prepared[call.name] = prepared  # at the end: the name that was used last
+        while len(self._prepared) > _MOST_VERSIONS:
+            del self._prepared[next(iter(self._prepared))]
+        unreadable, results = dict[int, str](), list[Any]()
+        for each in fragments:
+            index = each.fragment.index
+            try:
+                if index not in prepared:
+                    prepared[index] = call.prepare(self, each.fragment)
+            except (DamagedError, OSError) as error:
+                unreadable[index] = str(error)
+                continue
+            result = call.run(prepared[index], index)
+            results.append(result if not results else results.pop().merge(result))
+        first = min((each.fragment.index for each in fragments), default=0)
+        return Reply(None, unreadable, None, results[0] if results else None, first)
+
+    def open_store(self, task: ScanTask | StoreCall) -> Store:
+        """Return the store of a task, which stays open."""
         name = (task.path, task.version)
         if name not in self._stores:
             while len(self._stores) >= _MOST_VERSIONS:

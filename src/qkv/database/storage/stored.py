@@ -17,6 +17,7 @@ from qkv.core.progress import Progress
 from qkv.database.answer import Answer
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.cluster.executor import ClusterExecutor
+from qkv.database.cluster.fragment_calls import StoreFragments
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.execute.base import AskOptions, Executor
 from qkv.database.execute.in_memory import InMemoryExecutor
@@ -109,8 +110,6 @@ class StoredDatabase(Queryable):
         self._executors: dict[bool, tuple[int, Executor]] = {}
         self._examples: tuple[int, list[Column]] = (-1, [])
 
-    # -- Queryable --------------------------------------------------------------------------------------
-
     def _ask(self, queries: object, options: AskOptions) -> Answer:
         score = self.score if options.score is None else options.score
         vectors = self._compares_vectors(score)
@@ -182,8 +181,6 @@ class StoredDatabase(Queryable):
         unchecked = f", no checksums of {counted(missing, 'file', 'files')}" if missing else ""
         return f"Database({self.name}: {key} → {self.value}, {rows}, version {self.version}{unchecked})"
 
-    # -- writing ----------------------------------------------------------------------------------------
-
     def append(
         self,
         source: object,
@@ -252,8 +249,6 @@ class StoredDatabase(Queryable):
         """
         return self.store.compact(keep, progress)
 
-    # -- versions ---------------------------------------------------------------------------------------
-
     @property
     def version(self) -> int:
         """The number of the open version."""
@@ -321,6 +316,10 @@ class StoredDatabase(Queryable):
         """End the workers of the cluster. The next query starts new ones."""
         if self.cluster is not None:
             self.cluster.close()
+
+    def row_fragments(self) -> StoreFragments:
+        """Return the fragments of the open version, from which `AttentionRegressor.fit` learns without a copy."""
+        return StoreFragments(self.store, self.key, self.value, self.cluster)
 
     # -- private ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,134 @@
+"""Fitting and prediction of a regressor whose rows stay in the fragments of a table, such as those of a cluster.
+
+    encoding     medians, quartiles and frequent levels, column by column: by this process
+    metric       learned from at most 131,072 rows, which are read here; `metric="none"` learns nothing
+    bandwidth    leave-one-out sums over all rows, for each bandwidth of the grid: by the fragments
+    predictions  sums over all rows: by the fragments
+
+The fit is that of the same rows in memory, if there are no more rows than a metric is learned from.
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+
+from qkv.core.typing import Float
+from qkv.errors import DataError
+from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, MIN_ROWS, SEARCH_ROWS, WIDE_GRID
+from qkv.estimators.effort import EFFORTS
+from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings, read_columns
+from qkv.estimators.fitted_rows import query_blocks
+from qkv.estimators.fragment_sums import FragmentQueries, RowFragments, number_column
+from qkv.estimators.metric_learning import as_tensors, embed_rows, train_metric
+
+if TYPE_CHECKING:
+    from qkv.estimators.base import AttentionEstimator
+
+__all__ = ["FittedFragments", "fit_fragments"]
+
+TRAINING_ROWS = 2**17
+"""Maximum number of rows that a metric is learned from."""
+
+
+@dataclass(frozen=True, eq=False)
+class FittedFragments:
+    """An estimator and the fragments that hold its rows.
+
+    Attributes:
+        fragments: the fragments.
+        queries: queries of the estimator without queries.
+    """
+
+    fragments: RowFragments
+    queries: FragmentQueries
+
+    def predict(self, features: Features) -> Float[np.ndarray, "queries outputs"]:
+        """Return the prediction for each query, averaged over the ensemble."""
+        estimator = self.queries.estimator
+        parameters, parts = estimator._tensors(np.float64), []
+        bandwidth = parameters["log_bandwidth"].exp().numpy()[:, 0]
+        metric = estimator._build_metric(1)
+        for query, trend in query_blocks(metric, parameters, features, len(bandwidth)):
+            means = self.fragments.run(_with(self.queries, query=query.numpy(), bandwidth=bandwidth[None])).mean[0]
+            parts.append((means if trend is None else means + trend.numpy()).mean(axis=0))
+        return np.concatenate(parts)
+
+
+def fit_fragments(estimator: AttentionEstimator, fragments: RowFragments) -> FittedFragments:
+    """Fit an estimator to the rows of fragments that have a value, and set its fitted attributes except the rows.
+
+    Raises:
+        DataError: no row has a value, or a value is infinite.
+    """
+    y = number_column(fragments.read((fragments.value,)), fragments.value)
+    present = ~np.isnan(y)
+    indices, count = np.flatnonzero(present), int(present.sum())
+    if not count:
+        raise DataError(f"the column {fragments.value} must have at least one value, got none. Choose another column.")
+    estimator._read_columns(fragments.read(fragments.key, indices[:1]), reset=True)
+    estimator._fit_targets(y[present], None)
+    network = estimator.metric == "network" or estimator._trend() == "network"
+    encodings = []
+    for name in fragments.key:  # one column at a time is in memory
+        encodings.append(fit_encoding([read_columns(fragments.read((name,)))[0][present]], network))
+    estimator.features_ = join_encodings(encodings)
+    seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
+
+    def encode(rows: np.ndarray) -> Features:
+        return encode_columns(estimator.features_, read_columns(fragments.read(fragments.key, indices[rows])))
+
+    def targets(rows: np.ndarray) -> np.ndarray:
+        return estimator._encode_targets(y[indices[rows]])
+
+    metric = estimator._build_metric(1)
+    learns = not (metric.kind == "none" and metric.trend == "none")
+    sample = np.arange(count if learns else min(count, 1))
+    if len(sample) > TRAINING_ROWS:
+        sample = np.sort(np.random.default_rng(seed).permutation(count)[:TRAINING_ROWS])
+    options = estimator._training_options(len(sample))
+    trained = train_metric(metric, encode(sample), targets(sample), None, options, seed)
+    estimator.parameters_ = {name: each.detach().numpy() for name, each in trained.parameters.items()}
+    bandwidth = trained.parameters["log_bandwidth"].detach().exp()
+    out_of_bag = sample[trained.held_out]
+    factors: tuple[float, ...] = LOCAL_GRID if estimator._candidates() else BATCH_GRID
+    if trained.steps == 0:
+        order = np.random.default_rng(seed).permutation(count)[:SEARCH_ROWS]
+        out_of_bag = np.broadcast_to(order, (len(bandwidth), len(order)))
+        factors = tuple(factor * max(1, metric.encoded_width) ** 0.5 for factor in WIDE_GRID)
+    if estimator.bandwidth is not None:
+        bandwidth, factors = torch.full_like(bandwidth, estimator.bandwidth), (1.0,)
+    estimator.out_of_bag_rows_, estimator.n_steps_ = out_of_bag, trained.steps
+    most = max(MIN_ROWS, int(EFFORTS[estimator.effort].search_pairs / max(count * len(bandwidth), 1)))
+    own = out_of_bag[:, :most]
+    before = np.concatenate([[0], np.cumsum(present)])
+    starts = before[np.concatenate([[0], np.cumsum(fragments.lengths())])[:-1]]
+    empty = np.zeros((len(own), 0, metric.key_width))
+    names = {"key": fragments.key, "value": fragments.value, "starts": starts}
+    queries = FragmentQueries(uuid.uuid4().hex, estimator, **names, query=empty, bandwidth=np.zeros((0, len(own))))
+    rows, places = np.unique(own, return_inverse=True)
+    features, values = encode(rows), targets(rows)
+    keys, trends = embed_rows(metric, estimator._tensors(np.float32), *as_tensors(features))
+    members, places = np.arange(len(own))[:, None], places.reshape(own.shape)
+    grid = torch.stack([bandwidth * factor for factor in torch.tensor(factors, dtype=bandwidth.dtype)])[..., 0]
+    asked = {"query": keys.double().numpy()[members, places], "bandwidth": grid.double().numpy(), "own": own}
+    predicted = fragments.run(_with(queries, **asked)).mean
+    if trends is not None:
+        predicted = predicted + trends.numpy()[members, places]
+    losses = np.square(predicted - values[places]).mean(axis=2)[..., 0]
+    best = losses.argmin(axis=0)
+    chosen = grid.numpy()[best, np.arange(len(own))][:, None]
+    estimator.parameters_["log_bandwidth"] = torch.from_numpy(chosen).log().numpy()
+    estimator.validation_loss_ = losses.min(axis=0)
+    estimator.sample_weight_ = None
+    return FittedFragments(fragments, _with(queries, estimator=copy.copy(estimator)))
+
+
+def _with(queries: FragmentQueries, **fields: object) -> FragmentQueries:
+    return replace(queries, **fields)  # type: ignore[arg-type]
