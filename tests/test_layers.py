@@ -108,6 +108,7 @@ def imported_modules(path: Path, names: set[str]) -> set[str]:
 
 ALGORITHMS_IMPORTED = {
     ("tiled", "row_blocks"),  # readouts with a gradient
+    ("flex", "fused"),  # mapping of batch axes
     ("fused", "tiled"),  # data that is not finite
     ("linear", "tiled"),  # data without a product form
     ("linear", "numpy_blocks"),

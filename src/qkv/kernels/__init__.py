@@ -2,6 +2,7 @@
 
 from qkv.kernels.batched.kernel import BatchedKernel
 from qkv.kernels.dense.kernel import DenseKernel
+from qkv.kernels.flex.kernel import FlexKernel
 from qkv.kernels.fused.kernel import FusedKernel
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
 from qkv.kernels.linear.kernel import LinearKernel
@@ -15,6 +16,7 @@ from qkv.plan import Kernel
 __all__ = [
     "BatchedKernel",
     "DenseKernel",
+    "FlexKernel",
     "FusedKernel",
     "KERNELS",
     "JaxLoopsKernel",
@@ -37,4 +39,5 @@ KERNELS: tuple[Kernel, ...] = (
     JaxLoopsKernel(),
     TensorflowBlocksKernel(),
     TritonKernel(),
+    FlexKernel(),
 )

@@ -53,6 +53,10 @@ class KernelCheck:
     wrong: bool = False
 
 
+_ON_GPUS = ("triton", "flex")
+"""Names of the kernels that run only on GPUs."""
+
+
 def installed_libraries() -> list[str]:
     """Return the names of the array libraries that are installed and that kernels support; none is imported."""
     return [name for name, module in _MODULES.items() if find_spec(module.partition(".")[0])]
@@ -82,7 +86,7 @@ def _check(kernel: Kernel, library: str) -> KernelCheck:
     draw = np.random.default_rng(0)
     sides = [np.abs(draw.normal(size=_SHAPE)).astype(np.float32) for _ in range(3)]
     try:
-        arrays = [_array(side, library, kernel.name == "triton") for side in sides]
+        arrays = [_array(side, library, kernel.name in _ON_GPUS) for side in sides]
         options: dict[str, Any] = {"score": score, "normalizer": normalizer, "kernel": kernel.name}
         times = []
         for _ in range(_REPEATS + 1):  # the first call compiles
