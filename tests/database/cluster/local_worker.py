@@ -17,6 +17,12 @@ class LocalWorker:
             raise WorkerDiedError
         return self.worker.run(message)
 
+    def send(self, message):
+        return self.call(message)
+
+    def receive(self, sent):
+        return sent
+
     def merge(self, results):
         return self.call(pickle.dumps(results))
 

@@ -1,8 +1,10 @@
 """Queries by worker processes: the answers of one process, with workers that die and fragments that are damaged."""
 
 import os
+import pickle
 import signal
 import threading
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -11,10 +13,12 @@ import pytest
 
 from qkv import Database, masks, normalizers, scores
 from qkv.database.cluster import scheduler
+from qkv.database.cluster.executor import ClusterExecutor
 from qkv.database.cluster.opening import open_cluster
 from qkv.database.cluster.scheduler import LostResultError, Scheduler, divide
 from qkv.database.cluster.task import FragmentRows, FragmentTask
-from qkv.errors import DamagedStoreError, OptionError, RefusedError
+from qkv.database.cluster.worker import FragmentWorker
+from qkv.errors import DamagedStoreError, OptionError, QueryError, RefusedError
 from qkv.store import row_files
 from tests.database.cluster.local_worker import LocalWorker
 from tests.effort import sample
@@ -204,6 +208,80 @@ def _refuse(query, key):
     if len(key) == 1:
         return query @ key.T  # the check of the kinds of the columns
     raise RefusedError("score must not be this one.")
+
+
+def _break(query, key):
+    if len(key) == 1:
+        return query @ key.T
+    raise _OddError("broken", 1)
+
+
+class _OddError(ValueError):
+    def __init__(self, message, number):
+        super().__init__(message)  # so that it cannot be loaded from a pickle
+
+
+def test_an_error_of_any_kind_reaches_the_caller_and_does_not_end_the_worker(folder, monkeypatch):
+    _, many = both(folder)
+    local = Scheduler(LocalWorker, 2, "workers")
+    monkeypatch.setattr(many._executor(), "scheduler", local)
+    with pytest.raises(RefusedError, match="_OddError: broken"):
+        many.ask([(0.1, 0.2)], score=scores.Custom(_break))
+    reply = pickle.loads(FragmentWorker().run(b"cno_such_module\nname\n."))
+    assert isinstance(reply.error, RefusedError)
+    assert "must be importable by the workers" in str(reply.error)
+
+
+def test_a_failed_query_of_another_thread_does_not_remove_the_note_of_an_unreadable_fragment(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_files, "BYTES", 40_000)
+    Database.create(tmp_path / "rows", table(), "x,y", "value")
+    skipping = open_locally(tmp_path / "rows", skip=True)
+    options = {"score": scores.Gaussian(0.5), "threshold": 9.0}
+    skipping.ask((0.1, 0.2), **options)
+    (tmp_path / "rows" / "rows" / skipping.store.block_names()[1]).unlink()
+    skipping.close()
+    scan = ClusterExecutor.scan
+
+    def interrupted(executor, *arguments):
+        merged = scan(executor, *arguments)
+
+        def fail():
+            with suppress(QueryError):
+                skipping.ask(("no number", 0.2), **options)
+
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        return merged
+
+    monkeypatch.setattr(ClusterExecutor, "scan", interrupted)
+    assert any("could not be read" in note for note in skipping.ask((0.1, 0.2), **options).notes)
+
+
+def test_a_query_that_is_interrupted_leaves_no_reply_to_the_next_one(folder, monkeypatch):
+    _, many = both(folder)
+    expected = many.ask([(0.1, 0.2)])
+
+    class Queueing(LocalWorker):
+        """A worker that replies in the order of its messages, like a process."""
+
+        def __init__(self):
+            super().__init__()
+            self.replies = []
+
+        def send(self, message):
+            self.replies.append(self.call(message))
+
+        def receive(self, sent):
+            if interruptions and interruptions.pop():
+                raise KeyboardInterrupt
+            return self.replies.pop(0)
+
+    interruptions = [True, False]
+    monkeypatch.setattr(many._executor(), "scheduler", Scheduler(Queueing, 3, "workers"))
+    with pytest.raises(KeyboardInterrupt):
+        many.ask([(1.0, -1.0)])
+    assert many.ask([(0.1, 0.2)]).value == expected.value
 
 
 def test_fragments_are_divided_into_consecutive_shares_of_equal_rows():

@@ -7,6 +7,7 @@ been in this process. Statistics are computed here, in one pass that is saved wi
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,6 +45,13 @@ __all__ = ["ClusterExecutor"]
 _SHOWN = 3
 
 
+class _Unreadable(threading.local):
+    """The unreadable fragments of the query of each thread, so that answers do not mix them."""
+
+    def __init__(self) -> None:
+        self.fragments: dict[int, str] = {}
+
+
 class ClusterExecutor(StreamedExecutor):
     """Executor that answers queries over one version of a store by the workers of a cluster.
 
@@ -68,10 +76,15 @@ class ClusterExecutor(StreamedExecutor):
         self.scheduler = scheduler
         named = zip(self.table.store.block_names(), self.table.store.block_lengths(), strict=True)
         self.fragments = [FragmentRows(index, *pair) for index, pair in enumerate(named)]
-        self.unreadable: dict[int, str] = {}
+        self._found = _Unreadable()
+
+    @property
+    def unreadable(self) -> dict[int, str]:
+        """The fragments that the query of this thread could not read, with the reason."""
+        return self._found.fragments
 
     def _answer(self, queries: object, options: AskOptions) -> Answer:
-        self.unreadable = {}
+        self.unreadable.clear()
         answer = super()._answer(queries, options)
         if not self.unreadable:
             return answer
@@ -103,7 +116,7 @@ class ClusterExecutor(StreamedExecutor):
             DamagedStoreError: A fragment cannot be read, and the store was not opened with `damaged="skip"`.
         """
         merged, unreadable = self.scheduler.run(task, fragments)
-        self.unreadable |= unreadable
+        self.unreadable.update(unreadable)
         if unreadable and not self.scheduler.skip:
             raise DamagedStoreError(
                 f"{self._unreadable_note()}. Restore these files from a copy, or open {self.name} with damaged='skip' "

@@ -31,10 +31,21 @@ class ProcessWorker:
 
     def call(self, message: bytes) -> bytes:
         """Return the reply to a message; see `Worker.call`."""
+        return self.receive(self.send(message))
+
+    def send(self, message: bytes) -> object:
+        """Write a message, which the worker reads before it replies; see `Worker.send`."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         try:
             write_message(self.process.stdin, message)
+        except OSError:
+            raise WorkerDiedError from None
+        return None
+
+    def receive(self, sent: object) -> bytes:
+        """Return the next reply; see `Worker.receive`."""
+        assert self.process.stdout is not None
+        try:
             return read_message(self.process.stdout)
         except (EOFError, OSError):
             raise WorkerDiedError from None

@@ -54,6 +54,21 @@ class RayWorker:
         """Return a reference to the reply to a message; see `Worker.call`."""
         return self._result(self._actor.run, [message])
 
+    def send(self, message: bytes) -> object:
+        """Return a reference to the reply to a message, before there is one; see `Worker.send`."""
+        return self._actor.reply.remote(message)
+
+    def receive(self, sent: object) -> bytes:
+        """Return the reply, which is sent back with the result of the call if it is small; see `Worker.receive`."""
+        import ray
+
+        try:
+            return bytes(ray.get(sent))
+        except ray.exceptions.RayActorError:
+            raise WorkerDiedError from None
+        except ray.exceptions.ObjectLostError:
+            raise LostResultError from None
+
     def merge(self, results: Sequence[object]) -> object:
         """Return a reference to the merge of replies; see `Worker.merge`."""
         here = [result for result in results if isinstance(result, bytes)]
@@ -97,7 +112,7 @@ class RayWorker:
 
 
 class _Actor:
-    """The methods of an actor, each of which returns None, when it has finished, and its result."""
+    """The methods of an actor. `run` and `merge` return None, when they have finished, and their result."""
 
     def __init__(self) -> None:
         self.worker = FragmentWorker()
@@ -105,6 +120,10 @@ class _Actor:
     def process_id(self) -> int:
         """Return the id of the process."""
         return os.getpid()
+
+    def reply(self, message: bytes) -> bytes:
+        """Return the reply to a message; see `FragmentWorker.run`."""
+        return self.worker.run(message)
 
     def run(self, message: bytes) -> tuple[None, bytes]:
         """Return the reply to a message; see `FragmentWorker.run`."""

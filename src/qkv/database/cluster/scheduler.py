@@ -9,17 +9,23 @@ groups of the tree are always the same, so that the answer is equal to the last 
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, merge_replies, serialize
-from qkv.database.partials.arrow_format import from_batch
+from qkv.database.cluster.task import (
+    FragmentTask,
+    MergedReply,
+    ScanTask,
+    combine_replies,
+    merge_replies,
+    serialize,
+)
 from qkv.database.partials.query_partial import QueryPartial
 from qkv.errors import RefusedError
 from qkv.store import StorageOptions
@@ -58,6 +64,12 @@ class Worker(Protocol):
 
     def call(self, message: bytes) -> object:
         """Return the result of `FragmentWorker.run`, or raise a `WorkerDiedError`."""
+
+    def send(self, message: bytes) -> object:
+        """Start `FragmentWorker.run`, and return what `receive` needs, or raise a `WorkerDiedError`."""
+
+    def receive(self, sent: object) -> bytes:
+        """Wait for the reply to a message that was sent, as a pickle, or raise one of both errors."""
 
     def merge(self, results: Sequence[object]) -> object:
         """Return the result of `FragmentWorker.merge` for results of any workers, or raise one of both errors."""
@@ -110,34 +122,64 @@ class Scheduler:
     def run(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> tuple[QueryPartial | None, dict[int, str]]:
         """Return the partial result over all fragments, and the reason for each fragment that cannot be read."""
         reply = self._broadcast(task, fragments)
-        return (None if reply.partial is None else from_batch(reply.partial)), dict(reply.unreadable)
+        return reply.partial, dict(reply.unreadable)
 
     def call(self, call: FragmentCall, fragments: Sequence[FragmentTask]) -> tuple[Any, dict[int, str]]:
         """Return the merged result of a call, and the reason for each fragment that cannot be read."""
         reply = self._broadcast(call, fragments)
         return reply.result, dict(reply.unreadable)
 
-    def _broadcast(self, task: ScanTask | FragmentCall, fragments: Sequence[FragmentTask]) -> Reply:
+    def _broadcast(self, task: ScanTask | FragmentCall, fragments: Sequence[FragmentTask]) -> MergedReply:
         """Return the merged reply of all workers, or raise the error of one of them."""
         shares = [share for share in divide(fragments, self.count) if share]
         if not shares:
-            return Reply(None, {})
+            return MergedReply(None, {}, None, None, 0)
         messages = [serialize((task, share)) for share in shares]
-        with ThreadPoolExecutor(len(shares)) as threads:
-
-            def scan(slot: int) -> _Branch:
-                return _Branch(slot, slot + 1, self._retry(slot, lambda worker: worker.call(messages[slot])))
-
-            branches = list(threads.map(scan, range(len(shares))))
-            while len(branches) > FAN_IN:
-                groups = [branches[first : first + FAN_IN] for first in range(0, len(branches), FAN_IN)]
-                branches = list(threads.map(partial(self._merge, scan), groups))
-            replies = list(threads.map(partial(self._reply, scan), branches))
-        reply = pickle.loads(merge_replies(replies) if len(replies) > 1 else replies[0])
-        assert isinstance(reply, Reply)
+        replies = self._replies(messages) if len(shares) <= FAN_IN else self._merged_in_tree(messages)
+        reply = combine_replies(replies)
         if reply.error is not None:
             raise reply.error
         return reply
+
+    def _replies(self, messages: Sequence[bytes]) -> list[bytes]:
+        """Return the replies of few workers, in one round trip of this thread; those that were lost are asked again.
+
+        Threads of which each waits for one actor of Ray took 5 ms more for a query of two workers.
+        """
+        replies: list[bytes | None] = [None] * len(messages)
+        sent: dict[int, object] = {}
+        with ExitStack() as stack:
+            for slot in range(len(messages)):  # in the same order by all threads, so that none waits for another
+                stack.enter_context(self._locks[slot])
+            try:
+                for slot, message in enumerate(messages):
+                    with suppress(WorkerDiedError):
+                        sent[slot] = self._try(slot, methodcaller("send", message))
+                for slot in list(sent):
+                    with suppress(WorkerDiedError, LostResultError):
+                        replies[slot] = self._try(slot, methodcaller("receive", sent[slot]))
+                    del sent[slot]
+            finally:
+                for slot in sent:  # an exception, such as of Ctrl+C: the next query must not get these replies
+                    self._discard(slot)
+        for slot in range(len(messages)):
+            if replies[slot] is None:
+                scan = partial(self._scan, messages)
+                replies[slot] = self._reply(scan, scan(slot))
+        return [reply for reply in replies if reply is not None]
+
+    def _scan(self, messages: Sequence[bytes], slot: int) -> _Branch:
+        return _Branch(slot, slot + 1, self._retry(slot, lambda worker: worker.call(messages[slot])))
+
+    def _merged_in_tree(self, messages: Sequence[bytes]) -> list[bytes]:
+        """Return at most `FAN_IN` replies of many workers, which the workers merge."""
+        scan = partial(self._scan, messages)
+        with ThreadPoolExecutor(len(messages)) as threads:
+            branches = list(threads.map(scan, range(len(messages))))
+            while len(branches) > FAN_IN:
+                groups = [branches[first : first + FAN_IN] for first in range(0, len(branches), FAN_IN)]
+                branches = list(threads.map(partial(self._merge, scan), groups))
+            return list(threads.map(partial(self._reply, scan), branches))
 
     def _merge(self, scan: Callable[[int], _Branch], group: Sequence[_Branch]) -> _Branch:
         """Return the merge of consecutive branches by the worker of the first one."""
@@ -189,16 +231,24 @@ class Scheduler:
 
     def _attempt(self, slot: int, action: Callable[[Worker], T]) -> T:
         with self._locks[slot]:
-            worker = self.workers[slot]
-            if worker is None:
-                worker = self.workers[slot] = self.start()
-            try:
-                return action(worker)
-            except WorkerDiedError:
-                worker.close()
-                self.workers[slot] = None
-                self.replaced += 1
-                raise
+            return self._try(slot, action)
+
+    def _try(self, slot: int, action: Callable[[Worker], T]) -> T:
+        """Return what an action of a worker returns, whose lock is held; a worker that dies is discarded."""
+        worker = self.workers[slot]
+        if worker is None:
+            worker = self.workers[slot] = self.start()
+        try:
+            return action(worker)
+        except WorkerDiedError:
+            self._discard(slot)
+            self.replaced += 1
+            raise
+
+    def _discard(self, slot: int) -> None:
+        worker, self.workers[slot] = self.workers[slot], None
+        if worker is not None:
+            worker.close()
 
     def _given_up(self) -> RefusedError:
         return RefusedError(
@@ -207,11 +257,10 @@ class Scheduler:
         )
 
     def close(self) -> None:
-        """End all workers. The next query starts new ones."""
-        for slot, worker in enumerate(self.workers):
-            if worker is not None:
-                worker.close()
-            self.workers[slot] = None
+        """End all workers, after the queries of other threads. The next query starts new ones."""
+        for slot in range(self.count):
+            with self._locks[slot]:
+                self._discard(slot)
 
 
 def divide(fragments: Sequence[FragmentTask], count: int) -> list[list[FragmentTask]]:

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from qkv.core.typing import Bool, Shaped
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
 from qkv.database.partials.arrow_format import from_batch, to_bytes
-from qkv.database.partials.query_partial import Subject, merge_partials
+from qkv.database.partials.query_partial import QueryPartial, Subject, merge_partials
 from qkv.errors import RefusedError
 from qkv.normalizers.base import Normalizer
 from qkv.store import StorageOptions
@@ -125,17 +125,33 @@ def serialize(task: object) -> bytes:
         return bytes(cloudpickle.dumps(task))
 
 
+class MergedReply(NamedTuple):
+    """The merge of replies, with the partial result as an object; see `Reply`."""
+
+    partial: QueryPartial | None
+    unreadable: dict[int, str]
+    error: Exception | None
+    result: Any
+    first: int
+
+
 def merge_replies(replies: Sequence[bytes]) -> bytes:
     """Return the merge of replies to the same task over different fragments, each of which is a pickle.
 
     It does not depend on their order. An error in one of them is that of the merge.
     """
+    merged = combine_replies(replies)
+    return pickle.dumps(Reply(None if merged.partial is None else to_bytes(merged.partial), *merged[1:]))
+
+
+def combine_replies(replies: Sequence[bytes]) -> MergedReply:
+    """Return the merge of replies as `merge_replies` does, but as an object."""
     loaded: list[Reply] = [pickle.loads(each) for each in replies]
     error = next((each.error for each in loaded if each.error is not None), None)
     unreadable = {index: reason for each in loaded for index, reason in each.unreadable.items()}
     parts = [from_batch(each.partial) for each in loaded if each.partial is not None]
-    merged = to_bytes(merge_partials(parts)) if parts and error is None else None
+    merged = merge_partials(parts) if parts and error is None else None
     with_result = sorted((each for each in loaded if each.result is not None), key=lambda each: each.first)
     result = reduce(lambda left, right: left.merge(right), [each.result for each in with_result] or [None])
     first = with_result[0].first if with_result else 0
-    return pickle.dumps(Reply(merged, unreadable, error, result, first))
+    return MergedReply(merged, unreadable, error, result, first)

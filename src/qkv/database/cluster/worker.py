@@ -34,7 +34,7 @@ from qkv.database.partials.arrow_format import to_bytes
 from qkv.database.partials.query_partial import QueryPartial
 from qkv.database.partials.row_lists import FRAGMENT_ROWS, RowLists, accumulates, select_rows
 from qkv.database.partials.scan_rows import candidates_of_tile, with_spare_rows
-from qkv.errors import DamagedError, DamagedStoreError, QkvError
+from qkv.errors import DamagedError, DamagedStoreError, RefusedError
 from qkv.store import Block, Store
 
 __all__ = ["FragmentWorker", "read_message", "serve", "write_message"]
@@ -54,16 +54,23 @@ class FragmentWorker:
 
     def run(self, message: bytes) -> bytes:
         """Return the reply to a pickled task and fragments, or to a list of replies to be merged, as a pickle."""
-        given = pickle.loads(message)
+        try:
+            given = pickle.loads(message)
+        except (AttributeError, ImportError) as error:
+            problem = RefusedError(
+                f"score and normalizer must be importable by the workers of a cluster, but: {error}. Define their "
+                "functions in a module that is installed on their machines."
+            )
+            return pickle.dumps(Reply(None, {}, problem))
         if isinstance(given, list):
             return merge_replies(given)
         task, fragments = given
         try:
             with ignore_numpy_warnings():
                 reply = (self.scan if isinstance(task, ScanTask) else self.call)(task, fragments)
-        except QkvError as error:
-            reply = Reply(None, {}, error)
-        return pickle.dumps(reply)
+            return pickle.dumps(reply)
+        except Exception as error:  # of a score, for example; it must not end the worker
+            return _error_reply(error)
 
     def scan(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> Reply:
         """Return the partial result of a scan over some fragments, or why a fragment cannot be read."""
@@ -237,6 +244,17 @@ class _Scan:
         assert loaded is not None
         logits = np.asarray(self.logits.compute(loaded, 0, len(position)), np.float64)
         return RowLists(rows.query, rows.position, logits[rows.query, np.searchsorted(position, rows.position)])
+
+
+def _error_reply(error: Exception) -> bytes:
+    """Return a reply with an exception, or with its text if it cannot be pickled and loaded again."""
+    try:
+        reply = pickle.dumps(Reply(None, {}, error))
+        pickle.loads(reply)
+    except Exception:  # pickles raise many kinds
+        problem = RefusedError(f"the query must run in the workers, but {type(error).__name__}: {error}. Correct it.")
+        return pickle.dumps(Reply(None, {}, problem))
+    return reply
 
 
 def read_message(stream: IO[bytes]) -> bytes:
