@@ -92,8 +92,33 @@ def _draw(examples: list[doctest.Example], namespace: dict[str, Any], page: Path
         _run(examples, namespace, page)
         if "figure" not in namespace:
             raise RuntimeError(f"{page.name}: a picture must assign a matplotlib figure to the name figure.")
+        if theme == "dark":
+            _lighten(namespace["figure"], _COLOURS[theme][0])
         namespace["figure"].savefig(path)
         plt.close("all")
+
+
+def _lighten(figure: Any, ink: str) -> None:
+    """Give dark text, spines and ticks outside of images a light colour; figures of `qkv.look` set theirs themselves."""
+    from matplotlib.spines import Spine
+    from matplotlib.text import Text
+
+    on_images = {text for axes in figure.axes if axes.images or axes.collections for text in axes.texts}
+    for text in figure.findobj(Text):
+        if text not in on_images and _is_dark(text.get_color()):
+            text.set_color(ink)
+    for spine in figure.findobj(Spine):
+        if _is_dark(spine.get_edgecolor()):
+            spine.set_edgecolor(ink)
+    for axes in figure.axes:
+        axes.tick_params(which="both", colors=ink)
+
+
+def _is_dark(colour: Any) -> bool:
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(colour)
+    return 0.3 * red + 0.59 * green + 0.11 * blue < 0.4
 
 
 def _run(examples: list[doctest.Example], namespace: dict[str, Any], page: Path) -> None:
