@@ -99,7 +99,7 @@ def _draw(examples: list[doctest.Example], namespace: dict[str, Any], page: Path
 
 
 def _lighten(figure: Any, ink: str) -> None:
-    """Give dark text, spines and ticks outside of images a light colour; figures of `qkv.look` set theirs themselves."""
+    """Give dark text, spines and ticks outside of images a light colour, which figures of `qkv.look` set themselves."""
     from matplotlib.spines import Spine
     from matplotlib.text import Text
 
