@@ -22,6 +22,14 @@ INSTRUCTIONS = {
 }
 ADDITIVE = ("attend_queries", "differentiate_queries", "differentiate_keys")
 
+PRODUCTS = {"gated": (True, 0, 0), "sparsemax": (False, 1, 0), "entmax15": (False, 2, 0), "top-32": (False, 0, 32)}
+"""Whether there is a gate, the power of the weights, and the number of kept keys."""
+PRODUCT_PROGRAMS = tuple(
+    f"{kind} {program}"
+    for kind in PRODUCTS
+    for program in ("attend_products", "differentiate_product_queries", "differentiate_product_keys")
+)
+
 
 def compile_program(program: Any, options: dict[str, Any], kinds: dict[str, str], architecture: int) -> dict[str, int]:
     """Return counts of instructions of a program.
@@ -67,8 +75,28 @@ def compile_additive(name: str, architecture: int) -> dict[str, int]:
     return counts | {"pairs of a thread": block.queries * block.keys // (32 * block.warps)}
 
 
+def compile_product(name: str, architecture: int) -> dict[str, int]:
+    """Return counts of a program for products 64 wide by one product of TF32, such as "sparsemax attend_products"."""
+    from qkv.kernels.triton import product_programs
+    from qkv.kernels.triton.block_sizes import product_block
+    from qkv.kernels.triton.products import ProductLaunch
+
+    kind, program = name.split()
+    gated, power, top = PRODUCTS[kind]
+    launch = ProductLaunch(0, product_block(64), gated, power, top, 0.125, "tf32")
+    kinds = {"q": "i32", "k": "i32", "offset": "i32", "scale": "fp32", "bad_value": "*i32", "last_of": "*i32"}
+    options = launch.options(64, 64, forward=program == "attend_products")
+    return compile_program(getattr(product_programs, program), options, kinds, architecture)
+
+
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"  # before the first import of Triton
     given = sys.argv[1:]
-    names = [name for name in given if not name.isdecimal()] or ADDITIVE
-    print(json.dumps({f"{n} {name}": compile_additive(name, int(n)) for n in given if n.isdecimal() for name in names}))
+    names = [name for name in given if not name.isdecimal()] or (*ADDITIVE, *PRODUCT_PROGRAMS)
+    counts = {
+        f"{n} {name}": (compile_additive if name in ADDITIVE else compile_product)(name, int(n))
+        for n in given
+        if n.isdecimal()
+        for name in names
+    }
+    print(json.dumps(counts))

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from tests.kernels.compile_triton import ADDITIVE
+from tests.kernels.compile_triton import ADDITIVE, PRODUCT_PROGRAMS, PRODUCTS
 
 pytest.importorskip("triton")
 
@@ -54,3 +54,14 @@ def test_no_program_stores_registers_or_divides_once_for_each_unit(architecture:
     found = _counts(str(architecture))
     for name in ADDITIVE:
         check(architecture, name, found[f"{architecture} {name}"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_programs_for_products_store_hardly_any_registers(kind: str, architecture: int) -> None:
+    names = [name for name in PRODUCT_PROGRAMS if name.split()[0] == kind]
+    for name, counts in _counts(str(architecture), *names).items():
+        assert counts["spills"] <= 4, (name, counts)
+        assert counts["atomics"] == 0, (name, counts)
+        assert counts["shared bytes"] <= 99 * 1024, (name, counts)

@@ -11,6 +11,7 @@ from qkv.kernels.row_blocks.kernel import RowBlocksKernel
 from qkv.kernels.tensorflow_blocks.kernel import TensorflowBlocksKernel
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.kernels.triton.kernel import TritonKernel
+from qkv.kernels.triton.product_kernel import TritonProductsKernel
 from qkv.plan import Kernel
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "TensorflowBlocksKernel",
     "TiledKernel",
     "TritonKernel",
+    "TritonProductsKernel",
 ]
 
 KERNELS: tuple[Kernel, ...] = (
@@ -40,4 +42,5 @@ KERNELS: tuple[Kernel, ...] = (
     TensorflowBlocksKernel(),
     TritonKernel(),
     FlexKernel(),
+    TritonProductsKernel(),
 )

@@ -53,7 +53,7 @@ class KernelCheck:
     wrong: bool = False
 
 
-_ON_GPUS = ("triton", "flex")
+_ON_GPUS = ("triton", "flex", "triton_products")
 """Names of the kernels that run only on GPUs."""
 
 

@@ -9,7 +9,6 @@ Source: Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +19,7 @@ from qkv.core.typing import Bool, Float, Int, Num, Shaped, Tensor
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block
+from qkv.kernels.triton.preparation import batch_elements, pair_biases, power_of_two
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -55,8 +55,8 @@ class Launch:
             value_width: width of the values.
             gradient: whether the program computes gradients.
         """
-        sizes = {"H": hidden, "DV": value_width, "DVP": _power_of_two(value_width), "CAUSAL": self.offset is not None}
-        more = {"HP": _power_of_two(hidden)} if gradient else {}
+        sizes = {"H": hidden, "DV": value_width, "DVP": power_of_two(value_width), "CAUSAL": self.offset is not None}
+        more = {"HP": power_of_two(hidden)} if gradient else {}
         blocks = {"BQ": block.queries, "BK": block.keys, "num_warps": block.warps}
         return {**sizes, **more, **blocks, "PRECISION": self.precision}
 
@@ -70,12 +70,11 @@ def additive_attention(call: TorchCall, launch: Launch) -> Float[Tensor, "*batch
     """
     import torch
 
-    batch, keys = call.tile.batch, split_mask(call.mask, call.tile)[0]
-    q, k = call.tile.q_total, call.tile.k_total
+    batch, keys, q = call.tile.batch, split_mask(call.mask, call.tile)[0], call.tile.q_total
     query, key, value = (torch.where(x.isfinite(), x, 0.0) for x in (call.query, call.key, call.value))
     sides = cast("TorchCall", project_call(replace(call, query=query, key=key, value=value, finite=(True, True))))
     odd = sides.query.shape[-1] % 2  # a unit of zeros makes their number even
-    left, right = (_elements(torch.nn.functional.pad(x, (0, odd)), batch) for x in (sides.query, sides.key))
+    left, right = (batch_elements(torch.nn.functional.pad(x, (0, odd)), batch) for x in (sides.query, sides.key))
     vector = cast("Tensor", call.score.tanh_vector)
     temperature = expand_to_pairs(cast("Tensor | float", call.normalizer.temperature))
     if isinstance(temperature, torch.Tensor):
@@ -84,15 +83,9 @@ def additive_attention(call: TorchCall, launch: Launch) -> Float[Tensor, "*batch
         vector = vector / cast("float", temperature)
     vector = torch.nn.functional.pad(vector, (0, odd))
     vector = vector.expand((*batch, vector.shape[-1])).reshape(-1, vector.shape[-1])
-    allowed = torch.ones(k, dtype=torch.bool, device=value.device)
-    if keys is not None:
-        allowed = cast("Tensor", keys.allowed(call.tile, call.value))[..., 0, :]
-    bad = ~call.key.isfinite().all(-1)
-    key_bias = torch.where(allowed, torch.where(bad, math.nan, 0.0), -math.inf).expand((*batch, k)).reshape(-1, k)
-    row_bias = (call.query.detach() * 0).sum(-1).expand((*batch, q)).reshape(-1, q)
-    biases = row_bias.float().contiguous(), key_bias.float().contiguous()
+    allowed, *biases = pair_biases(call, keys)
     attend = autograd_function(_attend, _differentiate)
-    output: Tensor = attend(launch, left, right, vector, _elements(value, batch), *biases)
+    output: Tensor = attend(launch, left, right, vector, batch_elements(value, batch), *biases)
     output = output.reshape((*batch, q, value.shape[-1]))
     return output + _nonfinite_values(call, allowed, launch.offset)
 
@@ -111,11 +104,6 @@ def _nonfinite_values(
     none = sums.new_zeros(()).expand((*sums.shape[:-2], max(0, min(q, -offset)), sums.shape[-1]))
     last = sums[..., -1:, :].expand((*sums.shape[:-2], max(0, q + offset - sums.shape[-2]), sums.shape[-1]))
     return torch.cat([none, sums[..., max(0, offset) : max(0, q + offset), :], last], dim=-2)[..., :q, :]
-
-
-def _elements(x: Float[Tensor, "*_ n width"], batch: tuple[int, ...]) -> Float[Tensor, "element n width"]:
-    """Return the vectors of all batch elements, with one batch axis."""
-    return x.expand((*batch, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
 
 
 def _attend(
@@ -206,7 +194,3 @@ def _centred(
 
 _FAR = 43.0
 """Largest projection whose exponential is used; tanh of more than 9 is 1 in single precision."""
-
-
-def _power_of_two(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())

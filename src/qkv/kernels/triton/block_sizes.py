@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["AdditiveBlocks", "Block", "additive_blocks"]
+__all__ = ["AdditiveBlocks", "Block", "additive_blocks", "product_block"]
 
 
 class Block(NamedTuple):
@@ -50,3 +50,15 @@ def additive_blocks(capability: tuple[int, int], width: int, rounded: bool) -> A
     if capability >= (9, 0):
         return AdditiveBlocks(Block(64, 32, 4), Block(64, 32, 4), Block(16, 64, 8))
     return AdditiveBlocks(Block(32, 64, 8), Block(32, 64, 8), Block(16, 32, 4))
+
+
+def product_block(width: int) -> Block:
+    """Return the block of the programs for inner products, whose vectors are up to `width` wide.
+
+    Example:
+        >>> product_block(64)
+        Block(queries=32, keys=32, warps=8)
+    """
+    if width > 128:
+        return Block(16, 64, 8)
+    return Block(32, 32, 8)
