@@ -1,0 +1,22 @@
+"""Run the contract suites of the kernels on the GPU of this machine; `make test-gpu` starts it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+SUITES = ("tests/kernels/test_on_cuda.py", "tests/plan/test_devices.py")
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("No GPU: PyTorch finds no CUDA device on this machine, so that nothing was tested.", file=sys.stderr)
+        return 1
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}", flush=True)
+    return int(pytest.main(["-q", "-m", "not long", *SUITES]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+"""The command `make test-gpu` on a machine without a GPU."""
+
+import pytest
+import torch
+
+from tests import gpu
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_the_command_says_so_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main() == 1
+    assert "No GPU" in capsys.readouterr().err
