@@ -16,7 +16,7 @@ from qkv.database.io.sources import read
 from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError, OptionError, QueryError
-from tests.effort import LONG
+from tests.effort import LONG, sample
 
 from .test_bad_cells import write
 
@@ -179,7 +179,7 @@ PATTERNS = (
 )
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", sample(LANGUAGES, 3))
 def test_names_of_months_of_many_languages_are_read(language, tmp_path):
     babel = pytest.importorskip("babel.dates")
     draw = random.Random(language)

@@ -19,7 +19,7 @@ def test_no_fault_crashes_a_reader_or_changes_its_answer(tmp_path: Path, target:
     if target in NEEDED:
         pytest.importorskip(NEEDED[target])
     make_files(tmp_path / "base", [target])
-    faults = [(target, number) for number in range(5 if TARGETS[target].slow else 60)]
+    faults = [(target, number) for number in range(5 if TARGETS[target].slow else 40)]
     outcomes = list(run_faults(tmp_path / "base", tmp_path / "scratch", faults))
     assert len(outcomes) == len(faults)
     assert [outcome for outcome in outcomes if outcome["outcome"] not in ("same", "refused")] == []

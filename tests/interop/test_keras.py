@@ -107,6 +107,7 @@ def test_keras_own_tests_pass_on_our_layers_on_the_other_backends(backend: str) 
     assert len(found["left"]) == 1
 
 
+@pytest.mark.long
 def test_some_of_keras_own_tests_pass_on_the_jax_backend() -> None:
     if "jax" not in BACKENDS:
         pytest.skip("JAX is not installed")

@@ -14,6 +14,7 @@ import pytest
 import qkv
 from qkv import masks, normalizers, scores
 from qkv.errors import DataError, KindError, MissingPackageError, OptionError, RefusedError
+from tests.effort import sample
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
@@ -129,7 +130,7 @@ def check(case: Case, path: Path, dynamic: bool) -> None:
         np.testing.assert_allclose(run(path, given), wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", sample(QUICK, 2))
 def test_an_exported_module_gives_the_same_for_lengths_it_was_not_exported_with(name: str, tmp_path: Path) -> None:
     check(QUICK[name], tmp_path / "model.onnx", dynamic=True)
 

@@ -17,6 +17,7 @@ from qkv.testing.cases import Case
 from qkv.testing.kernel_harness import CASES
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
+from tests.effort import LONG
 
 torch = pytest.importorskip("torch")
 
@@ -178,8 +179,8 @@ def test_broken_kernel_is_caught(fault: type[Fault], rule: str, setting: Setting
         getattr(contract_of(fault()), f"test_{rule}")(setting)
 
 
-def test_sound_kernel_passes_every_test_that_catches_a_fault() -> None:
-    for rule, setting in sorted({(rule, setting) for _, rule, setting in FAULTS}, key=str):
+def test_sound_kernel_passes_the_tests_that_catch_a_fault() -> None:
+    for rule, setting in sorted({(rule, setting) for _, rule, setting in FAULTS}, key=str)[:: 1 if LONG else 3]:
         getattr(contract_of(Fault()), f"test_{rule}")(setting)
 
 

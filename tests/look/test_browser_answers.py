@@ -19,7 +19,7 @@ from .chromium import needs_chromium
 
 pytestmark = needs_chromium
 
-POSITIONS = 20 if LONG else 5
+POSITIONS = 20 if LONG else 3
 
 
 def page_of(file, key, value, query=None, **options):

@@ -25,6 +25,7 @@ from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.comparisons import Comparison, MixedComparison
 from qkv.database.keys.coordinates import Coordinates, find_coordinates
+from qkv.database.keys.differences import from_differences
 from qkv.database.keys.identifiers import is_whole_number
 from qkv.database.keys.local_linear import fit_rows
 from qkv.database.keys.name_comparison import NameComparison
@@ -335,7 +336,7 @@ class _Call:
                 query,
                 self.comparison.key,
                 value,
-                score=self.comparison.score,
+                score=from_differences(self.comparison.score, normalizer, query.shape[-1]),
                 normalizer=normalizer,
                 mask=self.mask,
                 readouts=tuple(readouts),

@@ -1,0 +1,32 @@
+"""Keys at equal distances from a query, as between two decimal numbers, are chosen alike however the query is asked."""
+
+import numpy as np
+import pytest
+
+from qkv import Database, normalizers, scores
+from tests.effort import cases
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.TopK(3), normalizers.Hard(), normalizers.Softmax()])
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_query_halfway_between_keys_is_answered_alone_as_among_others(columns, normalizer):
+    rng = np.random.default_rng(columns)
+    for _ in range(cases(40)):
+        rows, step = int(rng.integers(5, 400)), float(rng.choice([0.01, 0.05, 0.1]))
+        keys = np.round(rng.integers(0, 60, (rows, columns)) * step, 6)
+        names = [f"x{i}" for i in range(columns)]
+        table = dict(zip(names, keys.T, strict=True)) | {"y": rng.normal(size=rows)}
+        database = Database.open(table, ",".join(names), "y")
+        places = np.round(rng.integers(0, 120, (8, columns)) * step / 2, 6).tolist()
+        queries = [tuple(place) if columns > 1 else place[0] for place in places]
+        options = {"score": scores.Gaussian(float(rng.uniform(0.05, 1))), "normalizer": normalizer}
+        together = [entry.value for entry in database.ask(queries, **options)]
+        alone = [database.ask([query], **options)[0].value for query in queries]
+        np.testing.assert_allclose(together, alone, rtol=1e-9, atol=1e-12)
+
+
+def test_the_plan_names_the_score_that_was_asked_for():
+    database = Database.open({"x": [1.0, 2.0, 3.0], "y": [4.0, 5.0, 6.0]}, "x", "y")
+    plan = database.ask(2.5, score=scores.Gaussian(0.5), normalizer="topk:1").plan
+    assert "Gaussian(0.5)" in str(plan)
+    assert "Differences" not in str(plan)
