@@ -4,6 +4,7 @@ Threads, processes, hard links and some modules are those that Pyodide 314 repor
 build for it.
 """
 
+import importlib
 import multiprocessing
 import os
 import pathlib
@@ -35,6 +36,7 @@ def use() -> None:
         sys.modules.pop(name, None)
     sysconfig.get_config_vars()  # reads a file that is named after the platform
     sys.platform = "emscripten"
+    importlib.import_module("numpy.testing")  # NumPy before 2.2 starts a process for it, but not in Pyodide
     threading.Thread.start = refuse
     multiprocessing.Process.start = refuse
     subprocess.Popen = refuse

@@ -122,6 +122,7 @@ def main() -> int:
         command = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not long"]
         # Old packages warn about their own use of newer ones, which is not an error of this package.
         command += [f"-Wignore::{name}Warning" for name in ("Deprecation", "Future", "PendingDeprecation")]
+        command += ["-W", "ignore:os.fork:RuntimeWarning"]  # of JAX
         command += ["-W", "ignore:It looks like:hypothesis.errors.HypothesisWarning", *(arguments or ["tests"])]
         left_out = ["torch"] * options.no_torch + [*LEFT_OUT[options.which]]
         missing = " ".join(_MODULES.get(name, name.replace("-", "_")) for name in left_out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -87,7 +89,8 @@ def export(
         exported = torch.export.export(
             module, args, None if kwargs is None else dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
         )
-    with warnings.catch_warnings():
+    # Some versions of onnxscript print how many rewriting rules they applied.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore", FutureWarning)  # raised inside PyTorch's exporter
         program = torch.onnx.export(
             exported,
