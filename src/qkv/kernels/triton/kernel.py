@@ -1,14 +1,9 @@
-"""Kernel for additive scores on GPUs, which computes tiles in registers by programs written in Triton.
-
-Source: Tillet, Kung, Cox (2019), Triton: an intermediate language and compiler for tiled neural network computations,
-https://doi.org/10.1145/3315508.3329973.
-"""
+"""Kernel for additive scores on GPUs, by programs written in Triton."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core import arrays
@@ -17,15 +12,16 @@ from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block, additive_blocks
+from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
 from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
-from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
 
-__all__ = ["TritonKernel", "has_triton", "product_precision"]
+__all__ = ["TritonKernel"]
 
 _MAX_UNITS = 256
 _MAX_VALUE_WIDTH = 256
@@ -35,54 +31,33 @@ _GRADIENT_OPERATIONS = 66
 
 
 @dataclass(frozen=True)
-class TritonKernel(Kernel):
+class TritonKernel(ProgramKernel):
     """Kernel for additive scores under softmax on GPUs.
 
     Args:
-        interpreted: whether Triton's interpreter runs the programs on tensors of a CPU, for tests; the environment
-            variable TRITON_INTERPRET must be 1 before the first call.
-        block: numbers of queries and keys of a tile; None to choose them.
+        interpreted, block: as in `ProgramKernel`.
     """
 
     name: ClassVar[str] = "triton"
-    libraries: ClassVar[tuple[str, ...]] = ("torch",)
-    runs_on_gpu: ClassVar[bool] = True
     guards: ClassVar[tuple[str, ...]] = (
         "if the hidden units of a batch element have a moderate range: two of them share a division; else: one "
         "exponential and one division for each",
     )
-    interpreted: bool = False
-    block: tuple[int, int] | None = None
 
     def limits(self, problem: Problem) -> Iterator[str]:
         """Yield the reasons why the programs cannot compute a call."""
         axes, normalizer, score = problem.axes, problem.normalizer, problem.score
-        if not (problem.device.is_gpu or self.interpreted):
-            yield "it runs on GPUs"
+        yield from super().limits(problem)
         if score.tanh_vector is None:
             yield f"{score} is not an additive score"
         if not (normalizer.log_sum_exp and normalizer.online) or normalizer.temperature is None:
             yield f"it supports only softmax, not {normalizer}"
         if not normalizer.shift_invariant:
             yield f"it does not support the sink of {normalizer}"
-        if problem.readouts:
-            yield "it does not support readouts"
-        if problem.spec.dropout:
-            yield "it does not support dropout"
-        if problem.dtype == "float64":
-            yield "it computes in single precision"
-        if not split_mask(problem.spec.mask, problem.tile)[2]:
-            yield f"the mask {problem.spec.mask} is neither causal nor a mask of keys"
-        if 0 in (axes.q, axes.k, axes.query_width, axes.key_width, axes.value_width, axes.batch_size):
-            yield "an axis is empty"
         if score.tanh_vector is not None and not 0 < score.tanh_vector.shape[-1] <= _MAX_UNITS:
             yield f"it supports 1 to {_MAX_UNITS} hidden units"
         if axes.value_width > _MAX_VALUE_WIDTH:
             yield f"it supports values up to {_MAX_VALUE_WIDTH} wide"
-        if axes.batch_size >= 2**16:
-            yield "it supports fewer than 65,536 batch elements"
-        if not self.interpreted and (not problem.device.is_gpu or problem.device.present) and not has_triton():
-            yield "Triton is not installed"
 
     def describe(self, problem: Problem) -> str:
         """Describe the tiles and the arithmetic."""
@@ -135,19 +110,3 @@ class TritonKernel(Kernel):
             return AdditiveBlocks(*(Block(*self.block, 4),) * 3)
         width = max(problem.axes.value_width, problem.elements_per_logit)
         return additive_blocks(problem.device.capability, width, product_precision(problem.dtype) == "tf32")
-
-
-def product_precision(dtype: str) -> str:
-    """Return the precision of the products of weights and values, which take little of the time.
-
-    TF32 rounds weights to the digits of float16. The sum of three products of TF32 is as exact as single precision.
-    """
-    import torch
-
-    rounded = dtype == "bfloat16" or (dtype == "float32" and torch.backends.cuda.matmul.allow_tf32)
-    return "tf32" if rounded else "tf32x3"
-
-
-def has_triton() -> bool:
-    """Return whether Triton is installed."""
-    return find_spec("triton") is not None

@@ -12,11 +12,11 @@ from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import Block, product_block
-from qkv.kernels.triton.kernel import has_triton, product_precision
+from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
 from qkv.normalizers import Entmax15, Normalizer, Softmax, Sparsemax, TopK
 from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
-from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
 
 if TYPE_CHECKING:
@@ -33,26 +33,19 @@ _SORT_OPERATIONS = 80
 
 
 @dataclass(frozen=True)
-class TritonProductsKernel(Kernel):
+class TritonProductsKernel(ProgramKernel):
     """Kernel for inner products under sparse normalizers, and for gated products, on GPUs.
 
     Args:
-        interpreted: whether Triton's interpreter runs the programs on tensors of a CPU, for tests; the environment
-            variable TRITON_INTERPRET must be 1 before the first call.
-        block: numbers of queries and keys of a tile; None to choose them.
+        interpreted, block: as in `ProgramKernel`.
     """
 
     name: ClassVar[str] = "triton_products"
-    libraries: ClassVar[tuple[str, ...]] = ("torch",)
-    runs_on_gpu: ClassVar[bool] = True
-    interpreted: bool = False
-    block: tuple[int, int] | None = None
 
     def limits(self, problem: Problem) -> Iterator[str]:
         """Yield the reasons why the programs cannot compute a call."""
         axes, normalizer, score = problem.axes, problem.normalizer, problem.score
-        if not (problem.device.is_gpu or self.interpreted):
-            yield "it runs on GPUs"
+        yield from super().limits(problem)
         if not score.gated_product and (score.lift_kind is None or score.inner is not None):
             yield f"{score} is neither an inner product nor a gated product"
         if _kind(normalizer) is None:
@@ -61,22 +54,8 @@ class TritonProductsKernel(Kernel):
             yield "softmax of inner products runs on PyTorch's operators"
         if isinstance(normalizer, TopK) and normalizer.k > _MAX_TOP:
             yield f"it keeps up to {_MAX_TOP} keys for each query"
-        if problem.readouts:
-            yield "it does not support readouts"
-        if problem.spec.dropout:
-            yield "it does not support dropout"
-        if problem.dtype == "float64":
-            yield "it computes in single precision"
-        if not split_mask(problem.spec.mask, problem.tile)[2]:
-            yield f"the mask {problem.spec.mask} is neither causal nor a mask of keys"
-        if 0 in (axes.q, axes.k, axes.query_width, axes.key_width, axes.value_width, axes.batch_size):
-            yield "an axis is empty"
         if max(score.lifted_width(axes.query_width, axes.key_width), axes.value_width) > _MAX_WIDTH:
             yield f"it supports vectors up to {_MAX_WIDTH} wide"
-        if axes.batch_size >= 2**16:
-            yield "it supports fewer than 65,536 batch elements"
-        if not self.interpreted and (not problem.device.is_gpu or problem.device.present) and not has_triton():
-            yield "Triton is not installed"
 
     def describe(self, problem: Problem) -> str:
         """Describe the tiles and how often the keys are read."""
