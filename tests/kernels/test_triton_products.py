@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,10 +13,7 @@ import qkv
 from qkv import masks, normalizers, scores
 from qkv.kernels.triton.product_kernel import TritonProductsKernel
 from qkv.plan import Kernel
-from qkv.testing.cases import SCORES
-from qkv.testing.execution import oracle
-from qkv.testing.kernels import KernelContract
-from qkv.testing.libraries import Setting
+from tests.kernels.interpreted import InterpretedContract
 from tests.kernels.on_gpu import no_synchronization
 
 pytest.importorskip("triton")
@@ -34,22 +31,9 @@ Run = Callable[[Kernel | str, torch.dtype], list[torch.Tensor]]
 
 
 @pytest.mark.long
-class TestGated(KernelContract):
+class TestGated(InterpretedContract):
     kernel = KERNEL
-    twice = False
-
-    @pytest.fixture(autouse=True)
-    def _gated_in_place_of_products(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Most contract tests use a product, of which the softmax is not computed by this kernel."""
-        for name in ("dot", "scaled dot"):
-            monkeypatch.setitem(SCORES, name, SCORES["gated"])
-        oracle.cache_clear()  # references of products
-        yield
-        oracle.cache_clear()
-
-    def test_runs_scaled_dot_product_attention(self, setting: Setting) -> None:
-        if setting.dtype != "float64":
-            super().test_runs_scaled_dot_product_attention(setting)
+    in_place_of_products = "gated"
 
 
 def product_call(

@@ -19,7 +19,7 @@ from qkv.core.typing import Bool, Float, Int, Num, Shaped, Tensor
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block
-from qkv.kernels.triton.preparation import batch_elements, pair_biases, power_of_two
+from qkv.kernels.triton.preparation import batch_elements, pair_biases, power_of_two, refuse_second_derivative
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -141,13 +141,9 @@ def _differentiate(
 ) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
     import torch
 
-    from qkv.errors import GradientError
     from qkv.kernels.triton.additive_programs import differentiate_keys, differentiate_queries
 
-    if torch.is_grad_enabled():
-        raise GradientError(
-            "the kernel triton must be differentiated once, got a second derivative. Pass kernel='row_blocks'."
-        )
+    refuse_second_derivative("triton")
     *arrays, output, log_sum_exp = ctx.saved_tensors
     left, right, value, launch = arrays[0], arrays[1], arrays[4], ctx.launch
     gradient = gradient.contiguous()

@@ -20,6 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from qkv.kernels.triton.program_parts import allowed_pairs
+
 __all__ = ["attend_queries", "differentiate_keys", "differentiate_queries"]
 
 
@@ -68,15 +70,6 @@ def _reciprocals(a1, a2, b1, b2, moderate):
 
 
 @triton.jit
-def _allowed(rows, cols, bias, q, k, offset, CAUSAL: tl.constexpr):
-    """Return which pairs of a tile exist and are not masked."""
-    allowed = (rows < q)[:, None] & ((cols < k) & (bias != -float("inf")))[None, :]
-    if CAUSAL:
-        allowed = allowed & (cols[None, :] <= rows[:, None] + offset)
-    return allowed
-
-
-@triton.jit
 def attend_queries(
     left, right, vector, flags, value, row_bias, key_bias, output, log_sum_exp, q, k, offset,
     H: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
@@ -98,7 +91,7 @@ def attend_queries(
     for first in range(0, stop, BK):
         cols = first + tl.arange(0, BK)
         bias = tl.load(key_bias + cols, mask=cols < k, other=-float("inf"))
-        allowed = _allowed(rows, cols, bias, q, k, offset, CAUSAL)
+        allowed = allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL)
         logits = _tile_logits(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
         logits = tl.where(allowed, logits + own[:, None] + bias[None, :], -float("inf"))
         now = tl.maximum(largest, tl.max(logits, 1))
@@ -145,7 +138,7 @@ def differentiate_queries(
     for first in range(0, stop, BK):
         cols = first + tl.arange(0, BK)
         bias = tl.load(key_bias + cols, mask=cols < k, other=-float("inf"))
-        allowed = _allowed(rows, cols, bias, q, k, offset, CAUSAL)
+        allowed = allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL)
         logits = _tile_logits(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
         weights = tl.exp(logits + own[:, None] + bias[None, :] - known[:, None])
         inside = (cols < k)[:, None] & (columns < DV)[None, :]
@@ -197,7 +190,7 @@ def differentiate_keys(
         dot = tl.load(dots + element * q + rows, mask=rows < q, other=0.0)
         outer = (rows < q)[:, None] & (columns < DV)[None, :]
         given = tl.load(gradient + element * q * DV + rows[:, None] * DV + columns[None, :], mask=outer, other=0.0)
-        allowed = _allowed(rows, cols, bias, q, k, offset, CAUSAL)
+        allowed = allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL)
         logits = _tile_logits(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
         weights = tl.exp(logits + own[:, None] + bias[None, :] - known[:, None])
         weights = tl.where(allowed, weights, 0.0)

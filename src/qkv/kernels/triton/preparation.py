@@ -7,9 +7,10 @@ from typing import cast
 
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Bool, Float, Tensor
+from qkv.errors import GradientError
 from qkv.masks import Mask
 
-__all__ = ["batch_elements", "pair_biases", "power_of_two"]
+__all__ = ["batch_elements", "pair_biases", "power_of_two", "refuse_second_derivative"]
 
 
 def batch_elements(x: Float[Tensor, "*_ n width"], batch: tuple[int, ...]) -> Float[Tensor, "element n width"]:
@@ -43,3 +44,13 @@ def pair_biases(
     key_bias = torch.where(allowed, torch.where(bad, math.nan, 0.0), -math.inf).expand((*batch, k)).reshape(-1, k)
     row_bias = (call.query.detach() * 0).sum(-1).expand((*batch, q)).reshape(-1, q)
     return allowed, row_bias.float().contiguous(), key_bias.float().contiguous()
+
+
+def refuse_second_derivative(kernel: str) -> None:
+    """Raise a `GradientError` in a backward pass that is itself recorded, because the programs have no derivatives."""
+    import torch
+
+    if torch.is_grad_enabled():
+        raise GradientError(
+            f"the kernel {kernel} must be differentiated once, got a second derivative. Pass kernel='row_blocks'."
+        )

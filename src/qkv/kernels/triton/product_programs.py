@@ -24,16 +24,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from qkv.kernels.triton.program_parts import allowed_pairs
+
 __all__ = ["attend_products", "differentiate_product_keys", "differentiate_product_queries"]
-
-
-@triton.jit
-def _allowed(rows, cols, bias, q, k, offset, CAUSAL: tl.constexpr):
-    """Return which pairs of a tile exist and are not masked."""
-    allowed = (rows < q)[:, None] & ((cols < k) & (bias != -float("inf")))[None, :]
-    if CAUSAL:
-        allowed = allowed & (cols[None, :] <= rows[:, None] + offset)
-    return allowed
 
 
 @triton.jit
@@ -57,7 +50,7 @@ def _tile(
 ):  # fmt: skip
     """Return the logits of a tile, −inf for excluded pairs, and which pairs are allowed."""
     bias = tl.load(key_bias + cols, mask=cols < k, other=-float("inf"))
-    allowed = _allowed(rows, cols, bias, q, k, offset, CAUSAL)
+    allowed = allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL)
     logits = tl.dot(x, tl.trans(_vectors(key, cols, k, D, DP)), input_precision=PRECISION) * scale
     if GATED:
         logits = logits * _gate(own_gate, tl.load(key_gate + cols, mask=cols < k, other=0.0))

@@ -15,7 +15,7 @@ from qkv.core.typing import Float, Int, Num, Shaped, Tensor
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import Block
-from qkv.kernels.triton.preparation import batch_elements, pair_biases, power_of_two
+from qkv.kernels.triton.preparation import batch_elements, pair_biases, power_of_two, refuse_second_derivative
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -142,13 +142,9 @@ def _differentiate(
 ) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
     import torch
 
-    from qkv.errors import GradientError
     from qkv.kernels.triton.product_programs import differentiate_product_keys, differentiate_product_queries
 
-    if torch.is_grad_enabled():
-        raise GradientError(
-            "the kernel triton_products must be differentiated once, got a second derivative. Pass kernel='row_blocks'."
-        )
+    refuse_second_derivative("triton_products")
     *arrays, mean, largest, known, threshold, last = ctx.saved_tensors
     query, key, query_gate, key_gate, value = arrays[:5]
     launch, block = ctx.launch, ctx.launch.block
