@@ -12,7 +12,10 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from qkv.core.files import check_writable, write_atomic
+from qkv.core.typing import Num
 from qkv.errors import DataError, MissingPackageError
 from qkv.look.bundle import bundle, read_web_file
 from qkv.look.page import Page
@@ -110,7 +113,7 @@ def _parts(page: Page) -> Iterator[tuple[str, bytes | memoryview]]:
         if isinstance(view, View) and view.picture is not None:
             yield f"pixels/{i}", view.pixels()
         for j, layer in enumerate(view.layers if isinstance(view, View) else ()):
-            yield f"layer/{i}/{j}", layer.codes.astype("<u2").data
+            yield f"layer/{i}/{j}", _by_significance(layer.codes)
             if layer.value_norms is not None:
                 yield f"values/{i}/{j}", page.read("value_norms", [i, j])
         if isinstance(view, View) and view.predictions is not None:
@@ -139,6 +142,11 @@ def document_pieces(
     for name, content in parts:
         yield _PART.format(name=name, data=_compressed(content))
     yield _TAIL.format(script=script)
+
+
+def _by_significance(codes: Num[np.ndarray, "*shape"]) -> bytes:
+    """Return the low bytes of all codes, then the high bytes, which gzip makes a fifth smaller than codes in turn."""
+    return codes.astype("<u2").reshape(-1, 1).view(np.uint8).T.tobytes()
 
 
 def _compressed(data: bytes | memoryview) -> str:

@@ -72,6 +72,7 @@ export function fromParts(part, shape, heads) {
     let bytes = opened.get(name);
     if (!bytes) {
       bytes = unpack(part(name));
+      if (name.startsWith("layer/")) bytes = bytes.then(interleave);
       opened.set(name, bytes);
     }
     return bytes;
@@ -109,6 +110,18 @@ async function unpack(text) {
   const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+/** Return codes of two bytes each, from the low bytes of all codes followed by the high bytes.
+ *  @param {Uint8Array} halves */
+function interleave(halves) {
+  const count = halves.length / 2;
+  const codes = new Uint8Array(halves.length);
+  for (let i = 0; i < count; i++) {
+    codes[2 * i] = halves[i];
+    codes[2 * i + 1] = halves[count + i];
+  }
+  return codes;
 }
 
 /** Parse the bytes of a JSON text.
