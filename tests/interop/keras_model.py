@@ -6,6 +6,7 @@ The backend is `KERAS_BACKEND`; what is predicted is printed as a line of JSON.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import sys
 
@@ -36,7 +37,9 @@ def trained(length: int | None) -> object:
     y = Attention(use_scale=True)([other, x])
     y = keras.layers.Add()([y, AdditiveAttention()([y, other])])
     if length is not None:
-        y = MultiHeadAttention(2, 4, sliding_window=2, normalizer="sparsemax")(y, x)
+        own = inspect.signature(keras.layers.MultiHeadAttention).parameters
+        window = {"sliding_window": 2} if "sliding_window" in own else {}  # Keras before 3.15 has no windows
+        y = MultiHeadAttention(2, 4, normalizer="sparsemax", **window)(y, x)
     model = keras.Model([tokens, other], keras.layers.Dense(1)(y))
     model.compile("adam", "mse")
     target = np.ones((4, 7, 1), dtype="float32")

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from qkv.core.arrays import namespace, stop_gradient, where
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, Float, Num
 from qkv.scores.base import InnerProductScore
 
 __all__ = ["Cosine"]
@@ -66,9 +68,22 @@ class Cosine(InnerProductScore):
         """Return queries and keys divided by their norms; the queries are also divided by the temperature."""
         return _normalize(query) / expand_to_pairs(self.temperature), _normalize(key)
 
+    def logits(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
+    ) -> Num[Array, "*#batch q k"]:
+        """Return the logits; for few queries, the products are divided by the norms of the keys, not the keys."""
+        norms = _norms(key) if 2 * query.shape[-2] <= query.shape[-1] else None
+        if norms is None:
+            return super().logits(query, key, tile)
+        left = _normalize(query) / expand_to_pairs(self.temperature)
+        logits: Num[Array, "*#batch q k"] = np.matmul(left, key.swapaxes(-1, -2)) / norms[..., None, :]
+        return logits
+
 
 def _normalize(x: Num[Array, "*batch n width"]) -> Num[Array, "*batch n width"]:
     """Return each row divided by its norm, and rows of zeros unchanged with gradient 0."""
+    if (norms := _norms(x)) is not None:
+        return x / norms[..., None]
     xp = namespace(x)
     largest = xp.max(xp.abs(stop_gradient(x)), axis=-1, keepdims=True) if x.shape[-1] else xp.ones_like(x[..., :1])
     # Divide by the largest entry first: squares of 1e30 or 1e-30 overflow or underflow in float32.
@@ -76,3 +91,11 @@ def _normalize(x: Num[Array, "*batch n width"]) -> Num[Array, "*batch n width"]:
     square = xp.sum(x * x, axis=-1, keepdims=True)
     # Dividing a row of zeros by infinity makes its gradient 0 too.
     return x / xp.sqrt(where(square == 0, math.inf, square))
+
+
+def _norms(x: Num[Array, "*batch n width"]) -> Float[np.ndarray, "*batch n"] | None:
+    """Return the norms of the rows, in one pass; None if squares may overflow or underflow, or for other libraries."""
+    if not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.float64) or not x.size:
+        return None
+    squares: Float[np.ndarray, "*batch n"] = np.einsum("...d,...d->...", x, x)
+    return np.sqrt(squares) if squares.min() > 1e-24 and squares.max() < 1e36 else None
