@@ -13,7 +13,7 @@ from qkv import masks, scores
 from qkv.database import Database
 from qkv.database.execute import row_reader, statistics, tile_pass
 from qkv.database.execute.accumulators import SoftmaxAccumulator
-from qkv.database.execute.base import AskOptions
+from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.running_aggregates import streamed_aggregator_for
 from qkv.database.keys import bandwidth, row_sample
 from qkv.database.keys.columns import Column

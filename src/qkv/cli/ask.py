@@ -32,7 +32,7 @@ from qkv.errors import DataError, OptionError, QueryError
 if TYPE_CHECKING:
     from qkv.cli.answer_writer import AnswerWriter
     from qkv.cli.query_input import QueryLine
-    from qkv.database.execute.base import AskOptions
+    from qkv.database.execute.ask_options import AskOptions
     from qkv.database.protocol import Queryable
 
 __all__ = ["ask"]
@@ -264,7 +264,7 @@ def ask(
         return
     if output is not None:
         from qkv.cli.answer_file import check_distinct
-        from qkv.database.execute.base import AskOptions
+        from qkv.database.execute.ask_options import AskOptions
 
         tables = [] if stored else [name for name in files if name != "-"]
         check_distinct(output, [*tables, *([] if queries is None or queries == "-" else [queries])])

@@ -5,7 +5,8 @@ from qkv.core.extras import require_packages
 require_packages("tables and stores need", "ask", "pyarrow", "duckdb")
 
 from qkv.database.answer import Answer, Evidence
+from qkv.database.candidates.candidates import Candidates
 from qkv.database.database import Database
 from qkv.database.protocol import Queryable
 
-__all__ = ["Answer", "Database", "Evidence", "Queryable"]
+__all__ = ["Answer", "Candidates", "Database", "Evidence", "Queryable"]

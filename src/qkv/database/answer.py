@@ -158,6 +158,11 @@ class Answer:
         "Shares of the vote for texts, categories, booleans and identifiers, the largest first; else empty.",
     )
 
+    @property
+    def recall(self) -> float | None:
+        """With `candidates`, the measured share of the rows of largest weight that were among them; otherwise None."""
+        return getattr(self.plan, "recall", None)
+
     @cached_property
     def rows(self) -> OneOrList:
         """For each query, the rows with the largest weights as `Evidence`, in descending order of weight."""

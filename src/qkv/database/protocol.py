@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer
-from qkv.database.execute.base import AskOptions, Executor
+from qkv.database.execute.ask_options import AskOptions
+from qkv.database.execute.base import Executor
 from qkv.database.execute.interpretation import check_fit, check_threshold
 from qkv.database.keys.columns import Column
 from qkv.database.printed_queries import ask_printed, with_hints
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
+    from qkv.database.candidates.candidates import Candidates
     from qkv.database.execute.row_reader import StoredRows
 
 __all__ = ["Queryable"]
@@ -60,6 +63,7 @@ class Queryable(ABC):
         on_bad_query: str = "refuse",
         fit: str | None = None,
         printed: bool = False,
+        candidates: Candidates | None = None,
     ) -> Answer:
         r"""Answer one or more queries by attention over the rows of the table.
 
@@ -85,6 +89,8 @@ class Queryable(ABC):
                 otherwise the mean. Texts, categories and booleans vote also if `fit` is "mean".
             printed: whether texts are keys as answers print them, with escapes such as ``\x09`` for a tab and
                 ``\x20`` for a space at an end, which are read unless the text as it is matches a key better.
+            candidates: an approximate index of the vectors of the key, to whose rows answers are confined; their
+                recall is measured, see `Answer.recall`. None: all rows are compared.
 
         Raises:
             QueryError: A query does not fit the key, or the predicate fails.
@@ -107,6 +113,8 @@ class Queryable(ABC):
         check_fit(fit)
         check_threshold(threshold)
         options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, on_bad_query, fit)
+        if candidates is not None:
+            options = replace(options, candidates=candidates)
         if printed:
             return ask_printed(lambda given: self._ask(given, options), queries, len(self.key))
         return with_hints(self._ask(queries, options))

@@ -22,7 +22,7 @@ from qkv.database.answer import Answer
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.cluster.task import FragmentRows, FragmentTask, ScanTask
 from qkv.database.execute.accumulators import Accumulator
-from qkv.database.execute.base import AskOptions
+from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.streamed import StreamedExecutor
 from qkv.database.execute.streamed_call import SPARE_ROWS, StreamedCall

@@ -14,8 +14,10 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Answer, Entry
+from qkv.database.candidates.recall import CandidatePlan
 from qkv.database.choice_cache import NO_CACHE, ChoiceCache
 from qkv.database.execute.aggregates import Aggregate
+from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.calibration import calibrate
 from qkv.database.execute.group_answers import ambiguous_reason, run_by_group
 from qkv.database.execute.interpretation import identifier_note, is_vote, reading_notes, value_reason
@@ -31,11 +33,9 @@ from qkv.database.keys.coordinates import find_coordinates
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError
-from qkv.masks.base import Mask
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import counted
-from qkv.scores.base import Score
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,31 +43,9 @@ if TYPE_CHECKING:
     from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.plan.plan import Plan
 
-__all__ = ["AskOptions", "Executor", "QueryResults", "build_entries"]
+__all__ = ["Executor", "QueryResults", "build_entries"]
 
 NO_MATCHING_ROW = "no row satisfies the predicate"
-
-
-@dataclass(frozen=True, eq=False)
-class AskOptions:
-    """The arguments of `Database.ask` except the queries."""
-
-    score: Score | str | None = None
-    normalizer: Normalizer | str | None = None
-    mask: Mask | None = None
-    where: str | None = None
-    top: int = 10
-    threshold: float | None = None
-    seed: int | None = None
-    progress: Progress | None = None
-    on_bad_query: str = "refuse"
-    fit: str | None = None
-    printed: bool = False
-
-    @property
-    def linear(self) -> bool:
-        """Whether answers are on a line through the rows near the query."""
-        return self.fit == "local-linear"
 
 
 class Executor(ABC):
@@ -157,6 +135,14 @@ class Executor(ABC):
         """Yield a comparison over each part of the rows, and which of its rows are selected, have key and value."""
 
     @abstractmethod
+    def selection(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
+        """Return which rows predicate and mask select, or None for all; rows with a missing cell may be among them."""
+
+    @abstractmethod
+    def read_rows(self, rows: Int[np.ndarray, " n"]) -> tuple[Column, ...]:
+        """Return the key columns and the value column of some rows, whose indices are in ascending order."""
+
+    @abstractmethod
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
         """Return a comparison over a sample of the selected rows, and the value column of the sample."""
 
@@ -220,6 +206,8 @@ class Executor(ABC):
         if comparison.mixes_keys and not (default and comparison.one_key) and normalizer.top_k != 1:
             notes += ("rows of different keys take part in one answer; omit score and normalizer for those of one key",)
         notes += (f"weights by {normalizer if one_key is None else one_key.normalizer}",)
+        if isinstance(plan, CandidatePlan):
+            notes += (f"candidates: {plan.candidates}",)
         if options.linear:
             notes += (
                 "answers by local linear regression; the weights of rows are effective weights, which can be negative",

@@ -15,7 +15,8 @@ from qkv.masks import Keys
 from qkv.normalizers.base import Normalizer
 
 if TYPE_CHECKING:
-    from qkv.database.execute.base import AskOptions, Executor
+    from qkv.database.execute.ask_options import AskOptions
+    from qkv.database.execute.base import Executor
     from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.plan.plan import Plan
 
@@ -36,7 +37,12 @@ def finds_groups(comparison: Comparison, normalizer: Normalizer, options: AskOpt
 def run_by_group(
     executor: Executor, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
 ) -> tuple[list[Entry], Plan | StreamedPlan]:
-    """Return `Executor.run`, over the group of rows that each query asks for if the key has texts beside others."""
+    """Return `Executor.run`, over the group of rows that each query asks for if the key has texts beside others.
+
+    With candidates, it is over those rows.
+    """
+    if options.candidates is not None:
+        return options.candidates.run(executor, queries, comparison, normalizer, options)
     if not (isinstance(comparison, MixedComparison) and finds_groups(comparison, normalizer, options)):
         return executor.run(queries, comparison, normalizer, options)
     finder = GroupFinder(comparison, queries)

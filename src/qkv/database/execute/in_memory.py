@@ -14,7 +14,8 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Aggregator, aggregator_for
-from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
+from qkv.database.execute.ask_options import AskOptions
+from qkv.database.execute.base import NO_MATCHING_ROW, Executor, QueryResults, build_entries
 from qkv.database.execute.interpretation import votes_by_kind
 from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
 from qkv.database.execute.row_reader import StoredRows
@@ -205,8 +206,16 @@ class InMemoryExecutor(Executor):
         self, comparison: MixedComparison, options: AskOptions
     ) -> Iterator[tuple[MixedComparison, Bool[np.ndarray, " rows"]]]:
         """Yield the comparison over all rows; see `Executor.group_rows`."""
+        yield comparison, self.selection(options)
+
+    def selection(self, options: AskOptions) -> Bool[np.ndarray, " rows"]:
+        """Return which rows are selected and have key and value; see `Executor.selection`."""
         mask = options.mask
-        yield comparison, self.complete & np.asarray(mask.array) if isinstance(mask, KeysMask) else self.complete
+        return np.asarray(self.complete & np.asarray(mask.array)) if isinstance(mask, KeysMask) else self.complete
+
+    def read_rows(self, rows: Int[np.ndarray, " n"]) -> tuple[Column, ...]:
+        """Return the key columns and the value column of some rows; see `Executor.read_rows`."""
+        return tuple(column.take(rows) for column in self.columns)
 
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
         """Return a comparison over a sample of the selected rows, and the value column; see `Executor.sample`."""

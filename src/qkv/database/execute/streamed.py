@@ -21,7 +21,8 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import aggregator_for
-from qkv.database.execute.base import AskOptions, Executor
+from qkv.database.execute.ask_options import AskOptions
+from qkv.database.execute.base import Executor
 from qkv.database.execute.example_rows import load_example_rows
 from qkv.database.execute.group_answers import finds_groups
 from qkv.database.execute.row_reader import StoredRows
@@ -139,7 +140,7 @@ class StreamedExecutor(Executor):
     ) -> tuple[list[Entry], StreamedPlan]:
         """Answer queries in one or two passes over the rows for each group of queries; see `Executor.run`."""
         self._check(comparison, normalizer, queries)
-        present = self._present(options)
+        present = self.selection(options)
         call = self._call(comparison, normalizer, present, options, queries)
         entries: list[Entry] = []
         step = call.queries_at_once
@@ -165,11 +166,15 @@ class StreamedExecutor(Executor):
         like = [self._empty_column(name) for name in (*self.key, self.value)]
         return tuple(Column.from_table(table, column.name, self.fold, column) for column in like)
 
+    def read_rows(self, rows: Int[np.ndarray, " n"]) -> tuple[Column, ...]:
+        """Return the key columns and the value column of some rows; see `Executor.read_rows`."""
+        return self.read_columns(self.table.take(rows, self._names))
+
     def group_rows(
         self, comparison: MixedComparison, options: AskOptions
     ) -> Iterator[tuple[MixedComparison, Bool[np.ndarray, " rows"]]]:
         """Yield a comparison over each tile of rows, in one pass; see `Executor.group_rows`."""
-        selected = self._present(options)
+        selected = self.selection(options)
         for tile in self.table.tiles(tuple(dict.fromkeys((*self.key, self.value)))):
             columns = self.read_columns(tile.table)
             present = ~np.logical_or.reduce([column.missing for column in columns])
@@ -204,8 +209,8 @@ class StreamedExecutor(Executor):
         except (KindError, ShapeError) as error:
             raise comparison.unsupported(error) from None
 
-    def _present(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
-        """Return a boolean array that is True for the rows selected by predicate and mask, or None without both."""
+    def selection(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
+        """Return which rows predicate and mask select, or None without both; see `Executor.selection`."""
         present, mask = self.selected, options.mask
         if mask is None:
             return present

@@ -21,7 +21,8 @@ from qkv.database.answer import Entry
 from qkv.database.execute import tile_pass
 from qkv.database.execute.accumulators import Accumulator, accumulator_for
 from qkv.database.execute.aggregates import aggregator_for
-from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, QueryResults, build_entries
+from qkv.database.execute.ask_options import AskOptions
+from qkv.database.execute.base import NO_MATCHING_ROW, QueryResults, build_entries
 from qkv.database.execute.in_memory import attend_to_rows
 from qkv.database.execute.line_fit import largest_effective
 from qkv.database.execute.running_aggregates import StreamedAggregator, streamed_aggregator_for

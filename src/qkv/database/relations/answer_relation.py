@@ -18,7 +18,7 @@ import numpy as np
 from qkv.core.progress import report
 from qkv.core.typing import Int
 from qkv.database.answer import Answer
-from qkv.database.execute.base import AskOptions
+from qkv.database.execute.ask_options import AskOptions
 from qkv.database.io.nanoseconds import to_python
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.relations.answer_columns import AnswerColumns

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from qkv.database.execute.base import AskOptions
+from qkv.database.execute.ask_options import AskOptions
 from qkv.database.keys.columns import Column
 from qkv.database.relations.answer_relation import AnswerRelation, samples
 from qkv.database.relations.query_relation import QueryRelation

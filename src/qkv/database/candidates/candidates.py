@@ -1,0 +1,246 @@
+"""The class `Candidates`: queries are compared with the rows that an approximate index returns, not with all rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from qkv.core.checks import check_integers
+from qkv.core.progress import report
+from qkv.core.typing import Bool, Float, Int
+from qkv.database.answer import Entry
+from qkv.database.candidates.label_rows import LabelRows, map_labels
+from qkv.database.candidates.recall import CandidatePlan, Recall
+from qkv.database.candidates.vector_indexes import LanceIndex, VectorIndex, wrap_index
+from qkv.database.execute.aggregates import aggregator_for
+from qkv.database.execute.ask_options import AskOptions
+from qkv.database.execute.base import Executor
+from qkv.database.execute.in_memory import attend_to_rows
+from qkv.database.execute.row_reader import StoredRows
+from qkv.database.keys.queries import Queries
+from qkv.errors import OptionError
+from qkv.masks import Pairs
+from qkv.plan.cost import counted
+
+if TYPE_CHECKING:
+    from qkv.database.keys.comparisons import Comparison
+    from qkv.normalizers.base import Normalizer
+    from qkv.plan.plan import Plan
+
+__all__ = ["Candidates"]
+
+_QUERIES_AT_ONCE = 64
+# Pairs of a query and a row that are compared at once: 32 MiB of float64.
+_MOST_PAIRS = 4 * 2**20
+_NO_CANDIDATE = "the index returned no row that can be compared"
+
+
+class Candidates:
+    """Rows that an approximate index returns for each query, to which `Database.ask` confines the answer.
+
+    The answer is attention over the `count` rows that the index returns for a query and the rows that the index does
+    not have, such as those appended since it was built. For the first `sample` queries the answer is also computed
+    from all rows, and `Answer.recall`, the notes and the plan state which share of the rows of largest weight was
+    found. A predicate or a mask excludes rows after the index has returned them.
+
+    Args:
+        index: an index of FAISS or usearch, a dataset of Lance, or any object with an array `labels` and a method
+            `search(vectors, count)` that returns labels `(q, count)`, −1 in unused places. It has the vectors of the
+            key column, and each label is the index of a row, from 0, unless `id` is given.
+        count: number of rows that the index returns for each query.
+        version: the version of a store whose rows the index has. Rows may have been appended since, not deleted. Not
+            needed for a dataset of Lance that is the store itself.
+        id: the column of whole numbers that are the labels; rows may then be appended and deleted.
+        column: the column of vectors of a dataset of Lance; None: the key column.
+        sample: number of queries on which recall is measured.
+        options: further arguments of the search of the index, such as `{"nprobes": 20}` for Lance.
+
+    Raises:
+        KindError: The index is of another kind.
+        OptionError: `count` or `sample` is not a positive integer.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.database import Candidates, Database
+        >>> class Scan:
+        ...     def __init__(self, vectors):
+        ...         self.vectors, self.labels = vectors, np.arange(len(vectors))
+        ...     def search(self, queries, count):
+        ...         return np.argsort(-(queries @ self.vectors.T), axis=1)[:, :count]
+        >>> vectors = np.eye(4, dtype=np.float32) + 0.1
+        >>> table = Database.open({"vector": vectors, "pay": [1.0, 2.0, 3.0, 4.0]}, key="vector", value="pay")
+        >>> near = Candidates(Scan(vectors), 2)
+        >>> answer = table.ask([[0, 0, 1, 0]], score="cosine", normalizer="hard", candidates=near)
+        >>> answer[0].value, answer.recall
+        (3.0, 1.0)
+    """
+
+    def __init__(
+        self,
+        index: object,
+        count: int = 100,
+        *,
+        version: int | None = None,
+        id: str | None = None,
+        column: str | None = None,
+        sample: int = 64,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_integers(count=count, sample=sample)
+        self.index, self.count = wrap_index(index, options or {}, column, id), count
+        self.version, self.id, self.column, self.sample = version, id, column, sample
+        self._mapped: tuple[object, VectorIndex, LabelRows] | None = None
+        self._recalls: WeakKeyDictionary[Executor, dict[object, Recall]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def run(
+        self, executor: Executor, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
+    ) -> tuple[list[Entry], CandidatePlan]:
+        """Return the entries that answer the queries from candidates, and the plan, which states the recall.
+
+        Args:
+            executor: the executor over all rows.
+            queries: the parsed queries.
+            comparison: the comparison, chosen from all rows.
+            normalizer: the normalizer.
+            options: the options of `ask`.
+
+        Raises:
+            OptionError: The key is not one column of vectors, or the normalizer or the fit needs all rows.
+            DataError: The labels of the index do not fit the rows.
+        """
+        _check(executor, normalizer, options)
+        index, mapped = self._mapped_labels(executor)
+        rows = normalizer.top_k or options.top
+        wide = replace(options, top=max(rows, options.top), progress=None, candidates=None)
+        with self._lock:
+            recalls = self._recalls.setdefault(executor, {})
+            asked = (str(comparison.score), str(normalizer), options.threshold, rows)
+            recall = Recall() if options.mask is not None else recalls.setdefault(asked, Recall())
+        entries, plan = self._answer(executor, index, mapped, queries, comparison, normalizer, wide, options)
+        usable = np.flatnonzero(~queries.missing)
+        lacking = min(len(usable), self.sample - recall.queries)
+        if lacking > 0:
+            chosen = usable[np.linspace(0, len(usable) - 1, lacking).astype(np.int64)]
+            exact, _ = executor.run(queries.take(chosen), comparison, normalizer, wide)
+            with self._lock:
+                recall.add([_first(entries[place], rows) for place in chosen], [_first(each, rows) for each in exact])
+        text = f"{self.count:,} rows for each query from {index.name}"
+        if len(mapped.unknown):
+            text += f", and {counted(len(mapped.unknown), 'row', 'rows')} that it does not have"
+        text += f"; {recall.text(rows)}" if recall.queries else "; recall not measured yet"
+        return [_first(entry, options.top) for entry in entries], CandidatePlan.of(plan, recall.value, text)
+
+    def _mapped_labels(self, executor: Executor) -> tuple[VectorIndex, LabelRows]:
+        """Return the index and the rows of its labels. Those of the last table are cached."""
+        table = executor.table
+        with self._lock:
+            if self._mapped is None or self._mapped[0] is not table:
+                index, version = self.index, self.version
+                if isinstance(index, LanceIndex):
+                    index.column = self.column or executor.key[0]
+                    if isinstance(table, StoredRows) and _is_same(index.index.uri, table.store.path):
+                        index, version = index.of_version(table.store.version), table.store.version
+                self._mapped = table, index, map_labels(index.labels(), table, executor.name, self.id, version)
+            return self._mapped[1:]
+
+    def _answer(
+        self,
+        executor: Executor,
+        index: VectorIndex,
+        mapped: LabelRows,
+        queries: Queries,
+        comparison: Comparison,
+        normalizer: Normalizer,
+        wide: AskOptions,
+        options: AskOptions,
+    ) -> tuple[list[Entry], Plan]:
+        selected = executor.selection(options)
+        calibration = partial(executor.calibration, comparison, normalizer, options)
+        step = _QUERIES_AT_ONCE
+        while step > 1 and step * (step * self.count + len(mapped.unknown)) > _MOST_PAIRS:
+            step //= 2
+        entries: list[Entry] = []
+        plans = []
+        for start in range(0, max(1, len(queries)), step):
+            group = queries.slice(start, start + step)
+            vectors = np.asarray(group.columns[0].cells, np.float32)
+            rows, allowed = self._rows_of(index, mapped, vectors, selected)
+            columns = executor.read_rows(rows)
+            allowed &= ~np.logical_or.reduce([column.missing for column in columns])
+            mask = replace(wide, mask=Pairs(allowed))
+            values, every = aggregator_for(columns[-1], executor.votes), np.ones(len(rows), bool)
+            own = comparison.with_rows(columns[:-1])
+            found, plan = attend_to_rows(group, own, normalizer, values, every, mask, calibration)
+            none = ~allowed.any(axis=1) & ~group.missing
+            entries += [
+                Entry(entry.query, False, reason=_NO_CANDIDATE)
+                if none[place]
+                else replace(entry, rows=rows[entry.rows])
+                for place, entry in enumerate(found)
+            ]
+            plans.append(plan)
+            report(options.progress, "answering", len(entries), len(queries))
+        return entries, plans[0]
+
+    def _rows_of(
+        self,
+        index: VectorIndex,
+        mapped: LabelRows,
+        vectors: Float[np.ndarray, "q width"],
+        selected: Bool[np.ndarray, " rows"] | None,
+    ) -> tuple[Int[np.ndarray, " n"], Bool[np.ndarray, "q n"]]:
+        """Return the candidates of all queries in ascending order, and which of them are those of each query."""
+        count = min(self.count, len(mapped.labels))
+        finite = np.ascontiguousarray(np.where(np.isfinite(vectors), vectors, 0))
+        found = np.full((len(vectors), 1), -1)
+        if len(vectors) and count:
+            found = mapped.rows_of(index.search(finite, count))
+        rows = np.union1d(found[found >= 0], mapped.unknown).astype(np.int64)
+        # Attention needs a row, from which a mask without pairs takes the weight.
+        rows = rows if len(rows) else np.zeros(1, np.int64)
+        allowed = np.zeros((len(vectors), len(rows)), bool)
+        query, place = np.nonzero(found >= 0)
+        allowed[query, np.searchsorted(rows, found[query, place])] = True
+        if len(mapped.unknown):
+            allowed[:, np.searchsorted(rows, mapped.unknown)] = True
+        if selected is not None:
+            allowed &= selected[rows]
+        return rows, allowed
+
+
+def _check(executor: Executor, normalizer: Normalizer, options: AskOptions) -> None:
+    kinds = [column.kind for column in executor.query_columns]
+    if kinds != ["vector"]:
+        raise OptionError(
+            f"candidates must be None unless the key is one column of vectors, got a key of {', '.join(kinds)}."
+        )
+    whole = normalizer.constant or (normalizer.top_k is None and not normalizer.sums_to_one)
+    if normalizer.stochastic or whole:
+        raise OptionError(
+            f"normalizer must give most weight to few rows and not sample if candidates are given, got {normalizer}. "
+            "Use TopK, Hard or Softmax, or omit candidates."
+        )
+    if options.linear:
+        raise OptionError("fit must not be 'local-linear' if candidates are given. Omit one of them.")
+    mask = options.mask
+    if mask is not None and np.ndim(np.asarray(getattr(mask, "array", np.zeros((1, 1))))) != 1:
+        raise OptionError(f"mask must be masks.Keys with one boolean per row if candidates are given, got {mask}.")
+
+
+def _first(entry: Entry, count: int) -> Entry:
+    """Return an entry with the `count` rows of largest weight."""
+    near = None if entry.nearness is None else entry.nearness[:count]
+    return replace(entry, rows=entry.rows[:count], weights=entry.weights[:count], nearness=near)
+
+
+def _is_same(uri: str, path: object) -> bool:
+    """Return whether a dataset of Lance is a store."""
+    text = uri.removeprefix("file://").rstrip("/")
+    return text in (str(path), str(getattr(path, "absolute", lambda: path)()))
