@@ -76,8 +76,7 @@ class Cosine(InnerProductScore):
         if norms is None:
             return super().logits(query, key, tile)
         left = _normalize(query) / expand_to_pairs(self.temperature)
-        logits: Num[Array, "*#batch q k"] = np.matmul(left, key.swapaxes(-1, -2)) / norms[..., None, :]
-        return logits
+        return namespace(key).matmul(left, namespace(key).matrix_transpose(key)) / norms[..., None, :]
 
 
 def _normalize(x: Num[Array, "*batch n width"]) -> Num[Array, "*batch n width"]:
