@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Never
 
 from qkv.core.arrays import as_array, library
@@ -122,7 +121,7 @@ def _attend_in_operator(
     memory: int | str | None,
 ) -> Num[Array, "*batch q value_width"]:
     """Run a call inside the custom operator for `torch.compile`, and return its output."""
-    return _run(query, key, value, fields, (), seed, kernel, memory)[0].output
+    return _run(query, key, value, fields, (), seed, kernel, memory, recomputes=True)[0].output
 
 
 def observe(
@@ -355,10 +354,11 @@ def _run(
     memory: int | str | None,
     enable_gqa: bool = False,
     observed: bool = False,
+    recomputes: bool = False,
 ) -> tuple[Result, Plan | None]:
     """Plan and run a call, and return the result and the plan. The plan is None under `torch.compile`.
 
-    If `observed` is False, the plan may have no parts.
+    If `observed` is False, the plan may have no parts. `recomputes` is as in `Problem.recomputes`.
     """
     if enable_gqa:
         return run_grouped(_run, query, key, value, fields, readouts, seed, kernel, memory, False, observed)
@@ -370,25 +370,26 @@ def _run(
         transformed = run_transformed(_run, query, key, value, fields, readouts, seed, kernel, memory)
         if transformed is not None:
             return transformed
+    options = kernel, memory, traced, recomputes
     # Plans are not cached under torch.export: a graph is exported only once, and its lengths may be symbolic.
     found = None
     if traced != "export":
-        found = call_signature(query, key, value, fields, readouts, traced, kernel, memory, type(memory).__name__)
+        found = call_signature(query, key, value, fields, readouts, *options, type(memory).__name__)
     cached = None if found is None else PLANS.get(found[0])
     if cached is None and found is not None and not (observed or readouts):
-        make = partial(plan_call, fields=fields, readouts=readouts, kernel=kernel, memory=memory, traced=traced)
-        cached = step_plan(*found, query, key, value, fields, make)
+        cached = step_plan(
+            *found, query, key, value, fields, lambda q, k, v: plan_call(q, k, v, fields, readouts, *options)
+        )
     if cached is not None:
-        bound = cached.bound and seed is None
         if seed is None and not (observed and cached.holds_arrays):
             result = cached.run(query, key, value, fields)
             if result is not None:
                 return result, cached.plan
         plan = cached.with_parts(Spec(*fields), readouts) if cached.holds_arrays else cached.plan
-        if bound:
+        if cached.bound and seed is None:
             return plan.kernel.run(bind_unconverted(query, key, value, plan.problem), plan.problem), plan
     else:
-        plan = plan_call(query, key, value, fields, readouts, kernel, memory, traced)
+        plan = plan_call(query, key, value, fields, readouts, *options)
         if found is not None:
             store_plan(*found, plan, query, key, value)
     return plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.errors import KindError, OptionError, PositionError, RefusedError, ShapeError
 from qkv.kernels import KERNELS, TiledKernel
+from qkv.plan import plan_problem
 
 SMALL, LONG = ((4, 8), (6, 8), (6, 3)), ((40_000, 8), (40_000, 8), (40_000, 3))
 ADDITIVE = scores.Additive(np.ones((5, 8)), np.ones((5, 8)), None, np.ones(5))
@@ -108,6 +110,12 @@ def test_planner_chooses(kernel: str, shapes: Any, options: dict[str, Any]) -> N
     plan = explain(shapes, **options)
     assert plan.kernel.name == kernel
     assert plan.cost.scratch <= plan.requested.memory
+
+
+def test_a_forward_pass_that_backward_runs_again_counts_in_the_choice() -> None:
+    plan = explain(((8, 512, 64),) * 3, library="torch", gradient=True)
+    again = plan_problem(replace(plan.requested, recomputes=True), KERNELS)
+    assert (plan.kernel.name, again.kernel.name) == ("batched", "fused")
 
 
 @pytest.mark.parametrize(("kernel", "sentence", "options"), REFUSALS)

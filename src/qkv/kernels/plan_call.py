@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qkv.core.typing import Array, Num, Shaped
 from qkv.kernels import KERNELS
 from qkv.kernels.compiled.export import export_plan
@@ -23,6 +25,7 @@ def plan_call(
     kernel: str | Kernel | None,
     memory: int | str | None,
     traced: str,
+    recomputes: bool = False,
 ) -> Plan:
     """Check and plan a call, and warn if the memory budget makes it much slower.
 
@@ -35,11 +38,13 @@ def plan_call(
         kernel: as in `qkv.attend`.
         memory: as in `qkv.attend`.
         traced: kind of tracing that hides the data, as in `Problem.traced`, or "export".
+        recomputes: as in `Problem.recomputes`.
 
     Raises:
         QkvError: the call is invalid; see `qkv.attend`.
     """
     problem = read_problem(query, key, value, Spec(*fields), readouts, memory, traced)
+    problem = replace(problem, recomputes=recomputes)
     check_problem(problem)
     plan = (export_plan if traced == "export" else plan_problem)(problem, KERNELS, kernel)
     warn_of_slowdown(plan)

@@ -51,6 +51,7 @@ class Kernel(ABC):
         guards: descriptions of the conditions on data that the kernel checks at run time, as "if … else …".
         casts_tiles: whether the kernel casts inputs to the dtype of accumulation tile by tile, and not at once.
         traceable: whether the kernel supports arrays without data, as in `torch.func.vmap` and `torch.export`.
+        saves_statistics: whether backward in the operator of `torch.compile` does not run the forward pass again.
         runs_on_gpu: whether the kernel runs on GPUs and states its work on them by `gpu_work`.
     """
 
@@ -59,6 +60,7 @@ class Kernel(ABC):
     guards: ClassVar[tuple[str, ...]] = ()
     casts_tiles: ClassVar[bool] = False
     traceable: ClassVar[bool] = False
+    saves_statistics: ClassVar[bool] = False
     runs_on_gpu: ClassVar[bool] = False
 
     def refuse(self, problem: Problem) -> str | None:

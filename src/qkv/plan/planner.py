@@ -121,11 +121,34 @@ def _choose(problem: Problem, kernels: Sequence[Kernel], kernel: str | None) -> 
         for each, _, _ in able:
             del refused[each.name]
     measured = () if problem.device.is_gpu else able
-    times = [estimated_seconds(each, fitted) for each, fitted, _ in measured]
+    times = [_seconds(each, fitted) for each, fitted, _ in measured]
     if kernel is None and times and all(seconds is not None for seconds in times):
         timed = zip(able, times, strict=True)
         able = [(each, fitted, replace(cost, fitted=seconds)) for (each, fitted, cost), seconds in timed]
+    elif problem.recomputes:
+        able = [(each, fitted, _with_forward_again(each, fitted, cost)) for each, fitted, cost in able]
     return _Choice(sorted(able, key=lambda candidate: candidate[2].seconds), refused, budgets)
+
+
+def _runs_forward_again(kernel: Kernel, problem: Problem) -> bool:
+    saves = kernel.saves_statistics and problem.dtype in ("float32", "float64")
+    return problem.recomputes and problem.gradient and not saves
+
+
+def _seconds(kernel: Kernel, problem: Problem) -> float | None:
+    """Return the time by the coefficients of measured calls, or None if they are unknown."""
+    seconds = estimated_seconds(kernel, problem)
+    if seconds is None or not _runs_forward_again(kernel, problem):
+        return seconds
+    again = estimated_seconds(kernel, replace(problem, gradient=False))
+    return None if again is None else seconds + again
+
+
+def _with_forward_again(kernel: Kernel, problem: Problem, cost: Cost) -> Cost:
+    """Return the cost with the time of a second forward pass, if the kernel needs one in backward."""
+    if not _runs_forward_again(kernel, problem):
+        return cost
+    return replace(cost, fitted=cost.seconds + kernel.cost(replace(problem, gradient=False)).seconds)
 
 
 def _refusal(problem: Problem, choice: _Choice, kernel: str | None) -> str:

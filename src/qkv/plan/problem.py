@@ -35,6 +35,8 @@ class Problem:
         traced: "" if the arrays hold data, otherwise the kind of tracing: "export", "vmap" (also for
             `torch.func.grad`), "jvp" (forward-mode derivatives) or "twice" (higher derivatives).
         device: the processor on which the call runs.
+        recomputes: whether kernels that do not save their statistics run the forward pass again in backward, as they
+            do in the operator of `torch.compile`.
     """
 
     spec: Spec
@@ -47,6 +49,7 @@ class Problem:
     traced: str = ""
     device: Device = CPU
     rounded_to: str = ""
+    recomputes: bool = False
 
     @property
     def score(self) -> Score:

@@ -45,6 +45,7 @@ class FusedKernel(Kernel):
         "keys and values set to 0; else: tiled, because 0 · NaN is NaN",
     )
     traceable: ClassVar[bool] = True
+    saves_statistics: ClassVar[bool] = True
     runs_on_gpu: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:

@@ -57,6 +57,7 @@ class TiledKernel(Kernel):
 
     name: ClassVar[str] = "tiled"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
+    saves_statistics: ClassVar[bool] = True
     runs_on_gpu: ClassVar[bool] = True
     guards: ClassVar[tuple[str, ...]] = (
         "if no logit can exceed ±30: no maximum of rows; else: a running maximum",
