@@ -553,7 +553,7 @@ def test_a_mask_and_a_predicate_select_the_rows_that_satisfy_both(folder):
     kept = restricted.selected
     assert 0 < kept.sum() < len(kept)
     for each, wanted in ((executor, allowed), (restricted, allowed & kept)):
-        found = each._present(AskOptions(mask=masks.Keys(allowed)))
+        found = each.selection(AskOptions(mask=masks.Keys(allowed)))
         assert found.tolist() == wanted.tolist()
 
 
