@@ -202,10 +202,11 @@ class RemoteStore(ArrowStore):
         """Return a boolean array that is False for the deleted rows of a file, or None if no row is deleted."""
         if file.deleted is None:
             return None
-        if file not in self._deleted:
+        known = self._deleted  # another thread may open another version in the meantime
+        if file not in known:
             deleted = RemoteRows(self.path, file.deleted, row_files.deleted_schema(), self._cache)
-            self._deleted[file] = row_files.present_without(file, deleted.table(), self.path.name)
-        return self._deleted[file]
+            known[file] = row_files.present_without(file, deleted.table(), self.path.name)
+        return known[file]
 
     def _read_records(self) -> list[Manifest] | None:
         """Return the manifests of all versions, or None if they cannot be listed or are not linked."""
@@ -240,6 +241,8 @@ class RemoteStore(ArrowStore):
                 same = isinstance(old, RemoteRows) and old.file == file
                 rows = old if same else RemoteRows(self.path, file, schema, self._cache)
                 self._mapped[file.name] = rows  # type: ignore[assignment]
+        named = set(manifest.row_files)
+        self._deleted = {file: rows for file, rows in list(self._deleted.items()) if file in named}
         self._manifest, self.damages = manifest, found
         self.version, self.metadata, self.schema = manifest.number, manifest.metadata, schema
 

@@ -31,6 +31,9 @@ PAGES = "pages"
 _VALIDATED: set[tuple[str, str]] = set()
 """The columns whose offsets, lengths and indices this process has validated, by file and name."""
 
+_MOST_VALIDATED = 100_000
+"""Number of columns in `_VALIDATED`, about 20 MB, from which it is emptied; columns are then validated again."""
+
 
 def pages_name(file: RowFile) -> str:
     """Return the name of the object with the page checksums of a file of rows."""
@@ -178,6 +181,8 @@ class RemoteRows:
         if fresh:
             if (problem := arrow_problem(table.select(fresh))) is not None:
                 raise DamagedError(problem)
+            if len(_VALIDATED) >= _MOST_VALIDATED:
+                _VALIDATED.clear()
             _VALIDATED.update((self._cached_name, name) for name in fresh)
         return table.select(names) if names else table
 

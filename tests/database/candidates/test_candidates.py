@@ -93,7 +93,7 @@ def test_answers_do_not_depend_on_the_other_queries_of_a_call() -> None:
 
 def test_rows_that_the_index_does_not_have_are_compared(tmp_path: Path) -> None:
     table = stored(tmp_path, 300)
-    near = Candidates(scan(300), 20, version=table.version)
+    near = Candidates(scan(300), 40, version=table.version)
     for start in (300, 350):
         table.append({name: cells[start : start + 50] for name, cells in TABLE.items()})
     table.compact()
@@ -101,6 +101,8 @@ def test_rows_that_the_index_does_not_have_are_compared(tmp_path: Path) -> None:
     assert [entry.rows[0] for entry in answer.entries] == list(range(300, 340))
     assert answer.recall == 1
     assert "and 100 rows that it does not have" in answer.notes[-1]
+    many, exact = table.ask(QUERIES, **TOP, candidates=near), table.ask(QUERIES, **TOP)
+    assert [entry.rows.tolist() for entry in many.entries] == [entry.rows.tolist() for entry in exact.entries]
 
 
 def test_deleted_rows_make_positions_an_error_and_ids_are_followed(tmp_path: Path) -> None:

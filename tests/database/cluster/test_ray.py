@@ -11,6 +11,7 @@ from sklearn.base import clone
 
 from qkv import Database, normalizers, scores
 from qkv.database.cluster import scheduler
+from qkv.errors import OptionError
 from qkv.estimators import AttentionRegressor
 from qkv.store import row_files
 
@@ -51,6 +52,11 @@ def test_actors_of_ray_that_are_killed_change_no_answer(folder, normalizer, monk
         assert many.cluster.replaced == 3
     finally:
         many.close()
+
+
+def test_another_address_than_the_connected_one_is_an_error(folder):
+    with pytest.raises(OptionError, match="cluster must be the address to which Ray is connected"):
+        Database.open(folder, cluster="ray://other:10001")
 
 
 def test_a_regressor_over_the_actors_of_ray_is_that_of_one_process(folder):

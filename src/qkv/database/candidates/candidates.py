@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,10 +14,11 @@ import numpy as np
 
 from qkv.core.checks import check_integers
 from qkv.core.progress import report
-from qkv.core.typing import Bool, Float, Int
+from qkv.core.typing import Int
 from qkv.database.answer import Entry
 from qkv.database.candidates.label_rows import LabelRows, map_labels
 from qkv.database.candidates.recall import CandidatePlan, Recall
+from qkv.database.candidates.row_pairs import RowPairs
 from qkv.database.candidates.vector_indexes import LanceIndex, VectorIndex, wrap_index
 from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.ask_options import AskOptions
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["Candidates"]
 
 _QUERIES_AT_ONCE = 64
-# Pairs of a query and a row that are compared at once: 32 MiB of float64.
+# Pairs of a query and a row, or numbers of their vectors, that are compared at once: 32 MiB of float64.
 _MOST_PAIRS = 4 * 2**20
+# Of g queries with n candidates, g² n pairs are compared. A call of attention takes as long as 40,000 pairs: 2 ms.
+_PAIRS_PER_CALL = 40_000
 _NO_CANDIDATE = "the index returned no row that can be compared"
 
 
@@ -161,58 +165,57 @@ class Candidates:
         wide: AskOptions,
         options: AskOptions,
     ) -> tuple[list[Entry], Plan]:
-        selected = executor.selection(options)
+        selected, best = executor.selection(options), normalizer.top_k
         calibration = partial(executor.calibration, comparison, normalizer, options)
-        step = _QUERIES_AT_ONCE
-        while step > 1 and step * (step * self.count + len(mapped.unknown)) > _MOST_PAIRS:
-            step //= 2
         entries: list[Entry] = []
         plans = []
+        step = self._queries_at_once(best, len(mapped.unknown), executor.query_columns[0].cells.shape[-1])
         for start in range(0, max(1, len(queries)), step):
             group = queries.slice(start, start + step)
-            vectors = np.asarray(group.columns[0].cells, np.float32)
-            rows, allowed = self._rows_of(index, mapped, vectors, selected)
-            columns = executor.read_rows(rows)
-            allowed &= ~np.logical_or.reduce([column.missing for column in columns])
-            mask = replace(wide, mask=Pairs(allowed))
+            pairs = RowPairs.of(self._find(index, mapped, group), mapped.unknown, selected)
+            columns = executor.read_rows(pairs.rows)
+            pairs = pairs.without(np.logical_or.reduce([column.missing for column in columns]))
+            if best is not None and len(pairs.rows):
+                pairs = pairs.best(comparison.with_rows(columns[:-1]), comparison.query_array(group.columns), best)
+            allowed = pairs.allowed()
+            kept = np.flatnonzero(allowed.any(axis=0))
+            rows, columns, allowed = pairs.rows[kept], tuple(column.take(kept) for column in columns), allowed[:, kept]
+            if not len(rows):
+                # Attention needs a row, from which the mask takes the weight.
+                rows, allowed = np.zeros(1, np.int64), np.zeros((len(group), 1), bool)
+                columns = executor.read_rows(rows)
             values, every = aggregator_for(columns[-1], executor.votes), np.ones(len(rows), bool)
-            own = comparison.with_rows(columns[:-1])
-            found, plan = attend_to_rows(group, own, normalizer, values, every, mask, calibration)
-            none = ~allowed.any(axis=1) & ~group.missing
-            entries += [
-                Entry(entry.query, False, reason=_NO_CANDIDATE)
-                if none[place]
-                else replace(entry, rows=rows[entry.rows])
-                for place, entry in enumerate(found)
-            ]
+            own, masked = comparison.with_rows(columns[:-1]), replace(wide, mask=Pairs(allowed))
+            found, plan = attend_to_rows(group, own, normalizer, values, every, masked, calibration)
+            found = [replace(entry, rows=rows[entry.rows]) for entry in found]
+            for place in np.flatnonzero(~allowed.any(axis=1) & ~group.missing).tolist():
+                found[place] = Entry(found[place].query, False, reason=_NO_CANDIDATE)
+            entries += found
             plans.append(plan)
             report(options.progress, "answering", len(entries), len(queries))
         return entries, plans[0]
 
-    def _rows_of(
-        self,
-        index: VectorIndex,
-        mapped: LabelRows,
-        vectors: Float[np.ndarray, "q width"],
-        selected: Bool[np.ndarray, " rows"] | None,
-    ) -> tuple[Int[np.ndarray, " n"], Bool[np.ndarray, "q n"]]:
-        """Return the candidates of all queries in ascending order, and which of them are those of each query."""
+    def _queries_at_once(self, best: int | None, unknown: int, width: int) -> int:
+        """Return the number of queries that are compared at once with the candidates of all of them.
+
+        If only the best rows can have weight, each query is first compared with its own candidates.
+        """
+        if best is not None:
+            cells = width * self.count + unknown
+            return max(1, min(_QUERIES_AT_ONCE, _MOST_PAIRS // cells))
+        step = max(4, min(_QUERIES_AT_ONCE, math.isqrt(_PAIRS_PER_CALL // self.count)))
+        while step > 1 and step * (step * self.count + unknown) > _MOST_PAIRS:
+            step //= 2
+        return step
+
+    def _find(self, index: VectorIndex, mapped: LabelRows, queries: Queries) -> Int[np.ndarray, "q count"]:
+        """Return the candidates of each query, −1 in unused places."""
         count = min(self.count, len(mapped.labels))
+        if not count or not len(queries):
+            return np.full((len(queries), 1), -1)
+        vectors = np.asarray(queries.columns[0].cells, np.float32)
         finite = np.ascontiguousarray(np.where(np.isfinite(vectors), vectors, 0))
-        found = np.full((len(vectors), 1), -1)
-        if len(vectors) and count:
-            found = mapped.rows_of(index.search(finite, count))
-        rows = np.union1d(found[found >= 0], mapped.unknown).astype(np.int64)
-        # Attention needs a row, from which a mask without pairs takes the weight.
-        rows = rows if len(rows) else np.zeros(1, np.int64)
-        allowed = np.zeros((len(vectors), len(rows)), bool)
-        query, place = np.nonzero(found >= 0)
-        allowed[query, np.searchsorted(rows, found[query, place])] = True
-        if len(mapped.unknown):
-            allowed[:, np.searchsorted(rows, mapped.unknown)] = True
-        if selected is not None:
-            allowed &= selected[rows]
-        return rows, allowed
+        return mapped.rows_of(index.search(finite, count))
 
 
 def _check(executor: Executor, normalizer: Normalizer, options: AskOptions) -> None:

@@ -41,9 +41,12 @@ class LabelRows:
 
     def rows_of(self, labels: Int[np.ndarray, "q count"]) -> Int[np.ndarray, "q count"]:
         """Return the rows that labels name; −1 where there is none."""
-        if not len(self.labels):
+        count = len(self.labels)
+        if not count:
             return np.full(labels.shape, -1)
-        place = np.minimum(np.searchsorted(self.labels, labels), len(self.labels) - 1)
+        if self.rows is self.labels and self.labels[-1] == count - 1:  # 0, 1, 2 …
+            return np.where((labels >= 0) & (labels < count), labels, -1)
+        place = np.minimum(np.searchsorted(self.labels, labels), count - 1)
         return np.where(self.labels[place] == labels, self.rows[place], -1)
 
 

@@ -103,7 +103,7 @@ class LanceIndex(VectorIndex):
     def __init__(self, index: Any, options: Mapping[str, Any], column: str, id: str | None) -> None:
         super().__init__(index, options)
         self.column, self.id = column, id
-        self._addresses: np.ndarray | None = None
+        self._sorted: tuple[np.ndarray, np.ndarray] | None = None
 
     def of_version(self, version: int) -> LanceIndex:
         """Return the same index over another version of the dataset."""
@@ -127,10 +127,12 @@ class LanceIndex(VectorIndex):
 
     def _positions(self, addresses: np.ndarray) -> Int[np.ndarray, " n"]:
         """Return the positions of rows by their addresses, which consist of a fragment and a place in it."""
-        if self._addresses is None:
-            self._addresses = self.index.to_table(columns=["_rowaddr"])["_rowaddr"].to_numpy()
-        order = np.argsort(self._addresses, kind="stable")
-        return np.asarray(order[np.searchsorted(self._addresses, addresses, sorter=order)])
+        if self._sorted is None:
+            every = self.index.to_table(columns=["_rowaddr"])["_rowaddr"].to_numpy()
+            order = np.argsort(every, kind="stable")
+            self._sorted = every[order], order
+        every, order = self._sorted
+        return np.asarray(order[np.searchsorted(every, addresses)])
 
 
 class _OtherIndex(VectorIndex):

@@ -24,7 +24,8 @@ def open_cluster(cluster: str, skip: bool = False, storage_options: StorageOptio
         storage_options: settings of the object store of the fragments, which are sent to the workers with each query.
 
     Raises:
-        OptionError: `cluster` is neither of them.
+        OptionError: `cluster` is neither of them, or Ray is connected to another address already.
+        ServerError: No cluster of Ray answers at the address.
         MissingPackageError: Ray is not installed.
     """
     name, _, rest = cluster.partition(":") if isinstance(cluster, str) else ("", "", "")

@@ -11,6 +11,7 @@ from qkv.core.extras import require_packages
 from qkv.database.cluster.scheduler import LostResultError, WorkerDiedError
 from qkv.database.cluster.task import merge_replies
 from qkv.database.cluster.worker import FragmentWorker
+from qkv.errors import OptionError, ServerError
 
 __all__ = ["RayWorker", "connect"]
 
@@ -23,13 +24,39 @@ def connect(address: str | None) -> int:
 
     Raises:
         MissingPackageError: Ray is not installed.
+        OptionError: Ray is connected to another address already.
+        ServerError: No cluster answers at the address.
     """
     require_packages("cluster='ray' needs", "ray", "ray")
     import ray
 
-    if not ray.is_initialized():
-        ray.init(address, log_to_driver=False, include_dashboard=False, configure_logging=False)
+    if ray.is_initialized():
+        if address is not None and address.rstrip("/") != (connected := _connected_address()):
+            raise OptionError(
+                f"cluster must be the address to which Ray is connected, {connected!r}, got {address!r}. Use "
+                "cluster='ray', or call ray.shutdown() first."
+            )
+    else:
+        try:
+            ray.init(address, log_to_driver=False, include_dashboard=False, configure_logging=False)
+        except (ConnectionError, TimeoutError) as error:
+            raise ServerError(
+                f"no cluster of Ray answers at {address!r}: {str(error).strip().splitlines()[0]} Check the address, or "
+                "use cluster='ray' for a cluster on this machine."
+            ) from None
     return int(ray.cluster_resources().get("CPU", 1))
+
+
+def _connected_address() -> str:
+    """Return the address to which Ray is connected: "ray://host:10001", or that of the cluster of this process."""
+    import ray
+    from ray.util import client
+
+    if client.ray.is_connected():
+        # Ray has no public name for it.
+        host = getattr(getattr(client.ray.get_context(), "client_worker", None), "_conn_str", "")
+        return f"ray://{host}"
+    return str(ray.get_runtime_context().gcs_address)
 
 
 class RayWorker:
