@@ -25,8 +25,11 @@ FOLDER = ROOT / "benchmarks"
 def test_every_file_of_a_claim_is_listed_and_every_listed_claim_has_a_file() -> None:
     others = {
         "appends",
+        "candidates",
         "coverage",
         "first_ask",
+        "joins_without_labels",
+        "labelled_joins",
         "local_linear",
         "names",
         "page",

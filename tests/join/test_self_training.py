@@ -5,7 +5,7 @@ import pytest
 
 from qkv.join import SoftJoin
 from qkv.join.expectation_maximization import EstimationSample
-from qkv.join.self_training import _sharpness, self_train
+from qkv.join.self_training import limit_sharpness, self_train
 
 LETTERS = np.array(list("abcdefghijklmnoprstuvz"))
 
@@ -45,7 +45,7 @@ def joined(seed, count, common):
 def test_learning_from_the_first_scores_finds_more_misspelt_people(monkeypatch):
     cases = [(2, 226, 226), (6, 200, 180)]
     learned = [f1(joined(*case), case[2]) for case in cases]
-    monkeypatch.setattr("qkv.join.soft_join.self_train", lambda *_: None)
+    monkeypatch.setattr("qkv.join.unsupervised.self_train", lambda *_: None)
     before = [f1(joined(*case), case[2]) for case in cases]
     assert np.mean(learned) > np.mean(before) + 0.03
     assert min(learned) > 0.92
@@ -76,8 +76,8 @@ def test_no_learned_similarity_counts_against_a_match(seed):
 def test_unlike_rows_leave_the_weight_of_a_row_to_its_candidates():
     draw = np.random.default_rng(5)
     unlike = draw.normal(-4, 1, 2**14)
-    assert _sharpness(unlike - 10, 50) == 1
-    sharpness = _sharpness(unlike, 5000)
+    assert limit_sharpness(unlike - 10, 50) == 1
+    sharpness = limit_sharpness(unlike, 5000)
     others = np.sort(unlike)[: int(len(unlike) * (1 - 20 / 5000))]
     assert 5000 * np.exp(others).mean() > 10
     assert 5000 * np.exp(sharpness * others).mean() <= 0.1

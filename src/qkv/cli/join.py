@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.text import Text
 
+    from qkv.join import SoftJoin
     from qkv.join.result import JoinResult
 
 __all__ = ["join"]
@@ -43,6 +45,14 @@ def join(
     ] = None,
     quote_formulas: QuoteFormulas = False,
     evaluate: Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate the result on labelled pairs.")] = None,
+    label: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Ask about the N most informative pairs, and learn from the answers."),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.csv", help="File of the answers; default with --label: LEFT-RIGHT-labels.csv."),
+    ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=0, help="Pairs to show, by decreasing weight.")] = 10,
 ) -> None:
     """Match the rows of two tables. For each row of LEFT, find the rows of RIGHT that describe the same entity.
@@ -61,7 +71,14 @@ def join(
     --evaluate reads a table with the columns left, right and match (row numbers counted from 0, or cells of the
     column given by --id), and prints precision, recall and F1 on these pairs. Without the column match, the table
     must list all matches, and every pair that was found counts.
+
+    --label 20 shows the 20 most informative pairs side by side, and asks for a key: y (match), n (no match), s (skip),
+    u (undo) or q (quit and join). Every answer is saved at once in the file of --labels, a table with the columns
+    left, right and match; the same command continues after an interruption. --labels without --label learns from the
+    file and asks nothing.
     """
+    if model is not None and (label is not None or labels is not None):
+        raise OptionError("--model must not be given with --label or --labels, which fit a model. Omit one of them.")
     if model is not None and on is not None:
         raise OptionError("--on must not be given with --model, which defines the columns to compare. Omit --on.")
     if out is not None:
@@ -75,6 +92,8 @@ def join(
     from qkv.join import SoftJoin
 
     soft = SoftJoin(on, id=id_) if model is None else SoftJoin.load(model, id=id_)
+    if label is not None or labels is not None:
+        _learn(soft, left, right, label, labels, candidates)
     with ProgressBar() as progress:
         joined = soft.join(
             left,
@@ -92,6 +111,42 @@ def join(
     _print(joined, top)
     if judged is not None:
         print(judged)
+
+
+def _learn(
+    soft: SoftJoin, left: str, right: str | None, label: int | None, labels: str | None, candidates: int | None
+) -> None:
+    """Fit a join to the labels of a file, after asking for further ones."""
+    from qkv.cli.label_pairs import LabelFile, ask_for_labels, check_terminal, default_label_file
+    from qkv.core.files import check_writable
+    from qkv.core.progress import ProgressBar
+    from qkv.database.io.sources import describe, read, require_columns
+
+    path = default_label_file(left, right) if labels is None else Path(labels)
+    if label is None and not path.exists():
+        raise DataError(
+            f"--labels must name an existing file, got {str(path)!r}. Check the path, or add --label 20 to be asked."
+        )
+    check_writable(path, "the labels", (".csv",))
+    tables = read(left), read(left if right is None else right)
+    for table, place in zip(tables, (left, left if right is None else right), strict=True):
+        require_columns(table, [] if soft.id is None else [soft.id], describe(place))
+    file = LabelFile(path, *tables, soft.id)
+    asking = label is not None and len(file.answers) < label
+    if asking:
+        check_terminal(path, soft.id)
+        file.check_columns()
+    with ProgressBar() as progress:
+        soft.fit(left, right, labels=file.records(), candidates=candidates, progress=progress)
+    if asking and label is not None:
+        try:
+            ask_for_labels(soft, file, *tables, label)
+        except KeyboardInterrupt:
+            print(
+                f"\nqkv: interrupted; {len(file.answers)} labels are in {path}. The same command continues.",
+                file=sys.stderr,
+            )
+            raise
 
 
 def _write(table: pa.Table, path: Path) -> None:

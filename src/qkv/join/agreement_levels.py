@@ -14,7 +14,7 @@ import numpy as np
 from qkv.core.typing import Float, Int
 from qkv.join.comparison_vectors import ComparisonVectors
 
-__all__ = ["LEVELS", "agreement", "agreement_levels", "rarity", "append_log_odds", "level_log_odds"]
+__all__ = ["LEVELS", "agreement", "agreement_levels", "rarity", "append_log_odds", "level_log_odds", "log_odds_weights"]
 
 LEVELS = (0.6, 0.8, 0.92, 0.999)
 """Boundaries of the levels; the last level is for equal cells."""
@@ -99,3 +99,13 @@ def append_log_odds(
 ) -> Float[np.ndarray, "pairs similarities+columns"]:
     """Return the comparison vectors `found` followed by `log_odds / 5`, `(pairs, similarities + columns)`."""
     return np.concatenate([found, log_odds / _LOG_ODDS_SCALE], axis=1, dtype=np.float64)
+
+
+def log_odds_weights(similarities: int, columns: int) -> Float[np.ndarray, " weights"]:
+    """Return the weights of such vectors for which the score is the sum of the log odds of all columns.
+
+    Example:
+        >>> log_odds_weights(2, 1).tolist()
+        [0.0, 0.0, 5.0]
+    """
+    return np.concatenate([np.zeros(similarities), np.full(columns, _LOG_ODDS_SCALE)])

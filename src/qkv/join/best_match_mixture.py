@@ -23,12 +23,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, logit
 
-from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
-from qkv.join.blocking import CandidatePairs, top_per_row
+from qkv.join.blocking import top_per_row
 from qkv.join.comparison_vectors import ComparisonVectors
+from qkv.join.expectation_maximization import EstimationSample
 
-__all__ = ["BestMatchMixture", "estimate_text_weights", "fit_best_matches", "mutual_best"]
+__all__ = ["BestMatchMixture", "TextWeights", "estimate_text_weights", "fit_best_matches", "mutual_best"]
 
 _PSEUDOCOUNT = 3.0
 """Number of prior pairs of similarity 1 among matches, and of similarity 0 among others; as with several columns."""
@@ -38,7 +38,6 @@ _MIN_SEPARATION = 2.0
 _NEGLIGIBLE = -50.0
 """Log odds of all pairs where no pair is a match: millions of them leave "no match" a weight of 1."""
 _STEPS = 500
-_CANDIDATES_PER_ROW = 20
 _SIMILARITIES = ("words", "letters")
 
 
@@ -72,31 +71,39 @@ class BestMatchMixture(NamedTuple):
         return float(logit(self.share)) - self.slope * (self.match + self.other) / 2
 
 
-def estimate_text_weights(
-    candidates: CandidatePairs, sample: Int[np.ndarray, " rows"] | None = None, progress: Progress | None = None
-) -> tuple[Float[np.ndarray, " weights"], float, bool]:
-    """Return `(weights, bias, separated)` of the comparison vector of one text column, followed by its log odds.
+class TextWeights(NamedTuple):
+    """Weights of the comparison vector of one text column, and whether they tell matches from other pairs.
 
-    `separated` is False if the scores do not tell matches from other pairs; all pairs then have negligible log odds.
+    Attributes:
+        weights, bias: the log odds of a match are `measures @ weights + bias`.
+        separated: whether the mean similarities of matches and of other pairs differ by two standard deviations.
+    """
+
+    weights: Float[np.ndarray, " weights"]
+    bias: float
+    separated: bool
+
+    def declined(self) -> TextWeights:
+        """Return weights for which no pair is a match."""
+        return TextWeights(np.zeros_like(self.weights), _NEGLIGIBLE, False)
+
+
+def estimate_text_weights(measures: ComparisonVectors, sample: EstimationSample) -> TextWeights:
+    """Return the weights of the comparison vector of one text column, followed by the weight of its log odds.
 
     Args:
-        candidates: pairs of two tables that are compared by a single text column.
-        sample: left rows to estimate from; None for all.
-        progress: called with the step, the count done and the total.
+        measures: comparison vectors of two tables that are compared by a single text column.
+        sample: candidate pairs to estimate from.
     """
-    rows, keys, found = candidates.top_candidates(_CANDIDATES_PER_ROW, sample, progress)
-    places = _places(candidates.measures)
-    similarity = found[:, places].mean(axis=1, dtype=np.float64)
-    best, second = mutual_best(rows, keys, similarity)
-    size = candidates.rows if sample is None else len(sample)
-    mixture = fit_best_matches(similarity[best], second, min(size, candidates.keys))
-    names = [measure for _, measure in candidates.measures.names]
+    places = _places(measures)
+    similarity = sample.found[:, places].mean(axis=1, dtype=np.float64)
+    best, second = mutual_best(sample.rows, sample.keys, similarity)
+    mixture = fit_best_matches(similarity[best], second, min(sample.sizes))
+    names = [measure for _, measure in measures.names]
     weights = np.zeros(len(names) + 1)
-    if not mixture.separated:
-        return weights, _NEGLIGIBLE, False
     weights[places] = mixture.slope / len(places)
     weights[names.index("missing")] = _NEGLIGIBLE - max(mixture.intercept, 0.0)
-    return weights, mixture.intercept, True
+    return TextWeights(weights, mixture.intercept, mixture.separated)
 
 
 def fit_best_matches(

@@ -70,6 +70,8 @@ def read_labels(
     source: object,
     sizes: tuple[int, int],
     ids: tuple[dict[str, int] | None, dict[str, int] | None],
+    *,
+    matches_only: bool = True,
 ) -> Labels:
     """Read labelled pairs, and translate their ids to row numbers of the two tables.
 
@@ -77,11 +79,14 @@ def read_labels(
         source: path, table or list of records.
         sizes: numbers of rows of both tables.
         ids: row numbers by id for both tables, from `row_numbers`.
+        matches_only: whether a table without the third column is read as a list of all matches, or refused.
 
     Raises:
         DataError: a column is missing, a row is not in its table, or a label is neither 0 nor 1.
     """
     name = describe(source)
+    if isinstance(source, list) and not source:
+        return Labels(np.zeros(0, int), np.zeros(0, int), np.zeros(0, int), False)
     table = read(source)
     lowered = {column.lower(): column for column in table.column_names}
     names = next((names for names in _NAMES if set(names[:2]) <= set(lowered)), None)
@@ -95,6 +100,11 @@ def read_labels(
         for column, own, size in zip(names[:2], ids, sizes, strict=True)
     )
     if names[2] not in lowered:
+        if not matches_only:
+            raise DataError(
+                f"labels in {name} must have the column {names[2]}, got the columns {', '.join(table.column_names)}. "
+                "Add it, with 1 for a match and 0 for a non-match."
+            )
         return Labels(rows, keys, np.ones(len(rows), int), True)
     cells = table.column(lowered[names[2]]).to_pylist()
     return Labels(rows, keys, np.array([_label(cell, i, name) for i, cell in enumerate(cells)], int), False)

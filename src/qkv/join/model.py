@@ -12,7 +12,7 @@ from qkv.core.container import Container, is_container, read_container, write_co
 from qkv.core.typing import Float
 from qkv.core.untrusted_json import parse_json, read_bounded
 from qkv.errors import DamagedError, DataError
-from qkv.join.agreement_levels import LEVELS, append_log_odds, level_log_odds
+from qkv.join.agreement_levels import LEVELS, append_log_odds, level_log_odds, log_odds_weights
 from qkv.join.compared_columns import KINDS, Kind
 from qkv.join.comparison_vectors import ComparisonVectors
 
@@ -53,10 +53,15 @@ class JoinModel:
         self, measures: ComparisonVectors, found: Float[np.ndarray, "pairs similarities"]
     ) -> Float[np.ndarray, " pairs"]:
         """Return the log odds of a match for each comparison vector in `found`, `(pairs,)`."""
-        log_odds = level_log_odds(measures, found, self.log_odds)
-        if self.learned is None:
-            return np.asarray(log_odds.sum(axis=1) + self.bias)
-        return np.asarray(append_log_odds(found, log_odds) @ self.learned + self.bias)
+        return self.logits_of(append_log_odds(found, level_log_odds(measures, found, self.log_odds)))
+
+    def logits_of(self, vectors: Float[np.ndarray, "pairs measures"]) -> Float[np.ndarray, " pairs"]:
+        """Return the log odds of a match for comparison vectors with the log odds of each column appended."""
+        weights = self.learned
+        if weights is None:
+            columns = len(self.log_odds)
+            weights = log_odds_weights(vectors.shape[1] - columns, columns)
+        return np.asarray(vectors @ weights + self.bias)
 
     def save(self, path: str | Path) -> None:
         """Write the model to a file atomically, with checksums.

@@ -22,7 +22,7 @@ __all__ = ["Evaluation", "JoinResult", "Match"]
 
 @dataclass(frozen=True)
 class Match:
-    """Pair of rows that match, with the weight and the probability of the match.
+    """Pair of rows, with the weight and the probability of a match.
 
     Attributes:
         left, right: row numbers.

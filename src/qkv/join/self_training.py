@@ -29,7 +29,7 @@ from qkv.join.best_match_mixture import fit_best_matches, mutual_best
 from qkv.join.expectation_maximization import EstimationSample
 from qkv.join.supervised import fit_logistic
 
-__all__ = ["SelfTrained", "self_train"]
+__all__ = ["SelfTrained", "limit_sharpness", "self_train"]
 
 _STEPS = 4
 _STRENGTH = 300.0
@@ -93,11 +93,11 @@ def self_train(
         target = two_way_weights(rows, keys, slope * (score - low) + mixture.intercept)
         bias = mixture.intercept - slope * (low + float(mean / scale @ weights))
         trained = SelfTrained(slope * weights / scale, bias, mixture.separated)
-    sharpness = _sharpness(random @ trained.weights + trained.bias, sample.sizes[1])
+    sharpness = limit_sharpness(random @ trained.weights + trained.bias, sample.sizes[1])
     return SelfTrained(sharpness * trained.weights, sharpness * trained.bias, trained.separated)
 
 
-def _sharpness(logits: Float[np.ndarray, " random"], keys: int) -> float:
+def limit_sharpness(logits: Float[np.ndarray, " random"], keys: int) -> float:
     """Return the factor of the log odds at which all but the 20 most similar of `keys` rows have little weight."""
     others = np.sort(logits)[: int(len(logits) * max(0.0, 1.0 - _CANDIDATES / keys))]
     sharpness = 1.0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeAlias
 
@@ -14,19 +13,19 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.database.io.sources import describe, read, require_columns
 from qkv.errors import DataError, OptionError
-from qkv.join.agreement_levels import LEVELS, append_log_odds, level_log_odds
+from qkv.join.active_learner import ActiveLearner
+from qkv.join.agreement_levels import append_log_odds, level_log_odds
 from qkv.join.attention_weights import collect_matches
-from qkv.join.best_match_mixture import estimate_text_weights
 from qkv.join.blocking import CandidatePairs
 from qkv.join.compared_columns import read_columns
 from qkv.join.comparison_vectors import ComparisonVectors
-from qkv.join.expectation_maximization import estimate_log_odds, estimation_sample, sample_rows
+from qkv.join.expectation_maximization import estimate_log_odds, estimation_sample
 from qkv.join.labels import Labels, read_labels, row_numbers
 from qkv.join.model import JoinModel
 from qkv.join.pair_sets import PairList
-from qkv.join.result import JoinResult, matched
-from qkv.join.self_training import self_train
+from qkv.join.result import JoinResult, Match, matched
 from qkv.join.supervised import LabelledSample, fit_labelled
+from qkv.join.unsupervised import estimate_without_labels
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +35,6 @@ __all__ = ["SoftJoin"]
 _ColumnPairs: TypeAlias = tuple[tuple[str, str], ...]
 _RowsById: TypeAlias = tuple[dict[str, int] | None, dict[str, int] | None]
 _COMPETITORS = 20
-_DEFAULT_THRESHOLD = 0.5
 
 
 class SoftJoin:
@@ -66,6 +64,9 @@ class SoftJoin:
         self.on = None if on is None else _names(on)
         self.id = id
         self.model: JoinModel | None = None
+        self._learner: ActiveLearner | None = None
+        self._sizes: tuple[int, int] = (0, 0)
+        self._ids: _RowsById = (None, None)
 
     def fit(
         self,
@@ -74,32 +75,44 @@ class SoftJoin:
         pairs: object = None,
         *,
         valid: object = None,
+        labels: object = None,
         candidates: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Learn the weights of the similarities from labelled pairs, or estimate log odds without labels.
+
+        `pairs` are a representative sample of labelled pairs. `labels` are few pairs, such as the answers to
+        `informative_pairs`; they correct the log odds that are estimated without labels (`qkv.join.few_labels`).
 
         Args:
             left: left table: a path, frame, pyarrow table or dict of columns.
             right: right table; None for `left` itself.
             pairs: labelled pairs (see `qkv.join.labels`); None for unsupervised estimation.
             valid: labelled validation pairs, also used to choose regularization and threshold.
+            labels: few labelled pairs, in the same format as `pairs`; may be empty, or of one kind only.
             candidates: number of right rows compared with each left row; None for the default of
                 `qkv.join.blocking`.
             progress: called with the step, the count done and the total.
 
         Raises:
             DataError: a table, column or label cannot be used.
+            OptionError: both `pairs` and `labels` are given, or `valid` without `pairs`.
         """
+        if labels is not None and (pairs is not None or valid is not None):
+            raise OptionError("labels must be None if pairs or valid are given, got both. Pass all of them as pairs.")
         tables, on, ids = self._read(left, right)
         candidate_pairs = _candidate_pairs(tables, on, None, candidates)
+        self._learner = None
         if pairs is None:
             if valid is not None:
                 raise OptionError(
                     "valid must be None if pairs is None, got validation pairs. Pass the training pairs as pairs."
                 )
-            self.model = _estimated_model(candidate_pairs, on, progress)
-            return self
+            estimate = estimate_without_labels(candidate_pairs, on, progress)
+            self._sizes, self._ids = (tables[0].num_rows, tables[1].num_rows), ids
+            self._learner = ActiveLearner(estimate, candidate_pairs.measures, candidate_pairs.self_join)
+            self.model = estimate.model
+            return self if labels is None else self.refit(labels)
         sizes = tables[0].num_rows, tables[1].num_rows
         train = read_labels(pairs, sizes, ids)
         known = [train] if valid is None else [train, read_labels(valid, sizes, ids)]
@@ -125,6 +138,48 @@ class SoftJoin:
             on, candidate_pairs.measures.kinds, log_odds, found.weights, found.bias, found.threshold, notes
         )
         return self
+
+    def refit(self, labels: object) -> Self:
+        """Learn from all labels so far, as `fit` with the same tables and `labels` does, without comparing them again.
+
+        Args:
+            labels: all labelled pairs, in the format of `fit`; earlier labels do not count.
+
+        Raises:
+            OptionError: the join was not fitted with tables alone or with `labels`.
+            DataError: a label is invalid, or refers to a row that is not in its table.
+
+        Example:
+            >>> here, there = {"name": ["Ann Ray", "Bo Li", "Al Fox"]}, {"name": ["Anne Ray", "Alan Fox", "Eve Day"]}
+            >>> join = SoftJoin("name").fit(here, there)
+            >>> len(join.informative_pairs(2))
+            2
+            >>> join = join.refit([{"left": 0, "right": 0, "match": 1}, {"left": 1, "right": 2, "match": 0}])
+            >>> join.model.notes[1]
+            'scores corrected by 2 labels, 1 of them match'
+        """
+        learner = self._active_learner()
+        learner.fit(read_labels(labels, self._sizes, self._ids, matches_only=False))
+        self.model = learner.model
+        return self
+
+    def informative_pairs(self, count: int, *, skip: Iterable[tuple[int, int]] = ()) -> list[Match]:
+        """Return the pairs whose labels would teach the join most, the most informative first.
+
+        Pairs that `fit` or `refit` got a label for are left out; no two pairs have the same left row.
+
+        Args:
+            count: number of pairs; fewer are returned if there are fewer candidates.
+            skip: pairs `(left row, right row)` to leave out.
+
+        Raises:
+            OptionError: `count` is less than 1, or the join was not fitted with tables alone or with `labels`.
+        """
+        if count < 1:
+            raise OptionError(f"count must be at least 1, got {count}.")
+        learner = self._active_learner()
+        pairs = learner.informative(count, set(skip))
+        return [Match(row, key, *learner.scores(row, key)) for row, key in pairs]
 
     def join(
         self,
@@ -158,7 +213,7 @@ class SoftJoin:
         """
         tables, on, ids = self._read(left, right)
         candidate_pairs = _candidate_pairs(tables, on, self.model, candidates)
-        model = self.model or _estimated_model(candidate_pairs, on, progress)
+        model = self.model or estimate_without_labels(candidate_pairs, on, progress).model
         threshold = model.threshold if threshold is None else threshold
 
         def scored() -> Iterator[
@@ -195,6 +250,14 @@ class SoftJoin:
         return join
 
     # -- implementation -----------------------------------------------------------------------------------------
+
+    def _active_learner(self) -> ActiveLearner:
+        if self._learner is None:
+            raise OptionError(
+                "the join must be fitted to two tables without `pairs`, got one that was not, or that was loaded. "
+                "Call fit(left, right) or fit(left, right, labels=…) first."
+            )
+        return self._learner
 
     def _read(self, left: object, right: object) -> tuple[tuple[pa.Table, pa.Table], _ColumnPairs, _RowsById]:
         """Return both tables, the names of the compared columns, and the row numbers by id."""
@@ -245,41 +308,6 @@ def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], 
             "'name,city=town'."
         )
     return tuple(pairs)
-
-
-def _estimated_model(candidate_pairs: CandidatePairs, on: _ColumnPairs, progress: Progress | None) -> JoinModel:
-    if [field.kind for field in candidate_pairs.measures.fields] == ["text"]:
-        return _single_text_model(candidate_pairs, on, progress)
-    measures, sample = candidate_pairs.measures, estimation_sample(candidate_pairs, progress)
-    log_odds, prior = estimate_log_odds(measures, sample, progress)
-    notes: tuple[str, ...] = ("scores estimated from the tables alone, by expectation–maximization",)
-    estimated = JoinModel(on, measures.kinds, log_odds, None, prior, _DEFAULT_THRESHOLD, notes)
-    levels, random_levels = (level_log_odds(measures, found, log_odds) for found in (sample.found, sample.random))
-    trained = self_train(
-        sample,
-        append_log_odds(sample.found, levels),
-        levels.sum(axis=1) + prior,
-        append_log_odds(sample.random, random_levels),
-        progress,
-    )
-    if trained is None:
-        return estimated
-    if not trained.separated:
-        overlap = "the scores of best matches and of other pairs overlap too far to learn from them"
-        return replace(estimated, notes=(*notes, overlap))
-    notes += ("weights of all similarities learned from these scores",)
-    return replace(estimated, learned=trained.weights, bias=trained.bias, notes=notes)
-
-
-def _single_text_model(candidate_pairs: CandidatePairs, on: _ColumnPairs, progress: Progress | None) -> JoinModel:
-    weights, bias, separated = estimate_text_weights(candidate_pairs, sample_rows(candidate_pairs.rows), progress)
-    notes: tuple[str, ...] = (
-        "scores of one column estimated from the tables alone, by a mixture of the scores of best matches",
-    )
-    if not separated:
-        notes += ("the similarities of best matches and of other pairs overlap too far to tell them apart",)
-    unused = np.zeros((1, len(LEVELS) + 2))
-    return JoinModel(on, candidate_pairs.measures.kinds, unused, weights, bias, _DEFAULT_THRESHOLD, notes)
 
 
 def _labelled_samples(
