@@ -11,12 +11,13 @@ import numpy as np
 
 from qkv.core.checks import check_integers
 from qkv.core.progress import Progress, report
-from qkv.core.typing import Bool, Float, Int
+from qkv.core.typing import Float, Int
 from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25, Vocabulary
 from qkv.search.encoder_registry import Encoder, LatentEncoder, build_encoder
 from qkv.search.hits import Contributions, Hit, merge_contributions
-from qkv.search.passage_vectors import PassageVectors, row_statistics
+from qkv.search.passage_range import PassageRange, Passages, QueryWords, Selection, TopPassages
+from qkv.search.passage_vectors import PassageVectors
 from qkv.search.passages import passages_of
 from qkv.search.text_sources import Document
 
@@ -53,6 +54,7 @@ class Index:
         words: BM25 scores of the passages.
         mix: m, the share of the vectors in the score.
         metric: W `(width, width)`; None for the identity matrix.
+        passages: what compares queries with the passages, in this process or in those of a cluster.
 
     Example:
         >>> index = Index.from_texts([Document("a", "A shepherd found a golden ring."),
@@ -73,6 +75,7 @@ class Index:
         *,
         mix: float = 0.5,
         metric: Float[np.ndarray, "width width"] | None = None,
+        passages: Passages | None = None,
     ) -> None:
         self.table = table
         self.encoder = encoder
@@ -81,6 +84,7 @@ class Index:
         self.splitter = splitter
         self.mix = _check_mix(mix)
         self.metric = metric
+        self.passages: Passages = PassageRange(self.keys, words) if passages is None else passages
         self.owners: Int[np.ndarray, " passages"] = table.column("document").to_numpy()
 
     @classmethod
@@ -161,16 +165,27 @@ class Index:
         return cls(table, built, keys, bm25, splitter, mix=mix)
 
     @classmethod
-    def open(cls, path: str | PathLike[str]) -> Index:
+    def open(cls, path: str | PathLike[str], cluster: str | None = None) -> Index:
         """Open the index in a folder that `save` wrote, with dense vectors memory-mapped.
 
+        With `cluster`, workers hold the vectors and the BM25 scores of the passages and compare them with queries, and
+        this process encodes queries and explains hits. Hits, weights and scores are the same.
+
+        Args:
+            path: the folder; the machines of a cluster must see it under the same path.
+            cluster: "processes", "ray", one of them with a number of workers such as "processes:4", or the address of
+                a cluster of Ray such as "ray://host:10001". None: this process.
+
         Raises:
-            DataError: the folder contains no index.
+            DataError: the folder contains no index, or one of an older format for a cluster.
             DamagedError: the index is damaged.
+            OptionError: `cluster` names no workers.
+            MissingPackageError: Ray is not installed.
         """
+        from qkv.search.cluster_passages import open_passages
         from qkv.search.index_files import read_index
 
-        return cls(**read_index(Path(path)))
+        return cls(**(read_index(Path(path)) if cluster is None else open_passages(Path(path), cluster)))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the index to a folder atomically. An index that the folder already contains is replaced.
@@ -219,16 +234,18 @@ class Index:
         if not query.strip():
             raise OptionError(f"query must contain at least one word, got {query!r}.")
         mix = self.mix if mix is None else _check_mix(mix)
-        bound = _BoundQueries(self, [query], mix)
-        rows, weights = (part[0].tolist() for part in self._top_passages(bound, top, temperature))
+        bound = _Queries(self, [query], mix)
+        best = bound.top(top, temperature, True)
         parts = self.encoder.word_contributions(query) if contributions and bound.vector_scale[0] else None
         found = []
-        for row, weight in zip(rows, weights, strict=True):
+        assert best.scores is not None
+        scores = best.scores[0] - bound.center[0]
+        for row, weight, score in zip(best.rows[0].tolist(), best.weights[0].tolist(), scores.tolist(), strict=True):
             if row >= 0 and bound.found[0]:
                 record = self.table.slice(row, 1).to_pylist()[0]
                 place = record["name"], record["title"], record["text"], record["start"], record["end"]
                 why = self._contributions(query, parts, row, record["text"], bound) if contributions else None
-                found.append(Hit(*place, weight, bound.score(row), why))
+                found.append(Hit(*place, weight, score, why))
         return found
 
     def rank(
@@ -254,8 +271,9 @@ class Index:
         mix = self.mix if mix is None else _check_mix(mix)
         together = max(1, min(_MAX_QUERIES, _MAX_PAIRS // len(self)))
         for begin in range(0, len(queries), together):
-            bound = _BoundQueries(self, queries[begin : begin + together], mix)
-            for at, (rows, weights) in enumerate(zip(*self._top_passages(bound, top, 1.0), strict=True)):
+            bound = _Queries(self, queries[begin : begin + together], mix)
+            found = bound.top(top, 1.0, False)
+            for at, (rows, weights) in enumerate(zip(found.rows, found.weights, strict=True)):
                 best: dict[int, float] = {}
                 for row, weight in zip(rows.tolist(), weights.tolist(), strict=True):
                     if row >= 0 and bound.found[at]:
@@ -265,7 +283,8 @@ class Index:
 
     def with_metric(self, metric: Float[np.ndarray, "width width"] | None) -> Index:
         """Return an index of the same passages with the metric W = `metric`, or the identity matrix if it is None."""
-        return Index(self.table, self.encoder, self.keys, self.words, self.splitter, mix=self.mix, metric=metric)
+        parts = self.table, self.encoder, self.keys, self.words, self.splitter
+        return Index(*parts, mix=self.mix, metric=metric, passages=self.passages)
 
     def with_encoder(self, encoder: Encoder, progress: Progress | None = None) -> Index:
         """Return an index of the same passages with the vectors of another encoder, which is fitted to them."""
@@ -279,28 +298,8 @@ class Index:
 
     # -- implementation -----------------------------------------------------------------------------------------
 
-    def _top_passages(
-        self, bound: _BoundQueries, top: int, temperature: float
-    ) -> tuple[Int[np.ndarray, "queries top"], Float[np.ndarray, "queries top"]]:
-        """Return the rows and the weights of the `top` passages with the largest weights, each `(queries, top)`."""
-        import qkv
-        from qkv.readouts import TopWeights
-        from qkv.scores import Biased, Dot
-
-        check_integers(top=top)
-        if not 0 < temperature < float("inf"):
-            raise OptionError(f"temperature must be positive and finite, got {temperature}.")
-        observation = qkv.observe(
-            bound.query / np.float32(temperature),
-            bound.key,
-            np.zeros((len(self), 1), np.float32),
-            score=Biased(Dot(), bias=bound.bias / np.float32(temperature)),
-            readouts=[TopWeights(min(top, len(self)))],
-        )
-        return observation.readouts[0].keys, observation.readouts[0].weights
-
     def _contributions(
-        self, query: str, query_parts: WordContributions | None, row: int, text: str, bound: _BoundQueries
+        self, query: str, query_parts: WordContributions | None, row: int, text: str, bound: _Queries
     ) -> Contributions:
         """Return the contributions of word pairs to the score of the passage in row `row` for a query.
 
@@ -325,8 +324,8 @@ class Index:
         return merge_contributions(parts, -float(bound.center[0]))
 
 
-class _BoundQueries:
-    """Batch of queries, prepared such that their scores are `query · key + bias − center` for the passages of an index.
+class _Queries:
+    """Batch of queries over an index, whose scores are those of `Passages.bind` minus `center`.
 
     Attributes:
         vector_scale, bm25_scale: factors of inner products and BM25 scores for each query; 0 if all passages have the
@@ -336,32 +335,23 @@ class _BoundQueries:
 
     def __init__(self, index: Index, queries: Sequence[str], mix: float) -> None:
         vectors = index.vectors(queries) if mix > 0 else None
-        words = index.words.score([index.splitter(query) for query in queries])
-        known = words.any(axis=1)
-        mean, spread = row_statistics(words)
-        self.bm25_scale = _divide(1 - mix, spread)
-        self.center = self.bm25_scale * mean
-        self.bias = (words * self.bm25_scale[:, None]).astype(np.float32)
-        self.vector_scale = np.zeros(len(queries))
-        self.query = np.zeros((len(queries), 1), np.float32)
-        self.key = np.zeros((len(index), 1), np.float32)
+        self.bound = index.passages.bind(QueryWords([index.splitter(query) for query in queries], vectors))
+        statistics = self.bound.statistics()
+        (words, products), (spread, other) = statistics.mean, np.sqrt(statistics.variance)
+        self.bm25_scale, self.vector_scale = _divide(1 - mix, spread), np.zeros(len(queries))
         if vectors is not None:
-            dense = index.keys.dense
-            compared = vectors if dense else index.keys.inner_products(vectors)
-            mean, spread = index.keys.score_statistics(vectors) if dense else row_statistics(compared)
-            self.vector_scale = _divide(mix, spread)
-            self.center = self.center + self.vector_scale * mean
-            scaled = (compared * self.vector_scale[:, None]).astype(np.float32)
-            if dense:
-                self.query, self.key = scaled, index.keys.rows
-            else:
-                self.bias += scaled
-            known |= compared.any(axis=1)
-        self.found: Bool[np.ndarray, " queries"] = np.asarray(known)
+            if index.keys.dense:
+                products, other = index.keys.score_statistics(vectors)
+            self.vector_scale = _divide(mix, other)
+        self.center = self.bm25_scale * words + self.vector_scale * products
+        self.found = statistics.known
 
-    def score(self, row: int) -> float:
-        """Return the score of the passage in row `row` for the first query."""
-        return float(self.query[0] @ self.key[row] + self.bias[0, row]) - float(self.center[0])
+    def top(self, top: int, temperature: float, scored: bool) -> TopPassages:
+        """Return the `top` passages with the largest weights; their scores are not centered."""
+        check_integers(top=top)
+        if not 0 < temperature < float("inf"):
+            raise OptionError(f"temperature must be positive and finite, got {temperature}.")
+        return self.bound.select(Selection(self.bm25_scale, self.vector_scale, top, temperature, scored))
 
 
 def _divide(share: float, spread: Float[np.ndarray, " queries"]) -> Float[np.ndarray, " queries"]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from qkv.search.index import Index
 
-__all__ = ["is_index", "check_index_path", "read_index", "save_index", "verify_index"]
+__all__ = ["check_index_path", "index_container", "is_index", "parse_index", "read_index", "save_index", "verify_index"]
 
 _FILE = "index.qkv"
 _LOCK = "writer.lock"
@@ -89,14 +89,25 @@ def read_index(path: Path) -> dict[str, Any]:
         DataError: the folder contains no index, or one of another format.
         DamagedError: a file is missing, damaged or crafted.
     """
+    container = index_container(path)
+    return read_folder(path) if container is None else parse_index(container)
+
+
+def index_container(path: Path) -> Container | None:
+    """Return the container of a saved index; None for a folder that qkv wrote before 2026-11-23.
+
+    Raises:
+        DataError: the folder contains no index, or one of another format.
+        DamagedError: the manifest of the index is damaged.
+    """
     if not is_index(path):
         raise DataError(
             f"path must be a folder with a search index, got {str(path)!r}. Create an index with Index.save in Python, "
             "or with qkv search TEXTS --save FOLDER on the command line."
         )
     if not (path / _FILE).is_file():
-        return read_folder(path)
-    return _read(read_container(path / _FILE, _CONTENT, _REMEDY, "the index"))
+        return None
+    return read_container(path / _FILE, _CONTENT, _REMEDY, "the index")
 
 
 def verify_index(path: Path) -> list[str]:
@@ -106,10 +117,11 @@ def verify_index(path: Path) -> list[str]:
         DataError: the folder contains no index.
         DamagedError: the manifest of the index is damaged.
     """
-    if not (path / _FILE).is_file():
-        read_index(path)
+    container = index_container(path)
+    if container is None:
+        read_folder(path)
         return []
-    return read_container(path / _FILE, _CONTENT, _REMEDY, "the index").verify()
+    return container.verify()
 
 
 def _write(index: Index, file: Path) -> None:
@@ -137,7 +149,8 @@ def _write(index: Index, file: Path) -> None:
     write_container(file, _CONTENT, settings, parts, "the index")
 
 
-def _read(container: Container) -> dict[str, Any]:
+def parse_index(container: Container) -> dict[str, Any]:
+    """Return the arguments with which `Index` is created again from its container; see `read_index`."""
     import pyarrow as pa
     from scipy.sparse import csc_array, csr_array
 

@@ -1,0 +1,209 @@
+"""Compare queries with a range of passages: statistics of their scores, and the passages of largest weight.
+
+Both results merge with those of other ranges, so that the ranges of an index may be held by several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+import qkv
+from qkv.core.typing import Bool, Float, Int
+from qkv.readouts import LogSumExp, TopWeights
+from qkv.scores import Biased, Dot
+from qkv.search.bm25 import BM25
+from qkv.search.passage_vectors import PassageVectors, row_statistics
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array, csr_matrix
+
+__all__ = [
+    "BoundQueries",
+    "PassageRange",
+    "Passages",
+    "QueryWords",
+    "ScoreStatistics",
+    "Selection",
+    "TopPassages",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class QueryWords:
+    """A batch of queries.
+
+    Attributes:
+        words: the words of each query.
+        vectors: the vectors of the queries `(queries, width)`; None to compare words alone.
+    """
+
+    words: Sequence[Sequence[str]]
+    vectors: Float[np.ndarray, "queries width"] | csr_array | csr_matrix | None
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreStatistics:
+    """Statistics of the scores of a batch of queries over some passages.
+
+    Attributes:
+        count: number of passages.
+        known: whether each query has a score other than 0.
+        mean, variance: `(2, queries)`, of BM25 scores and of inner products; the latter are 0 for dense vectors, whose
+            statistics follow from the moments of the vectors.
+    """
+
+    count: int
+    known: Bool[np.ndarray, " queries"]
+    mean: Float[np.ndarray, "2 queries"]
+    variance: Float[np.ndarray, "2 queries"]
+
+    def merge(self, other: ScoreStatistics) -> ScoreStatistics:
+        """Return the statistics over the passages of both.
+
+        Source: Chan, Golub and LeVeque (1983), Algorithms for computing the sample variance.
+        """
+        count = self.count + other.count
+        share, step = other.count / count, other.mean - self.mean
+        variance = (1 - share) * self.variance + share * other.variance + share * (1 - share) * step**2
+        return ScoreStatistics(count, self.known | other.known, self.mean + share * step, variance)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """How the scores of a batch of queries are weighted, and how many passages are returned.
+
+    Attributes:
+        bm25_scale, vector_scale: factors of BM25 scores and of inner products for each query.
+        top: maximum number of passages.
+        temperature: T, by which scores are divided.
+        scored: whether the scores of the passages are returned too.
+    """
+
+    bm25_scale: Float[np.ndarray, " queries"]
+    vector_scale: Float[np.ndarray, " queries"]
+    top: int
+    temperature: float
+    scored: bool
+
+
+@dataclass(frozen=True, eq=False)
+class TopPassages:
+    """The passages of largest weight of each query.
+
+    Attributes:
+        rows: `(queries, top)`, −1 in unused places.
+        weights: `(queries, top)`, in descending order.
+        scores: `(queries, top)`; None if they were not asked for.
+        log_sum_exp: the logarithm of the sum by which the weights were divided.
+        most: maximum number of passages of a merge.
+    """
+
+    rows: Int[np.ndarray, "queries top"]
+    weights: Float[np.ndarray, "queries top"]
+    scores: Float[np.ndarray, "queries top"] | None
+    log_sum_exp: Float[np.ndarray, " queries"]
+    most: int
+
+    def merge(self, other: TopPassages) -> TopPassages:
+        """Return the passages of largest weight among those of both; the lower row first if two are equal."""
+        total = np.logaddexp(self.log_sum_exp, other.log_sum_exp)
+        parts = (self, other)
+        rows = np.concatenate([part.rows for part in parts], axis=1)
+        weights = [part.weights * np.exp(part.log_sum_exp - total)[:, None] for part in parts]
+        weight, score = np.concatenate(weights, axis=1), None
+        if self.scores is not None and other.scores is not None:
+            score = np.concatenate([self.scores, other.scores], axis=1)
+        order = np.lexsort((rows, -(weight if score is None else score), rows < 0), axis=1)[:, : self.most]
+        rows, weight = (np.take_along_axis(each, order, axis=1) for each in (rows, weight))
+        score = None if score is None else np.take_along_axis(score, order, axis=1)
+        return TopPassages(rows, weight, score, total, self.most)
+
+
+class BoundQueries(Protocol):
+    """A batch of queries over the passages of an index."""
+
+    def statistics(self) -> ScoreStatistics:
+        """Return statistics of the scores over all passages."""
+
+    def select(self, selection: Selection) -> TopPassages:
+        """Return the passages of largest weight for each query."""
+
+
+class Passages(Protocol):
+    """The passages of an index, wherever they are held."""
+
+    def bind(self, queries: QueryWords) -> BoundQueries:
+        """Return what compares queries with the passages."""
+
+
+class PassageRange:
+    """Consecutive passages of an index, in memory or mapped.
+
+    Args:
+        keys: vectors of the passages.
+        words: BM25 scores of the passages.
+        first: the row of the first passage in the index.
+    """
+
+    def __init__(self, keys: PassageVectors, words: BM25, first: int = 0) -> None:
+        self.keys, self.words, self.first = keys, words, first
+
+    def slice(self, first: int, last: int) -> PassageRange:
+        """Return the passages `first` to `last` − 1 of this range."""
+        words = BM25(self.words.scores[first:last], self.words.vocabulary)
+        return PassageRange(PassageVectors(self.keys.rows[first:last]), words, self.first + first)
+
+    def bind(self, queries: QueryWords) -> BoundQueries:
+        """Return what compares queries with the passages; see `Passages.bind`."""
+        return _BoundRange(self, queries)
+
+
+class _BoundRange:
+    """A batch of queries over a range, of which the BM25 scores and the inner products of sparse vectors are kept."""
+
+    def __init__(self, passages: PassageRange, queries: QueryWords) -> None:
+        self.keys, self.first, self.vectors = passages.keys, passages.first, queries.vectors
+        self.words = passages.words.score(queries.words)
+        self.products = None
+        if queries.vectors is not None and not self.keys.dense:
+            self.products = self.keys.inner_products(queries.vectors)
+
+    def statistics(self) -> ScoreStatistics:
+        """Return statistics of the scores; see `BoundQueries.statistics`."""
+        known, (mean, spread) = self.words.any(axis=1), row_statistics(self.words)
+        means, spreads = [mean, np.zeros_like(mean)], [spread, np.zeros_like(mean)]
+        if self.products is not None:
+            known |= self.products.any(axis=1)
+            means[1], spreads[1] = row_statistics(self.products)
+        elif self.vectors is not None:
+            known |= np.asarray(self.vectors).any(axis=1)
+        return ScoreStatistics(self.words.shape[1], np.asarray(known), np.stack(means), np.stack(spreads) ** 2)
+
+    def select(self, selection: Selection) -> TopPassages:
+        """Return the passages of largest weight; see `BoundQueries.select`."""
+        count, temperature = len(self.keys), np.float32(selection.temperature)
+        bias = (self.words * selection.bm25_scale[:, None]).astype(np.float32)
+        query, key = np.zeros((len(bias), 1), np.float32), np.zeros((count, 1), np.float32)
+        if self.products is not None:
+            bias += (self.products * selection.vector_scale[:, None]).astype(np.float32)
+        elif self.vectors is not None:
+            query = (np.asarray(self.vectors) * selection.vector_scale[:, None]).astype(np.float32)
+            key = np.asarray(self.keys.rows)
+        top, total = qkv.observe(
+            query / temperature,
+            key,
+            np.zeros((count, 1), np.float32),
+            score=Biased(Dot(), bias=bias / temperature),
+            readouts=[TopWeights(min(selection.top, count)), LogSumExp()],
+        ).readouts
+        rows, scores = np.asarray(top.keys), None
+        if selection.scored:
+            found = np.maximum(rows, 0)
+            scores = np.einsum("qd,qtd->qt", query, key[found]) + np.take_along_axis(bias, found, axis=1)
+        rows = np.where(rows < 0, -1, rows + self.first)
+        weights = np.asarray(top.weights, np.float64)
+        return TopPassages(rows, weights, scores, np.asarray(total, np.float64), selection.top)
