@@ -127,15 +127,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        pytest.param(one, other, marks=[] if (one, other) == ("torch", "tensorflow") else [pytest.mark.long])
-        for one in BACKENDS
-        for other in BACKENDS
-        if one != other
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("one", "other"), [(one, other) for one in BACKENDS for other in BACKENDS if one != other])
 def test_model_saved_on_one_backend_predicts_the_same_on_another(one: str, other: str, folder: Path) -> None:
     path, wanted = saved(one, folder)
     got = run(other, "tests.interop.keras_model", "load", str(path))

@@ -172,8 +172,11 @@ def test_two_heads_and_the_means_of_two_layers_of_one_text_are_compared(page, ad
     numbers = [page.locator(".readout").nth(i).text_content().rsplit(" ", 1)[1] for i in range(2)]
     assert [float(number) for number in numbers] == [views[0].weights(*head)[2, 3] for head in ((0, 1), (1, 0))]
     page.get_by_label("Show").select_option("difference")
+    page.wait_for_function("() => document.querySelector('.readout').textContent.includes('= ')")
+    heads = page.locator(".readout").first.text_content()
     page.get_by_label("Means of the layers").check()
     page.wait_for_function("() => document.querySelector('h2').textContent.includes('minus layer 1, mean')")
+    page.wait_for_function("heads => document.querySelector('.readout').textContent !== heads", arg=heads)
     wanted = look.difference(views[0], heads=((0, None), (1, None)))
     said = page.locator(".readout").first.text_content().rsplit("= ", 1)[1]
     assert float(said.replace("−", "-")) == pytest.approx(wanted.weights[0][0][2, 3], abs=0.05)
