@@ -191,11 +191,12 @@ class Scheduler:
             return worker.merge([branch.result for branch in current])
 
         current = list(group)
-        try:
-            return _Branch(first, last, self._retry(first, merge))
-        except LostResultError:
-            current = [replace(branch, result=self._repeat(scan, branch)) for branch in group]
-            return _Branch(first, last, self._retry(first, merge))
+        for _ in range(_MOST_ATTEMPTS):
+            try:
+                return _Branch(first, last, self._retry(first, merge))
+            except LostResultError:
+                current = [replace(branch, result=self._repeat(scan, branch)) for branch in group]
+        raise self._given_up()
 
     def _reply(self, scan: Callable[[int], _Branch], branch: _Branch) -> bytes:
         """Return the pickled reply of a branch."""
