@@ -331,8 +331,8 @@ class PagedMachine(RuleBasedStateMachine):
                 used = [max(0, -(-n // self.pool.size) - cache._dropped) for n in lengths]
                 assert [len(table) for table in cache._tables] == used
                 if self.window is not None:
-                    # At most one block, or what the last call appended, stays although it is out of reach.
-                    assert cache._first + self.pool.size > max(0, min(cache._before) - self.window + 1) - 4
+                    # At most one block, or the up to 6 tokens of the last call, stays although it is out of reach.
+                    assert cache._first + self.pool.size > max(0, min(cache._before) - self.window + 1) - 6
         assert self.pool.free == self.blocks - len(set(owned))
         assert self.pool._owners == [owned.count(block) for block in range(self.blocks)]
 
