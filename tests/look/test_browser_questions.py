@@ -372,3 +372,18 @@ def test_tokens_are_aligned_as_in_python(page, address):
         pairs,
     )
     assert [[tuple(pair) for pair in one] for one in found] == [align_tokens(a, b) for a, b in pairs]
+
+
+def test_changed_heads_stay_visible_and_the_search_names_the_selected_words(page, address):
+    visit(page, address, "view=0&layer=1&head=0&query=5&key=0&pin=1&open=search")
+    page.wait_for_function("() => document.querySelector('[aria-label=\"word that attends\"]').value === 'he'")
+    assert page.get_by_label("word that is attended to").input_value() == "Hans"
+    visit(page, address, "view=2&layer=1&head=0&query=2&change=1.0.0")
+    active = page.get_by_role("group", name="changed heads")
+    assert "layer 1, head 0 × 0" in active.text_content()
+    active.get_by_role("button").click()
+    assert not active.is_visible()
+    page.keyboard.press("Tab")
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.className") == "map"

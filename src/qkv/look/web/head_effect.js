@@ -21,6 +21,21 @@ export class HeadEffect {
     this.result = createElement("div", { class: "result", "aria-live": "polite" });
     this.element = createElement("div", {}, [createElement("div", { class: "line" }, [this.add]), this.list, this.result]);
     this.request = 0;
+    /** the changed heads, which stay visible above the maps while the question is closed */
+    this.active = createElement("div", { class: "line active", role: "group", "aria-label": "changed heads", hidden: true });
+  }
+
+  /** Name the changed heads above the maps. @param {any} view */
+  showActive(view) {
+    this.view = view;
+    this.active.hidden = !this.changes.length;
+    this.active.replaceChildren(createElement("span", { text: "Changed heads (the maps show the unchanged model):" }), ...this.changes.map(([layer, head, percent], i) => {
+      const name = view.layers[layer]?.heads[head] ? `${view.layers[layer].name}, ${view.layers[layer].heads[head]}` : `${layer}, ${head}`;
+      return createElement("span", { class: "badge" }, [
+        createElement("span", { text: `${name} × ${percent / 100} ` }),
+        createElement("button", { class: "ask", text: "undo", "aria-label": `undo the change of ${name}`, onclick: () => { this.changes.splice(i, 1); this.#changed(); } }),
+      ]);
+    }));
   }
 
   /** Show the effect at the selected query.
@@ -62,6 +77,7 @@ export class HeadEffect {
 
   #changed() {
     this.handlers.changed(this.changes.map((one) => one.join(".")).join("_"));
+    if (this.view) this.showActive(this.view);
     if (this.place) this.update(this.place);
   }
 

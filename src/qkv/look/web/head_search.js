@@ -56,6 +56,12 @@ export async function searchHeads(meta, source, query, key) {
   return found.sort((a, b) => b.weight - a.weight);
 }
 
+/** Return the word that a token belongs to. @param {any} axis @param {number} token */
+function wordAt(axis, token) {
+  const [start, stop] = wordRanges(axis).find(([first, last]) => token >= first && token < last) ?? [token, token + 1];
+  return axis.pieces.slice(start, stop).join("").trim();
+}
+
 export class HeadSearch {
   /** @param {any} meta @param {import("./source.js").Source} source @param {string} asked "query → key" of the link
    *  @param {{go: (view: number, layer: number, head: number, query: number, key: number) => void,
@@ -67,8 +73,10 @@ export class HeadSearch {
     const [query, key] = asked.split("→");
     const field = (/** @type {string} */ label, /** @type {string} */ value, /** @type {string} */ example) =>
       /** @type {HTMLInputElement} */ (createElement("input", { type: "text", "aria-label": label, value, placeholder: example, size: 12 }));
-    this.query = field("word that attends", query || "", "he");
-    this.key = field("word that is attended to", key || "", "Hans");
+    this.query = field("word that attends", query || "", "a word");
+    this.key = field("word that is attended to", key || "", "a word");
+    /** the words that were filled in */
+    this.filled = ["", ""];
     this.result = createElement("div", { class: "result", "aria-live": "polite" });
     const form = createElement("form", { class: "line", onsubmit: (/** @type {Event} */ event) => { event.preventDefault(); this.ask(); } }, [
       createElement("span", { text: "from" }), this.query, createElement("span", { text: "to" }), this.key,
@@ -77,9 +85,15 @@ export class HeadSearch {
     this.element = createElement("div", {}, [form, this.result]);
   }
 
-  /** Answer the question of a link. */
-  open() {
-    if (this.query.value && this.key.value && !this.result.childElementCount) this.ask();
+  /** Answer the question of a link, or fill in the words of the selected pair until others are entered.
+   *  @param {import("./questions.js").Place} place */
+  open({ view, token, keyToken }) {
+    const { query: queryField, key: keyField } = this;
+    const own = queryField.value === this.filled[0] && keyField.value === this.filled[1];
+    if (own && !view.levels) {
+      this.filled = [wordAt(view.queries, token), wordAt(view.keys || view.queries, keyToken)];
+      [queryField.value, keyField.value] = this.filled;
+    } else if (this.query.value && this.key.value && !this.result.childElementCount) this.ask();
   }
 
   async ask() {
@@ -88,6 +102,7 @@ export class HeadSearch {
       this.result.textContent = "Enter two words of the text, such as a pronoun and the name that it stands for.";
       return;
     }
+    this.filled = ["→", ""]; // What was asked stays.
     this.handlers.changed(`${query}→${key}`);
     this.result.textContent = "…";
     try {

@@ -149,7 +149,8 @@ function render({ model, el, hash }) {
   const details = createElement("div", { class: "details" }, [first.element, second.element]);
   const controls = createElement("div", { class: "controls" });
   el.replaceChildren(
-    createElement("div", { class: "head" }, [createElement("h1", { text: meta.title }), lead, controls]),
+    createElement("button", { class: "skip ask", text: "Skip to the map", onclick: () => first.map.canvas.focus() }),
+    createElement("div", { class: "head" }, [createElement("h1", { text: meta.title }), lead, controls, questions.effect.active]),
     createElement("div", { class: "body" }, [
       createElement("nav", { "aria-label": "heads" }, [overview.element, roles, legend, note, createElement("p", { class: "hint keys", text: KEYS })]), details,
       questions.element,

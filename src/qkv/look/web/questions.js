@@ -71,13 +71,14 @@ export class Questions {
   /** Answer the open questions for another pair. @param {Place | null} place */
   update(place) {
     this.place = place;
+    if (place) this.effect.showActive(place.view);
     clearTimeout(this.waiting);
     this.waiting = setTimeout(() => {
       for (const section of this.sections) {
         const name = section.dataset.question;
         if (name === "effect" || name === "pair") section.hidden = !place?.view.live;
         if (!section.open || !place) continue;
-        if (name === "search") this.search.open();
+        if (name === "search") this.search.open(place);
         else if (place.view.live && name === "effect") this.effect.update(place);
         else if (place.view.live && name === "pair") this.pair.update(place);
       }
