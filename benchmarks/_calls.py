@@ -133,6 +133,8 @@ class Call:
 
         leaves = [exact(x) for x in self.leaves]
         options = {k: v for k, v in self.options.items() if k in ("score", "normalizer", "mask")}
+        if options.get("mask") is not None:
+            options["mask"] = options["mask"].slice(rows, slice(None))
         options["score"] = options["score"].map_arrays(exact).slice(rows, slice(None))
         options.setdefault("normalizer", normalizers.Softmax())
         output = attend_dense(
