@@ -32,13 +32,13 @@ def write_performance(root: Path, source: Path) -> None:
     text = page.read_text()
     for name, rows in claims.items():
         if len(ratios(rows)) > 1 and _draw(drawn / f"claim-{name}", lambda rows=rows: _draw_ratios(rows)):
-            figure = _image(f"drawn/claim-{name}", f"Ratios of {name} with their spread", "")
+            figure = _image(f"drawn/claim-{name}", f"Ratios of {name} with their spread")
             text = re.sub(rf"(^## {name}\n.*?^Goal: [^\n]*\n)", rf"\1\n{figure}\n", text, count=1, flags=re.M | re.S)
     page.write_text(text)
     overview = []
     for stem, draw, alt, words in _OVERVIEW:
         if _draw(drawn / stem, lambda draw=draw: draw(claims)):
-            overview += [f"## {alt}", "", words, "", _image(f"../drawn/{stem}", alt, ""), ""]
+            overview += [f"## {alt}", "", words, "", _image(f"../drawn/{stem}", alt), ""]
     (source / "performance").mkdir(exist_ok=True)
     (source / "performance" / "index.md").write_text("\n".join([_HEAD, *overview, *hidden_toctree(_BELOW)]))
 
@@ -86,11 +86,12 @@ def _draw(stem: Path, draw: Any) -> bool:
     return True
 
 
-def _image(stem: str, alt: str, indent: str) -> str:
-    lines = []
+def _image(stem: str, alt: str) -> str:
+    """Return the figure of both themes in a container that scrolls on narrow screens."""
+    lines = ["````{container} wide-figure"]
     for theme in ("light", "dark"):
         lines += [f"```{{image}} {stem}-{theme}.png", f":alt: {alt}", f":class: only-{theme} drawn", "```", ""]
-    return "\n".join(indent + line for line in lines)
+    return "\n".join([*lines, "````", ""])
 
 
 def _draw_ratios(rows: Sequence[Row]) -> Any:
