@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-SUITES = ("tests/kernels/test_on_cuda.py", "tests/plan/test_devices.py")
+SUITES = ("tests/kernels/test_on_cuda.py", "tests/kernels/test_cuda_graphs.py", "tests/plan/test_devices.py")
 
 
 def main() -> int:
