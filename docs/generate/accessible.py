@@ -9,7 +9,7 @@ _PARAMETERS = re.compile(r"<dl>\n((?:<dd>.*?</dd>\n?)+)</dl>", re.DOTALL)
 _SUMMARY = re.compile(r"<summary>(?=<span class=\"toctree-toggle\")")
 _EMPTY_HEADER = '<th class="head"><p></p></th>'
 _SCROLLED = '<div class="wide-figure docutils container">'
-_FOCUSABLE = '<div class="wide-figure docutils container" tabindex="0" role="region" aria-label="Figure">'
+_FOCUSABLE = '<div class="wide-figure docutils container" tabindex="0" role="group" aria-label="Figure">'
 _NAMED = '<summary aria-label="Show or hide the pages of this section">'
 
 
