@@ -260,6 +260,7 @@ def cached_plan(
     """
     problem, half = plan.problem, dtype_name(value) in _HALF and plan.problem.library == "torch"
     ready = _is_bound(plan, query, key, value, namespace(value).float32 if half else value.dtype)
+    held = bool(problem.score.arrays()), bool(problem.normalizer.arrays())
     parts: tuple[Score | None, Normalizer | None, Mask | None] = problem.score, problem.normalizer, problem.spec.mask
     if holds_arrays:
         parts = (_without_arrays(parts[0]), _without_arrays(parts[1]), _without_arrays(parts[2]))
@@ -271,12 +272,18 @@ def cached_plan(
         problem = dataclasses.replace(problem, dtype="float32", rounded_to=problem.dtype)
     prepared = plan.kernel.prepare(problem) if ready else None
     if half and prepared is not None:
-        prepared = _in_single_precision(prepared, value.dtype)
+        prepared = _in_single_precision(prepared, value.dtype, held)
     return CachedPlan(plan, holds_arrays, ready and not half, prepared, parts)
 
 
-def _in_single_precision(prepared: PreparedCall, dtype: DType) -> PreparedCall:
-    """Return a function that converts all arrays of `dtype` to float32, and the output of `prepared` to `dtype`."""
+def _in_single_precision(prepared: PreparedCall, dtype: DType, held: tuple[bool, bool]) -> PreparedCall:
+    """Return a function that converts all arrays of `dtype` to float32, and the output of `prepared` to `dtype`.
+
+    Args:
+        prepared: the function for calls in single precision.
+        dtype: data type of the calls.
+        held: whether the score and the normalizer hold arrays.
+    """
 
     def single(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
         tensor = cast("Tensor", x)
@@ -286,14 +293,14 @@ def _in_single_precision(prepared: PreparedCall, dtype: DType) -> PreparedCall:
         query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
     ) -> Result | None:
         sides = cast("tuple[Tensor, Tensor, Tensor]", (query, key, value))
-        if score.arrays():
+        if held[0]:
             score = score.map_arrays(single)
-        if normalizer.arrays():
+        if held[1]:
             normalizer = normalizer.map_arrays(single)
         result = prepared(sides[0].float(), sides[1].float(), sides[2].float(), score, normalizer, mask)
         if result is None:
             return None
-        return dataclasses.replace(result, output=cast("Tensor", result.output).to(dtype))
+        return Result(cast("Tensor", result.output).to(dtype), result.readouts, result.guards)
 
     return run
 
