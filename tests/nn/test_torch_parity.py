@@ -113,6 +113,7 @@ def test_converted_parameters_are_copied() -> None:
         ({"temperature": True}, "temperatures"),
         ({"sink": True}, "sinks"),
         ({"talking_heads": True}, "talking heads"),
+        ({"process_group": object()}, "process group"),
         ({"output_bias": False}, "biases on all projections or on none"),
     ],
 )

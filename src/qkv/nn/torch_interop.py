@@ -168,6 +168,7 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
         "temperatures": ours.log_temperature is not None,
         "sinks": ours.sink is not None,
         "talking heads": ours.logit_mix is not None,
+        "a process group": ours.process_group is not None,
     }
     found = [name for name, present in unsupported.items() if present]
     if found:
