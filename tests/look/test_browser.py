@@ -193,7 +193,7 @@ def test_two_texts_are_compared(opened, served):
     titles = page.locator("h2").all_text_contents()
     assert len(titles) == 2
     boxes = [canvas.bounding_box() for canvas in page.locator("canvas.map").all()]
-    assert boxes[0]["y"] == pytest.approx(boxes[1]["y"], abs=30)
+    assert boxes[0]["y"] == pytest.approx(boxes[1]["y"], abs=1)
     assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
 
 

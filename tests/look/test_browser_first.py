@@ -97,6 +97,11 @@ def test_a_pinned_word_stays_until_it_is_released(opened, served):
     page.keyboard.press("Escape")
     hover(2, 2)
     assert caption.text_content() == "“saw” attends to"
+    page.mouse.click(box["x"] + 70, box["y"] + 8 + 4.5 / N * height)  # the label of a row
+    assert caption.text_content() == "“he” attends to"
+    page.mouse.click(box["x"] + 92 + 1.5 / N * width, box["y"] + box["height"] - 60)  # the label of a column
+    assert caption.text_content() == "“he” attends to"
+    assert "“he” (4) → “dog” (1)" in page.locator("output").first.text_content()
 
 
 def test_lines_are_drawn_between_words_and_select_them(opened, served):

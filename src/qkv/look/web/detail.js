@@ -54,7 +54,9 @@ export class Detail {
     this.title = createElement("h2", {});
     this.map = new MapView({
       hover: (row, column) => this.#point(row, column, false),
-      pick: (row, column, click) => (click ? this.#pin(row, column) : this.#point(row, column, true)),
+      // A label selects its row or column, and the selected token of the other axis stays.
+      pick: (row, column, click) =>
+        click ? this.#pin(row ?? this.query, column ?? this.key) : this.#point(row ?? this.query, column ?? this.key, true),
       range, moved,
       coloured: () => this.#coloured(),
       label: "attention map",
@@ -135,7 +137,10 @@ export class Detail {
     const other = options.subtract;
     this.weighted = options.values && view.values && !view.levels;
     const names = (this.titled = titleOf({ view, index, layer, head }, other));
-    this.title.textContent = `${names.long}${this.weighted ? " · × norm of the value" : ""}`;
+    // The name of a head stays in one line.
+    const parts = names.parts.flatMap(({ sign, text, head }, i) =>
+      [`${i ? " " : ""}${sign}${text}${text ? " · " : ""}`, createElement("span", { class: "whole", text: head.replace(/^ · /, "") })]);
+    this.title.replaceChildren(...parts, this.weighted ? " · × norm of the value" : "");
     this.#badges(other ? [] : view.roles[`${layer},${head}`] || []);
     this.map.canvas.setAttribute("aria-label", `attention map of ${names.short}`);
     // The texts of a pair whose attention is shown; undefined: both.

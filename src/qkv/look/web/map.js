@@ -2,7 +2,7 @@
 
 import { createElement } from "./dom.js";
 import { paletteFor, pixels } from "./colour.js";
-import { drawAxes, MARGIN } from "./map_axes.js";
+import { drawAxes, labelAt, MARGIN } from "./map_axes.js";
 import { NOT_SHARES, shadeOf, summarize, uniformWeight } from "./range.js";
 import { Pinch } from "./touch.js";
 
@@ -20,9 +20,11 @@ import { Pinch } from "./touch.js";
  *  @property {() => boolean} [loading] whether coarser weights are shown until others are loaded */
 
 export class MapView {
-  /** @param {{hover: (row: number, column: number) => void, pick: (row: number, column: number, click: boolean) => void,
+  /** @param {{hover: (row: number, column: number) => void,
+   *    pick: (row: number | null, column: number | null, click: boolean) => void,
    *    range: (summary: import("./range.js").Summary) => import("./range.js").Range, coloured: () => void,
-   *    moved: () => void, label: string}} handlers `range` chooses the colour range of a picture, `coloured` is called
+   *    moved: () => void, label: string}} handlers `pick` has null for the axis whose label was not clicked,
+   *    `range` chooses the colour range of a picture, `coloured` is called
    *    when it changed, and `moved` when another part of the map is visible */
   constructor(handlers) {
     this.handlers = handlers;
@@ -238,6 +240,13 @@ export class MapView {
       : null;
   }
 
+  /** Return the row or the column of the label under the pointer, or null.
+   *  @param {MouseEvent} event */
+  #labelAt(event) {
+    const edge = this.canvas.getBoundingClientRect();
+    return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - edge.left, event.clientY - edge.top);
+  }
+
   /** Show `factor` times as many tokens; the pair `fixed` keeps its place on the screen.
    *  @param {number} factor @param {[number, number]} fixed */
   zoom(factor, fixed) {
@@ -280,6 +289,7 @@ export class MapView {
       return;
     }
     const pair = this.at(event);
+    this.canvas.style.cursor = !pair && this.#labelAt(event) ? "pointer" : "";
     if (pair && (pair[0] !== this.cursor[0] || pair[1] !== this.cursor[1])) {
       this.cursor = pair;
       this.handlers.hover(...pair);
@@ -290,6 +300,8 @@ export class MapView {
   /** @param {PointerEvent} event */
   #onPointerDown(event) {
     const pair = this.at(event);
+    const label = pair ? null : this.#labelAt(event);
+    if (label) this.handlers.pick(...label, true);
     if (!pair || !this.mapData) return;
     this.handlers.pick(...pair, true);
     if (this.part[2] < this.mapData.rows || this.part[3] < this.mapData.columns) {

@@ -2,8 +2,8 @@
 
 /** Pixels around the cells of a map. */
 export const MARGIN = { left: 92, top: 8, right: 10, bottom: 76 };
-/** Pixels that a label takes. */
-const LABEL = 13;
+/** Pixels that a label takes, and that the name of an axis takes. */
+const [LABEL, NAME] = [13, 18];
 
 /** Draw the axes of a map.
  *  @param {CanvasRenderingContext2D} pen @param {HTMLCanvasElement} canvas
@@ -46,6 +46,30 @@ export function drawAxes(pen, canvas, box, part, mapData, [rows, columns]) {
   pen.rotate(-Math.PI / 2);
   pen.fillText("← query (attends)", 0, 0);
   pen.restore();
+}
+
+/** Return the row (and null) of the label of a query at a place of the canvas, or (null and) the column of the label of a key;
+ *  null if there is no label.
+ *  @param {HTMLCanvasElement} canvas on which `drawAxes` has drawn @param {{x: number, y: number, width: number, height: number}} box
+ *  @param {[number, number, number, number]} part @param {number} x @param {number} y in CSS pixels
+ *  @returns {[number, null] | [null, number] | null} */
+export function labelAt(canvas, box, part, x, y) {
+  /** @param {string | undefined} indices of the labels @param {number} first @param {number} count @param {number} pixels
+   *  @param {number} at the place along the axis */
+  const nearest = (indices, first, count, pixels, at) => {
+    const distance = (/** @type {number} */ index) => Math.abs(((index + 0.5 - first) / count) * pixels - at);
+    const found = (indices ? indices.split(",").map(Number) : []).reduce((a, b) => (distance(b) < distance(a) ? b : a), -Infinity);
+    return distance(found) <= Math.max(LABEL, pixels / count) / 2 ? found : null;
+  };
+  if (x < box.x && x > NAME) {
+    const row = nearest(canvas.dataset.rows, part[0], part[2], box.height, y - box.y);
+    return row === null ? null : [row, null];
+  }
+  if (y > box.y + box.height && y < box.y + box.height + MARGIN.bottom - NAME) {
+    const column = nearest(canvas.dataset.columns, part[1], part[3], box.width, x - box.x);
+    return column === null ? null : [null, column];
+  }
+  return null;
 }
 
 /** Return the indices to label in increasing order: the selected ones that are visible, and the regular ones that do
