@@ -9,8 +9,8 @@ from qkv.database.cluster.worker import FragmentWorker
 class LocalWorker:
     """A worker in this process, which dies at the calls that are named."""
 
-    def __init__(self, deaths=None):
-        self.worker, self.deaths = FragmentWorker(), deaths if deaths is not None else []
+    def __init__(self, deaths=None, device=None):
+        self.worker, self.deaths = FragmentWorker(device), deaths if deaths is not None else []
 
     def call(self, message):
         if self.deaths and self.deaths.pop():

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 from qkv import Database, masks, normalizers, scores
-from qkv.database.cluster import scheduler
+from qkv.database.cluster import scheduler, worker
 from qkv.database.cluster.executor import ClusterExecutor
 from qkv.database.cluster.opening import open_cluster
 from qkv.database.cluster.scheduler import LostResultError, Scheduler, divide
 from qkv.database.cluster.task import FragmentRows, FragmentTask
 from qkv.database.cluster.worker import FragmentWorker
+from qkv.database.execute.device_products import DeviceProducts
 from qkv.errors import DamagedStoreError, OptionError, QueryError, RefusedError
 from qkv.store import row_files
 from tests.database.cluster.local_worker import LocalWorker
@@ -347,3 +348,30 @@ def test_twenty_workers_killed_during_queries_change_no_answer(folder):
         many.close()
     assert len(killed) == 20
     assert many.cluster.replaced > 10
+
+
+@pytest.mark.parametrize("kept", [1, 100])
+def test_workers_with_a_gpu_multiply_the_vectors_there_that_fit(tmp_path, kept, monkeypatch):
+    """PyTorch multiplies on the processor here; on a GPU only the name of the device differs."""
+    rows, held = table().select(["vector"]), []
+    monkeypatch.setattr(row_files, "BYTES", 40_000)
+    Database.create(tmp_path / "rows", rows.append_column("value", pa.array(np.arange(ROWS) % 10.0)), "vector", "value")
+    one, many = both(tmp_path / "rows", "vector", "value")
+    most = max(many.store.block_lengths()) * 6 * 4
+
+    class Products(DeviceProducts):
+        def __init__(self, device):
+            super().__init__(device, kept * most)
+
+        def multiply(self, name, *arguments):
+            result = super().multiply(name, *arguments)
+            held.append(result is not None)
+            return result
+
+    monkeypatch.setattr(worker, "DeviceProducts", Products)
+    monkeypatch.setattr(many._executor(), "scheduler", Scheduler(lambda: LocalWorker(device="cpu"), 1, "workers"))
+    for score in (scores.Gaussian(0.5), scores.Cosine(), scores.ScaledDot()):
+        for queries in ([[1.0] * 6], [[1.0] * 6, [0.5, -1, 0, 0, 1, 2]]):
+            assert_same(many.ask(queries, score=score), one.ask(queries, score=score), 3e-6)
+    assert any(held)
+    assert all(held) == (kept == 100)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 from sklearn.base import clone
 
 from qkv import Database, normalizers, scores
-from qkv.database.cluster import scheduler
+from qkv.database.cluster import ray_actors, scheduler
+from qkv.database.cluster.ray_actors import RayWorker
+from qkv.database.cluster.scheduler import Scheduler
 from qkv.errors import OptionError
 from qkv.estimators import AttentionRegressor
 from qkv.store import row_files
@@ -30,7 +34,7 @@ def _folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_files, "BYTES", 10_000)
         Database.create(path, {"x": x, "y": np.sin(x)}, "x", "y")
-    ray.init(num_cpus=3, log_to_driver=False, include_dashboard=False, object_store_memory=2**27)
+    ray.init(num_cpus=3, log_to_driver=False, include_dashboard=False, object_store_memory=2**27, num_gpus=2)
     yield path
     ray.shutdown()
 
@@ -72,3 +76,26 @@ def test_a_regressor_over_the_actors_of_ray_is_that_of_one_process(folder):
         assert many.cluster.replaced == 1
     finally:
         many.close()
+
+
+def test_actors_share_the_gpus_that_are_free_and_do_not_wait_for_others(folder, monkeypatch):
+    """Ray believes the number of GPUs that it is told; PyTorch finds none here, and the actors use their processors."""
+    import ray
+
+    monkeypatch.setattr(ray_actors, "_GPU_SECONDS", 3.0)
+    deadline = time.monotonic() + 60
+    while ray.available_resources().get("GPU") != 2.0 and time.monotonic() < deadline:
+        time.sleep(0.1)  # until those of the actors of other tests are free
+    many = Database.open(folder, cluster="ray:2")
+    expected = many.ask([0.5], score=scores.Gaussian(0.1)).value
+    reserved = [ray.get(worker._actor.reserved_gpus.remote()) for worker in many.cluster.workers]
+    assert sorted(reserved) == [["0"], ["1"]]
+    another = Scheduler(partial(RayWorker, 0.5), 1, "actors of Ray")
+    waiting = Database.open(folder)
+    waiting.cluster = another
+    try:
+        assert waiting.ask([0.5], score=scores.Gaussian(0.1)).value == pytest.approx(expected)
+        assert ray.get(another.workers[0]._actor.reserved_gpus.remote()) == []
+    finally:
+        many.close()
+        waiting.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from qkv.database.cluster.processes import ProcessWorker
-from qkv.database.cluster.ray_actors import RayWorker, connect
+from qkv.database.cluster.ray_actors import RayWorker, connect, gpu_share
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.errors import OptionError
 from qkv.store import StorageOptions
@@ -34,7 +35,8 @@ def open_cluster(cluster: str, skip: bool = False, storage_options: StorageOptio
         return Scheduler(ProcessWorker, count or os.cpu_count() or 1, "processes", skip, storage_options)
     if name == "ray" and (count or not rest or rest.startswith("//")):
         processors = connect(cluster if rest.startswith("//") else None)
-        return Scheduler(RayWorker, count or processors, "actors of Ray", skip, storage_options)
+        workers = count or processors
+        return Scheduler(partial(RayWorker, gpu_share(workers)), workers, "actors of Ray", skip, storage_options)
     raise OptionError(
         "cluster must be 'processes', 'ray', one of them with a number of workers such as 'processes:4', or an address "
         f"such as 'ray://host:10001', got {cluster!r}. Omit it to answer in this process."

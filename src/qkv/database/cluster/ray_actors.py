@@ -13,7 +13,10 @@ from qkv.database.cluster.task import merge_replies
 from qkv.database.cluster.worker import FragmentWorker
 from qkv.errors import OptionError, ServerError
 
-__all__ = ["RayWorker", "connect"]
+__all__ = ["RayWorker", "connect", "gpu_share"]
+
+_GPU_SECONDS = 30.0
+"""Time for which an actor waits for its share of a GPU, which another program may have taken."""
 
 
 def connect(address: str | None) -> int:
@@ -47,6 +50,17 @@ def connect(address: str | None) -> int:
     return int(ray.cluster_resources().get("CPU", 1))
 
 
+def gpu_share(workers: int) -> float:
+    """Return the share of a GPU of each of some workers, so that all of them fit on the free GPUs of the cluster.
+
+    The share is 0 if Ray has no free GPU: an actor that asks for one would wait until there is one.
+    """
+    import ray
+
+    gpus = int(ray.available_resources().get("GPU", 0))
+    return 1 / -(-workers // gpus) if gpus else 0.0
+
+
 def _connected_address() -> str:
     """Return the address to which Ray is connected: "ray://host:10001", or that of the cluster of this process."""
     import ray
@@ -60,13 +74,22 @@ def _connected_address() -> str:
 
 
 class RayWorker:
-    """An actor that holds one worker. Its results stay where it runs, and other actors fetch them from there."""
+    """An actor that holds one worker. Its results stay where it runs, and other actors fetch them from there.
 
-    def __init__(self) -> None:
+    Args:
+        gpus: the share of a GPU that Ray reserves for it, from 0 to 1. If others hold the GPUs for too long, the actor
+            is started without one.
+    """
+
+    def __init__(self, gpus: float = 0.0) -> None:
         import ray
 
-        self._actor: Any = ray.remote(num_cpus=1)(_Actor).remote()
+        self._actor: Any = ray.remote(num_cpus=1, num_gpus=gpus)(_Actor).remote()
         self._process_id: Any = self._actor.process_id.remote()
+        if gpus and not ray.wait([self._process_id], timeout=_GPU_SECONDS)[0]:
+            self.close()
+            self._actor = ray.remote(num_cpus=1)(_Actor).remote()
+            self._process_id = self._actor.process_id.remote()
 
     @property
     def process_id(self) -> int:
@@ -142,11 +165,17 @@ class _Actor:
     """The methods of an actor. `run` and `merge` return None, when they have finished, and their result."""
 
     def __init__(self) -> None:
-        self.worker = FragmentWorker()
+        self.worker = FragmentWorker(_reserved_gpu())
 
     def process_id(self) -> int:
         """Return the id of the process."""
         return os.getpid()
+
+    def reserved_gpus(self) -> list[str]:
+        """Return the ids of the GPUs of which Ray reserved a share for the actor."""
+        import ray
+
+        return [str(gpu) for gpu in ray.get_gpu_ids()]
 
     def reply(self, message: bytes) -> bytes:
         """Return the reply to a message; see `FragmentWorker.run`."""
@@ -159,3 +188,16 @@ class _Actor:
     def merge(self, here: Sequence[bytes], *there: bytes) -> tuple[None, bytes]:
         """Return the merge of replies, of which Ray has fetched those that were references."""
         return None, merge_replies([*here, *there])
+
+
+def _reserved_gpu() -> str | None:
+    """Return the device of the GPU that Ray reserved for this actor; None without one, or if PyTorch cannot use it."""
+    import ray
+
+    if not ray.get_gpu_ids():
+        return None
+    try:
+        import torch
+    except ImportError:
+        return None
+    return "cuda" if torch.cuda.is_available() else None  # Ray shows the actor no other GPU

@@ -24,6 +24,7 @@ from qkv.core.typing import Float, Int, Shaped
 from qkv.database.cluster.fragment_calls import FragmentCall, StoreCall
 from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, merge_replies
 from qkv.database.execute.accumulators import accumulator_for
+from qkv.database.execute.device_products import DeviceProducts
 from qkv.database.execute.partial_sums import PartialSums
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.execute.running_aggregates import StreamedAggregator, streamed_aggregator_for
@@ -45,11 +46,17 @@ _MOST_VERSIONS = 2
 
 
 class FragmentWorker:
-    """The fragments that a worker has open, and the scans over them."""
+    """The fragments that a worker has open, and the scans over them.
 
-    def __init__(self) -> None:
+    Args:
+        device: the device of PyTorch that multiplies vectors, such as "cuda"; None: the processor.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        self.device = device
         self._stores: dict[tuple[str, int], Store] = {}
         self._norms: dict[tuple[str, int], VectorNorms] = {}
+        self._products: dict[tuple[str, int], DeviceProducts] = {}
         self._prepared: dict[str, dict[int, Any]] = {}
 
     def run(self, message: bytes) -> bytes:
@@ -74,10 +81,13 @@ class FragmentWorker:
 
     def scan(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> Reply:
         """Return the partial result of a scan over some fragments, or why a fragment cannot be read."""
-        unreadable = dict[int, str]()
+        unreadable, name = dict[int, str](), (task.path, task.version)
         while True:
             left = [each for each in fragments if each.fragment.index not in unreadable]
-            scan = _Scan(task, self.open_store(task), self._norms.setdefault((task.path, task.version), VectorNorms()))
+            store = self.open_store(task)
+            if self.device is not None and name not in self._products:
+                self._products[name] = DeviceProducts(self.device)
+            scan = _Scan(task, store, self._norms.setdefault(name, VectorNorms()), self._products.get(name))
             try:
                 partial = scan.run(left, unreadable)
             except _UnreadableError as error:  # after some of its rows were added: start again without it
@@ -113,6 +123,7 @@ class FragmentWorker:
                 oldest = next(iter(self._stores))
                 del self._stores[oldest]
                 self._norms.pop(oldest, None)
+                self._products.pop(oldest, None)
             options: dict[str, Any] = {"checksums": task.checksums, "storage_options": task.storage_options}
             try:
                 opened = stores.open(task.path, version=task.version, **options)
@@ -131,11 +142,11 @@ class _UnreadableError(Exception):
 class _Scan:
     """A scan over some fragments, whose rows are added to the same sums or candidates, fragment after fragment."""
 
-    def __init__(self, task: ScanTask, store: Store, norms: VectorNorms) -> None:
+    def __init__(self, task: ScanTask, store: Store, norms: VectorNorms, products: DeviceProducts | None) -> None:
         self.task, self.store, self.queries = task, store, task.subject.count
         columns = task.columns[:-1]
         self.logits = CellLogits(task.comparison, columns, task.query, task.folded)
-        self.fast = fast_logits(task.comparison, columns, task.query, norms)
+        self.fast = fast_logits(task.comparison, columns, task.query, norms, products)
         self.elements = max(1, task.comparison.score.elements_per_logit(1, 1))
         self.read: list[int] = []
         self.kept: list[tuple[Int[np.ndarray, " n"], RowTile]] = []

@@ -23,6 +23,7 @@ from qkv.core.checksums import digest
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, Num, Shaped
+from qkv.database.execute.device_products import DeviceProducts
 from qkv.database.execute.notes import read_note, save_note
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.io import arrow_columns
@@ -115,21 +116,44 @@ class CellLogits(Logits[_CellRows]):
 
 
 def fast_logits(
-    comparison: Comparison, columns: Sequence[Column], query: Shaped[np.ndarray, "q ..."], norms: VectorNorms
+    comparison: Comparison,
+    columns: Sequence[Column],
+    query: Shaped[np.ndarray, "q ..."],
+    norms: VectorNorms,
+    products: DeviceProducts | None = None,
 ) -> VectorLogits | NumberLogits | None:
-    """Return a `VectorLogits` or a `NumberLogits` for a comparison, or None if neither supports it."""
+    """Return a `VectorLogits` or a `NumberLogits` for a comparison, or None if neither supports it.
+
+    `norms` caches the norms of vectors, and `products` multiplies vectors on a GPU.
+    """
     score = comparison.score
     own = [columns[index] for index in comparison.columns]
     if len(own) == 1 and own[0].kind == "vector" and arrow_columns.float_dtype(own[0].type) is not None:
         scalar = all(np.ndim(np.asarray(array)) == 0 for array in score.arrays())
         if scalar and (_norm_kind(score) or (score.is_scaled_dot and not score.positional)):
-            return VectorLogits(score, own[0], query, norms)
+            return VectorLogits(score, own[0], query, norms, products)
     if isinstance(comparison, DistanceComparison) and score.distance_factor is not None:
         return NumberLogits(comparison, own, query) if all(column.kind == "number" for column in own) else None
     return None
 
 
-_VectorRows = tuple[Float[np.ndarray, "rows width"], Float[np.ndarray, " rows"] | None, float, RunningCheck | None]
+@dataclass(frozen=True, eq=False)
+class _VectorRows:
+    """The vectors of a tile.
+
+    Attributes:
+        matrix: the vectors.
+        norms: their norms; None for an inner product.
+        largest: the largest norm.
+        check: the check of the block; None if the block is verified.
+        name: the block, the column and the first row.
+    """
+
+    matrix: Float[np.ndarray, "rows width"]
+    norms: Float[np.ndarray, " rows"] | None
+    largest: float
+    check: RunningCheck | None
+    name: tuple[str, str, int]
 
 
 class VectorLogits(Logits[_VectorRows]):
@@ -141,10 +165,17 @@ class VectorLogits(Logits[_VectorRows]):
 
     arrays_per_query: int = 4
 
-    def __init__(self, score: Score, column: Column, query: Shaped[np.ndarray, "q width"], norms: VectorNorms) -> None:
+    def __init__(
+        self,
+        score: Score,
+        column: Column,
+        query: Shaped[np.ndarray, "q width"],
+        norms: VectorNorms,
+        products: DeviceProducts | None = None,
+    ) -> None:
         dtype = arrow_columns.float_dtype(column.type)
         assert dtype is not None
-        self.column, self.dtype, self.norms = column.name, dtype, norms
+        self.column, self.dtype, self.norms, self.products = column.name, dtype, norms, products
         self.kind = _norm_kind(score)
         self.description = f"one product of the mapped vectors with the queries, in {dtype}"
         query = np.asarray(query, np.float64)
@@ -160,30 +191,35 @@ class VectorLogits(Logits[_VectorRows]):
         self._workspace, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)
 
     def load(self, tile: RowTile) -> _VectorRows | None:
-        """Return the vectors of a tile as a matrix, their norms, the largest norm and the check of the block.
-
-        The result is None if the tile is not supported, because of nulls or norms that overflow. The norms are None
-        for an inner product, and the check is None if the block is verified.
-        """
+        """Return the vectors of a tile, or None if it is not supported, because of nulls or norms that overflow."""
         chunks = tile.table.column(self.column).chunks
         if len(chunks) != 1 or chunks[0].null_count:
             return None
         matrix = arrow_columns.vector_matrix(chunks[0])
-        if matrix is None or not self.kind:
-            return None if matrix is None else (matrix, None, 0.0, tile.block.check)
+        if matrix is None:
+            return None
+        name, check = (tile.block.name, self.column, tile.start), tile.block.check
+        if not self.kind:
+            return _VectorRows(matrix, None, 0.0, check, name)
         norms, largest = self.norms.load(tile, self.column, self.kind)
-        return (matrix, norms, largest, tile.block.check) if largest < np.inf else None  # else the dtype overflows
+        return _VectorRows(matrix, norms, largest, check, name) if largest < np.inf else None  # the dtype overflows
 
     def compute(self, rows: _VectorRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
-        matrix, norms, largest = rows[0][start:stop], rows[1], rows[2]
-        if len(self.query) == 1:
+        matrix, norms, largest, check = rows.matrix[start:stop], rows.norms, rows.largest, rows.check
+        logits: Float[np.ndarray, "q n"] | None = None
+        if self.products is not None:
+            logits = self.products.multiply(rows.name, rows.matrix, slice(start, stop), self.query)
+        if logits is not None:
+            if check is not None:
+                check.advance(_address(matrix, len(matrix)))
+        elif len(self.query) == 1:
             if self._out.shape[1] < len(matrix):
                 self._out = np.empty((1, len(matrix)), self.dtype)
             logits = self._out[:, : len(matrix)]
-            self._multiply(matrix, rows[3], logits[0])
+            self._multiply(matrix, check, logits[0])
         else:
-            if rows[3] is not None:
-                rows[3].advance(_address(matrix, len(matrix)))
+            if check is not None:
+                check.advance(_address(matrix, len(matrix)))
             logits = np.matmul(self.query, matrix.T)
         if norms is None:
             return logits
