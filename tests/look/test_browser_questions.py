@@ -1,6 +1,7 @@
 """Questions on the page in Chromium: differences, search, ablated heads, predictions, single pairs, links and find."""
 
 import copy
+import json
 import random
 import re
 from decimal import Decimal
@@ -157,6 +158,9 @@ def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page,
     redrawn(page, lambda: page.locator(".differing button").first.click())
     top = found.heads()[0]
     assert page.locator("h2").first.text_content().startswith(f"first · layer {top.layer}, head {top.head} minus")
+    # Its colours follow the difference itself, as the legend states.
+    assert json.loads(page.locator("canvas.map").first.get_attribute("data-range"))["scale"] == "linear"
+    assert "between them by the magnitude" in page.locator(".rule").first.text_content()
     # The largest difference is selected.
     largest = np.nan_to_num(np.abs(found.weights[top.layer][top.head]))
     row, column = np.unravel_index(largest.argmax(), largest.shape)

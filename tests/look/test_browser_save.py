@@ -90,7 +90,7 @@ class Pdf:
 
 
 def test_a_map_is_saved_as_pdf_with_truetype_text_its_cells_and_a_colour_bar(opened, served):
-    page = opened(f"{served}#view=0&layer=1&head=2")
+    page = opened(f"{served}#view=0&layer=1&head=2&query=5&key=1&pin=1")
     pdf = Pdf(save(page, "PDF"))
     joined = b"".join(pdf.objects.values())
     assert b"/Type3" not in joined
@@ -104,7 +104,10 @@ def test_a_map_is_saved_as_pdf_with_truetype_text_its_cells_and_a_colour_bar(ope
         assert word in pdf.texts
     # Each token stands at a row and at a column; the font has no Chinese, which is drawn as two images.
     assert all(pdf.texts.count(word) == 2 for word in WORDS if word != "字")
-    assert any(text.startswith("Colour: faint below ") for text in pdf.texts)
+    legend = " ".join(pdf.texts)
+    assert "Colour: faint below " in legend
+    assert f"Framed: “said” → “he”: {view().weights(1, 2)[5, 1]:#.3g}." in legend
+    assert min(float(size) for size in re.findall(r"/F0 ([\d.]+) Tf", pdf.content)) >= 7.5
     cells, bar = next(pdf.images()), list(pdf.images())[-1]
     assert cells.shape == (7, 7, 3)
     shown = view().weights(1, 2)
@@ -154,6 +157,14 @@ def test_svg_and_png_have_the_width_the_labels_and_the_legend(opened, served, co
     assert png[37:41] == b"pHYs"
     assert struct.unpack(">IIB", png[41:50]) == (11811, 11811, 1)  # 300 pixels per inch
     assert zlib.crc32(png[37:50]) == struct.unpack(">I", png[50:54])[0]
+
+
+def test_a_long_title_of_a_figure_is_broken_into_lines_and_not_shortened(opened):
+    name = "the translator of German news texts, trained for twenty epochs, sentence seventeen"
+    with serve_in_thread(ServedPage(page=Page.from_views([view(name)]))) as address:
+        page = opened(address)
+        for content in ("map", "grid"):
+            assert name in " ".join(texts_of_svg(save(page, "SVG", content, 3.5)))
 
 
 def test_maps_side_by_side_are_one_figure(opened, served):

@@ -69,9 +69,10 @@ class ColorRange:
 
     def describe(self) -> str:
         """Return one sentence that states what the colors mean, with the same words as the page."""
+        size = "magnitude" if self.signed else "weight"
         return (
-            f"Color: faint below {format_weight(self.start)} ({self.rule}), strongest from {format_weight(self.top)}; "
-            f"largest {format_weight(self.largest)}."
+            f"Color: faint below {format_weight(self.start)} ({self.rule}), strongest from {format_weight(self.top)}, "
+            f"between them by the logarithm of the {size}; largest {size} shown {format_weight(self.largest)}."
         )
 
     @property
@@ -105,8 +106,8 @@ def automatic_range(
     start = uniform
     if signed or not uniform:
         start, rule = median, "half of the cells"
-        if median > largest / 10:
-            start, rule = largest / 10, "a tenth of the largest"
+        if median > largest / _LEAST_SPAN:
+            start, rule = largest / _LEAST_SPAN, "a quarter of the largest"
         elif median < largest / 1000:
             start, rule = largest / 1000, "a thousandth of the largest"
     elif pooled and median > uniform:

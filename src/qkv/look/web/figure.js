@@ -11,13 +11,15 @@ import { FAINT, shadeOf, weightAt } from "./range.js";
 /** @typedef {import("./drawing.js").Drawing} Drawing */
 /** @typedef {import("./drawing.js").Text} Text */
 /** Sizes of text in points. */
-const SIZE = { title: 8.5, axis: 7.5, tick: 6.5 };
+const SIZE = { title: 9, axis: 8, tick: 7.5 };
 const PAD = 4;
 const BAR = 8;
 /** Points that the label of an axis takes. */
-const AXIS = 11;
+const AXIS = 12;
 /** Points between two lines of the legend, or between two labels. */
-const LEADING = 8;
+const LEADING = 9.5;
+/** Points between two lines of a title. */
+const TITLE_LEADING = 11;
 /** Maximum height of the maps in points, so that the figure fits on a page. */
 const TALLEST = 560;
 /** Maximum share of the width that the labels of the queries take. */
@@ -40,12 +42,13 @@ export function mapsFigure(details, inches, theme) {
   const rowLabel = Math.max(...details.map(({ map }) => widestLabel(/** @type {any} */ (map.mapData).query, map.part[0], map.part[2], each)));
   const titles = details.map((detail) => titleLines(detail, each - 2 * PAD));
   const lines = Math.max(...titles.map((one) => one.length));
-  const panels = details.map((detail, i) => panelItems(detail, titles[i], PAD + 15 + 10 * (lines - 1), i * each, each, rowLabel, theme.ink));
+  const panels = details.map((detail, i) => panelItems(detail, titles[i], PAD + 5 + TITLE_LEADING * lines, i * each, each, rowLabel, theme.ink));
   for (const { items } of panels) drawing.items.push(...items);
   const [top, bottom] = [panels[0].top, Math.max(...panels.map((panel) => panel.bottom))];
   const height = Math.max(40, Math.min(panels[0].height, 200));
   drawing.items.push(...bar.items(width - bar.width, top + (panels[0].height - height) / 2, height));
-  drawing.height = bottom + legendItems(drawing, describeRange(range) + (details[0].matrix?.parts ? SIGNS : ""), range, palette, bottom);
+  const words = describeRange(range) + (details[0].matrix?.parts ? SIGNS : "") + details.map(pinnedWords).join("");
+  drawing.height = bottom + legendItems(drawing, words, range, palette, bottom);
   return drawing;
 }
 
@@ -64,10 +67,9 @@ export function gridFigure(overview, title, inches, theme) {
   let top = PAD;
   /** @type {Drawing} */
   const drawing = { width, height: 0, title, ...theme, items: [] };
-  if (title) {
-    drawing.items.push({ kind: "text", x: width / 2, y: top + 6, text: fitText(title, SIZE.title, width - 2 * PAD), size: SIZE.title, anchor: "middle" });
-    top += 15;
-  }
+  const lines = title ? titleWrapped(title, width - 2 * PAD) : [];
+  lines.forEach((text, i) => drawing.items.push({ kind: "text", x: width / 2, y: top + 6 + TITLE_LEADING * i, text, size: SIZE.title, anchor: "middle" }));
+  top += lines.length ? 4 + TITLE_LEADING * lines.length : 0;
   drawing.items.push({ kind: "text", x: left + (pitch * most) / 2, y: top + 4, text: "head", size: SIZE.axis, anchor: "middle" });
   top += AXIS;
   const every = Math.ceil(textWidth("000", SIZE.tick) / pitch);
@@ -106,23 +108,59 @@ function widestLabel(name, first, count, width) {
   return Math.min(width * LABEL_SHARE, Math.max(...indices.map((index) => textWidth(name(index), SIZE.tick))));
 }
 
-/** Return the title in one line, or that of a difference in two; only the names of texts are shortened.
+/** Return the lines of a title. @param {string} title @param {number} width */
+function titleWrapped(title, width) {
+  return wrapText(title, SIZE.title, width).map((line) => fitText(line, SIZE.title, width));
+}
+
+/** Return the lines of the title; that of a difference starts a line for each map.
  *  @param {import("./detail.js").Detail} detail @param {number} width */
 function titleLines({ title, titled, weighted }, width) {
   const long = title.textContent || "";
   const parts = titled?.parts || [];
-  if (!parts.length || textWidth(long, SIZE.title) <= width) return [long];
-  return parts.map(({ sign, text, head }, i) => {
-    const rest = head + (weighted && i === parts.length - 1 ? " · × norm of the value" : "");
-    return fitText(sign + fitText(text, SIZE.title, width - textWidth(sign + rest, SIZE.title)) + rest, SIZE.title, width);
-  });
+  if (parts.length < 2 || textWidth(long, SIZE.title) <= width) return titleWrapped(long, width);
+  return parts.flatMap(({ sign, text, head }, i) =>
+    titleWrapped(`${sign}${text}${head}${weighted && i === parts.length - 1 ? " · × norm of the value" : ""}`, width));
+}
+
+/** Return whether the pinned pair of a map is visible. @param {import("./detail.js").Detail} detail */
+function showsPin({ map, query, key }) {
+  const [top, left, rows, columns] = map.part;
+  return map.pinned !== null && query >= top && query < top + rows && key >= left && key < left + columns;
+}
+
+/** Return the pinned pair and its weight in words. @param {import("./detail.js").Detail} detail */
+function pinnedWords(detail) {
+  const mapData = /** @type {import("./map.js").MapData} */ (detail.map.mapData);
+  const weight = showsPin(detail) ? mapData.weight(detail.query, detail.key) : null;
+  if (weight === null) return "";
+  const shown = formatWeight(weight, mapData.error(detail.query, detail.key));
+  return ` Framed: “${mapData.query(detail.query)}” → “${mapData.key(detail.key)}”: ${shown}.`;
+}
+
+/** Return the frames of the pinned row and of the pinned pair, which has at least 3 points on each side.
+ *  @param {import("./detail.js").Detail} detail @param {number} left @param {number} top of the map
+ *  @param {number} across @param {number} down @returns {Drawing["items"]} */
+function pinnedItems(detail, left, top, across, down) {
+  if (!showsPin(detail)) return [];
+  const { map, query, key } = detail;
+  const stroke = getComputedStyle(map.canvas).getPropertyValue("--mark");
+  const [height, width] = [Math.max(3, down / map.part[2]), Math.max(3, across / map.part[3])];
+  const y = top + ((query + 0.5 - map.part[0]) / map.part[2]) * down - height / 2;
+  const x = left + ((key + 0.5 - map.part[1]) / map.part[3]) * across - width / 2;
+  return [
+    { kind: "shape", points: corners(left, y, across, height), stroke },
+    { kind: "shape", points: corners(x, y, width, height), stroke },
+    { kind: "shape", points: corners(x + 0.6, y + 0.6, width - 1.2, height - 1.2), stroke },
+  ];
 }
 
 /** Return the items of one map with its labels, between `x0` and `x0 + width`.
  *  @param {import("./detail.js").Detail} detail @param {string[]} titles its lines @param {number} top of the map
  *  @param {number} x0 @param {number} width
  *  @param {number} rowLabel width of the labels of its queries @param {string} ink */
-function panelItems({ map }, titles, top, x0, width, rowLabel, ink) {
+function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
+  const { map } = detail;
   const mapData = /** @type {import("./map.js").MapData} */ (map.mapData);
   const [firstRow, firstColumn, rows, columns] = map.part;
   const columnLabel = widestLabel(mapData.key, firstColumn, columns, width);
@@ -131,9 +169,10 @@ function panelItems({ map }, titles, top, x0, width, rowLabel, ink) {
   const down = Math.min(TALLEST, across * Math.max(0.25, Math.min(3, rows / columns)));
   /** @type {Drawing["items"]} */
   const items = [
-    ...titles.map((text, i) => /** @type {Text} */ ({ kind: "text", x: x0 + width / 2, y: PAD + 6 + 10 * i, text, size: SIZE.title, anchor: "middle" })),
+    ...titles.map((text, i) => /** @type {Text} */ ({ kind: "text", x: x0 + width / 2, y: PAD + 6 + TITLE_LEADING * i, text, size: SIZE.title, anchor: "middle" })),
     { kind: "image", x: left, y: top, width: across, height: down, canvas: cellsImage(map) },
     { kind: "shape", points: corners(left, top, across, down), stroke: ink },
+    ...pinnedItems(detail, left, top, across, down),
   ];
   for (const row of labelled(rows, down)) {
     const text = fitText(mapData.query(firstRow + row), SIZE.tick, rowLabel);

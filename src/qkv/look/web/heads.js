@@ -14,7 +14,7 @@ import { Overview } from "./overview.js";
 import { missingParts, Questions } from "./questions.js";
 import { exampleWord, fillRoles, markOf } from "./roles.js";
 import { saveControls } from "./save.js";
-import { mergeSummaries, rangeOf } from "./range.js";
+import { differenceRange, mergeSummaries, rangeOf } from "./range.js";
 import { fromKernel } from "./source.js";
 import { besidePicture } from "./static_picture.js";
 import { shortNames } from "./text_names.js";
@@ -114,7 +114,8 @@ function render({ model, el, hash }) {
    *  @param {Detail} detail @param {Detail} other @param {import("./range.js").Summary} summary */
   const rangeFor = (detail, other, summary) => {
     const beside = state.compare >= 0 && !comparison.subtracts && other.map.mapData ? other.map.picture?.summary : null;
-    const range = rangeOf(beside ? mergeSummaries([summary, beside]) : summary, /** @type {any} */ (state.scale), state.top);
+    const rule = state.compare >= 0 && comparison.subtracts ? differenceRange : rangeOf;
+    const range = rule(beside ? mergeSummaries([summary, beside]) : summary, /** @type {any} */ (state.scale), state.top);
     if (beside && other.map.canvas.dataset.range !== JSON.stringify(range)) other.map.draw();
     return range;
   };

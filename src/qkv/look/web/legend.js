@@ -53,12 +53,15 @@ export function middleShare({ scale }) {
   return scale === "auto" ? (1 + FAINT) / 2 : 0.5;
 }
 
-/** Say in words what the colours mean. @param {import("./range.js").Range} range */
+/** What the colours between the ends follow. */
+const FOLLOWS = { auto: "the logarithm of the", linear: "the", sqrt: "the square root of the", log: "the logarithm of the", row: "the" };
+
+/** Describe in words what the colours mean. The largest weight is that of the cells that are drawn.
+ *  @param {import("./range.js").Range} range */
 export function describeRange(range) {
   const { scale, start, top, largest, rule, signed } = range;
   const size = signed ? "magnitude" : "weight";
   if (scale === "row") return `Colour: share of the largest ${size} in the visible part of the row.`;
-  const middle = `middle colour ${formatWeight(weightAt(range, 0.5))}, `;
-  const first = scale === "auto" ? `faint below ${formatWeight(start)} (${rule}), ` : middle;
-  return `Colour: ${first}strongest from ${formatWeight(top)}; largest ${formatWeight(largest)}.`;
+  const first = scale === "auto" ? `faint below ${formatWeight(start)} (${rule}), ` : `middle colour ${formatWeight(weightAt(range, 0.5))}, `;
+  return `Colour: ${first}strongest from ${formatWeight(top)}, between them by ${FOLLOWS[scale]} ${size}; largest ${size} shown ${formatWeight(largest)}.`;
 }

@@ -81,6 +81,8 @@ export class Overview {
     shared.forEach((one, i) => {
       const cells = weights.subarray(i * area, (i + 1) * area);
       const own = one ? range : rangeOf(summarize(cells, NOT_SHARES, pooled), scale, 0);
+      const label = all[i].getAttribute("aria-label") || "";
+      all[i].title = one ? label : `${label}. ${describeRange(own)}`;
       image.data.set(pixels(cells, side, shadeOf(own), paletteFor(palette, own), rowMaxima(cells, side)).data, i * area * 4);
     });
     /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
@@ -88,7 +90,7 @@ export class Overview {
     const others = shared.some((one) => !one);
     const few = common.length === 0;
     this.painted = { layers: this.layers, image, range: few ? null : range, palette: paletteFor(palette, few ? null : range), side };
-    const own = normalized ? " Maps whose rows do not sum to 1 have their own." : " The others have their own.";
+    const own = normalized ? " Maps whose rows do not sum to 1 have their own: point at one." : " The others have their own: point at one.";
     this.rule = `Small maps: ${few ? "each has its own colour scale." : `one scale. ${describeRange(range)}${others ? own : ""}`}${note}`;
     return this.rule;
   }

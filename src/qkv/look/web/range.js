@@ -3,9 +3,10 @@
 // The rule of the automatic range, for the cells of a picture:
 //   faint below     the mean over its queries of 1 / (number of keys), the weight that uniform attention gives,
 //                   but at most 1.96 times the smallest of them; for pooled cells at least the median cell; for weights
-//                   that are not shares of 1, the median cell, but at least 1/1000 and at most 1/10 of the largest
+//                   that are not shares of 1, the median cell, but at least 1/1000 and at most 1/4 of the largest
 //   strongest from  the weight that 99 % of the cells that are not faint do not exceed
-// Between the two, the colour follows the logarithm of the weight.
+// Between the two, the colour follows the logarithm of the weight. The colours of a difference of two maps follow the
+// difference itself, from 0 to the same strongest one, so that a difference twice as large has twice the share.
 
 /** @typedef {"auto" | "linear" | "sqrt" | "log" | "row"} Scale */
 
@@ -113,7 +114,7 @@ export function rangeOf(summary, scale, top) {
   let { uniform: start, rule } = summary;
   if (signed || !uniform) {
     [start, rule] = [median, "half of the cells"];
-    if (median > largest / 10) [start, rule] = [largest / 10, "a tenth of the largest"];
+    if (median > largest / LEAST_SPAN) [start, rule] = [largest / LEAST_SPAN, "a quarter of the largest"];
     else if (median < largest / 1000) [start, rule] = [largest / 1000, "a thousandth of the largest"];
   } else if (pooled && median > uniform) [start, rule] = [median, "half of the cells"];
   if (top) start = Math.min(start, top / LEAST_SPAN);
@@ -121,6 +122,15 @@ export function rangeOf(summary, scale, top) {
   const automatic = Math.max(LEAST_SPAN * start, Math.min(largest, quantile(summary, start, TOP_SHARE)));
   const low = Math.min(quantile(summary, 0, LOW_SHARE), start / 10);
   return { ...common, low, start, top: top || automatic, rule };
+}
+
+/** Return the colour range of a difference of two maps: with the automatic scale, it is linear.
+ *  @param {Summary} summary @param {Scale} scale @param {number} top chosen by the user; 0: automatic
+ *  @returns {Range} */
+export function differenceRange(summary, scale, top) {
+  const range = rangeOf({ ...summary, signed: true }, scale, top);
+  if (scale !== "auto") return range;
+  return { ...range, scale: "linear", low: 0, start: 0, top: top || Math.min(range.top, range.largest) || 1, rule: "" };
 }
 
 /** Return the function that maps a weight to a share of the colour table, from −1 to 1; negative weights have negative
