@@ -96,8 +96,15 @@ class _Recorder:
         self.process_id = 0
 
     def call(self, message: bytes) -> bytes:
+        return self.receive(self.send(message))
+
+    def send(self, message: bytes) -> object:
         self.messages.append(message)
-        return self.worker.run(message)
+        return message
+
+    def receive(self, sent: object) -> bytes:
+        assert isinstance(sent, bytes)
+        return self.worker.run(sent)
 
     def merge(self, results: Sequence[object]) -> bytes:
         return merge_replies([bytes(each) for each in results])  # type: ignore[call-overload]
@@ -155,7 +162,10 @@ class _Canned(_Recorder):
     def __init__(self, reply: bytes) -> None:
         self.reply = reply
 
-    def call(self, message: bytes) -> bytes:
+    def send(self, message: bytes) -> object:
+        return None
+
+    def receive(self, sent: object) -> bytes:
         return self.reply
 
     def merge(self, results: Sequence[object]) -> bytes:

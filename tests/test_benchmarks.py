@@ -11,7 +11,7 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
-from benchmarks import page
+from benchmarks import page, scale_simulation
 from benchmarks._calls import CALLS, WrongError, make
 from benchmarks._claim import CLAIMS, AtLeast, AtMost, Claim, MissingError, Row, Setting, load
 from benchmarks._memory import peak
@@ -155,3 +155,11 @@ def test_the_peak_of_a_call_holds_all_pairs_where_all_pairs_are_made() -> None:
     found = peak("scaled_dot", ((1500, 8),) * 3, kernel="dense")
     assert pairs < found.growth < 12 * pairs
     assert found.kernel == "dense"
+
+
+def test_the_simulation_of_a_cluster_measures_its_parts_and_more_machines_answer_sooner() -> None:
+    for parts in scale_simulation.cases(2_000):
+        assert parts.result > 0
+        assert parts.merge > 0
+        times = [scale_simulation.simulate(parts, scale_simulation.Assumptions(), 1e12, n, 2)[0] for n in (1, 10, 100)]
+        assert times == sorted(times, reverse=True)

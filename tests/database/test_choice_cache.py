@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -377,3 +378,19 @@ def test_processes_that_write_at_once_leave_whole_entries(file):
         raise AssertionError("an entry is missing")
 
     assert [cache.with_options(i=i).number("item", fail) for i in range(7)] == list(range(7))
+
+
+def test_a_package_that_runs_from_its_folder_without_being_installed_names_its_choices(monkeypatch):
+    installed = metadata.version
+
+    def version(name):
+        if name == "qkv":
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    choice_cache._versions.cache_clear()
+    monkeypatch.setattr(metadata, "version", version)
+    try:
+        assert choice_cache._versions()["qkv"] == "(not installed; running from source)"
+    finally:
+        choice_cache._versions.cache_clear()

@@ -46,7 +46,7 @@ __all__ = ["NO_CACHE", "ChoiceCache", "cache_folder"]
 
 # To be increased when other bandwidths, distances or factors are chosen from the same rows.
 _FORMAT = 4
-_PACKAGES = ("qkv", "numpy", "duckdb", "pyarrow")
+_PACKAGES = ("numpy", "duckdb", "pyarrow")
 _RECENT_NANOSECONDS = 2 * 10**9
 _LARGEST_ENTRY = 2**24
 _MOST_ENTRIES = 1000
@@ -173,7 +173,10 @@ NO_CACHE = ChoiceCache(None, (), (), {})
 def _versions() -> dict[str, object]:
     from importlib.metadata import version
 
-    return {"format": _FORMAT, **{name: version(name) for name in _PACKAGES}}
+    from qkv.core.installation import own_version
+
+    # The package may run from a folder that pip does not know.
+    return {"format": _FORMAT, "qkv": own_version(), **{name: version(name) for name in _PACKAGES}}
 
 
 def _state(path: str) -> tuple[int, ...]:
