@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qkv import look
-from qkv.look.difference import align_tokens
+from qkv.look.difference import align_tokens, rank_pairs
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
@@ -151,6 +151,13 @@ def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page,
     best = [f"layer {one.layer}, head {one.head}: " for one in found.heads()]
     texts = page.locator(".differing button").all_text_contents()
     assert [text[: len(start)] for text, start in zip(texts, best, strict=True)] == best
+    # The single weights that differ most, of which one is selected in both maps.
+    pair = rank_pairs(views[0], views[1], 1)[0]
+    redrawn(page, lambda: page.locator(".differing-pairs button").first.click())
+    assert page.locator("h2").first.text_content().startswith(f"first · layer {pair.layer}, head {pair.head} minus")
+    aligned = [i for i, _ in found.queries].index(pair.query), [j for j, _ in found.keys].index(pair.key)
+    start = f"“{found.query_names[aligned[0]]}” ({pair.query}) → “{found.key_names[aligned[1]]}” ({pair.key}): "
+    page.wait_for_function("start => document.querySelector('.readout').textContent.startsWith(start)", arg=start)
     # They stay listed when both maps are shown, and not for another text.
     for shown in ("side", "difference"):
         page.get_by_label("Show").select_option(shown)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qkv import look
 from qkv.errors import DataError, KindError, OptionError, ShapeError
-from qkv.look.difference import align_tokens, rank_heads
+from qkv.look.difference import align_tokens, rank_heads, rank_pairs
 from qkv.look.page import Page
 from qkv.look.tiled_views import arrays_view
 from qkv.look.token_words import find_phrase
@@ -54,6 +54,14 @@ def test_the_difference_of_two_views_is_that_of_their_weights_at_common_tokens()
     assert {(one.layer, one.head) for one in best} == {(i, j) for i in range(2) for j in range(3)}
     assert [(one.layer, one.head) for one in rank_heads(a, b)] == [(one.layer, one.head) for one in best]
     assert np.allclose([one.distance for one in rank_heads(a, b)], [one.distance for one in best], rtol=1e-6)
+    # The pairs that differ most, of all heads together.
+    pairs = rank_pairs(a, b, 7)
+    sizes = np.abs(wanted).ravel()
+    assert [abs(one.first - one.second) for one in pairs] == pytest.approx(sorted(sizes, reverse=True)[:7], rel=1e-6)
+    for one in pairs:
+        assert one.first == pytest.approx(rounded(first)[one.layer, one.head, one.query, one.key], rel=1e-6)
+        other = rounded(second)[one.layer, one.head, rows[one.query], rows[one.key]]
+        assert one.second == pytest.approx(other, rel=1e-6)
 
 
 def test_two_heads_or_layers_of_one_view_are_compared():

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.core.typing import Bool, Float
+from qkv.core.typing import Bool, Float, Int
 from qkv.errors import KindError, ShapeError
 from qkv.look.quantize import code_table
 from qkv.look.views import ALL_HEADS, View
 
-__all__ = ["Difference", "HeadDistance", "align_tokens", "difference", "rank_heads"]
+__all__ = ["Difference", "HeadDistance", "PairDifference", "align_tokens", "difference", "rank_heads", "rank_pairs"]
 
 _Head = tuple[int, int | None]
 """Layer and head; None: the mean over the heads of the layer."""
@@ -33,6 +33,26 @@ class HeadDistance(NamedTuple):
     layer: int
     head: int
     distance: float
+
+
+class PairDifference(NamedTuple):
+    """The weights of a pair of aligned tokens in a head of two views.
+
+    Attributes:
+        layer: index of the layer.
+        head: index of the head.
+        query: index of the query in the first view.
+        key: index of the key in the first view.
+        first: weight in the first view.
+        second: weight of the aligned pair in the second view.
+    """
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    first: float
+    second: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +166,56 @@ def rank_heads(first: View, second: View) -> list[HeadDistance]:
                 weights.append(code_table(maps.ranges[head].exponent)[maps.codes[head]])
             found.append(HeadDistance(layer, head, _distance(weights[0], weights[1], rows, columns)))
     return sorted(found, key=lambda one: -one.distance)
+
+
+def rank_pairs(first: View, second: View, count: int = 10) -> list[PairDifference]:
+    """Return the pairs of aligned tokens whose weights differ most between two views, over all heads.
+
+    One head of each view is in memory at a time. Pairs that are masked in one of the views are left out.
+
+    Args:
+        first: a view.
+        second: a view with the same layers and heads.
+        count: maximum number of pairs.
+
+    Raises:
+        ShapeError: the views have different numbers of layers or heads.
+
+    Example:
+        >>> one, other = ([[[[1, 0], [0.5, 0.5]]]], [[[[1, 0], [0.9, 0.1]]]])
+        >>> views = [View.from_weights(np.array(weights), ["a", "b"]) for weights in (one, other)]
+        >>> [(pair.query, pair.key, round(pair.first - pair.second, 2)) for pair in rank_pairs(*views, count=2)]
+        [(1, 0, -0.4), (1, 1, 0.4)]
+    """
+    rows, columns = _align(first, second)
+    found: list[PairDifference] = []
+    if not rows or not columns:
+        return found
+    for layer, heads in enumerate(_head_counts(first, second)):
+        for head in range(heads):
+            a, b = (
+                np.where(view.allowed(layer, head), view.weights(layer, head), np.nan)[np.ix_(*places)]
+                for view, places in (
+                    (first, [[pair[0] for pair in side] for side in (rows, columns)]),
+                    (second, [[pair[1] for pair in side] for side in (rows, columns)]),
+                )
+            )
+            moved = np.abs(a.astype(np.float64) - b)
+            size = np.where(np.isfinite(moved), moved, -1.0).ravel()
+            largest = _first_largest(size, min(count, size.size))
+            for at in largest[size[largest] > 0]:
+                row, column = divmod(int(at), len(columns))
+                place = (rows[row][0], columns[column][0])
+                found.append(PairDifference(layer, head, *place, float(a[row, column]), float(b[row, column])))
+        found = sorted(found, key=lambda one: -abs(one.first - one.second))[:count]
+    return found
+
+
+def _first_largest(size: Float[np.ndarray, " n"], count: int) -> Int[np.ndarray, " count"]:
+    """Return the indices of the largest numbers in decreasing order; of equal numbers, the first."""
+    least = np.partition(size, -count)[-count]
+    candidates = np.flatnonzero(size >= least)
+    return candidates[np.argsort(-size[candidates], kind="stable")[:count]]
 
 
 def align_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import cast
 from qkv.errors import OptionError, QkvError
 from qkv.look.font_subset import font_subset
 from qkv.look.quantize import THUMBNAIL_SIZE
-from qkv.look.questions import QUESTIONS
+from qkv.look.questions import OF_TWO_VIEWS, QUESTIONS
 from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
 
@@ -112,7 +112,7 @@ class Page:
         if request in _METHODS:
             return cast("Callable[..., bytes]", getattr(self.views[view], request))
         views = [self.views[view]]
-        if request == "differences":
+        if request in OF_TWO_VIEWS:
             views.append(self.views[arguments.pop(0)])
         if any(isinstance(one, TiledView) for one in views):
             raise IndexError

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qkv.look.difference import rank_heads
+from qkv.look.difference import rank_heads, rank_pairs
 from qkv.look.live_model import Effect
 from qkv.look.views import View
 
@@ -94,6 +94,12 @@ def _differences(first: View, second: View) -> bytes:
     return _json([[one.layer, one.head, _digits(one.distance)] for one in rank_heads(first, second)])
 
 
+def _pair_differences(first: View, second: View) -> bytes:
+    """Return layer, head, query, key and both weights of the pairs that differ most between two views, as JSON."""
+    pairs = rank_pairs(first, second, _TOP)
+    return _json([[*pair[:4], _digits(pair.first), _digits(pair.second)] for pair in pairs])
+
+
 def _digits(number: float) -> float:
     return float(f"{number:.4g}")
 
@@ -117,5 +123,7 @@ QUESTIONS: dict[str, Callable[..., bytes]] = {
     "weight": _weight,
     "effect": _effect,
     "differences": _differences,
+    "pair_differences": _pair_differences,
 }
-"""Function of each request; its arguments are one view, or two for `differences`, and integers."""
+"""Function of each request; its arguments are one view, or two for the requests of `OF_TWO_VIEWS`, and integers."""
+OF_TWO_VIEWS = ("differences", "pair_differences")

@@ -15,13 +15,15 @@ const LISTED = 10;
 
 export class Comparison {
   /** @param {any} meta @param {import("./source.js").Source} source @param {Compared} state
-   *  @param {{refresh: () => void, select: (layer: number, head: number) => void, report: (text: string) => void}} handlers */
+   *  @param {{refresh: () => void, select: (layer: number, head: number) => void,
+   *    selectPair: (layer: number, head: number, query: number, key: number) => void, report: (text: string) => void}} handlers */
   constructor(meta, source, state, handlers) {
     this.meta = meta;
     this.source = source;
     this.state = state;
     this.handlers = handlers;
     this.list = createElement("div", { class: "differing" });
+    this.pairs = createElement("div", { class: "differing-pairs" });
     this.element = createElement("div", { class: "comparison", role: "group", "aria-label": "comparison" });
     this.request = 0;
     /** the texts whose heads are listed */
@@ -93,7 +95,7 @@ export class Comparison {
     const counts = [view, meta.views[state.view]].map((one) =>
       one.layers.filter((/** @type {any} */ layer) => layer.name !== ALL_HEADS).map((/** @type {any} */ layer) => layer.heads.length).join());
     if (this.source.differences && state.compare !== state.view && !state.other && counts[0] === counts[1] && this.dense) {
-      this.element.append(createElement("button", { class: "ask", text: "Which heads differ most?", onclick: () => this.#rank() }), this.list);
+      this.element.append(createElement("button", { class: "ask", text: "Which heads differ most?", onclick: () => this.#rank() }), this.list, this.pairs);
     }
     // The list stays while its texts are compared.
     const texts = `${state.view},${state.compare}`;
@@ -101,6 +103,7 @@ export class Comparison {
     this.listed = texts;
     this.request++;
     this.list.replaceChildren();
+    this.pairs.replaceChildren();
   }
 
   /** List the heads that differ most between the two texts. */
@@ -110,13 +113,24 @@ export class Comparison {
     try {
       const found = await /** @type {any} */ (this.source.differences)(state.view, state.compare);
       if (request !== this.request || state.compare < 0) return;
-      const { layers } = meta.views[state.view];
+      const pairs = (await this.source.pairDifferences?.(state.view, state.compare)) ?? [];
+      if (request !== this.request || state.compare < 0) return;
+      const { layers, queries, keys } = meta.views[state.view];
       this.list.replaceChildren(
         createElement("span", { class: "quiet", text: "share of the attention that moves: " }),
         ...found.slice(0, LISTED).map((/** @type {[number, number, number]} */ [layer, head, distance]) =>
           createElement("button", {
             class: "ask", text: `${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(distance)}`,
             onclick: () => handlers.select(layer, head),
+          })),
+      );
+      this.pairs.replaceChildren(
+        createElement("span", { class: "quiet", text: "largest differences of single weights: " }),
+        ...pairs.map(([layer, head, query, key, first, second]) =>
+          createElement("button", {
+            class: "ask",
+            text: `“${queries.tokens[query]}” → “${(keys || queries).tokens[key]}”, ${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(first)} − ${second < 0 ? `(${formatWeight(second)})` : formatWeight(second)}`,
+            onclick: () => handlers.selectPair(layer, head, query, key),
           })),
       );
     } catch (error) {

@@ -135,7 +135,7 @@ function render({ model, el, hash }) {
   };
   const overview = new Overview((l, h) => selectHead(l, h));
   const comparison = new Comparison(meta, source, state, {
-    refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectDiffering(l, h), report: (text) => report(text),
+    refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectDiffering(l, h), selectPair: (l, h, q, k) => selectDifferingPair(l, h, q, k), report: (text) => report(text),
   });
   const questions = new Questions(meta, source, state, {
     go: (view, layer, head, query, key) => goTo(view, layer, head, query, key),
@@ -203,7 +203,7 @@ function render({ model, el, hash }) {
   function goTo(view, layer, head, query, key) {
     const same = view === state.view;
     Object.assign(state, { view, layer, head, query, key });
-    (same ? (overview.select(layer, head), refresh()) : restart()).then(() => {
+    return (same ? (overview.select(layer, head), refresh()) : restart()).then(() => {
       first.reveal();
       questions.update(place());
       link();
@@ -222,6 +222,12 @@ function render({ model, el, hash }) {
     Object.assign(state, first.tokens());
     questions.update(place());
     link();
+  }
+
+  /** Select a pair of tokens in both texts. @param {number} layer @param {number} head @param {number} query @param {number} key */
+  async function selectDifferingPair(layer, head, query, key) {
+    await goTo(state.view, layer, head, query, key);
+    if (!comparison.subtracts) follow(first.query, first.key);
   }
 
   /** Select the head of a role, and a word that shows what it does. @param {number} layer @param {number} head @param {string} role */

@@ -16,6 +16,8 @@
  *  @property {(view: number) => Promise<any>} predictions predicted tokens of all queries
  *  @property {(view: number, other: number) => Promise<[number, number, number][]>} [differences] layer, head and distance
  *    of the heads that differ most between two views
+ *  @property {(view: number, other: number) => Promise<number[][]>} [pairDifferences] layer, head, query, key and both
+ *    weights of the pairs that differ most between two views
  *  @property {(view: number, query: number, heads: [number, number, number][]) => Promise<any>} [effect] of scaled heads,
  *    given by layer, head and percent
  *  @property {(view: number, layer: number, head: number, query: number, key: number) => Promise<any>} [pair] query and key
@@ -51,6 +53,7 @@ function questions(send) {
     valueNorms: (/** @type {number} */ view, /** @type {number} */ layer) => json("value_norms", view, layer),
     predictions: (/** @type {number} */ view) => json("predictions", view),
     differences: (/** @type {number} */ view, /** @type {number} */ other) => json("differences", view, other),
+    pairDifferences: (/** @type {number} */ view, /** @type {number} */ other) => json("pair_differences", view, other),
     effect: (/** @type {number} */ view, /** @type {number} */ query, /** @type {[number, number, number][]} */ heads) =>
       json("effect", view, query, ...heads.flat()),
     pair: (/** @type {number[]} */ ...place) => json("pair", ...place),
