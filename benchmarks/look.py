@@ -196,6 +196,11 @@ def _files_beside(browser: Any, tokens: int, setting: Setting) -> Iterator[Row]:
     )
 
 
+def _body_size(answer: Any) -> int:
+    """Return the bytes of the body of an answer as they were sent, compressed or not."""
+    return int(answer.request.sizes()["responseBodySize"])
+
+
 def _page(browser: Any, view: Any, rounds: int) -> tuple[dict[str, list[float]], int, int]:
     """Return milliseconds of each step, nodes, and bytes before the first click."""
     from qkv.look.page import Page
@@ -213,7 +218,7 @@ def _page(browser: Any, view: Any, rounds: int) -> tuple[dict[str, list[float]],
             page.wait_for_selector("[data-painted]")
             page.wait_for_load_state("networkidle")
             nodes = page.evaluate("document.querySelectorAll('*').length")
-            sent = sum(len(answer.body()) for answer in answers if answer.url.startswith("http"))
+            sent = sum(_body_size(answer) for answer in answers if answer.url.startswith("http"))
             last = (len(view.layers) - 1, len(view.layers[0].heads) - 1)
             found["head switch"].append(
                 timed(
