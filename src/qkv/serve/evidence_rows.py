@@ -37,6 +37,8 @@ class EvidenceRows:
     def __init__(self, rows: pa.Table, indices: Int[np.ndarray, " n"], num_rows: int) -> None:
         self.rows, self.indices, self.num_rows = rows, indices, num_rows
         self.column_names: list[str] = rows.column_names
+        # A function of NumPy that releases the lock of Python would wait for the scans of other threads.
+        self._places = {int(index): place for place, index in enumerate(indices)}
 
     @classmethod
     def of(cls, answer: Answer) -> EvidenceRows:
@@ -67,9 +69,9 @@ class EvidenceRows:
         Raises:
             DataError: A row is no evidence.
         """
-        return [to_records(self.slice(row))[0] for row in rows]
+        return to_records(self.take(rows))
 
-    def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
+    def take(self, rows: Sequence[int] | Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
         """Return a pyarrow table of the rows whose indices are in `rows`.
 
         Raises:
@@ -77,11 +79,10 @@ class EvidenceRows:
         """
         import pyarrow as pa
 
-        places = np.searchsorted(self.indices, rows)
-        inside = places < len(self.indices)
-        if not inside.all() or (self.indices[places] != rows).any():
+        places = [self._places.get(int(row), -1) for row in rows]
+        if -1 in places:
             raise DataError("rows must be evidence of the answer, got another row. Only evidence is sent by a server.")
         chosen = self.rows if columns is None else self.rows.select(list(columns))
         if len(rows) == 1:
-            return chosen.slice(int(places[0]), 1)
-        return chosen.take(pa.array(places))
+            return chosen.slice(places[0], 1)
+        return chosen.take(pa.array(places, pa.int64()))

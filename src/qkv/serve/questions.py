@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qkv.core.checks import check_choice
+from qkv.core.json_values import NUMBERS
 from qkv.database.execute.interpretation import check_fit, check_threshold
 from qkv.errors import OptionError, QueryError
 from qkv.serve.limits import Limits
@@ -111,6 +112,8 @@ def _forbidden(value: object, depth: int) -> str:
     if isinstance(value, dict):
         return _forbidden([*value, *value.values()], depth + 1)
     if isinstance(value, list):
+        if NUMBERS.issuperset(map(type, value)):
+            return ""
         return next((reason for item in value if (reason := _forbidden(item, depth + 1))), "")
     return ""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.json_values import NUMBERS
 from qkv.database.io.nanoseconds import NanosecondDatetime, plain_scalar
 from qkv.errors import QueryError
 
@@ -126,7 +127,7 @@ def decode(value: object) -> Any:
         datetime.date(2026, 11, 23)
     """
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return value if NUMBERS.issuperset(map(type, value)) else [decode(item) for item in value]
     if not isinstance(value, dict):
         return value
     if "$" not in value:
