@@ -15,7 +15,7 @@ from benchmarks._calls import Call
 from qkv import masks, scores
 from qkv.scores.relative_position import bucket
 
-__all__ = ["FAMILIES", "Short", "make_short"]
+__all__ = ["FAMILIES", "Short", "entmax15", "make_score", "make_short", "sparsemax", "top_weights"]
 
 Logits: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -187,6 +187,53 @@ FAMILIES = tuple(_MAKERS)
 """The families of scores."""
 
 
+def make_score(family: str, n: int, width: int, trains: bool, dtype: torch.dtype = torch.float32) -> Made:
+    """Return a score of a family, its trained parameters, and its logits written by hand.
+
+    Args:
+        family: one of `FAMILIES`.
+        n: number of queries and of keys.
+        width: width of queries and keys.
+        trains: whether the parameters require a gradient.
+        dtype: dtype of the parameters.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return _MAKERS[family](n, width, trains)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def top_weights(count: int) -> Callable[[Tensor], Tensor]:
+    """Return the softmax of the `count` largest logits of each row, with ties in any order."""
+
+    def weights(z: Tensor) -> Tensor:
+        largest, index = z.topk(min(count, z.shape[-1]))
+        return torch.zeros_like(z).scatter(-1, index, largest.softmax(-1))
+
+    return weights
+
+
+def sparsemax(z: Tensor) -> Tensor:
+    """Return the sparsemax of each row by sorting it."""
+    z = z - z.amax(-1, keepdim=True)
+    count = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype)
+    ordered = z.sort(dim=-1, descending=True).values
+    return (z - ((ordered.cumsum(-1) - 1) / count).amax(-1, keepdim=True)).relu()
+
+
+def entmax15(z: Tensor) -> Tensor:
+    """Return the 1.5-entmax of each row by sorting it."""
+    z = (z - z.amax(-1, keepdim=True)) / 2
+    count = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype)
+    ordered = z.sort(dim=-1, descending=True).values.clamp_min(-1.0)  # no logit below −1 has weight
+    mean = ordered.cumsum(-1) / count
+    tau = mean - (1 / count - ordered.square().cumsum(-1) / count + mean * mean).clamp(min=0).sqrt()
+    last = (tau <= ordered).sum(-1, keepdim=True) - 1
+    return (z - tau.gather(-1, last)).relu().square()
+
+
 def make_short(
     family: str, batch: int, n: int, width: int, *, gradient: bool, causal: bool, dtype: torch.dtype = torch.float32
 ) -> Short:
@@ -202,12 +249,7 @@ def make_short(
         dtype: dtype of inputs and parameters.
     """
     query, key, value = (torch.randn(batch, n, width, dtype=dtype, requires_grad=gradient) for _ in range(3))
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        score, trained, logits = _MAKERS[family](n, width, gradient)
-    finally:
-        torch.set_default_dtype(before)
+    score, trained, logits = make_score(family, n, width, gradient, dtype)
     excluded = torch.ones(n, n, dtype=torch.bool).triu(1) if causal else None
     options = {"score": score, "mask": masks.Causal() if causal else None}
     towards = torch.randn(batch, n, width, dtype=dtype) if gradient else None

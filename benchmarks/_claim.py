@@ -16,6 +16,7 @@ CLAIMS = (
     "scaled_dot_small",
     "overhead",
     "short",
+    "short_parts",
     "lifted",
     "additive",
     "additive_long",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
+import math
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks._claim import Goal, Row
 
-__all__ = ["Race", "cpu_seconds", "race"]
+__all__ = ["Race", "alternate", "cpu_seconds", "race"]
 
 LEAST = 0.05
 """Minimum seconds per sample; short calls are repeated."""
@@ -108,3 +109,23 @@ def race(implementations: dict[str, Callable[[], object]], rounds: int, least: f
     finally:
         gc.enable()
     return Race(cpu, wall)
+
+
+def alternate(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the CPU seconds of single calls in rotating order: the lowest fifth, which other load affects little.
+
+    All implementations find the caches in the same state, and slower phases of the machine affect them alike.
+    """
+    names, found = list(runs), {name: [math.inf] * rounds for name in runs}
+    gc.disable()
+    try:
+        for turn in range(-2, rounds):
+            for step in range(len(names)):
+                name = names[(turn + step) % len(names)]
+                start = time.process_time()
+                runs[name]()
+                if turn >= 0:  # the first two rounds fill caches
+                    found[name][turn] = time.process_time() - start
+    finally:
+        gc.enable()
+    return {name: sorted(seconds)[rounds // 5] for name, seconds in found.items()}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize
 
+from benchmarks._by_hand import entmax15, sparsemax, top_weights
 from benchmarks._calls import WrongError, apart
 from benchmarks._claim import AtMost, Claim, Row, Setting
 from benchmarks._race import race
@@ -52,29 +53,13 @@ def _cases(dtype: torch.dtype) -> dict[str, tuple[dict[str, Any], float]]:
 
 def _by_hand(name: str, options: dict[str, Any]) -> Callable[..., Any] | None:
     """Return the call written with few operators of PyTorch, without checks of the data; None if SDPA computes it."""
-    scaled, count = WIDTH**-0.5, torch.arange(1.0, TOKENS + 1)
+    scaled = WIDTH**-0.5
 
     def additive(q: Any, k: Any) -> Any:
         weight, key_weight, vector = (
             getattr(options["score"], each) for each in ("query_weight", "key_weight", "vector")
         )
         return torch.tanh((q @ weight.mT)[..., :, None, :] + (k @ key_weight.mT)[..., None, :, :]) @ vector
-
-    def top(z: Any) -> Any:
-        largest, index = z.topk(4)
-        return torch.zeros_like(z).scatter(-1, index, largest.softmax(-1))
-
-    def sparsemax(z: Any) -> Any:
-        ordered = z.sort(dim=-1, descending=True).values
-        return (z - ((ordered.cumsum(-1) - 1) / count).amax(-1, keepdim=True)).relu()
-
-    def entmax(z: Any) -> Any:
-        z = (z - z.amax(-1, keepdim=True)) / 2
-        ordered = z.sort(dim=-1, descending=True).values
-        mean = ordered.cumsum(-1) / count
-        tau = mean - (1 / count - ordered.square().cumsum(-1) / count + mean * mean).clamp(min=0).sqrt()
-        last = (tau <= ordered).sum(-1, keepdim=True) - 1
-        return (z - tau.gather(-1, last)).relu().square()
 
     logits: dict[str, Callable[..., Any]] = {
         "Gaussian": lambda q, k: torch.cdist(q, k).square() / -8,
@@ -83,7 +68,7 @@ def _by_hand(name: str, options: dict[str, Any]) -> Callable[..., Any] | None:
         "Additive": additive,
         "Softcap": lambda q, k: (q * (scaled / 5) @ k.mT).tanh() * 5,
     }
-    weights = {"TopK": top, "Sparsemax": sparsemax, "Entmax15": entmax, "Sigmoid": torch.sigmoid}
+    weights = {"TopK": top_weights(4), "Sparsemax": sparsemax, "Entmax15": entmax15, "Sigmoid": torch.sigmoid}
     if name in logits:
         return lambda q, k, v: logits[name](q, k).softmax(-1) @ v
     return (lambda q, k, v: weights[name](q * scaled @ k.mT) @ v) if name in weights else None

@@ -16,6 +16,7 @@ from benchmarks import _calls, _peers
 from benchmarks._by_hand import FAMILIES, Short, make_short
 from benchmarks._calls import WrongError, apart
 from benchmarks._claim import AtLeast, AtMost, Claim, Goal, Row, Setting
+from benchmarks._race import alternate
 
 Shape: TypeAlias = tuple[int, int, int]
 Run: TypeAlias = Callable[[], object]
@@ -129,26 +130,6 @@ def _measure(runs: dict[str, Run], rounds: int, threads: int = 1, sample: float 
     return _Measured(seconds, "CPU time" if threads == 1 else "wall time")
 
 
-def _alternate(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    """Return the CPU seconds of single calls in rotating order: the lowest fifth, which other load affects little.
-
-    All implementations find the caches in the same state, and slower phases of the machine affect them alike.
-    """
-    names, found = list(runs), {name: [math.inf] * rounds for name in runs}
-    gc.disable()
-    try:
-        for turn in range(-2, rounds):
-            for step in range(len(names)):
-                name = names[(turn + step) % len(names)]
-                start = time.process_time()
-                runs[name]()
-                if turn >= 0:  # the first two rounds fill caches
-                    found[name][turn] = time.process_time() - start
-    finally:
-        gc.enable()
-    return {name: sorted(seconds)[rounds // 5] for name, seconds in found.items()}
-
-
 def _row(case: str, peer: str, measured: _Measured, goal: Goal | None, errors: dict[str, float], kernel: str) -> Row:
     seconds = {name: measured.seconds[name] for name in ("qkv", peer)}
     return Row(
@@ -186,7 +167,7 @@ def _random(setting: Setting) -> Iterator[Row]:
         runs.pop("SDPA", None)
         for name in (name for name, cost in plan.slower if cost.seconds < 4 * plan.cost.seconds):
             runs[f"kernel {name}"] = lambda name=name, call=call: call.run(name)  # type: ignore[misc]
-        found = _alternate(runs, ALTERNATIONS)
+        found = alternate(runs, ALTERNATIONS)
         by_hand = min(found[name] for name in short.by_hand)
         if by_hand < LEAST:
             continue

@@ -17,6 +17,8 @@ NORMALIZERS = [
     normalizers.TopK(2, normalizers.Softmax(2.0)),
     normalizers.Sparsemax(),
     normalizers.Entmax15(),
+    normalizers.Entmax(1.1),
+    normalizers.Entmax(1.7),
     normalizers.Sigmoid(-1.5),
 ]
 
@@ -69,7 +71,8 @@ def test_normalizers_with_arrays_and_random_normalizers_have_no_row_weights():
         normalizers.Softmax(torch.ones(2)),
         normalizers.Softmax(sink=0.0),
         normalizers.Sample(),
-        normalizers.Entmax(1.3),
+        normalizers.Entmax(2.5),
+        normalizers.Entmax(torch.tensor(1.3)),
         normalizers.TopK(2, normalizers.Sigmoid()),
     ):
         assert row_weights(normalizer, 5) is None
@@ -90,3 +93,18 @@ def test_prepared_calls_treat_elements_that_are_not_finite_as_the_dense_kernel_d
             got = qkv.attend(*sides, **options, kernel="batched")
             wanted = qkv.attend(*sides, **options, kernel="dense")
             torch.testing.assert_close(got, wanted, equal_nan=True, atol=1e-7, rtol=1e-7)
+
+
+@pytest.mark.parametrize("keys", [5, 90])
+@pytest.mark.parametrize("normalizer", NORMALIZERS[3:7], ids=str)
+def test_a_query_whose_logits_are_all_minus_infinity_has_output_and_gradients_0(normalizer, keys):
+    sides = [torch.randn(2, n, 3, dtype=torch.float64, requires_grad=True) for n in (4, keys, keys)]
+    bias = torch.zeros(4, keys, dtype=torch.float64)
+    bias[1] = -torch.inf
+    score = scores.Biased(scores.ScaledDot(), bias)
+    for _ in range(2):  # the second call has a cached plan
+        output = qkv.attend(*sides, score=score, normalizer=normalizer, kernel="batched")
+        gradients = torch.autograd.grad(output.sum(), sides)
+        assert (output[:, 1] == 0).all()
+        assert (gradients[0][:, 1] == 0).all()
+        assert all(bool(x.isfinite().all()) for x in gradients)

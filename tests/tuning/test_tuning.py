@@ -47,6 +47,22 @@ def test_coefficients_that_made_the_times_are_found_again() -> None:
     assert median_loss(rows, exchanged)["max"] > 1
 
 
+def test_the_row_of_a_normalizer_explains_the_time_that_the_score_with_softmax_does_not() -> None:
+    rng, rows = np.random.default_rng(1), []
+    for n in range(60):
+        work = dict.fromkeys(time_model.WORK, 0.0) | {"call": 1.0, "pairs": float(rng.integers(1, 10**5))}
+        softmax = 1e-9 * (3e4 + 2 * work["pairs"])
+        key, seconds = ("k, dot", softmax) if n % 2 else ("k, dot + k, sparse", softmax + 7e-9 * work["pairs"])
+        rows.append(measurement({key: seconds}, {key: work}))
+    table = fit_table(rows)
+    found = {key: {name: c for name, c in zip(time_model.WORK, row, strict=True) if c} for key, row in table.items()}
+    assert found["k, dot"] == pytest.approx({"call": 3e4, "pairs": 2.0}, rel=1e-3)
+    assert found["k, sparse"]["pairs"] == pytest.approx(7.0, rel=1e-3)
+    total = dict(zip(time_model.WORK, time_model.coefficients_of(table, "k, dot + k, sparse") or (), strict=True))
+    assert total["pairs"] == pytest.approx(9.0, rel=1e-3)
+    assert time_model.coefficients_of(table, "k, dot + k, sigmoid") is None
+
+
 def test_kernels_with_fewer_than_8_measurements_get_no_coefficients() -> None:
     work = dict.fromkeys(time_model.WORK, 1.0)
     assert fit_table([measurement({"x": 1.0}, {"x": work})] * 7) == {}
@@ -58,11 +74,15 @@ def test_measured_calls_state_time_and_work_for_every_kernel_that_can_run_them(m
     monkeypatch.setattr(measure, "MIN_CALLS", 1)
     measurements = measure_kernels(0.1)
     assert measurements
+    assert {measured.kind for measured in measurements} == {*measure._MAX_ELEMENTS, *measure._NORMALIZERS}
     for measured in measurements:
         assert all(seconds > 0 for seconds in measured.seconds.values())
         assert measured.seconds.keys() == measured.work.keys()
         kernels = {key.split(",")[0] for key in measured.seconds}
-        assert {"batched", "dense", "tiled", "row_blocks"} <= kernels
+        assert {"batched", "dense", "row_blocks"} <= kernels
+        for key in measured.seconds:  # the normalizer's row is added to that of the score
+            assert (" + " in key) == (measured.kind in measure._NORMALIZERS)
+            assert key.endswith(f", {measured.kind}, {'gradient' if measured.gradient else 'forward'}")
         assert all(list(work) == list(time_model.WORK) for work in measured.work.values())
 
 
@@ -71,7 +91,8 @@ def test_a_saved_table_decides_the_kernel(tmp_path: Path, monkeypatch: pytest.Mo
     shape = (4, 64, 32)
     for fastest in ("tiled", "batched", "dense"):
         keys = [f"{kernel}, distance, forward" for kernel in ("batched", "dense", "row_blocks", "tiled")]
-        table = {key: [1.0 if key.startswith(fastest) else 2.0, *[0.0] * 8] for key in keys}
+        zeros = [0.0] * (len(time_model.WORK) - 1)
+        table = {key: [1.0 if key.startswith(fastest) else 2.0, *zeros] for key in keys}
         assert save_table(table) == tmp_path / "times.json"
         plan = qkv.explain(shape, shape, shape, score=scores.Laplace(), library="torch")
         assert (plan.kernel.name, plan.cost.seconds) == (fastest, 1e-9)

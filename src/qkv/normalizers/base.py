@@ -51,7 +51,7 @@ class Normalizer(Part, ABC):
         differentiable: whether gradients reach the logits.
         has_threshold_bound: whether `threshold_bound` may return a bound.
         temperature: number or array by which `prepare` divides the logits; None for normalizers without this argument.
-        power: p if weights are max(0, scale · logit − τ)^p with τ such that they sum to 1; otherwise None.
+        power: p ≥ 1 if weights are max(0, scale · logit − τ)^p with τ such that they sum to 1; otherwise None.
         scale: the factor by which `prepare` multiplies, if it does nothing else; otherwise None.
         is_sigmoid: whether the weight is the sigmoid of what `prepare` returns.
         inner: normalizer that is applied to selected logits; None if no logits are selected.
@@ -72,7 +72,7 @@ class Normalizer(Part, ABC):
     differentiable: ClassVar[bool] = True
     has_threshold_bound: ClassVar[bool] = False
     temperature: Array | float | None = None
-    power: int | None = None
+    power: float | None = None
     scale: float | None = None
     is_sigmoid: ClassVar[bool] = False
     inner: Normalizer | None = None

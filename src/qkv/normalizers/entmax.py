@@ -63,6 +63,16 @@ class Entmax(Normalizer):
         """Check that `alpha` is greater than 1."""
         require_number("Entmax", "alpha", self.alpha, lambda alpha: 1 < alpha < math.inf, "a number greater than 1")
 
+    @property
+    def power(self) -> float | None:  # type: ignore[override]
+        """The exponent p = 1 / (α − 1) of the weights, or None if α is an array or greater than 2."""
+        return 1 / (self.alpha - 1) if isinstance(self.alpha, (int, float)) and self.alpha <= 2 else None
+
+    @property
+    def scale(self) -> float | None:  # type: ignore[override]
+        """The factor α − 1 of the logits, or None if α is an array."""
+        return self.alpha - 1 if isinstance(self.alpha, (int, float)) else None
+
     def simplify(self, k: int) -> Normalizer:
         """Return `Sparsemax` for α = 2 and `Entmax15` for α = 1.5, which take fewer operations."""
         if is_array(self.alpha):

@@ -3,8 +3,9 @@
     seconds = Σ_n c_n · w_n
 
 w are amounts of work that the kernel states (`Kernel.work`): 1 for the call, batch elements, tiles, pairs, and
-so on. The coefficients c ≥ 0 of a kernel, a kind of score and a direction (forward, or with a gradient) are read
-from the table that `qkv tune` has written for this processor, otherwise from the table of this package.
+so on. The coefficients c ≥ 0 of a kernel, a kind of score and a direction (forward, or with a gradient) are those of
+softmax; for another kind of normalizer, coefficients of the kernel, the normalizer and the direction are added. They
+are read from the table that `qkv tune` has written for this processor, otherwise from the table of this package.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
 
 __all__ = [
+    "FEW_KEYS",
     "WORK",
     "Table",
+    "coefficients_of",
     "estimated_seconds",
     "is_tuned",
     "load_table",
@@ -31,13 +34,13 @@ __all__ = [
     "table_path",
 ]
 
-WORK = ("call", "batch", "tiles", "rows", "pairs", "products", "elements", "large_pairs", "large_elements")
+WORK = ("call", "batch", "tiles", "rows", "queries", "pairs", "products", "elements", "large_pairs", "large_elements")
 """Names of the amounts of work.
 
-call: 1. batch: batch elements. tiles: tiles of all batch elements. rows: elements of query, key and value. pairs:
-pairs that are computed. products: pairs times the widths of keys and values. elements: pairs times the array elements
-per logit. large_pairs, large_elements: the same where the arrays exceed `LARGE_BYTES`, for which memory is requested
-from the operating system at every call.
+call: 1. batch: batch elements. tiles: tiles of all batch elements. rows: elements of query, key and value. queries:
+queries of all batch elements, each of which has a row of logits. pairs: pairs that are computed. products: pairs times
+the widths of keys and values. elements: pairs times the array elements per logit. large_pairs, large_elements: the
+same where the arrays exceed `LARGE_BYTES`, for which memory is requested from the operating system at every call.
 """
 
 Table: TypeAlias = Mapping[str, Sequence[float]]
@@ -51,7 +54,9 @@ formulas of the kernels chose a kernel that took more than 1.15 times as long as
 the coefficients for 3 of 53 (AMD EPYC, CPU time).
 """
 _MIN_QUERIES = 16
-"""Smallest number of queries of longer calls. For fewer, the time is that of reading keys that exceed the cache."""
+"""Smallest number of queries of longer calls with softmax. For fewer, the time is that of reading the keys."""
+FEW_KEYS = 64
+"""Largest number of keys for which the batched kernel computes sparse weights by sorting."""
 _DEFAULT = Path(__file__).with_name("measured_times.json")
 
 
@@ -75,22 +80,51 @@ def _score_kind(problem: Problem) -> str | None:
     return "pairwise" if problem.elements_per_logit > 2 else "narrow pairwise"
 
 
+def _normalizer_kind(problem: Problem) -> str | None:
+    """Return the kind of a normalizer, "softmax" for the one of the scores' coefficients; None if it was not measured.
+
+    Kernels compute the sparse normalizers of rows of few keys by another algorithm.
+    """
+    normalizer = problem.normalizer
+    if normalizer.arrays() or normalizer.stochastic:
+        return None
+    if normalizer.log_sum_exp and normalizer.scale is not None:
+        return "softmax"
+    inner = normalizer.inner
+    if normalizer.top_k is not None and inner is not None:
+        return "top-k" if inner.log_sum_exp and inner.shift_invariant and inner.scale is not None else None
+    if normalizer.power is not None and normalizer.scale is not None:
+        length = "few" if problem.axes.k <= FEW_KEYS else "many"
+        return f"power {normalizer.power} of {length} keys" if normalizer.power in (1, 2) else "other power"
+    return "sigmoid" if normalizer.is_sigmoid else None
+
+
 def table_key(kernel: str, problem: Problem) -> str | None:
-    """Return the key of the coefficients of a kernel for a problem, or None if such problems were not measured."""
-    normalizer, kind = problem.normalizer, _score_kind(problem)
-    softmax = normalizer.log_sum_exp and normalizer.scale is not None
+    """Return the key of the coefficients of a kernel for a problem, or None if such problems were not measured.
+
+    The sum of several rows of the table has their keys with " + " between them.
+    """
+    kind, normalizer = _score_kind(problem), _normalizer_kind(problem)
     q, k = problem.axes.q, problem.axes.k
-    if max(q, k) > _MAX_LENGTH and (q < _MIN_QUERIES or q * k > _MAX_LENGTH**2):
+    if max(q, k) > _MAX_LENGTH and (q * k > _MAX_LENGTH**2 or (q < _MIN_QUERIES and normalizer == "softmax")):
         return None
-    if kind is None or not softmax or problem.library != "torch" or problem.readouts or problem.traced:
+    if kind is None or normalizer is None or problem.library != "torch" or problem.readouts or problem.traced:
         return None
-    return f"{kernel}, {kind}, {'gradient' if problem.gradient else 'forward'}"
+    direction = "gradient" if problem.gradient else "forward"
+    key = f"{kernel}, {kind}, {direction}"
+    return key if normalizer == "softmax" else f"{key} + {kernel}, {normalizer}, {direction}"
+
+
+def coefficients_of(table: Table, key: str) -> Sequence[float] | None:
+    """Return the coefficients of a key, which are sums of rows if it names several; None if the table lacks one."""
+    rows = [table.get(part) for part in key.split(" + ")]
+    return None if None in rows else [sum(column) for column in zip(*cast("list[list[float]]", rows), strict=True)]
 
 
 def estimated_seconds(kernel: Kernel, problem: Problem) -> float | None:
     """Return the estimated seconds of a call on one core, or None if coefficients or amounts of work are unknown."""
     key = table_key(kernel.name, problem)
-    coefficients = None if key is None else load_table().get(key)
+    coefficients = None if key is None else coefficients_of(load_table(), key)
     work = None if coefficients is None else kernel.work(problem)
     if coefficients is None or work is None:
         return None

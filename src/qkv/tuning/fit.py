@@ -4,32 +4,54 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from qkv.core.typing import Float
-from qkv.plan.time_model import WORK, Table
+from qkv.plan.time_model import WORK, Table, coefficients_of
 from qkv.tuning.measure import MIN_CALLS, Measurement
 
 __all__ = ["fit_table", "median_loss", "predicted"]
 
 
+_Example: TypeAlias = tuple[list[float], float, float]
+"""Amounts of work of a measured call, its time, and the part of the time that other rows of the table explain."""
+
+
 def fit_table(measurements: Sequence[Measurement]) -> dict[str, list[float]]:
     """Return non-negative coefficients in nanoseconds that minimize the squared relative errors of the times.
 
-    A kernel, kind of score and direction with fewer than `MIN_CALLS` measurements are left out.
+    The rows of scores are fitted to calls with softmax, and then those of other normalizers to what is left of the
+    times of their calls. Rows with fewer than `MIN_CALLS` measurements are left out.
     """
-    rows: dict[str, list[tuple[list[float], float]]] = defaultdict(list)
-    for measured in measurements:
-        for key, seconds in measured.seconds.items():
-            if key in measured.work:
-                rows[key].append(([measured.work[key][name] for name in WORK], seconds * 1e9))
+    scores: dict[str, list[_Example]] = defaultdict(list)
+    normalizers: dict[str, list[_Example]] = defaultdict(list)
+    measured_calls = [
+        (*key.partition(" + ")[::2], [measured.work[key][name] for name in WORK], seconds * 1e9)
+        for measured in measurements
+        for key, seconds in measured.seconds.items()
+        if key in measured.work
+    ]
+    for score, normalizer, work, time in measured_calls:
+        if not normalizer:
+            scores[score].append((work, time, 0.0))
+    table = _fit_rows(scores)
+    for score, normalizer, work, time in measured_calls:
+        if normalizer and score in table:
+            normalizers[normalizer].append((work, time, float(np.dot(work, table[score]))))
+    return table | _fit_rows(normalizers)
+
+
+def _fit_rows(examples: Mapping[str, Sequence[_Example]]) -> dict[str, list[float]]:
+    """Return the coefficients of each key that has at least `MIN_CALLS` examples."""
     table = {}
-    for key, examples in sorted(rows.items()):
-        if len(examples) >= MIN_CALLS:
-            times = np.array([nanoseconds for _, nanoseconds in examples])
-            relative = np.array([work for work, _ in examples]) / times[:, None]
-            table[key] = [float(f"{c:.4g}") for c in _nonnegative_fit(relative, np.ones(len(times)))]
+    for key, rows in sorted(examples.items()):
+        if len(rows) >= MIN_CALLS:
+            times = np.array([time for _, time, _ in rows])
+            relative = np.array([work for work, _, _ in rows]) / times[:, None]
+            left = 1 - np.array([explained for _, _, explained in rows]) / times
+            table[key] = [float(f"{c:.4g}") for c in _nonnegative_fit(relative, left)]
     return table
 
 
@@ -43,10 +65,11 @@ def _nonnegative_fit(a: Float[np.ndarray, "rows work"], b: Float[np.ndarray, " r
 
 def predicted(measured: Measurement, table: Table) -> dict[str, float]:
     """Return the estimated seconds by table key for each kernel of a measurement."""
+    rows = {key: coefficients_of(table, key) for key in measured.seconds if key in measured.work}
     return {
-        key: 1e-9 * sum(c * measured.work[key][name] for name, c in zip(WORK, table[key], strict=True))
-        for key in measured.seconds
-        if key in table and key in measured.work
+        key: 1e-9 * sum(c * measured.work[key][name] for name, c in zip(WORK, row, strict=True))
+        for key, row in rows.items()
+        if row is not None
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +14,8 @@ from qkv.core.typing import Array, Num
 from qkv.engine import attend, explain
 from qkv.kernels import KERNELS
 from qkv.masks import Causal
-from qkv.plan.time_model import table_key
+from qkv.normalizers import Entmax, Entmax15, Normalizer, Sigmoid, Softmax, Sparsemax, TopK
+from qkv.plan.time_model import FEW_KEYS, table_key
 from qkv.scores import Additive, Bilinear, Cosine, Gated, Gaussian, Laplace, RelativePosition, ScaledDot, Softcap
 from qkv.scores.base import GeneralScore, Score
 
@@ -35,6 +36,18 @@ _MAX_ELEMENTS = {
     "pairwise": 2e7,
 }
 """Largest number of pairs times elements per logit, by the kind of score, so that most calls take less than 0.1 s."""
+_NORMALIZERS: dict[str, Callable[[], Normalizer]] = {
+    "top-k": lambda: TopK(8),
+    "power 1 of few keys": Sparsemax,
+    "power 1 of many keys": Sparsemax,
+    "power 2 of few keys": Entmax15,
+    "power 2 of many keys": Entmax15,
+    "other power": lambda: Entmax(1.25),
+    "sigmoid": Sigmoid,
+}
+"""Normalizers other than softmax that are measured, with a score drawn from `_MAX_ELEMENTS`."""
+_MAX_PAIRS = 2.5e6
+"""Largest number of pairs for these normalizers, whose slowest kernel takes up to 0.2 µs for each pair."""
 MIN_CALLS = 8
 """Smallest number of measured calls of each kind, forward and with a gradient."""
 _ROUNDS = 16
@@ -76,7 +89,7 @@ class Measurement:
     """Measured times of one call.
 
     Attributes:
-        kind: kind of the score.
+        kind: kind of the score, or of the normalizer if it is not softmax.
         shape: batch elements, length and width.
         gradient: whether gradients were computed.
         causal: whether the mask was causal.
@@ -111,25 +124,52 @@ def measure_kernels(seconds: float, seed: int = 0, progress: Progress | None = N
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        kinds = [(kind, gradient) for kind in _MAX_ELEMENTS for gradient in (False, True)]
+        kinds = [(kind, gradient) for kind in (*_MAX_ELEMENTS, *_NORMALIZERS) for gradient in (False, True)]
         least = MIN_CALLS * len(kinds)
         while (passed := time.monotonic() - start) < seconds or len(results) < least:
             done = min(passed / seconds, len(results) / least)
             report(progress, "measuring kernels", int(100 * done), 100)
             kind, gradient = kinds[len(results) % len(kinds)]
-            shape, causal, heads = _draw_shape(draw, kind), draw.random() < 0.5, draw.random() < 0.5
-            results.append(_measure(kind, shape, gradient, causal, heads))
+            results.append(_measure(_draw_call(draw, kind, gradient)))
     finally:
         torch.set_num_threads(threads)
     return results
 
 
-def _draw_shape(draw: random.Random, kind: str) -> tuple[int, int, int]:
+@dataclass(frozen=True)
+class _DrawnCall:
+    """Random call to measure.
+
+    Attributes:
+        kind: as in `Measurement`.
+        score: kind of the score.
+        shape: batch elements, length and width.
+        gradient: whether gradients are computed.
+        causal: whether the mask is causal.
+        heads: whether the arrays have an axis of heads.
+    """
+
+    kind: str
+    score: str
+    shape: tuple[int, int, int]
+    gradient: bool
+    causal: bool
+    heads: bool
+
+
+def _draw_call(draw: random.Random, kind: str, gradient: bool) -> _DrawnCall:
     while True:
+        score = draw.choice(tuple(_MAX_ELEMENTS)) if kind in _NORMALIZERS else kind
         batch, length, width = draw.choice(_BATCHES), draw.choice(_LENGTHS), draw.choice(_WIDTHS)
-        held = width if kind in ("tanh", "distance", "pairwise") else 1
-        if batch * length * length * held <= _MAX_ELEMENTS[kind]:
-            return batch, length, width
+        pairs = batch * length * length
+        if pairs * (width if score in ("tanh", "distance", "pairwise") else 1) > _MAX_ELEMENTS[score]:
+            continue
+        if kind in _NORMALIZERS and pairs > _MAX_PAIRS:
+            continue
+        if kind.endswith("keys") and (length <= FEW_KEYS) != ("few" in kind):
+            continue
+        shape = batch, length, width
+        return _DrawnCall(kind, score, shape, gradient, draw.random() < 0.5, draw.random() < 0.5)
 
 
 def _score(kind: str, width: int) -> Score:
@@ -151,15 +191,20 @@ def _score(kind: str, width: int) -> Score:
     }[kind]
 
 
-def _measure(kind: str, shape: tuple[int, int, int], gradient: bool, causal: bool, heads: bool) -> Measurement:
+def _measure(drawn: _DrawnCall) -> Measurement:
     import torch
 
     # PyTorch's fused attention has axes of batch and heads, and rearranges arrays that have not.
-    axes = (1, *shape) if heads else shape
+    axes, gradient = (1, *drawn.shape) if drawn.heads else drawn.shape, drawn.gradient
     query, key, value = (torch.randn(axes, requires_grad=gradient) for _ in range(3))
     direction = torch.randn(axes)
-    score, mask = _score(kind, shape[2]), Causal() if causal else None
-    plan = explain(query, key, value, score=score, mask=mask, memory="8 GiB", gradient=gradient)
+    options = {
+        "score": _score(drawn.score, drawn.shape[2]),
+        "normalizer": _NORMALIZERS.get(drawn.kind, Softmax)(),
+        "mask": Causal() if drawn.causal else None,
+        "memory": "8 GiB",
+    }
+    plan = explain(query, key, value, **options, gradient=gradient)  # type: ignore[arg-type]
     names = [plan.kernel.name, *(name for name, _ in plan.slower)]
     times: dict[str, float] = {}
     for turn in range(_ROUNDS):
@@ -167,9 +212,7 @@ def _measure(kind: str, shape: tuple[int, int, int], gradient: bool, causal: boo
             if turn > 1 and turn * times[name] > _SLOW_SECONDS:
                 continue
             before = time.process_time()
-            output = cast(
-                "torch.Tensor", attend(query, key, value, score=score, mask=mask, kernel=name, memory="8 GiB")
-            )
+            output = cast("torch.Tensor", attend(query, key, value, **options, kernel=name))  # type: ignore[arg-type]
             if gradient:
                 torch.autograd.grad(output, (query, key, value), direction)
             passed = time.process_time() - before
@@ -178,10 +221,10 @@ def _measure(kind: str, shape: tuple[int, int, int], gradient: bool, causal: boo
     keys = {name: table_key(name, problem) for name in names}
     work = {kernel.name: kernel.work(problem) for kernel in KERNELS if kernel.name in names}
     return Measurement(
-        kind,
-        shape,
+        drawn.kind,
+        drawn.shape,
         gradient,
-        causal,
+        drawn.causal,
         {key: times[name] for name, key in keys.items() if key is not None},
         {key: amounts for name, key in keys.items() if key is not None and (amounts := work[name]) is not None},
     )

@@ -2,12 +2,12 @@
 
     softmax       w = e^z / Σ e^z                              dz = w (dw − Σ w dw)
     top-k         softmax of the k largest logits              the same
-    sparse        w = max(0, z − τ)^p, p = 1 or 2              dz = p v (dw − Σ v dw / Σ v),  v = w^((p − 1) / p)
+    sparse        w = max(0, z − τ)^p, p ≥ 1                   dz = p v (dw − Σ v dw / Σ v),  v = w^((p − 1) / p)
     sigmoid       w = σ(z + b)                                 dz = w (1 − w) dw
 
 The threshold τ of short rows follows from the means m_j of the j largest logits. For p = 1 it is max_j (m_j − 1 / j).
 For p = 2 it is the largest m_j − √(1 / j − u_j + m_j²) that does not exceed the j-th largest logit, where u_j is the
-mean of the squares of the j largest.
+mean of the squares of the j largest. Other thresholds are found by Newton's method.
 
 Source: Peters, Niculae, Martins (2019), https://arxiv.org/abs/1905.05702, section 3.
 """
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.thresholds import write_sparse_weights
 from qkv.normalizers.base import Normalizer
+from qkv.plan.time_model import FEW_KEYS
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +35,6 @@ _MANY_BYTES = 2**24
 """Size of an array from which page faults take more time than rows that overlap in registers."""
 _LONG_ROW = 200
 """Length of rows from which the gradient takes less time in place."""
-
-_CLOSED_FORM_KEYS = 64
-"""Largest number of keys for which τ is computed by sorting; its error grows with the number of keys."""
 
 
 @dataclass(frozen=True)
@@ -155,14 +153,14 @@ class _TopRows(_SoftmaxRows):
 
 @dataclass(frozen=True)
 class _SparseRows(RowWeights):
-    power: int = 1
+    power: float = 1
 
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
         """Return the sparsemax or entmax weights of each row."""
         import torch
 
         keys = logits.shape[-1]
-        if keys > _CLOSED_FORM_KEYS:
+        if keys > FEW_KEYS or self.power not in (1, 2):  # the error of the closed form grows with the number of keys
             out = torch.empty_like(logits, memory_format=torch.contiguous_format)
             return write_sparse_weights(logits, out, self.power, 1.0)
         inverse, averages = _averages(keys, logits.dtype, logits.device)
@@ -184,8 +182,12 @@ class _SparseRows(RowWeights):
         self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
     ) -> Float[Tensor, "*batch q k"]:
         """Return p v (dw − Σ v dw / Σ v)."""
-        slope = weights.sign() if self.power == 1 else weights.sqrt()
-        mean = (slope * gradient).sum(-1, keepdim=True).div_(slope.sum(-1, keepdim=True))
+        if self.power in (1, 2):
+            slope = weights.sign() if self.power == 1 else weights.sqrt()
+        else:
+            slope = weights.log2().mul_(1 - 1 / self.power).exp2_()
+        total = slope.sum(-1, keepdim=True).clamp_(min=0.5)  # it is at least 1, or 0 for a row without keys
+        mean = (slope * gradient).sum(-1, keepdim=True).div_(total)
         found = gradient.sub_(mean).mul_(slope)
         return found if self.power == 1 else found.mul_(self.power)
 

@@ -18,7 +18,7 @@ def check_mergeable(problem: Problem) -> None:
     problem.score.check_widths(problem.axes.query_width, problem.axes.key_width)
     normalizer = problem.normalizer
     mergeable = normalizer.online and not (normalizer.selects_keys or normalizer.stochastic or normalizer.top_k)
-    if not (mergeable or (normalizer.power is not None and normalizer.scale is not None)):
+    if not (mergeable or (normalizer.power in (1, 2) and normalizer.scale is not None)):
         raise RefusedError(
             "normalizer must be Softmax, Sum, Mean, Identity, Sigmoid, Sparsemax or Entmax15 in sharded attention, got "
             f"{normalizer}. Choose one of these, or gather all keys and call qkv.attend."

@@ -47,7 +47,7 @@ class KnownThreshold(Normalizer):
 
     maximum: Array = array_field("q", "column")
     tau: Array = array_field("q", "column")
-    exponent: int = 2
+    exponent: float = 2
     factor: float = 0.5
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
@@ -173,7 +173,7 @@ class _Search:
 
     call: TorchCall
     shards: Shards
-    power: int
+    power: float
     scale: float
 
     def run(self) -> dict[_Task, _Row]:

@@ -90,6 +90,7 @@ def amounts_of_work(
         "batch": axes.batch_size,
         "tiles": tiles,
         "rows": axes.batch_size * (axes.q * width + axes.k * (axes.key_width + axes.value_width)),
+        "queries": axes.batch_size * axes.q,
         "pairs": pairs,
         "products": pairs * width,
         "elements": total,

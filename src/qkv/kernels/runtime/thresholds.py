@@ -1,11 +1,11 @@
-"""Sparsemax and entmax in PyTorch, where Newton's method computes the threshold of a row without sorting it.
+"""Sparsemax and entmax with 1 < α ≤ 2 in PyTorch, where Newton's method finds the threshold without sorting a row.
 
 Weights are max(0, z − τ)^p with z = l · scale, where the threshold τ makes them sum to 1. The norm ‖max(0, z − τ)‖_p
 is decreasing and convex in τ, so Newton steps from below never exceed the root. For equal logits the norm is linear in
 τ, and one step suffices. The gradient of the logits depends only on the weights:
 
     p = 1 (Sparsemax)    dl = scale · (dw − mean of dw over the support) on the support
-    p = 2 (Entmax15)     dl = 2 scale · s (dw − Σ s dw / Σ s)            with s = √w
+    p > 1 (Entmax)       dl = p scale · s (dw − Σ s dw / Σ s)            with s = w^((p − 1) / p), for p = 2 √w
 
 Source: Martins, Astudillo (2016), https://arxiv.org/abs/1602.02068, proposition 2; Peters, Niculae, Martins
 (2019), https://arxiv.org/abs/1905.05702, section 3.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     class _Context(FunctionCtx):
         saved_tensors: tuple[Tensor, ...]
-        power: int
+        power: float
         scale: float
 
 
@@ -38,7 +38,7 @@ _GROUP_SIZE = 16
 """Number of keys in a group. The first τ is computed from the largest logit of each group."""
 
 
-def sparse_weights(logits: Float[Tensor, "*batch q k"], power: int, scale: float) -> Float[Tensor, "*batch q k"]:
+def sparse_weights(logits: Float[Tensor, "*batch q k"], power: float, scale: float) -> Float[Tensor, "*batch q k"]:
     """Return the sparsemax or entmax weights of rows of logits, with first and second derivatives.
 
     Special values are treated as in `Normalizer.weights`: the weight of −inf is 0, the weights of a row without keys
@@ -51,7 +51,7 @@ def sparse_weights(logits: Float[Tensor, "*batch q k"], power: int, scale: float
 def write_sparse_weights(
     logits: Float[Tensor, "*batch q k"],
     out: Float[Tensor, "*batch q k"],
-    power: int,
+    power: float,
     scale: float,
     group_max: Float[Tensor, "q groups"] | None = None,
 ) -> Float[Tensor, "*batch q k"]:
@@ -62,7 +62,7 @@ def write_sparse_weights(
     Args:
         logits: whole rows of logits.
         out: contiguous tensor for the weights, which may be the same tensor as `logits`.
-        power: exponent p of the projection.
+        power: exponent p ≥ 1 of the projection.
         scale: factor of the logits.
         group_max: maxima of groups of keys that together cover each row; computed if None.
     """
@@ -102,6 +102,9 @@ def write_sparse_weights(
         newton_threshold(z, tau[part], above, power)
         if power == 2:
             above.mul_(above)
+        elif power != 1:  # the error of the sum is p times that of the norm
+            above.pow_(power)
+            above /= above.sum(dim=-1, keepdim=True).clamp_(min=0.5)  # the sum of a row without keys is 0
     if excluded is not None:
         zero = weights.new_zeros(())
         weights[invalid[:, 0]] = torch.where(excluded, zero, zero + math.nan)
@@ -109,7 +112,7 @@ def write_sparse_weights(
 
 
 def newton_threshold(
-    z: Float[Tensor, "q k"], tau: Float[Tensor, "q 1"], above: Float[Tensor, "q k"], power: int
+    z: Float[Tensor, "q k"], tau: Float[Tensor, "q 1"], above: Float[Tensor, "q k"], power: float
 ) -> Float[Tensor, "q 1"]:
     """Return the threshold τ of each row, and write max(0, z − τ) to `above`.
 
@@ -123,18 +126,15 @@ def newton_threshold(
     """
     import torch
 
-    eps = torch.finfo(z.dtype).eps
-    signs = torch.empty_like(z) if power == 1 else None
+    eps, buffer = torch.finfo(z.dtype).eps, None if power == 2 else torch.empty_like(z)
     for _ in range(_MAX_STEPS):
         torch.sub(z, tau, out=above)
         above.clamp_(min=0)
-        total = above.sum(dim=-1, keepdim=True)
-        norm = total if power == 1 else torch.linalg.vector_norm(above, dim=-1, keepdim=True)
+        norm, slope = _norm_and_slope(above, power, buffer)
         # A row without keys has no threshold.
         excess = torch.where(norm > 0, norm - 1, torch.zeros_like(norm))
         if float(excess.abs().amax()) <= 8 * eps:
             return tau
-        slope = total / norm if signs is None else torch.sign(above, out=signs).sum(dim=-1, keepdim=True)
         new = tau + torch.where(norm > 0, excess / slope, excess)
         if bool((new == tau).all()):  # converged to floating-point precision
             return tau
@@ -142,8 +142,33 @@ def newton_threshold(
     return tau
 
 
+def _norm_and_slope(
+    above: Float[Tensor, "q k"], power: float, buffer: Float[Tensor, "q k"] | None
+) -> tuple[Float[Tensor, "q 1"], Float[Tensor, "q 1"]]:
+    """Return the p-norm of each row, and its negative derivative by the threshold.
+
+    Args:
+        above: max(0, z − τ).
+        power: exponent p.
+        buffer: tensor of the same shape that is overwritten; unused for p = 2.
+    """
+    import torch
+
+    if buffer is None:
+        norm = torch.linalg.vector_norm(above, dim=-1, keepdim=True)
+        return norm, above.sum(dim=-1, keepdim=True) / norm
+    if power == 1:
+        return above.sum(dim=-1, keepdim=True), torch.sign(above, out=buffer).sum(dim=-1, keepdim=True)
+    # `exp2` of `log2` takes a quarter of the time of `pow`; 0 becomes 0.
+    shares = torch.exp2(torch.log2(above, out=buffer).mul_(power - 1), out=buffer)
+    slope = shares.sum(dim=-1, keepdim=True)
+    total = shares.mul_(above).sum(dim=-1, keepdim=True)
+    norm = total ** (1 / power)
+    return norm, slope * norm / total
+
+
 def sparse_logit_gradient(
-    weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"], power: int, scale: float
+    weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"], power: float, scale: float
 ) -> Float[Tensor, "*batch q k"]:
     """Return the gradient of the logits of sparsemax or entmax, given that of the weights.
 
@@ -159,7 +184,8 @@ def sparse_logit_gradient(
         slope = weights.detach().sign()
     else:
         positive = weights != 0
-        slope = torch.where(positive, torch.where(positive, weights, torch.ones_like(weights)).sqrt(), weights)
+        safe = torch.where(positive, weights, torch.ones_like(weights))  # the derivative at 0 is infinite
+        slope = torch.where(positive, safe.sqrt() if power == 2 else safe ** (1 - 1 / power), weights)
     total = slope.sum(dim=-1, keepdim=True)
     mean = (slope * gradient).sum(dim=-1, keepdim=True) / torch.where(total == 0, torch.ones_like(total), total)
     if torch.is_grad_enabled():
@@ -172,7 +198,7 @@ def sparse_logit_gradient(
 
 
 def _forward(
-    ctx: _Context, logits: Float[Tensor, "*batch q k"], power: int, scale: float
+    ctx: _Context, logits: Float[Tensor, "*batch q k"], power: float, scale: float
 ) -> Float[Tensor, "*batch q k"]:
     import torch
 
