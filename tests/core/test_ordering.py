@@ -21,6 +21,16 @@ def test_ties_go_to_the_lowest_index_whether_or_not_whole_rows_are_sorted(rows, 
     assert [np.flatnonzero(row).tolist() for row in top_k_mask(x, count)] == [sorted(w) for w in wanted]
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_rows_of_5000_elements_have_the_order_of_a_stable_sort(count):
+    x = np.random.default_rng(count).integers(0, 2000, (3, 5000)).astype(np.float32)
+    x[1, 7:], x[2, ::3] = -np.inf, np.nan
+    for width in (5000, 300):  # with candidates of long rows, and many short rows at once
+        rows = x[:, :width]
+        wanted = np.argsort(-np.where(np.isnan(rows), np.inf, rows), axis=-1, kind="stable")[:, :count]
+        assert top_k_indices(rows, count).tolist() == wanted.tolist()
+
+
 @pytest.mark.parametrize("library", ["torch", "jax"])
 def test_other_libraries_take_the_same_keys_as_numpy(library):
     rng = np.random.default_rng(0)

@@ -15,6 +15,11 @@ from qkv.core.typing import Array, Bool, Int, Num, Tensor
 
 __all__ = ["finite_top_k_indices", "kth_largest", "top_k_mask", "top_k_indices"]
 
+_LONG_ROW = 4096
+"""Length from which candidates of a NumPy row are selected before its largest elements are."""
+_CHUNK = 2**18
+"""Number of elements of shorter rows that are processed at once, so that they stay in the cache."""
+
 
 def top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch top"]:
     """Return the indices of the `count` largest elements along the last axis of `x`, largest first.
@@ -28,7 +33,7 @@ def top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch t
     xp = namespace(x)
     x = _nan_to_inf(stop_gradient(x))
     name = library(x)
-    if is_ndarray(x) and 8 * count < x.shape[-1]:
+    if is_ndarray(x) and 2 * count < x.shape[-1] and 0 not in x.shape and count:
         return _numpy_top_k(x, count)
     if is_tensor(x) and count < x.shape[-1]:
         return _torch_top_k(x, count)
@@ -162,15 +167,30 @@ def _resolve_ties(x: Num[Tensor, "n k"], last: Num[Tensor, "n 1"], count: int) -
 def _numpy_top_k(x: Num[np.ndarray, "*batch n"], count: int) -> Int[np.ndarray, "*batch top"]:
     rows = x.reshape(-1, x.shape[-1])
     order = np.empty((len(rows), count), dtype=np.intp)
-    for row, out in zip(rows, order, strict=True):
-        among = _candidates(row, count)
-        some = row[among]
-        last = np.partition(some, len(some) - count)[len(some) - count]
-        above = np.flatnonzero(some > last)
-        equal = np.flatnonzero(some == last)[: count - len(above)]
-        chosen = np.sort(np.concatenate([above, equal]))
-        out[:] = among[chosen[np.argsort(-some[chosen], kind="stable")]]
+    if count == 1:
+        order[:, 0] = rows.argmax(axis=-1)
+    elif x.shape[-1] < _LONG_ROW:
+        step = max(1, _CHUNK // x.shape[-1])
+        for start in range(0, len(rows), step):
+            order[start : start + step] = _top_of_short_rows(rows[start : start + step], count)
+    else:
+        for row, out in zip(rows, order, strict=True):
+            among = _candidates(row, count)
+            out[:] = among[_top_of_short_rows(row[None, among], count)[0]]
     return order.reshape(*x.shape[:-1], count)
+
+
+def _top_of_short_rows(x: Num[np.ndarray, "rows n"], count: int) -> Int[np.ndarray, "rows top"]:
+    at = x.shape[-1] - count
+    last = np.partition(x, at, axis=-1)[:, at : at + 1]
+    chosen = x >= last
+    if np.count_nonzero(chosen) > count * len(x):  # of several elements equal to the last one, the first are taken
+        above = x > last
+        equal = chosen & ~above
+        chosen = above | (equal & (equal.cumsum(axis=-1) <= count - above.sum(axis=-1, keepdims=True)))
+    index = np.nonzero(chosen)[1].reshape(len(x), count)
+    by_rank = np.argsort(-np.take_along_axis(x, index, axis=-1), axis=-1, kind="stable")
+    return np.take_along_axis(index, by_rank, axis=-1)
 
 
 def _candidates(row: Num[np.ndarray, " n"], count: int) -> Int[np.ndarray, " some"]:
