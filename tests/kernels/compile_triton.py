@@ -30,6 +30,10 @@ PRODUCT_PROGRAMS = tuple(
     for program in ("attend_products", "differentiate_product_queries", "differentiate_product_keys")
 )
 
+READOUTS = {
+    f"{kind} {program}": (kind, program) for kind in ("half", "single", "additive") for program in ("rows", "cells")
+}
+
 
 def compile_program(program: Any, options: dict[str, Any], kinds: dict[str, str], architecture: int) -> dict[str, int]:
     """Return counts of instructions of a program.
@@ -89,12 +93,37 @@ def compile_product(name: str, architecture: int) -> dict[str, int]:
     return compile_program(getattr(product_programs, program), options, kinds, architecture)
 
 
+def compile_readout(name: str, architecture: int) -> dict[str, int]:
+    """Return counts of a causal program for readouts, such as "half rows", for vectors, units and values 64 wide.
+
+    The first program keeps the 8 largest logits, the second takes the mean of cells of 8 × 8 pairs.
+    """
+    from qkv.kernels.triton import readout_programs
+    from qkv.kernels.triton.block_sizes import readout_blocks
+
+    kind, program = READOUTS[name]
+    block = readout_blocks(64, kind == "half", True)[program == "cells"]
+    options = {"ADDITIVE": kind == "additive", "W": 64, "WP": 64, "CAUSAL": True, "num_warps": block.warps}
+    options["PRECISION"] = "tf32" if kind == "half" else "tf32x3"
+    kinds = dict.fromkeys(("q", "k", "offset", "position", "down", "across", "groups", "row_parts", "key_parts"), "i32")
+    kinds |= {"scale": "fp32", "flags": "*i32", "best_logits": "*i64"}
+    if kind == "half":
+        kinds |= dict.fromkeys(("left", "right", "value", "output"), "*bf16")
+    if program == "rows":
+        options |= {"DV": 64, "DVP": 64, "ENTROPY": True, "DISTANCE": True, "TOPP": 16}
+        options |= {"BQ": block.queries, "BK": block.keys}
+        return compile_program(readout_programs.attend_rows, options, kinds, architecture)
+    options |= {"MEAN": True, "MAXIMUM": False, "R": block.queries // 8, "RS": 8, "C": block.keys // 8, "CS": 8}
+    return compile_program(readout_programs.pool_cells, options, kinds, architecture)
+
+
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"  # before the first import of Triton
     given = sys.argv[1:]
-    names = [name for name in given if not name.isdecimal()] or (*ADDITIVE, *PRODUCT_PROGRAMS)
+    names = [name for name in given if not name.isdecimal()] or (*ADDITIVE, *PRODUCT_PROGRAMS, *READOUTS)
+    compilers = dict.fromkeys(ADDITIVE, compile_additive) | dict.fromkeys(READOUTS, compile_readout)
     counts = {
-        f"{n} {name}": (compile_additive if name in ADDITIVE else compile_product)(name, int(n))
+        f"{n} {name}": compilers.get(name, compile_product)(name, int(n))
         for n in given
         if n.isdecimal()
         for name in names

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from tests.kernels.compile_triton import ADDITIVE, PRODUCT_PROGRAMS, PRODUCTS
+from tests.kernels.compile_triton import ADDITIVE, PRODUCT_PROGRAMS, PRODUCTS, READOUTS
 
 pytest.importorskip("triton")
 
@@ -65,3 +65,14 @@ def test_programs_for_products_store_hardly_any_registers(kind: str, architectur
         assert counts["spills"] <= 4, (name, counts)
         assert counts["atomics"] == 0, (name, counts)
         assert counts["shared bytes"] <= 99 * 1024, (name, counts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", SPECIAL_FUNCTIONS)
+def test_programs_for_readouts_store_hardly_any_registers(architecture: int) -> None:
+    for name, counts in _counts(str(architecture), *READOUTS).items():
+        assert counts["spills"] <= 4, (name, counts)
+        assert counts["atomics"] == 0, (name, counts)
+        assert counts["shared bytes"] <= 99 * 1024, (name, counts)
+        # One exponential for each pair, two for additive pairs far from 0, and those of the running maximum.
+        assert counts["exponentials"] <= 36, (name, counts)

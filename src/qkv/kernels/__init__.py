@@ -12,6 +12,7 @@ from qkv.kernels.tensorflow_blocks.kernel import TensorflowBlocksKernel
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.kernels.triton.kernel import TritonKernel
 from qkv.kernels.triton.product_kernel import TritonProductsKernel
+from qkv.kernels.triton.readout_kernel import TritonReadoutsKernel
 from qkv.plan import Kernel
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "TiledKernel",
     "TritonKernel",
     "TritonProductsKernel",
+    "TritonReadoutsKernel",
 ]
 
 KERNELS: tuple[Kernel, ...] = (
@@ -43,4 +45,5 @@ KERNELS: tuple[Kernel, ...] = (
     TritonKernel(),
     FlexKernel(),
     TritonProductsKernel(),
+    TritonReadoutsKernel(),
 )

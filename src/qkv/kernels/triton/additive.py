@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         saved_tensors: tuple[Tensor, ...]
 
 
-__all__ = ["Launch", "additive_attention"]
+__all__ = ["Launch", "additive_attention", "additive_sides", "centred_sides", "nonfinite_values"]
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,22 @@ def additive_attention(call: TorchCall, launch: Launch) -> Float[Tensor, "*batch
         call: the call, whose arrays are in single precision.
         launch: the sizes of the blocks.
     """
+    batch, q = call.tile.batch, call.tile.q_total
+    arrays, allowed = additive_sides(call)
+    attend = autograd_function(_attend, _differentiate)
+    output: Tensor = attend(launch, *arrays)
+    output = output.reshape((*batch, q, call.value.shape[-1]))
+    return output + nonfinite_values(call, allowed, launch.offset)
+
+
+def additive_sides(call: TorchCall) -> tuple[tuple[Tensor, ...], Bool[Tensor, "*#batch k"]]:
+    """Return the arrays of the programs of an additive score, and which keys are allowed.
+
+    The arrays are the projections of queries and keys, the vector, the values, and the biases of queries and keys.
+    """
     import torch
 
-    batch, keys, q = call.tile.batch, split_mask(call.mask, call.tile)[0], call.tile.q_total
+    batch, keys = call.tile.batch, split_mask(call.mask, call.tile)[0]
     query, key, value = (torch.where(x.isfinite(), x, 0.0) for x in (call.query, call.key, call.value))
     sides = cast("TorchCall", project_call(replace(call, query=query, key=key, value=value, finite=(True, True))))
     odd = sides.query.shape[-1] % 2  # a unit of zeros makes their number even
@@ -84,13 +97,10 @@ def additive_attention(call: TorchCall, launch: Launch) -> Float[Tensor, "*batch
     vector = torch.nn.functional.pad(vector, (0, odd))
     vector = vector.expand((*batch, vector.shape[-1])).reshape(-1, vector.shape[-1])
     allowed, *biases = pair_biases(call, keys)
-    attend = autograd_function(_attend, _differentiate)
-    output: Tensor = attend(launch, left, right, vector, batch_elements(value, batch), *biases)
-    output = output.reshape((*batch, q, value.shape[-1]))
-    return output + _nonfinite_values(call, allowed, launch.offset)
+    return (left, right, vector, batch_elements(value, batch), *biases), allowed
 
 
-def _nonfinite_values(
+def nonfinite_values(
     call: TorchCall, allowed: Bool[Tensor, "*#batch k"], offset: int | None
 ) -> Num[Tensor, "*#batch #q value_width"]:
     """Return the sum of the values that are not finite, over the keys to which a query may attend; 0 for most."""
@@ -121,7 +131,7 @@ def _attend(
     from qkv.kernels.triton.additive_programs import attend_queries
 
     elements, q = left.shape[:2]
-    left, right, flags = _centred(left, right, vector)
+    left, right, flags = centred_sides(left, right, vector)
     vector, value = vector.contiguous(), value.contiguous()
     output = torch.empty((elements, q, value.shape[-1]), dtype=torch.float32, device=value.device)
     log_sum_exp = torch.empty((elements, q), dtype=torch.float32, device=value.device)
@@ -163,7 +173,7 @@ def _differentiate(
     return None, left_gradient.mT, right_gradient.mT, parts.sum(1), value_gradient, None, None
 
 
-def _centred(
+def centred_sides(
     left: Float[Tensor, "element q hidden"],
     right: Float[Tensor, "element k hidden"],
     vector: Float[Tensor, "element hidden"],

@@ -22,11 +22,11 @@ import triton.language as tl
 
 from qkv.kernels.triton.program_parts import allowed_pairs
 
-__all__ = ["attend_queries", "differentiate_keys", "differentiate_queries"]
+__all__ = ["additive_tile", "attend_queries", "differentiate_keys", "differentiate_queries"]
 
 
 @triton.jit
-def _tile_logits(left, right, vector, moderate, rows, cols, q, k, H: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
+def additive_tile(left, right, vector, moderate, rows, cols, q, k, H: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
     """Return the logits of a tile without the sum of `vector`."""
     total = tl.zeros((BQ, BK), tl.float32)
     for unit in range(0, H, 2):
@@ -92,7 +92,7 @@ def attend_queries(
         cols = first + tl.arange(0, BK)
         bias = tl.load(key_bias + cols, mask=cols < k, other=-float("inf"))
         allowed = allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL)
-        logits = _tile_logits(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
+        logits = additive_tile(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
         logits = tl.where(allowed, logits + own[:, None] + bias[None, :], -float("inf"))
         now = tl.maximum(largest, tl.max(logits, 1))
         shift = tl.where(now == -float("inf"), 0.0, now)
@@ -139,7 +139,7 @@ def differentiate_queries(
         cols = first + tl.arange(0, BK)
         bias = tl.load(key_bias + cols, mask=cols < k, other=-float("inf"))
         allowed = allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL)
-        logits = _tile_logits(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
+        logits = additive_tile(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
         weights = tl.exp(logits + own[:, None] + bias[None, :] - known[:, None])
         inside = (cols < k)[:, None] & (columns < DV)[None, :]
         x = tl.load(value + cols[:, None] * DV + columns[None, :], mask=inside, other=0.0)
@@ -191,7 +191,7 @@ def differentiate_keys(
         outer = (rows < q)[:, None] & (columns < DV)[None, :]
         given = tl.load(gradient + element * q * DV + rows[:, None] * DV + columns[None, :], mask=outer, other=0.0)
         allowed = allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL)
-        logits = _tile_logits(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
+        logits = additive_tile(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
         weights = tl.exp(logits + own[:, None] + bias[None, :] - known[:, None])
         weights = tl.where(allowed, weights, 0.0)
         value_sums += tl.dot(tl.trans(weights), given, input_precision=PRECISION)

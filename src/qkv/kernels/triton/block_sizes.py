@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["AdditiveBlocks", "Block", "additive_blocks", "product_block"]
+__all__ = ["AdditiveBlocks", "Block", "additive_blocks", "product_block", "readout_blocks"]
 
 
 class Block(NamedTuple):
@@ -62,3 +62,22 @@ def product_block(width: int) -> Block:
     if width > 128:
         return Block(16, 64, 8)
     return Block(32, 32, 8)
+
+
+def readout_blocks(width: int, half: bool, top: bool) -> tuple[Block, Block]:
+    """Return the blocks of the programs for readouts: of the pass over rows, and of the pass over cells.
+
+    Args:
+        width: the largest width of vectors or values, or number of hidden units.
+        half: whether products take inputs of half precision as they are.
+        top: whether the pass over rows keeps the largest logits, which takes registers.
+
+    Example:
+        >>> readout_blocks(64, True, False)
+        (Block(queries=64, keys=64, warps=8), Block(queries=64, keys=64, warps=8))
+    """
+    if width > 128:
+        return Block(16, 32, 8), Block(32, 32, 8)
+    if half:
+        return Block(32 if top else 64, 64, 8), Block(64, 64, 8)
+    return Block(16, 32, 8) if top else Block(32, 32, 8), Block(32, 64, 8)

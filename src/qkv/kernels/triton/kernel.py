@@ -21,11 +21,11 @@ from qkv.plan.problem import Problem
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
 
-__all__ = ["TritonKernel"]
+__all__ = ["FORWARD_OPERATIONS", "TritonKernel"]
 
 _MAX_UNITS = 256
 _MAX_VALUE_WIDTH = 256
-_FORWARD_OPERATIONS = 13
+FORWARD_OPERATIONS = 13
 _GRADIENT_OPERATIONS = 66
 """Operations for each pair and hidden unit, two for each instruction, counted in the code of the programs."""
 
@@ -87,7 +87,7 @@ class TritonKernel(ProgramKernel):
         gradient = problem.gradient
         return GpuWork(
             matrix=products * (4 if gradient else 1),
-            vector=pairs * units * (_FORWARD_OPERATIONS + (_GRADIENT_OPERATIONS if gradient else 0)),
+            vector=pairs * units * (FORWARD_OPERATIONS + (_GRADIENT_OPERATIONS if gradient else 0)),
             special=pairs * (units / 2 * (5 if gradient else 1) + 1),
             traffic=self.cost(problem).traffic,
             launches=35 * (2 if gradient else 1),

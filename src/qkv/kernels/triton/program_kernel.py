@@ -30,6 +30,7 @@ class ProgramKernel(Kernel):
 
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     runs_on_gpu: ClassVar[bool] = True
+    computes_readouts: ClassVar[bool] = False
     interpreted: bool = False
     block: tuple[int, int] | None = None
 
@@ -38,7 +39,7 @@ class ProgramKernel(Kernel):
         axes = problem.axes
         if not (problem.device.is_gpu or self.interpreted):
             yield "it runs on GPUs"
-        if problem.readouts:
+        if problem.readouts and not self.computes_readouts:
             yield "it does not support readouts"
         if problem.spec.dropout:
             yield "it does not support dropout"

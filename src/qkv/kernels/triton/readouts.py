@@ -1,0 +1,287 @@
+"""Readouts of a call on a GPU, without gradients: preparation of the arrays, launches of the programs, and results.
+
+Data is never read back to the host. Values and vectors that are not finite are treated as in `additive.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from qkv.core.equation import TorchCall
+from qkv.core.parts import expand_to_pairs
+from qkv.core.typing import Float, Int, Tensor
+from qkv.kernels.fused.call import lift_sides
+from qkv.kernels.runtime.split_mask import split_mask
+from qkv.kernels.triton.additive import additive_sides, centred_sides, nonfinite_values
+from qkv.kernels.triton.block_sizes import Block
+from qkv.kernels.triton.preparation import batch_elements, pair_biases, power_of_two
+from qkv.readouts import ColumnSum, Entropy, LogSumExp, MeanDistance, PooledMap, Readout, Top, TopWeights
+
+__all__ = ["READ_BY_ROWS", "ReadoutLaunch", "attend_with_readouts", "cell_lanes"]
+
+READ_BY_ROWS = (LogSumExp, Entropy, MeanDistance, TopWeights)
+"""Readouts of each query, which are computed in the pass that computes the output."""
+_PROGRAMS = 1024
+"""Number of programs into which a map is divided, if possible; enough for several on each multiprocessor."""
+
+
+@dataclass(frozen=True)
+class ReadoutLaunch:
+    """Sizes of the tiles of the programs, and what they compute besides the arrays.
+
+    Attributes:
+        offset: position of query 0 under a causal mask; None without one.
+        block: tile of the program that computes the output and the readouts of each query.
+        cells: tile of the program that computes sums and maxima of cells.
+        precision: precision of matrix products, as in `triton.language.dot`.
+    """
+
+    offset: int | None
+    block: Block
+    cells: Block
+    precision: str = "tf32x3"
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """Arrays of a call in the form that the programs take, and the factor of the products.
+
+    Axes: `left` and `right` are (element, row, width), or (element, unit, row) for an additive score.
+    """
+
+    left: Tensor
+    right: Tensor
+    vector: Tensor
+    flags: Int[Tensor, " element"]
+    value: Float[Tensor, "element k value_width"]
+    row_bias: Float[Tensor, "element q"]
+    key_bias: Float[Tensor, "element k"]
+    scale: float
+    additive: bool
+
+    @property
+    def width(self) -> int:
+        """The width of the vectors, or the number of hidden units."""
+        return int(self.left.shape[1 if self.additive else 2])
+
+    def options(self, launch: ReadoutLaunch) -> dict[str, Any]:
+        """Return the compile-time arguments that both programs have."""
+        return {
+            "ADDITIVE": self.additive,
+            "W": self.width,
+            "WP": power_of_two(self.width),
+            "CAUSAL": launch.offset is not None,
+            "PRECISION": launch.precision,
+        }
+
+    def select_heads(self, batch: tuple[int, ...], heads: tuple[int, ...]) -> _Sides:
+        """Return the arrays of some heads."""
+        arrays = {
+            name: _select(getattr(self, name), batch, heads)
+            for name in ("left", "right", "vector", "flags", "value", "row_bias", "key_bias")
+        }
+        return replace(self, **arrays)
+
+
+def attend_with_readouts(
+    call: TorchCall, readouts: Sequence[Readout], launch: ReadoutLaunch
+) -> tuple[Float[Tensor, "*batch q value_width"], tuple[Any, ...]]:
+    """Return the output of a call under softmax, and its readouts.
+
+    Args:
+        call: the call.
+        readouts: the readouts, or some of them for some heads.
+        launch: sizes of the tiles.
+    """
+    import torch
+
+    with torch.no_grad():
+        sides, allowed = _sides(call)
+        kinds = [readout.per_head for readout in readouts]
+        output, rows = _attend(call, sides, kinds, launch)
+        results = tuple(_result(call, sides, rows, readout, launch) for readout in readouts)
+        output = output + nonfinite_values(call, allowed, launch.offset)
+    return output, results
+
+
+def _sides(call: TorchCall) -> tuple[_Sides, Tensor]:
+    """Return the arrays of the programs, and which keys are allowed."""
+    import torch
+
+    if call.score.tanh_vector is not None:
+        (left, right, vector, value, *biases), allowed = additive_sides(call)
+        left, right, flags = centred_sides(left, right, vector)
+        return _Sides(left, right, vector.contiguous(), flags, value.contiguous(), *biases, 1.0, True), allowed
+    batch, keys = call.tile.batch, split_mask(call.mask, call.tile)[0]
+    allowed, row_bias, key_bias = pair_biases(call, keys)
+    clean = _finite(call)
+    query, key, scale = lift_sides(clean, call.score)
+    left, right, value = (batch_elements(x, batch).contiguous() for x in (query, key, clean.value))
+    flags = torch.zeros(len(left), dtype=torch.int32, device=value.device)
+    return _Sides(left, right, row_bias, flags, value, row_bias, key_bias, scale, False), allowed
+
+
+def _finite(call: TorchCall) -> TorchCall:
+    import torch
+
+    query, key, value = (torch.where(x.isfinite(), x, 0.0) for x in (call.query, call.key, call.value))
+    return replace(call, query=query, key=key, value=value, finite=(True, True))
+
+
+def _attend(
+    call: TorchCall, sides: _Sides, readouts: Sequence[Readout], launch: ReadoutLaunch
+) -> tuple[Float[Tensor, "*batch q value_width"], dict[type, Tensor]]:
+    """Return the output, and an array of the elements for each kind of readout of queries."""
+    import torch
+
+    from qkv.kernels.triton.readout_programs import attend_rows
+
+    elements, q = len(sides.value), call.tile.q_total
+    k, value_width = sides.value.shape[-2:]
+    kinds = {type(readout) for readout in readouts}
+    top = max((readout.k for readout in readouts if isinstance(readout, TopWeights)), default=0)
+    ranks = power_of_two(top) if top else 0
+    new = sides.row_bias.new_empty
+    output = torch.empty((elements, q, value_width), dtype=sides.value.dtype, device=sides.value.device)
+    log_sum_exp = new((elements, q))
+    entropy, distance = (new((elements, q)) if kind in kinds else log_sum_exp for kind in (Entropy, MeanDistance))
+    best = torch.empty((elements, q, max(1, ranks)), dtype=torch.int64, device=output.device)
+    block = launch.block
+    # A tile has at least as many keys as are kept.
+    sizes = {"BQ": block.queries, "BK": max(block.keys, ranks), "num_warps": block.warps}
+    own = {"DV": value_width, "DVP": power_of_two(value_width), "TOPP": ranks}
+    own |= {"ENTROPY": Entropy in kinds, "DISTANCE": MeanDistance in kinds}
+    position = cast("int", call.tile.offset()) if MeanDistance in kinds else 0
+    attend_rows[(-(-q // block.queries), elements)](
+        sides.left, sides.right, sides.vector, sides.flags, sides.value, sides.row_bias, sides.key_bias,
+        output, log_sum_exp, entropy, distance, best, q, k, launch.offset or 0, position, sides.scale,
+        **sides.options(launch), **own, **sizes,
+    )  # fmt: skip
+    rows = {LogSumExp: log_sum_exp, Entropy: entropy, MeanDistance: distance, TopWeights: best}
+    return output.reshape((*call.tile.batch, q, value_width)), rows
+
+
+def _result(call: TorchCall, sides: _Sides, rows: dict[type, Tensor], readout: Readout, launch: ReadoutLaunch) -> Any:
+    """Return the result of a readout."""
+    batch, heads, kind = call.tile.batch, readout.head_indices, readout.per_head
+    chosen = batch if heads is None else (*batch[:-1], len(heads))
+    totals = rows[LogSumExp] if heads is None else _select(rows[LogSumExp], batch, heads)
+    if isinstance(kind, READ_BY_ROWS):
+        x = rows[type(kind)]
+        if isinstance(kind, LogSumExp):
+            x = x + _omitted(call, sides)
+        x = x if heads is None else _select(x, batch, heads)
+        x = x.reshape(*chosen, *x.shape[1:])
+        if isinstance(kind, TopWeights):
+            return _largest(x, totals.reshape(*chosen, -1), kind.k, call.tile.k_total)
+        return x
+    if heads is not None:
+        sides = sides.select_heads(batch, heads)
+    if isinstance(kind, ColumnSum):
+        sums = _pool(sides, totals, (1, call.tile.k_total), launch, mean=False, maximum=False)
+        return sums.reshape(*chosen, -1)
+    assert isinstance(kind, PooledMap)
+    shape = kind.sides(call.tile.q_total, call.tile.k_total)
+    cells = _pool(sides, totals, shape, launch, mean=kind.how == "mean", maximum=kind.how == "max")
+    return cells.reshape(*chosen, *shape)
+
+
+def _omitted(call: TorchCall, sides: _Sides) -> Tensor:
+    """Return the part of the logits of a query that the programs omit because it cancels in softmax."""
+    import torch
+
+    if sides.additive:
+        return sides.vector.sum(-1, keepdim=True)
+    clean = _finite(call)
+    centre = call.score.centre(clean.key)
+    tile = call.tile if centre is None else replace(call.tile, centre=centre)
+    term = cast("Tensor | None", call.score.query_term(clean.query, tile))
+    if term is None:
+        return sides.row_bias.new_zeros(())
+    temperature = call.normalizer.temperature
+    if isinstance(temperature, torch.Tensor):
+        term = term / expand_to_pairs(temperature)[..., 0]
+    else:
+        term = term / cast("float", temperature)
+    return term.expand((*call.tile.batch, call.tile.q_total)).reshape(-1, call.tile.q_total)
+
+
+def _largest(ranks: Int[Tensor, "*batch q ranks"], totals: Float[Tensor, "*batch q"], k: int, length: int) -> Top:
+    """Return the k largest weights, of which the integers hold logits and indices.
+
+    Every weight of a row with a logit of NaN is NaN, and the first keys are the largest.
+    """
+    import torch
+
+    ranks = ranks[..., : min(k, length)]
+    order = (ranks >> 32).to(torch.int32)
+    logits = (order ^ ((order >> 31) & 0x7FFFFFFF)).view(torch.float32)
+    # Without any key, a row keeps the integers with which it began.
+    absent = (logits == -torch.inf) | (ranks == -(2**63) + 1)
+    weights = torch.where(absent, 0.0, torch.exp(logits - totals[..., None]))
+    keys = torch.where(weights == 0, -1, 0xFFFFFFFF - (ranks & 0xFFFFFFFF))
+    odd = totals.isnan()[..., None]
+    weights = torch.where(odd, totals[..., None], weights)
+    keys = torch.where(odd, torch.arange(keys.shape[-1], device=keys.device), keys)
+    more = k - keys.shape[-1]
+    return Top(torch.nn.functional.pad(weights, (0, more)), torch.nn.functional.pad(keys, (0, more), value=-1))
+
+
+def cell_lanes(length: int, cells: int, lanes: int) -> tuple[int, int, int]:
+    """Return how many cells a tile holds along an axis, how many entries of each, and how many tiles a cell takes.
+
+    Args:
+        length: number of entries of the axis.
+        cells: number of cells.
+        lanes: number of entries of a tile, a power of two.
+
+    Example:
+        >>> cell_lanes(4096, 512, 64), cell_lanes(65_536, 512, 64), cell_lanes(1000, 512, 64)
+        ((8, 8, 1), (1, 64, 2), (32, 2, 1))
+    """
+    widest = -(-length // cells)
+    span = 1 << (widest - 1).bit_length()
+    if span >= lanes:
+        return 1, lanes, -(-widest // lanes)
+    return lanes // span, span, 1
+
+
+def _pool(
+    sides: _Sides,
+    log_sum_exp: Float[Tensor, "element q"],
+    shape: tuple[int, int],
+    launch: ReadoutLaunch,
+    *,
+    mean: bool,
+    maximum: bool,
+) -> Float[Tensor, "element down across"]:
+    """Return the sum, the mean or the maximum of the weights in each cell of a map."""
+    from qkv.kernels.triton.readout_programs import pool_cells
+
+    elements, q = log_sum_exp.shape
+    k = sides.value.shape[-2]
+    down, across = shape
+    rows, row_span, row_parts = cell_lanes(q, down, launch.cells.queries)
+    columns, key_span, key_parts = cell_lanes(k, across, launch.cells.keys)
+    row_groups, key_groups = -(-down // rows), -(-across // columns)
+    strips = min(key_groups, -(-_PROGRAMS // (row_groups * elements)))
+    groups = -(-key_groups // strips)
+    pooled = log_sum_exp.new_empty((elements, down, across))
+    pool_cells[(row_groups, -(-key_groups // groups), elements)](
+        sides.left, sides.right, sides.vector, sides.flags, sides.row_bias, sides.key_bias, log_sum_exp.contiguous(),
+        pooled, q, k, launch.offset or 0, sides.scale, down, across, groups, row_parts, key_parts,
+        **sides.options(launch), MEAN=mean, MAXIMUM=maximum,
+        R=rows, RS=row_span, C=columns, CS=key_span, num_warps=launch.cells.warps,
+    )  # fmt: skip
+    return pooled
+
+
+def _select(x: Tensor, batch: tuple[int, ...], heads: tuple[int, ...]) -> Tensor:
+    """Return the elements of an array that belong to some heads; heads are the last batch axis."""
+    import torch
+
+    whole = x.reshape((*batch, *x.shape[1:]))
+    chosen = torch.stack([whole.select(len(batch) - 1, head) for head in heads], len(batch) - 1)
+    return chosen.reshape(-1, *x.shape[1:]).contiguous()
