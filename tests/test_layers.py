@@ -116,6 +116,8 @@ ALGORITHMS_IMPORTED = {
     ("batched", "dense"),  # data that is not finite
     ("ring", "tiled"),  # partial results of chunks of keys
     ("ring", "jax_loops"),  # the same in JAX
+    ("triton", "fused"),  # lifts of queries and keys
+    ("jax_fused", "jax_loops"),  # calls that a library refuses
     ("compiled", "dense"),  # dynamic shapes while exporting
 }
 """Pairs of folders of qkv.kernels of which the first runs the kernel of the second for some calls."""

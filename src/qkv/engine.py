@@ -222,10 +222,10 @@ def explain(
         dtype: name of the dtype of the arrays, used if shapes are given.
         gradient: whether an array requires a gradient, used if shapes are given.
         device: the processor: "cpu", "cuda", "cuda:1", or a kind of GPU such as "H100", which this machine need not
-            have; used if shapes are given. GPUs are planned for the library "torch" alone.
+            have; used if shapes are given. GPUs are planned for "torch" and "jax".
 
     Raises:
-        OptionError: the device is unknown, or is a GPU for another library than PyTorch.
+        OptionError: the device is unknown, or is a GPU for another library than PyTorch and JAX.
         QkvError: the call is invalid; see `attend`.
 
     Example:

@@ -131,8 +131,9 @@ def test_plans_on_cpus_show_no_device() -> None:
     assert "estimated 1" not in text
 
 
-def test_gpus_are_planned_for_pytorch_alone() -> None:
-    for library in ("numpy", "jax"):
+def test_gpus_are_planned_for_pytorch_and_jax_alone() -> None:
+    assert qkv.explain(LONG, LONG, LONG, library="jax", device="cuda").requested.device is DEFAULT_GPU
+    for library in ("numpy", "tensorflow"):
         with pytest.raises(qkv.errors.OptionError, match=f'device must be "cpu" for {library} arrays, got .cuda.'):
             qkv.explain(LONG, LONG, LONG, library=library, device="cuda")
 

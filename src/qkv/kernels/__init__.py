@@ -4,7 +4,9 @@ from qkv.kernels.batched.kernel import BatchedKernel
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.flex.kernel import FlexKernel
 from qkv.kernels.fused.kernel import FusedKernel
+from qkv.kernels.jax_fused.kernel import JaxFusedKernel
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
+from qkv.kernels.jax_pallas.kernel import JaxPallasKernel
 from qkv.kernels.linear.kernel import LinearKernel
 from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.row_blocks.kernel import RowBlocksKernel
@@ -21,7 +23,9 @@ __all__ = [
     "FlexKernel",
     "FusedKernel",
     "KERNELS",
+    "JaxFusedKernel",
     "JaxLoopsKernel",
+    "JaxPallasKernel",
     "LinearKernel",
     "NumpyBlocksKernel",
     "RowBlocksKernel",
@@ -46,4 +50,6 @@ KERNELS: tuple[Kernel, ...] = (
     FlexKernel(),
     TritonProductsKernel(),
     TritonReadoutsKernel(),
+    JaxFusedKernel(),
+    JaxPallasKernel(),
 )

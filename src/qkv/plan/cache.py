@@ -17,6 +17,7 @@ from qkv.core.positions import Positions
 from qkv.core.typing import Array, DType, Num, Shaped, Tensor
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
+from qkv.plan.jax_devices import jax_gpu_of
 from qkv.plan.kernel_protocol import PreparedCall, Result
 from qkv.plan.plan import Plan
 from qkv.plan.planner import rewrite
@@ -168,6 +169,8 @@ def call_signature(
     gradient, device = False, None
     if torch is not None and isinstance(query, torch.Tensor) and query.is_cuda:
         device = query.device  # a plan depends on the kind of GPU
+    elif "jax" in sys.modules:
+        device = jax_gpu_of(query)
     if torch is not None and torch.is_grad_enabled():  # the types of arrays tell tracers of JAX from its arrays
         tensor = torch.Tensor
         for x in (query, key, value, *held):  # `any` with a generator takes twice as long

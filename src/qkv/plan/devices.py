@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 from qkv.core.typing import Array, Shaped
 from qkv.errors import OptionError
 from qkv.plan.cost import memory_text
+from qkv.plan.jax_devices import GpuProperties, jax_gpu_of, jax_gpus, jax_properties
 
 if TYPE_CHECKING:
+    import jax
     import torch
 
 __all__ = ["CPU", "DEFAULT_GPU", "GPUS", "Device", "GpuWork", "device_named", "device_of"]
@@ -149,10 +151,10 @@ def device_named(name: str, library: str = "torch") -> Device:
 
     Args:
         name: the name.
-        library: array library of the call; GPUs are planned for PyTorch alone.
+        library: array library of the call; GPUs are planned for PyTorch and JAX.
 
     Raises:
-        OptionError: the name is unknown, the machine has fewer GPUs, or it is a GPU for another library than PyTorch.
+        OptionError: the name is unknown, the machine has fewer GPUs, or it is a GPU for another library.
 
     Example:
         >>> device_named("H200").multiprocessors
@@ -161,20 +163,20 @@ def device_named(name: str, library: str = "torch") -> Device:
     if isinstance(name, str):
         if name.lower() == "cpu":
             return CPU
-        if library != "torch":
+        if library not in ("torch", "jax"):
             raise OptionError(
-                f'device must be "cpu" for {library} arrays, got {name!r}. Pass library="torch", or no device.'
+                f'device must be "cpu" for {library} arrays, got {name!r}. Pass library="torch" or "jax", or no device.'
             )
         for known, gpu in GPUS.items():
             if name.lower().replace(" ", "") == known.lower().replace(" ", ""):
                 return gpu
         kind, _, index = name.partition(":")
         if kind == "cuda" and (not index or index.isdecimal()):
-            present = _gpu_count()
+            present = _gpu_count() if library == "torch" else len(jax_gpus())
             if not present and index in ("", "0"):
                 return DEFAULT_GPU
             if int(index or 0) < present:
-                return _present_gpu(int(index or 0))
+                return _present_gpu(int(index or 0)) if library == "torch" else _jax_gpu(jax_gpus()[int(index or 0)])
     kinds = ", ".join(GPUS)
     raise OptionError(
         f'device must be "cpu", "cuda", "cuda:N" for a GPU of this machine, or a kind of GPU, got {name!r}. '
@@ -183,11 +185,14 @@ def device_named(name: str, library: str = "torch") -> Device:
 
 
 def device_of(reference: Shaped[Array, "*_"]) -> Device:
-    """Return the device of a tensor. Arrays of other libraries, and devices without CUDA, count as CPU.
+    """Return the device of an array. Arrays of other libraries than PyTorch and JAX, and of TPUs, count as CPU.
 
     Args:
         reference: an array of the call.
     """
+    found = jax_gpu_of(reference)
+    if found is not None:
+        return _jax_gpu(found)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(reference, torch.Tensor) or not reference.is_cuda:
         return CPU
@@ -204,14 +209,19 @@ def _gpu_count() -> int:
 
 
 @cache
+def _jax_gpu(device: jax.Device) -> Device:
+    return from_properties(jax_properties(device))
+
+
+@cache
 def _present_gpu(index: int) -> Device:
     import torch
 
     return from_properties(torch.cuda.get_device_properties(index))
 
 
-def from_properties(properties: torch._C._CudaDeviceProperties) -> Device:
-    """Return the device of the properties that PyTorch states; what it does not state is that of a similar GPU.
+def from_properties(properties: torch._C._CudaDeviceProperties | GpuProperties) -> Device:
+    """Return the device of the properties that PyTorch or JAX state; what it does not state is that of a similar GPU.
 
     Args:
         properties: name, total memory, number of multiprocessors and compute capability.

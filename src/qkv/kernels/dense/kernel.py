@@ -81,10 +81,10 @@ class DenseKernel(Kernel):
         if problem.library == "torch":
             # Autograd would compute these gradients here, but other kernels, which run larger calls, would not.
             refuse_closure_gradients(call)
-        elif problem.library == "jax" and compilable((call.score, call.normalizer, call.mask, *problem.readouts)):
-            return run_compiled(call, problem, _run)
         if problem.device.is_gpu:  # whether the data is finite is not read back, which would make the GPU wait
             call = replace(call, finite=(False, False))
+        if problem.library == "jax" and compilable((call.score, call.normalizer, call.mask, *problem.readouts)):
+            return run_compiled(call, problem, _run)
         return _run(call, problem.readouts)
 
 

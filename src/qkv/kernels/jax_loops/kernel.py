@@ -29,10 +29,12 @@ from qkv.kernels.jax_loops.explicit_axes import with_automatic_axes
 from qkv.kernels.jax_loops.manual_axes import vary_alike
 from qkv.kernels.jax_loops.row_blocks import RowBlockLoop, combine_kinds
 from qkv.kernels.jax_loops.tiles import attend_tiles
+from qkv.kernels.runtime.gpu_model import pairwise_gpu_work
 from qkv.kernels.runtime.tile_sizes import partial_elements, row_block_arrays, row_block_size, size_text, tile_shape
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import Cost
+from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.readouts import Readout
@@ -44,6 +46,8 @@ BUDGET = 2**20
 """Largest number of elements in any array of a tile."""
 ROW_BLOCK_BUDGET = 2**23
 """Largest number of elements in all arrays of a row block together."""
+_GPU_TILE_FACTOR = 16
+"""Ratio of the elements of a tile on a GPU and on a CPU: 64 MiB in float32, so that launches take little time."""
 _TILE_SECONDS = 3e-4
 """Fixed cost of a tile in seconds, because it consists of many small operations."""
 
@@ -65,6 +69,7 @@ class JaxLoopsKernel(Kernel):
 
     name: ClassVar[str] = "jax_loops"
     libraries: ClassVar[tuple[str, ...]] = ("jax",)
+    runs_on_gpu: ClassVar[bool] = True
     budget: int = BUDGET
     row_block_budget: int = ROW_BLOCK_BUDGET
 
@@ -113,6 +118,14 @@ class JaxLoopsKernel(Kernel):
             5e-4 + steps * _TILE_SECONDS * (2 if problem.gradient else 1),
         )
 
+    def gpu_work(self, problem: Problem) -> GpuWork:
+        """Return the work of the loops on a GPU: the compiler fuses what is done with a tile to about six programs."""
+        steps = -(-problem.axes.q // max(1, self._rows(problem)))
+        if _in_tiles(problem):
+            rows, cols = self._tile(problem)
+            steps = -(-problem.axes.q // rows) * -(-problem.axes.k // cols)
+        return pairwise_gpu_work(problem, problem.axes.pairs, 20 + 6 * steps, passes=4)
+
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run the compiled loop of a call and return the output and the readouts.
 
@@ -130,7 +143,8 @@ class JaxLoopsKernel(Kernel):
             dropout=call.dropout,
             tile_shape=self._tile(problem) if _in_tiles(problem) else None,
             row_block=(rows, self._cols(problem, rows)) if (rows := self._rows(problem)) else None,
-            finite=(call.finite_sides, call.finite_value),
+            # On a GPU, reading back whether the data is finite would wait for all earlier operations.
+            finite=(False, False) if problem.device.is_gpu else (call.finite_sides, call.finite_value),
             readouts=tuple(problem.readouts),
             signatures=tuple(readout.signature() for readout in problem.readouts),
         )
@@ -140,7 +154,8 @@ class JaxLoopsKernel(Kernel):
         return Result(cast(output, call.out_dtype), tuple(readouts))
 
     def _tile(self, problem: Problem) -> tuple[int, int]:
-        rows, cols = tile_shape(problem, self.budget, _tile_arrays(problem))
+        budget = self.budget * (_GPU_TILE_FACTOR if problem.device.is_gpu else 1)
+        rows, cols = tile_shape(problem, budget, _tile_arrays(problem))
         return max(1, min(rows, problem.axes.q)), max(1, min(cols, problem.axes.k))
 
     def _rows(self, problem: Problem) -> int:

@@ -78,11 +78,9 @@ class _Sides:
 
     def select_heads(self, batch: tuple[int, ...], heads: tuple[int, ...]) -> _Sides:
         """Return the arrays of some heads."""
-        arrays = {
-            name: _select(getattr(self, name), batch, heads)
-            for name in ("left", "right", "vector", "flags", "value", "row_bias", "key_bias")
-        }
-        return replace(self, **arrays)
+        arrays = self.left, self.right, self.vector, self.flags, self.value, self.row_bias, self.key_bias
+        left, right, vector, flags, value, row_bias, key_bias = (_select(x, batch, heads) for x in arrays)
+        return _Sides(left, right, vector, flags, value, row_bias, key_bias, self.scale, self.additive)
 
 
 def attend_with_readouts(
@@ -111,9 +109,10 @@ def _sides(call: TorchCall) -> tuple[_Sides, Tensor]:
     import torch
 
     if call.score.tanh_vector is not None:
-        (left, right, vector, value, *biases), allowed = additive_sides(call)
+        (left, right, vector, value, row_bias, key_bias), allowed = additive_sides(call)
         left, right, flags = centred_sides(left, right, vector)
-        return _Sides(left, right, vector.contiguous(), flags, value.contiguous(), *biases, 1.0, True), allowed
+        vector, value = vector.contiguous(), value.contiguous()
+        return _Sides(left, right, vector, flags, value, row_bias, key_bias, 1.0, True), allowed
     batch, keys = call.tile.batch, split_mask(call.mask, call.tile)[0]
     allowed, row_bias, key_bias = pair_biases(call, keys)
     clean = _finite(call)
@@ -132,7 +131,7 @@ def _finite(call: TorchCall) -> TorchCall:
 
 def _attend(
     call: TorchCall, sides: _Sides, readouts: Sequence[Readout], launch: ReadoutLaunch
-) -> tuple[Float[Tensor, "*batch q value_width"], dict[type, Tensor]]:
+) -> tuple[Float[Tensor, "*batch q value_width"], dict[type[Readout], Tensor]]:
     """Return the output, and an array of the elements for each kind of readout of queries."""
     import torch
 
@@ -159,11 +158,14 @@ def _attend(
         output, log_sum_exp, entropy, distance, best, q, k, launch.offset or 0, position, sides.scale,
         **sides.options(launch), **own, **sizes,
     )  # fmt: skip
-    rows = {LogSumExp: log_sum_exp, Entropy: entropy, MeanDistance: distance, TopWeights: best}
+    rows: dict[type[Readout], Tensor] = {LogSumExp: log_sum_exp, Entropy: entropy}
+    rows |= {MeanDistance: distance, TopWeights: best}
     return output.reshape((*call.tile.batch, q, value_width)), rows
 
 
-def _result(call: TorchCall, sides: _Sides, rows: dict[type, Tensor], readout: Readout, launch: ReadoutLaunch) -> Any:
+def _result(
+    call: TorchCall, sides: _Sides, rows: dict[type[Readout], Tensor], readout: Readout, launch: ReadoutLaunch
+) -> Any:
     """Return the result of a readout."""
     batch, heads, kind = call.tile.batch, readout.head_indices, readout.per_head
     chosen = batch if heads is None else (*batch[:-1], len(heads))
@@ -200,11 +202,8 @@ def _omitted(call: TorchCall, sides: _Sides) -> Tensor:
     term = cast("Tensor | None", call.score.query_term(clean.query, tile))
     if term is None:
         return sides.row_bias.new_zeros(())
-    temperature = call.normalizer.temperature
-    if isinstance(temperature, torch.Tensor):
-        term = term / expand_to_pairs(temperature)[..., 0]
-    else:
-        term = term / cast("float", temperature)
+    temperature = expand_to_pairs(cast("Tensor | float", call.normalizer.temperature))
+    term = cast("Tensor", term / (temperature[..., 0] if isinstance(temperature, torch.Tensor) else temperature))
     return term.expand((*call.tile.batch, call.tile.q_total)).reshape(-1, call.tile.q_total)
 
 

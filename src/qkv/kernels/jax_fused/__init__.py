@@ -1,0 +1,1 @@
+"""JAX's fused attention on GPUs, for scaled dot products."""

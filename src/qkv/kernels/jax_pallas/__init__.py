@@ -1,0 +1,1 @@
+"""Additive scores in JAX on accelerators, by programs written in Pallas."""
