@@ -12,7 +12,7 @@ import torch
 
 from benchmarks._calls import Call
 from qkv import normalizers, scores
-from qkv.kernels import FlexKernel, TritonKernel, TritonProductsKernel
+from qkv.kernels import FlexKernel, TritonKernel, TritonProductsKernel, TritonReadoutsKernel
 
 __all__ = ["DTYPES", "Setting", "make_call", "prepare_cpu"]
 
@@ -21,6 +21,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _ON_CPU = {
     "triton": TritonKernel(interpreted=True, block=(16, 16)),
     "triton_products": TritonProductsKernel(interpreted=True, block=(16, 16)),
+    "triton_readouts": TritonReadoutsKernel(interpreted=True, block=(16, 16)),
     "flex": FlexKernel(eager=True),
 }
 """The kernels for GPUs as they run on tensors of a CPU."""

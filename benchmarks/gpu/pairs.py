@@ -171,14 +171,16 @@ def pooled_map(setting: Setting) -> Iterator[Row]:
         call = make_call(setting, "dot", (1, 8, n, 64), dtype=dtype)
         maps = [readouts.PooledMap(cells)]
 
-        def observed() -> Any:
+        kernel = None if setting.on_gpu else setting.kernel("triton_readouts")
+
+        def observed(call: Any = call, maps: Any = maps, kernel: Any = kernel) -> Any:
             with torch.no_grad():
-                return qkv.observe(call.query, call.key, call.value, readouts=maps)
+                return qkv.observe(call.query, call.key, call.value, readouts=maps, kernel=kernel)
 
         errors = _check_map(call, observed().readouts[0], cells, TOLERANCE[dtype])
         found = contest(setting, {"qkv, map": observed, "qkv, plain": call.run})
         case = f"PooledMap({cells}), 8 × {n} × 64, {dtype_name}, forward"
-        plan = qkv.explain(call.query, call.key, call.value, readouts=maps)
+        plan = qkv.explain(call.query, call.key, call.value, readouts=maps, kernel=kernel)
         yield found.row(
             case, "qkv, plain", AtMost(1.25), ours="qkv, map", errors=errors, kernel=plan.kernel.name, plan=str(plan)
         )

@@ -21,6 +21,7 @@ INSTRUCTIONS = {
     "atomics": r"\b(?:ATOMG?|REDG?)\.",
 }
 ADDITIVE = ("attend_queries", "differentiate_queries", "differentiate_keys")
+ROUNDED = tuple(f"rounded {name}" for name in ADDITIVE)
 
 PRODUCTS = {"gated": (True, 0, 0), "sparsemax": (False, 1, 0), "entmax15": (False, 2, 0), "top-32": (False, 0, 32)}
 """Whether there is a gate, the power of the weights, and the number of kept keys."""
@@ -31,7 +32,9 @@ PRODUCT_PROGRAMS = tuple(
 )
 
 READOUTS = {
-    f"{kind} {program}": (kind, program) for kind in ("half", "single", "additive") for program in ("rows", "cells")
+    f"{kind} {program}": (kind, program)
+    for kind in ("half", "single", "additive")
+    for program in ("rows", "mapped", "cells", "table")
 }
 
 
@@ -66,14 +69,20 @@ def compile_program(program: Any, options: dict[str, Any], kinds: dict[str, str]
 
 
 def compile_additive(name: str, architecture: int) -> dict[str, int]:
-    """Return counts of a causal program of the additive score for 64 hidden units and values of width 64."""
+    """Return counts of a causal program of the additive score for 64 hidden units and values of width 64.
+
+    The name may begin with "rounded", for one product of TF32.
+    """
     from qkv.kernels.triton import additive_programs
     from qkv.kernels.triton.additive import Launch
     from qkv.kernels.triton.block_sizes import additive_blocks
 
-    blocks = additive_blocks(divmod(architecture, 10), 64, rounded=False)
+    *rounded, name = name.split()
+    blocks = additive_blocks(divmod(architecture, 10), 64, rounded=bool(rounded))
     block = blocks[ADDITIVE.index(name)]
-    options = Launch(0, blocks).options(block, 64, 64, gradient=name != "attend_queries")
+    options = Launch(0, blocks, "tf32" if rounded else "tf32x3").options(
+        block, 64, 64, gradient=name != "attend_queries"
+    )
     kinds = {"q": "i32", "k": "i32", "offset": "i32", "flags": "*i32"}
     counts = compile_program(getattr(additive_programs, name), options, kinds, architecture)
     return counts | {"pairs of a thread": block.queries * block.keys // (32 * block.warps)}
@@ -96,24 +105,34 @@ def compile_product(name: str, architecture: int) -> dict[str, int]:
 def compile_readout(name: str, architecture: int) -> dict[str, int]:
     """Return counts of a causal program for readouts, such as "half rows", for vectors, units and values 64 wide.
 
-    The first program keeps the 8 largest logits, the second takes the mean of cells of 8 × 8 pairs.
+    Rows keep the 8 largest logits, mapped rows write a table of cells of 8 keys, and cells and tables are added up to
+    means of cells of 8 × 8 pairs.
     """
     from qkv.kernels.triton import readout_programs
     from qkv.kernels.triton.block_sizes import readout_blocks
 
     kind, program = READOUTS[name]
-    block = readout_blocks(64, kind == "half", True)[program == "cells"]
+    block = readout_blocks(64, kind == "half", program == "rows")[program in ("cells", "table")]
     options = {"ADDITIVE": kind == "additive", "W": 64, "WP": 64, "CAUSAL": True, "num_warps": block.warps}
     options["PRECISION"] = "tf32" if kind == "half" else "tf32x3"
     kinds = dict.fromkeys(("q", "k", "offset", "position", "down", "across", "groups", "row_parts", "key_parts"), "i32")
-    kinds |= {"scale": "fp32", "flags": "*i32", "best_logits": "*i64"}
+    kinds |= {"scale": "fp32", "flags": "*i32", "best_logits": "*i64", "row_starts": "*i32", "key_starts": "*i32"}
     if kind == "half":
         kinds |= dict.fromkeys(("left", "right", "value", "output"), "*bf16")
-    if program == "rows":
-        options |= {"DV": 64, "DVP": 64, "ENTROPY": True, "DISTANCE": True, "TOPP": 16}
-        options |= {"BQ": block.queries, "BK": block.keys}
+    if program in ("rows", "mapped"):
+        options |= {"DV": 64, "DVP": 64, "ENTROPY": True, "DISTANCE": True, "TOPP": 16 if program == "rows" else 0}
+        options |= {"BQ": block.queries, "BK": block.keys, "MAPPED": program == "mapped", "MAXIMUM": False}
+        options |= {"C": block.keys // 8, "CS": 8}
         return compile_program(readout_programs.attend_rows, options, kinds, architecture)
-    options |= {"MEAN": True, "MAXIMUM": False, "R": block.queries // 8, "RS": 8, "C": block.keys // 8, "CS": 8}
+    options |= {
+        "TABLE": program == "table",
+        "MEAN": True,
+        "MAXIMUM": False,
+        "R": block.queries // 8,
+        "RS": 8,
+        "C": block.keys // 8,
+        "CS": 8,
+    }
     return compile_program(readout_programs.pool_cells, options, kinds, architecture)
 
 
@@ -121,7 +140,7 @@ if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"  # before the first import of Triton
     given = sys.argv[1:]
     names = [name for name in given if not name.isdecimal()] or (*ADDITIVE, *PRODUCT_PROGRAMS, *READOUTS)
-    compilers = dict.fromkeys(ADDITIVE, compile_additive) | dict.fromkeys(READOUTS, compile_readout)
+    compilers = dict.fromkeys((*ADDITIVE, *ROUNDED), compile_additive) | dict.fromkeys(READOUTS, compile_readout)
     counts = {
         f"{n} {name}": compilers.get(name, compile_product)(name, int(n))
         for n in given

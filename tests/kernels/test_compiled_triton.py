@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
 
 import pytest
 
-from tests.kernels.compile_triton import ADDITIVE, PRODUCT_PROGRAMS, PRODUCTS, READOUTS
+from tests.kernels.compile_triton import ADDITIVE, PRODUCT_PROGRAMS, PRODUCTS, READOUTS, ROUNDED
 
 pytest.importorskip("triton")
 
@@ -29,8 +30,14 @@ One division for two units, and two in the loop for units far from 0, are 3 for 
 
 @cache
 def _counts(*arguments: str) -> dict[str, dict[str, int]]:
-    script = [sys.executable, "-m", "tests.kernels.compile_triton", *arguments]
-    return json.loads(subprocess.run(script, capture_output=True, text=True, check=True).stdout)
+    return _printed("tests.kernels.compile_triton", *arguments)
+
+
+def _printed(module: str, *arguments: str) -> dict[str, dict[str, int]]:
+    script = [sys.executable, "-m", module, *arguments]
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(["src", *sys.path])}
+    done = subprocess.run(script, capture_output=True, text=True, check=True, env=environment)
+    return json.loads(done.stdout)
 
 
 def check(architecture: int, name: str, counts: dict[str, int]) -> None:
@@ -57,7 +64,18 @@ def test_no_program_stores_registers_or_divides_once_for_each_unit(architecture:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("architecture", SPECIAL_FUNCTIONS)
+def test_programs_with_one_product_of_tf32_store_no_registers(architecture: int) -> None:
+    for name, counts in _counts(str(architecture), *ROUNDED).items():
+        assert counts["spills"] == counts["atomics"] == 0, (name, counts)
+        assert counts["shared bytes"] <= 99 * 1024, (name, counts)
+        loops = 1 if "attend" in name else 2
+        assert counts["reciprocals"] <= 3 * loops * counts["pairs of a thread"] + 4, (name, counts)
+        assert counts["exponentials"] <= (53 if "attend" in name else 80), (name, counts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", SPECIAL_FUNCTIONS)
 @pytest.mark.parametrize("kind", PRODUCTS)
 def test_programs_for_products_store_hardly_any_registers(kind: str, architecture: int) -> None:
     names = [name for name in PRODUCT_PROGRAMS if name.split()[0] == kind]
@@ -65,6 +83,9 @@ def test_programs_for_products_store_hardly_any_registers(kind: str, architectur
         assert counts["spills"] <= 4, (name, counts)
         assert counts["atomics"] == 0, (name, counts)
         assert counts["shared bytes"] <= 99 * 1024, (name, counts)
+        # One exponential for each of 4 pairs of a thread; a gate takes one more and a reciprocal, in each of two loops.
+        assert counts["exponentials"] <= (20 if kind == "gated" else 8), (name, counts)
+        assert counts["reciprocals"] <= 12, (name, counts)
 
 
 @pytest.mark.long
@@ -76,3 +97,11 @@ def test_programs_for_readouts_store_hardly_any_registers(architecture: int) -> 
         assert counts["shared bytes"] <= 99 * 1024, (name, counts)
         # One exponential for each pair, two for additive pairs far from 0, and those of the running maximum.
         assert counts["exponentials"] <= 36, (name, counts)
+
+
+@pytest.mark.long
+def test_calls_of_100_lengths_compile_each_program_at_most_twice_and_maps_once_for_each_size_of_cells() -> None:
+    """Triton compiles again where a length becomes a multiple of 16; a cell takes 1 to 64 queries and keys."""
+    for kind, programs in _printed("tests.kernels.specializations", "100").items():
+        for name, count in programs.items():
+            assert count <= (12 if name == "pool_cells" else 2), (kind, name, count)

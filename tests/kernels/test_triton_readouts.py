@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 import qkv
 from qkv import masks, readouts, scores
+from qkv.kernels.runtime.context import on_device
 from qkv.kernels.triton.readout_kernel import TritonReadoutsKernel
 from qkv.testing.cases import Case
 from qkv.testing.execution import run_eagerly
@@ -182,7 +185,9 @@ def test_readouts_are_planned_for_gpus_without_gradients_and_never_for_cpus() ->
         options = {"score": score, "library": "torch", "readouts": [readouts.PooledMap(512), readouts.TopWeights(32)]}
         plan = qkv.explain(shape, shape, shape, **options, device="H200", dtype="bfloat16")
         assert plan.kernel.name == "triton_readouts", str(plan)
-        assert "1 more to add weights up" in str(plan)
+        assert "the cells of a map" in str(plan)
+        small = qkv.explain(shape, shape, shape, **options, device="H200", dtype="bfloat16", memory="512 MiB")
+        assert "1 more to add weights up" in str(small)
         assert qkv.explain(shape, shape, shape, **options).kernel.name == "tiled"
     refused = {
         "without gradient": {"gradient": True},
@@ -197,24 +202,36 @@ def test_readouts_are_planned_for_gpus_without_gradients_and_never_for_cpus() ->
             qkv.explain(shape, shape, shape, kernel="triton_readouts", **options)
 
 
+def test_programs_are_launched_on_the_gpu_of_the_tensors() -> None:
+    with mock.patch("torch.cuda.device") as device:
+        on_device(SimpleNamespace(is_cuda=True, device="cuda:1"))
+        device.assert_called_once_with("cuda:1")
+        with on_device(torch.ones(1)):
+            device.assert_called_once()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
 def test_agrees_with_the_dense_kernel_where_contracts_do(contract: type[ReadoutContract]) -> None:
     readout, accepted = contract.readout, 0
-    for score in ("scaled dot", "gaussian", "additive", "dot", "cosine"):
-        for mask in ("none", "causal at the end", "keys", "lengths"):
-            for normalizer in ("softmax", "softmax with temperature"):
-                call = Case(score, normalizer, mask).call()
-                try:
-                    found = run_eagerly(call, Setting("torch", "float32"), KERNEL, readouts=[readout])
-                except qkv.errors.RefusedError:
-                    continue
-                accepted += 1
-                wanted = run_eagerly(call, Setting("torch", "float64"), "dense", readouts=[readout])
-                for x, y in zip(_arrays(found), _arrays(wanted), strict=True):
-                    exact = not y.is_floating_point()
-                    name = f"{score}, {mask}, {normalizer}"
-                    assert_close(x, y.numpy(), 0.0 if exact else 2e-5, message=name, min_scale=1.0)
+    cases = [
+        Case("scaled dot", "softmax", "none"),
+        Case("scaled dot", "softmax with temperature", "causal at the end"),
+        Case("gaussian", "softmax with temperature", "keys"),
+        Case("cosine", "softmax", "lengths"),
+        Case("additive", "softmax with temperature", "causal at the end"),
+    ]
+    for case in cases:
+        call = case.call()
+        try:
+            found = run_eagerly(call, Setting("torch", "float32"), KERNEL, readouts=[readout])
+        except qkv.errors.RefusedError:
+            continue
+        accepted += 1
+        wanted = run_eagerly(call, Setting("torch", "float64"), "dense", readouts=[readout])
+        for x, y in zip(_arrays(found), _arrays(wanted), strict=True):
+            exact = not y.is_floating_point()
+            assert_close(x, y.numpy(), 0.0 if exact else 2e-5, message=str(case), min_scale=1.0)
     kinds = (readouts.Rows, readouts.Dense, readouts.SampledKey, readouts.LogProbability)
     assert (accepted == 0) == isinstance(readout, kinds)
 

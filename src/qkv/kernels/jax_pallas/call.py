@@ -89,7 +89,7 @@ def _forward(
     key_bias: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     arrays, near = _padded(block, left, right, vector, value, row_bias, key_bias)
-    elements, q, width = *arrays[0].shape[:2], arrays[3].shape[-1]
+    (elements, q, _), width = arrays[0].shape, arrays[3].shape[-1]
     outputs = [((elements, q, width), "query"), ((elements, q, 1), "query")]
 
     def run(is_near: bool, arrays: tuple[Any, ...]) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core import arrays
 from qkv.core.equation import BoundCall
-from qkv.kernels.runtime.context import no_autocast
+from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block, additive_blocks
@@ -98,7 +98,7 @@ class TritonKernel(ProgramKernel):
         from qkv.kernels.triton.additive import Launch, additive_attention
 
         tensors = cast("TorchCall", call)
-        with no_autocast(tensors.value):
+        with no_autocast(tensors.value), on_device(tensors.value):
             offset = split_mask(tensors.mask, tensors.tile)[1]
             launch = Launch(offset, self._blocks(problem), product_precision(problem.dtype))
             output = additive_attention(tensors, launch)

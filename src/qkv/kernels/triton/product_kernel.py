@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core import arrays
 from qkv.core.equation import BoundCall
-from qkv.kernels.runtime.context import no_autocast
+from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import Block, product_block
@@ -106,7 +106,7 @@ class TritonProductsKernel(ProgramKernel):
         power, top = _kind(normalizer) or (0, 0)
         inner = normalizer.inner if isinstance(normalizer, TopK) else normalizer
         scale = cast("float", inner.scale)
-        with no_autocast(tensors.value):
+        with no_autocast(tensors.value), on_device(tensors.value):
             offset = split_mask(tensors.mask, tensors.tile)[1]
             precision = product_precision(problem.dtype)
             gated = tensors.score.gated_product

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core import arrays
 from qkv.core.equation import BoundCall
-from qkv.kernels.runtime.context import no_autocast
+from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import Block, readout_blocks
 from qkv.kernels.triton.kernel import FORWARD_OPERATIONS
+from qkv.kernels.triton.preparation import power_of_two
 from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
-from qkv.kernels.triton.readouts import READ_BY_ROWS, ReadoutLaunch, attend_with_readouts
+from qkv.kernels.triton.readouts import READ_BY_ROWS, ReadoutLaunch, attend_with_readouts, cell_lanes
 from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Result
@@ -65,8 +66,11 @@ class TritonReadoutsKernel(ProgramKernel):
     def describe(self, problem: Problem) -> str:
         """Describe what is computed in which pass."""
         block = self._blocks(problem)[0]
-        maps = sum(not isinstance(readout.per_head, READ_BY_ROWS) for readout in problem.readouts)
+        maps, mapped = _maps(problem), self._mapped(problem) is not None
+        maps -= mapped
         more = f"; {maps} more to add weights up from the log-sum-exps" if maps else ""
+        if mapped:
+            more = f", and the cells of a map, which are added up from a table{more}"
         return (
             f"tiles of {block.queries} queries × {block.keys} keys in registers; one pass for the output and the "
             f"readouts of each query{more}"
@@ -86,7 +90,9 @@ class TritonReadoutsKernel(ProgramKernel):
         top = max((_top(readout) for readout in problem.readouts), default=0)
         scratch = copies * problem.itemsize + axes.batch_size * axes.q * (12 + 16 * top)
         scratch += 0 if self.keeps_dtype(problem) else problem.cast_bytes
-        passes = 1 + sum(not isinstance(readout.per_head, READ_BY_ROWS) for readout in problem.readouts) / 2
+        if (mapped := self._mapped(problem)) is not None:
+            scratch += self._table_bytes(problem, mapped)
+        passes = 1 + (_maps(problem) - (mapped is not None)) / 2
         flop = visible_pairs(problem, 64) * problem.flop_per_pair * passes
         return Cost(flop, problem.input_bytes + 2 * scratch, scratch, 2e-4)
 
@@ -94,7 +100,8 @@ class TritonReadoutsKernel(ProgramKernel):
         """Return the work of the programs, whose tiles never leave the registers."""
         axes, pairs, width = problem.axes, visible_pairs(problem, 64, 64), _width(problem)
         additive = problem.score.tanh_vector is not None
-        maps = sum(not isinstance(readout.per_head, READ_BY_ROWS) for readout in problem.readouts)
+        mapped = self._mapped(problem) is not None
+        maps = _maps(problem) - mapped
         top = _SORT_OPERATIONS if any(_top(readout) for readout in problem.readouts) else 0
         logit = width * FORWARD_OPERATIONS if additive else 0
         half = problem.dtype in ("bfloat16", "float16") and self.keeps_dtype(problem)
@@ -102,21 +109,37 @@ class TritonReadoutsKernel(ProgramKernel):
         products = (0 if additive else 2 * width) * (1 + maps) + 2 * axes.value_width
         return GpuWork(
             matrix=pairs * products * slowdown,
-            vector=pairs * ((logit + 12) * (1 + maps) + top),
+            vector=pairs * ((logit + 10) * (1 + maps) + 2 * mapped + top),
             special=pairs * (1 + maps) * (width / 2 + 1 if additive else 1),
             traffic=self.cost(problem).traffic,
-            launches=40 + maps,
+            launches=40 + maps + mapped,
         )
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run the programs, without reading anything back."""
         tensors = cast("TorchCall", call)
         block, cells = self._blocks(problem)
-        with no_autocast(tensors.value):
+        with no_autocast(tensors.value), on_device(tensors.value):
             offset = split_mask(tensors.mask, tensors.tile)[1]
-            launch = ReadoutLaunch(offset, block, cells, product_precision(problem.dtype))
+            mapped = self._mapped(problem)
+            launch = ReadoutLaunch(offset, block, cells, product_precision(problem.dtype), mapped)
             output, readouts = attend_with_readouts(tensors, problem.readouts, launch)
         return Result(arrays.cast(output, call.out_dtype), readouts)
+
+    def _mapped(self, problem: Problem) -> int | None:
+        """Return the number of the first pooled map of all heads whose table takes little of the memory budget."""
+        for n, readout in enumerate(problem.readouts):
+            if isinstance(readout, PooledMap) and self._table_bytes(problem, n) <= problem.memory // 4:
+                return n
+        return None
+
+    def _table_bytes(self, problem: Problem, number: int) -> int:
+        """Return the bytes of the table of a pooled map."""
+        axes, readout = problem.axes, cast("PooledMap", problem.readouts[number])
+        ranks = max(power_of_two(_top(each)) if _top(each) else 0 for each in problem.readouts)
+        across = readout.sides(axes.q, axes.k)[1]
+        cells, _, parts = cell_lanes(axes.k, across, max(self._blocks(problem)[0].keys, ranks))
+        return axes.batch_size * axes.q * -(-across // cells) * parts * (cells + 1) * 4
 
     def _blocks(self, problem: Problem) -> tuple[Block, Block]:
         """Return the tiles of both programs."""
@@ -132,6 +155,11 @@ def _width(problem: Problem) -> int:
     if problem.score.tanh_vector is not None:
         return problem.elements_per_logit
     return int(problem.score.lifted_width(problem.axes.query_width, problem.axes.key_width))
+
+
+def _maps(problem: Problem) -> int:
+    """Return how many readouts are sums or maxima over several queries."""
+    return sum(not isinstance(readout.per_head, READ_BY_ROWS) for readout in problem.readouts)
 
 
 def _top(readout: Readout) -> int:

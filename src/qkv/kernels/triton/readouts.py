@@ -36,12 +36,29 @@ class ReadoutLaunch:
         block: tile of the program that computes the output and the readouts of each query.
         cells: tile of the program that computes sums and maxima of cells.
         precision: precision of matrix products, as in `triton.language.dot`.
+        mapped: number of the readout whose cells are added up on the way; None if there is none.
     """
 
     offset: int | None
     block: Block
     cells: Block
     precision: str = "tf32x3"
+    mapped: int | None = None
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Sums or maxima of the weights of each tile and cell of keys, for each query, and what they are relative to.
+
+    Attributes:
+        entries: (element, query, tile, cell).
+        maxima: the running maximum of each query at each tile, (element, query, tile).
+        lanes: number of cells of a tile, of keys of a cell, and of tiles of a cell, as `cell_lanes` returns them.
+    """
+
+    entries: Tensor
+    maxima: Tensor
+    lanes: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -97,9 +114,11 @@ def attend_with_readouts(
 
     with torch.no_grad():
         sides, allowed = _sides(call)
-        kinds = [readout.per_head for readout in readouts]
-        output, rows = _attend(call, sides, kinds, launch)
-        results = tuple(_result(call, sides, rows, readout, launch) for readout in readouts)
+        output, rows, table = _attend(call, sides, readouts, launch)
+        results = tuple(
+            _result(call, sides, rows, readout, launch, table if n == launch.mapped else None)
+            for n, readout in enumerate(readouts)
+        )
         output = output + nonfinite_values(call, allowed, launch.offset)
     return output, results
 
@@ -131,16 +150,16 @@ def _finite(call: TorchCall) -> TorchCall:
 
 def _attend(
     call: TorchCall, sides: _Sides, readouts: Sequence[Readout], launch: ReadoutLaunch
-) -> tuple[Float[Tensor, "*batch q value_width"], dict[type[Readout], Tensor]]:
-    """Return the output, and an array of the elements for each kind of readout of queries."""
+) -> tuple[Float[Tensor, "*batch q value_width"], dict[type[Readout], Tensor], _Table | None]:
+    """Return the output, an array of the elements for each kind of readout of queries, and a table of cells."""
     import torch
 
     from qkv.kernels.triton.readout_programs import attend_rows
 
     elements, q = len(sides.value), call.tile.q_total
     k, value_width = sides.value.shape[-2:]
-    kinds = {type(readout) for readout in readouts}
-    top = max((readout.k for readout in readouts if isinstance(readout, TopWeights)), default=0)
+    kinds = {type(readout.per_head) for readout in readouts}
+    top = max((readout.per_head.k for readout in readouts if isinstance(readout.per_head, TopWeights)), default=0)
     ranks = power_of_two(top) if top else 0
     new = sides.row_bias.new_empty
     output = torch.empty((elements, q, value_width), dtype=sides.value.dtype, device=sides.value.device)
@@ -149,24 +168,40 @@ def _attend(
     best = torch.empty((elements, q, max(1, ranks)), dtype=torch.int64, device=output.device)
     block = launch.block
     # A tile has at least as many keys as are kept.
-    sizes = {"BQ": block.queries, "BK": max(block.keys, ranks), "num_warps": block.warps}
+    lanes = max(block.keys, ranks)
+    sizes = {"BQ": block.queries, "BK": lanes, "num_warps": block.warps}
+    table, across, maximum = None, 1, False
+    if launch.mapped is not None:
+        readout = cast("PooledMap", readouts[launch.mapped])
+        across, maximum = readout.sides(q, k)[1], readout.how == "max"
+        cells = cell_lanes(k, across, lanes)
+        shape = (elements, q, -(-across // cells[0]) * cells[2])
+        # Tiles that come after the last key of a causal mask are left out.
+        maxima = new(shape) if launch.offset is None else sides.row_bias.new_full(shape, -torch.inf)
+        table = _Table(new((*shape, cells[0])), maxima, cells)
+    starts = _starts(k, across, output)
+    columns, span, parts = (1, lanes, 1) if table is None else table.lanes
+    sizes |= {"MAPPED": table is not None, "MAXIMUM": maximum, "C": columns, "CS": span}
     own = {"DV": value_width, "DVP": power_of_two(value_width), "TOPP": ranks}
     own |= {"ENTROPY": Entropy in kinds, "DISTANCE": MeanDistance in kinds}
     position = cast("int", call.tile.offset()) if MeanDistance in kinds else 0
     attend_rows[(-(-q // block.queries), elements)](
         sides.left, sides.right, sides.vector, sides.flags, sides.value, sides.row_bias, sides.key_bias,
-        output, log_sum_exp, entropy, distance, best, q, k, launch.offset or 0, position, sides.scale,
+        output, log_sum_exp, entropy, distance, best, log_sum_exp if table is None else table.entries,
+        log_sum_exp if table is None else table.maxima, starts, q, k, launch.offset or 0, position, sides.scale, across,
+        parts,
         **sides.options(launch), **own, **sizes,
     )  # fmt: skip
     rows: dict[type[Readout], Tensor] = {LogSumExp: log_sum_exp, Entropy: entropy}
     rows |= {MeanDistance: distance, TopWeights: best}
-    return output.reshape((*call.tile.batch, q, value_width)), rows
+    return output.reshape((*call.tile.batch, q, value_width)), rows, table
 
 
 def _result(
-    call: TorchCall, sides: _Sides, rows: dict[type[Readout], Tensor], readout: Readout, launch: ReadoutLaunch
-) -> Any:
-    """Return the result of a readout."""
+    call: TorchCall, sides: _Sides, rows: dict[type[Readout], Tensor], readout: Readout, launch: ReadoutLaunch,
+    table: _Table | None,
+) -> Any:  # fmt: skip
+    """Return the result of a readout, of a pooled map from the table of its cells if there is one."""
     batch, heads, kind = call.tile.batch, readout.head_indices, readout.per_head
     chosen = batch if heads is None else (*batch[:-1], len(heads))
     totals = rows[LogSumExp] if heads is None else _select(rows[LogSumExp], batch, heads)
@@ -186,7 +221,7 @@ def _result(
         return sums.reshape(*chosen, -1)
     assert isinstance(kind, PooledMap)
     shape = kind.sides(call.tile.q_total, call.tile.k_total)
-    cells = _pool(sides, totals, shape, launch, mean=kind.how == "mean", maximum=kind.how == "max")
+    cells = _pool(sides, totals, shape, launch, mean=kind.how == "mean", maximum=kind.how == "max", table=table)
     return cells.reshape(*chosen, *shape)
 
 
@@ -247,6 +282,14 @@ def cell_lanes(length: int, cells: int, lanes: int) -> tuple[int, int, int]:
     return lanes // span, span, 1
 
 
+def _starts(length: int, cells: int, reference: Tensor) -> Int[Tensor, " edges"]:
+    """Return the first entry of each cell of an axis, ⌈cell · length / cells⌉, and the length."""
+    import torch
+
+    cell = torch.arange(cells + 1, device=reference.device)
+    return ((cell * length + cells - 1) // cells).to(torch.int32)
+
+
 def _pool(
     sides: _Sides,
     log_sum_exp: Float[Tensor, "element q"],
@@ -255,6 +298,7 @@ def _pool(
     *,
     mean: bool,
     maximum: bool,
+    table: _Table | None = None,
 ) -> Float[Tensor, "element down across"]:
     """Return the sum, the mean or the maximum of the weights in each cell of a map."""
     from qkv.kernels.triton.readout_programs import pool_cells
@@ -263,15 +307,18 @@ def _pool(
     k = sides.value.shape[-2]
     down, across = shape
     rows, row_span, row_parts = cell_lanes(q, down, launch.cells.queries)
-    columns, key_span, key_parts = cell_lanes(k, across, launch.cells.keys)
+    columns, key_span, key_parts = cell_lanes(k, across, launch.cells.keys) if table is None else table.lanes
     row_groups, key_groups = -(-down // rows), -(-across // columns)
     strips = min(key_groups, -(-_PROGRAMS // (row_groups * elements)))
     groups = -(-key_groups // strips)
     pooled = log_sum_exp.new_empty((elements, down, across))
+    starts = _starts(q, down, pooled), _starts(k, across, pooled)
+    entries, maxima = (pooled, pooled) if table is None else (table.entries, table.maxima)
     pool_cells[(row_groups, -(-key_groups // groups), elements)](
         sides.left, sides.right, sides.vector, sides.flags, sides.row_bias, sides.key_bias, log_sum_exp.contiguous(),
-        pooled, q, k, launch.offset or 0, sides.scale, down, across, groups, row_parts, key_parts,
-        **sides.options(launch), MEAN=mean, MAXIMUM=maximum,
+        entries, maxima, pooled, *starts, q, k, launch.offset or 0, sides.scale, down, across, groups, row_parts,
+        key_parts,
+        **sides.options(launch), TABLE=table is not None, MEAN=mean, MAXIMUM=maximum,
         R=rows, RS=row_span, C=columns, CS=key_span, num_warps=launch.cells.warps,
     )  # fmt: skip
     return pooled
