@@ -54,9 +54,10 @@ def test_attend_observe_and_prepare_give_one_answer() -> None:
 INSTALLED = [
     kernel
     for kernel in KERNELS
-    if kernel.libraries[0] in LIBRARIES and kernel.name not in ("triton", "flex", "triton_products")
+    if kernel.libraries[0] in LIBRARIES
+    and kernel.name not in ("triton", "flex", "triton_products", "triton_readouts", "jax_fused", "pallas")
 ]
-"""Kernels that run without a GPU."""
+"""Kernels that run any score without a GPU."""
 
 
 @pytest.mark.parametrize("kernel", INSTALLED, ids=lambda kernel: kernel.name)

@@ -53,7 +53,7 @@ class KernelCheck:
     wrong: bool = False
 
 
-_ON_GPUS = ("triton", "flex", "triton_products")
+_ON_GPUS = ("triton", "flex", "triton_products", "triton_readouts")
 """Names of the kernels that run only on GPUs."""
 
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 from qkv.core.equation import TorchCall
 from qkv.core.parts import expand_to_pairs
 from qkv.core.typing import Float, Int, Tensor
-from qkv.kernels.fused.call import lift_sides
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.additive import additive_sides, centred_sides, nonfinite_values
 from qkv.kernels.triton.block_sizes import Block
@@ -132,6 +131,8 @@ def _sides(call: TorchCall) -> tuple[_Sides, Tensor]:
         left, right, flags = centred_sides(left, right, vector)
         vector, value = vector.contiguous(), value.contiguous()
         return _Sides(left, right, vector, flags, value, row_bias, key_bias, 1.0, True), allowed
+    from qkv.kernels.fused.call import lift_sides
+
     batch, keys = call.tile.batch, split_mask(call.mask, call.tile)[0]
     allowed, row_bias, key_bias = pair_biases(call, keys)
     clean = _finite(call)
