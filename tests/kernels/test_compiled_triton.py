@@ -104,4 +104,4 @@ def test_calls_of_100_lengths_compile_each_program_at_most_twice_and_maps_once_f
     """Triton compiles again where a length becomes a multiple of 16; a cell takes 1 to 64 queries and keys."""
     for kind, programs in _printed("tests.kernels.specializations", "100").items():
         for name, count in programs.items():
-            assert count <= (12 if name == "pool_cells" else 2), (kind, name, count)
+            assert count <= (12 if kind == "readouts" else 2), (kind, name, count)
