@@ -81,6 +81,19 @@ def test_errors_are_small_for_every_range_and_mask(
     check(lengths, mask, scale)
 
 
+def test_a_key_of_nan_that_no_query_may_attend_to_reaches_no_gradient() -> None:
+    """Neither through the rows that fill up a block, which would be allowed to attend to it."""
+    (query, key, value, *parts), _ = drawn((5, 9), 1.0)
+    key[:, 6] = np.nan
+    score = scores.Additive(*(jnp.asarray(x, "float32") for x in parts))
+
+    def loss(*sides):  # type: ignore[no-untyped-def]
+        return qkv.attend(*sides, score=score, mask=masks.Causal("start"), kernel=KERNEL).sum()
+
+    run = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    assert all(np.isfinite(x).all() for x in run(*(jnp.asarray(x, "float32") for x in (query, key, value))))
+
+
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_forward_and_backward_are_lowered(platform: str) -> None:
     from qkv.kernels.jax_pallas.call import _attention

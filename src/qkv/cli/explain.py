@@ -45,7 +45,7 @@ def explain(
     dtype: Annotated[str, typer.Option(metavar="NAME", help="float16, bfloat16, float32 or float64.")] = "float32",
     library: Annotated[str, typer.Option(metavar="NAME", help="numpy, torch or jax.")] = "numpy",
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="cpu, cuda, or a kind of GPU such as H100, for torch.")
+        str, typer.Option(metavar="NAME", help="cpu, cuda, or a kind of GPU such as H100, for torch or jax or jax.")
     ] = "cpu",
     gradient: Annotated[bool, typer.Option("--gradient", help="Plan for a call that needs gradients.")] = False,
     dropout: Annotated[float, typer.Option(metavar="P", help="Dropout probability of the weights.")] = 0.0,

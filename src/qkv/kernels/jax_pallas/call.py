@@ -93,7 +93,7 @@ def _forward(
     outputs = [((elements, q, width), "query"), ((elements, q, 1), "query")]
 
     def run(is_near: bool, arrays: tuple[Any, ...]) -> Any:
-        sizes = _sizes(block, offset, is_near, vector)
+        sizes = _sizes(block, offset, is_near, left, vector)
         return _launch(attend_queries, sizes, (elements, q // block), _ARRAYS, outputs, backend)(*arrays)
 
     output, log_sum_exp = _either(near, run, arrays)
@@ -104,6 +104,8 @@ def _forward(
 def _backward(
     block: int, offset: int | None, backend: str | None, saved: tuple[Any, ...], gradient: Any
 ) -> tuple[Any, ...]:
+    import jax.numpy as jnp
+
     *given, output, log_sum_exp = saved
     left, right, vector, value = given[:4]
     arrays, near = _padded(block, *given)
@@ -116,7 +118,7 @@ def _backward(
     key_outputs = [((elements, hidden, k), "key across"), ((elements, k, width), "key")]
 
     def run(is_near: bool, arrays: tuple[Any, ...]) -> Any:
-        sizes = _sizes(block, offset, is_near, vector)
+        sizes = _sizes(block, offset, is_near, left, vector)
         rows = _launch(differentiate_queries, sizes, (elements, q // block), kinds, row_outputs, backend)
         own = _launch(differentiate_keys, sizes, (elements, k // block), kinds, key_outputs, backend)
         return (*rows(*arrays), *own(*arrays))
@@ -124,17 +126,17 @@ def _backward(
     of_left, of_vector, of_right, of_value = _either(near, run, arrays)
     units, q, k = left.shape[-1], left.shape[1], right.shape[1]
     found = of_left[:, :q, :units], of_right.mT[:, :k, :units], of_vector.sum(1)[:, :units]
-    return (*found, of_value[:, :k, : value.shape[-1]], given[4] * 0, given[5] * 0)
+    return (*found, of_value[:, :k, : value.shape[-1]], *(jnp.zeros_like(x) for x in given[4:]))
 
 
 _ARRAYS = ("query", "key across", "element", "key", "query", "key across")
 """Kind of each array of a program: along which axis a program takes a block of it."""
 
 
-def _sizes(block: int, offset: int | None, near: bool, vector: Any) -> Sizes:
+def _sizes(block: int, offset: int | None, near: bool, left: Any, vector: Any) -> Sizes:
     from jax.lax import Precision
 
-    return Sizes(vector.shape[-1] + vector.shape[-1] % 2, block, offset, near, Precision.HIGHEST)
+    return Sizes(vector.shape[-1] + vector.shape[-1] % 2, left.shape[1], block, offset, near, Precision.HIGHEST)
 
 
 def _either(near: Any, run: Any, arrays: tuple[Any, ...]) -> Any:

@@ -25,6 +25,7 @@ class Sizes(NamedTuple):
 
     Attributes:
         units: number of hidden units, which is even.
+        queries: number of queries, after which rows are padding.
         block: number of queries and keys of a tile, a power of two.
         offset: position of query 0 under a causal mask; None without one.
         near: whether `left` and `right` hold exponentials.
@@ -32,6 +33,7 @@ class Sizes(NamedTuple):
     """
 
     units: int
+    queries: int
     block: int
     offset: int | None
     near: bool
@@ -67,11 +69,12 @@ def _logits(
         r1, r2 = _reciprocals(sizes, left, right, unit, rows, cols)
         total = total + vector[0, :, unit : unit + 1] * r1 + vector[0, :, unit + 1 : unit + 2] * r2
     logits = own + bias - 2.0 * total
-    if sizes.offset is None:
-        return logits
     shape = (sizes.block, sizes.block)
     query, key = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) + starts[axis] for axis in (0, 1))
-    return jnp.where(key <= query + sizes.offset, logits, -math.inf)
+    allowed = query < sizes.queries  # a key of NaN would reach all gradients through the padding
+    if sizes.offset is not None:
+        allowed = allowed & (key <= query + sizes.offset)
+    return jnp.where(allowed, logits, -math.inf)
 
 
 def attend_queries(
