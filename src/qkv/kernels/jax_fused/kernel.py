@@ -94,8 +94,8 @@ class JaxFusedKernel(Kernel):
         return (odd, refused)
 
     def keeps_dtype(self, problem: Problem) -> bool:
-        """Return True, because queries and keys need no lift."""
-        return True
+        """Return whether arrays stay as they are; XLA's compiler for CPUs refuses some products of bfloat16."""
+        return self.implementation != "xla"
 
     def cost(self, problem: Problem) -> Cost:
         """Estimate the cost of a call, which copies its inputs to JAX's order of axes."""
