@@ -63,6 +63,8 @@ class JaxFusedKernel(Kernel):
             yield f"the mask {problem.spec.mask} is not causal with query 0 at the position of key 0"
         if 0 in (axes.q, axes.k, axes.query_width, axes.value_width, axes.batch_size):
             yield "an axis is empty"
+        if problem.dtype == "float64":
+            yield "it computes in single precision"
         if self.implementation != "xla":
             if problem.dtype not in ("bfloat16", "float16"):
                 yield f"fused attention of JAX is exact enough in half precision alone, not in {problem.dtype}"
