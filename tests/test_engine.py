@@ -55,7 +55,8 @@ INSTALLED = [
     kernel
     for kernel in KERNELS
     if kernel.libraries[0] in LIBRARIES
-    and kernel.name not in ("triton", "flex", "triton_products", "triton_readouts", "jax_fused", "pallas")
+    and kernel.name
+    not in ("triton", "flex", "triton_products", "triton_readouts", "triton_traced", "jax_fused", "pallas")
 ]
 """Kernels that run any score without a GPU."""
 

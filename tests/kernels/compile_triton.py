@@ -17,6 +17,7 @@ from typing import Any
 INSTRUCTIONS = {
     "reciprocals": r"MUFU\.RCP",
     "exponentials": r"MUFU\.EX2",
+    "special functions": r"\bMUFU\.",
     "spills": r"\bSTL\b",
     "atomics": r"\b(?:ATOMG?|REDG?)\.",
 }

@@ -21,6 +21,7 @@ CALLS = {
     "triton": {"score": "additive"},
     "triton_products": {"normalizer": normalizers.Sparsemax()},
     "triton_products, top-k": {"normalizer": normalizers.TopK(8)},
+    "triton_traced": {"score": scores.Laplace(2.0), "mask": masks.Causal()},
     "dense": {"score": scores.Gaussian(1.0), "normalizer": normalizers.Sigmoid()},
 }
 

@@ -36,6 +36,7 @@ refused     triton: it supports torch arrays, not numpy arrays
 refused     flex: it supports torch arrays, not numpy arrays
 refused     triton_products: it supports torch arrays, not numpy arrays
 refused     triton_readouts: it supports torch arrays, not numpy arrays
+refused     triton_traced: it supports torch arrays, not numpy arrays
 refused     jax_fused: it supports jax arrays, not numpy arrays
 refused     pallas: it supports jax arrays, not numpy arrays"""
 

@@ -53,7 +53,7 @@ def distances(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k w
         query: queries.
         key: keys.
     """
-    if library(query, key) == "torch" and not tracing_mode(query, key):
+    if library(query, key) == "torch" and not tracing_mode(query, key) and cast("Tensor", query).device.type != "meta":
         return _torch_distances(cast("Tensor", query), cast("Tensor", key))
     return _all_differences(query, key)
 

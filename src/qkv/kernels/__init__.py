@@ -15,6 +15,7 @@ from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.kernels.triton.kernel import TritonKernel
 from qkv.kernels.triton.product_kernel import TritonProductsKernel
 from qkv.kernels.triton.readout_kernel import TritonReadoutsKernel
+from qkv.kernels.triton.traced.kernel import TracedScoreKernel
 from qkv.plan import Kernel
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "RowBlocksKernel",
     "TensorflowBlocksKernel",
     "TiledKernel",
+    "TracedScoreKernel",
     "TritonKernel",
     "TritonProductsKernel",
     "TritonReadoutsKernel",
@@ -50,6 +52,7 @@ KERNELS: tuple[Kernel, ...] = (
     FlexKernel(),
     TritonProductsKernel(),
     TritonReadoutsKernel(),
+    TracedScoreKernel(),
     JaxFusedKernel(),
     JaxPallasKernel(),
 )

@@ -53,7 +53,7 @@ class KernelCheck:
     wrong: bool = False
 
 
-_ON_GPUS = ("triton", "flex", "triton_products", "triton_readouts")
+_ON_GPUS = ("triton", "flex", "triton_products", "triton_readouts", "triton_traced")
 """Names of the kernels that run only on GPUs."""
 
 

@@ -25,16 +25,9 @@ import triton
 import triton.language as tl
 
 from qkv.kernels.triton.program_parts import allowed_pairs
+from qkv.kernels.triton.program_parts import load_block as _vectors
 
 __all__ = ["attend_products", "differentiate_product_keys", "differentiate_product_queries"]
-
-
-@triton.jit
-def _vectors(pointer, index, n, W: tl.constexpr, WP: tl.constexpr):
-    """Return the vectors of a block as (index, unit), with 0 beyond the last vector and unit."""
-    units = tl.arange(0, WP)
-    inside = (index < n)[:, None] & (units < W)[None, :]
-    return tl.load(pointer + index[:, None] * W + units[None, :], mask=inside, other=0.0)
 
 
 @triton.jit

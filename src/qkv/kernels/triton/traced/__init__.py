@@ -1,0 +1,1 @@
+"""Programs for GPUs that are generated from the operators of a score, which PyTorch records."""

@@ -1,0 +1,129 @@
+"""Trace of a score: the recording of its operators, its graph, and the source of its programs."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, cast
+
+from qkv.core.arrays import dtype_name, is_floating
+from qkv.core.parts import Part
+from qkv.core.tile import Tile
+from qkv.core.typing import Array, Shaped, Tensor
+from qkv.kernels.triton.traced.fingerprint import fingerprint
+from qkv.kernels.triton.traced.recording import KEYS, QUERIES, Recording, TraceError, record
+from qkv.kernels.triton.traced.source import Source, program_source
+from qkv.kernels.triton.traced.translation import Translation, translate
+from qkv.normalizers import Normalizer
+from qkv.scores import Score
+
+__all__ = ["ScoreTrace", "load_programs", "trace_score"]
+
+_MAX_TRACES = 128
+"""Largest number of traces that are kept; the oldest is dropped first."""
+_TRACES: OrderedDict[Hashable, ScoreTrace | TraceError] = OrderedDict()
+_MODULES: dict[str, dict[str, Any]] = {}
+"""Names of the programs of each source text."""
+_LOCK = Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreTrace:
+    """Recording of a score and what was made of it.
+
+    Attributes:
+        recording: the operators that the score and the temperature of the normalizer call.
+        translation: the graph of a logit.
+        source: the programs.
+        parts: score and normalizer without data, which keep alive what the key of the trace identifies.
+    """
+
+    recording: Recording
+    translation: Translation
+    source: Source
+    parts: tuple[Score, Normalizer]
+
+    def description(self) -> str:
+        """Return a short description of the operators of a pair, for the printed plan."""
+        return ", ".join(self.translation.operators)
+
+
+def trace_score(score: Score, normalizer: Normalizer, widths: tuple[int, int], batch: tuple[int, ...]) -> ScoreTrace:
+    """Return the trace of the logits of a score, divided by the temperature of a normalizer.
+
+    Args:
+        score: the score; its arrays count by shape.
+        normalizer: the normalizer.
+        widths: widths of query and key.
+        batch: lengths of the batch axes of the call.
+
+    Raises:
+        TraceError: the score cannot be traced; the message says why.
+    """
+    key = fingerprint(score), fingerprint(normalizer), widths, batch
+    with _LOCK:
+        found = _TRACES.get(key)
+    if found is None:
+        parts = cast("Score", _without_data(score)), cast("Normalizer", _without_data(normalizer))
+        try:
+            found = _traced(*parts, widths, batch)
+        except TraceError as error:
+            found = error.with_traceback(None)
+        with _LOCK:
+            _TRACES[key] = found
+            if len(_TRACES) > _MAX_TRACES:
+                _TRACES.popitem(last=False)
+    if isinstance(found, TraceError):
+        raise TraceError(str(found))
+    return found
+
+
+def _traced(score: Score, normalizer: Normalizer, widths: tuple[int, int], batch: tuple[int, ...]) -> ScoreTrace:
+    import torch
+
+    arrays = cast("tuple[Tensor, ...]", (*score.arrays(), *normalizer.arrays()))
+    count, tile = len(score.arrays()), Tile.whole(QUERIES, KEYS, batch)
+    query = torch.empty((*batch, QUERIES, widths[0]), device="meta")
+    key = torch.empty((*batch, KEYS, widths[1]), device="meta")
+
+    def logits(
+        query: Shaped[Tensor, "*_"], key: Shaped[Tensor, "*_"], *arrays: Shaped[Tensor, "*_"]
+    ) -> Shaped[Tensor, "*_"]:
+        own = score.replace_arrays(arrays[:count]) if count else score
+        scale = normalizer.replace_arrays(arrays[count:]) if len(arrays) > count else normalizer
+        return cast("Tensor", scale.prepare(own.logits(query, key, tile)))
+
+    recording = record(logits, [query, key, *arrays])
+    translation = translate(recording, batch)
+    return ScoreTrace(recording, translation, program_source(translation), (score, normalizer))
+
+
+def _without_data(part: Part) -> Part:
+    """Return a part whose arrays are tensors without data, in single precision if they are floating-point numbers."""
+    import torch
+
+    def empty(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
+        dtype = torch.float32 if is_floating(x) else getattr(torch, dtype_name(x))
+        return torch.empty(tuple(x.shape), dtype=dtype, device="meta")
+
+    return part.map_arrays(empty)
+
+
+def load_programs(source: Source) -> dict[str, Any]:
+    """Return the programs of a source text by name: attend, differentiate_queries and differentiate_keys.
+
+    Triton reads the text of a function from its file. The text has none, so it is put into the cache of lines from
+    which Python's `inspect` reads, as interactive shells do; tracebacks show it, too.
+    """
+    name = f"<qkv programs {hashlib.sha256(source.text.encode()).hexdigest()[:16]}>"
+    with _LOCK:
+        if name not in _MODULES:
+            linecache.cache[name] = len(source.text), None, source.text.splitlines(keepends=True), name
+            found: dict[str, Any] = {"__name__": "qkv.kernels.triton.traced.generated"}
+            exec(compile(source.text, name, "exec"), found)  # text that this package generated
+            _MODULES[name] = found
+        return _MODULES[name]

@@ -1,0 +1,308 @@
+"""The programs that are generated for scores, run by Triton's interpreter on tensors of the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import qkv
+from qkv import masks, normalizers, scores
+from qkv.kernels.triton.traced.kernel import TracedScoreKernel
+from qkv.plan import Kernel
+from tests.kernels.drawn_scores import WIDTH, draw_score
+from tests.kernels.interpreted import InterpretedContract
+from tests.kernels.on_gpu import no_synchronization
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("the interpreter of Triton is off where there is a GPU", allow_module_level=True)
+
+KERNEL = TracedScoreKernel(interpreted=True, block=(16, 16))
+Function = Callable[..., torch.Tensor]
+
+
+@pytest.mark.long
+class TestTraced(InterpretedContract):
+    kernel = KERNEL
+    in_place_of_products = "laplace"
+
+
+def differences(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return query[..., :, None, :] - key[..., None, :, :]
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A call with a score of a function, of which output and all gradients are computed."""
+
+    function: Function
+    shapes: tuple[tuple[int, ...], ...] = ()
+    q: int = 17
+    k: int = 21
+    scale: float = 1.0
+    offset: float = 0.0
+    mask: masks.Mask | None = None
+    temperature: float = 1.0
+    seed: int = 0
+
+    def run(self, kernel: Kernel | str, dtype: torch.dtype) -> list[torch.Tensor]:
+        """Return the output and the gradients of query, key, value and parameters."""
+        rng = np.random.default_rng(self.seed)
+        arrays = [rng.normal(size=(2, n, w)) for n, w in ((self.q, WIDTH), (self.k, WIDTH), (self.k, 3))]
+        arrays[0], arrays[1] = arrays[0] * self.scale + self.offset, arrays[1] * self.scale + self.offset
+        arrays += [rng.normal(size=shape) for shape in self.shapes]
+        given = rng.normal(size=(2, self.q, 3))
+        rounded = dtype if dtype.itemsize < 4 else torch.float64
+        tensors = [torch.tensor(x).to(rounded).to(dtype).requires_grad_() for x in arrays]
+        output = qkv.attend(
+            *tensors[:3],
+            score=scores.Custom(self.function, tuple(tensors[3:])),
+            normalizer=normalizers.Softmax(self.temperature),
+            mask=self.mask,
+            positions=qkv.Positions("end"),
+            kernel=kernel,
+        )
+        gradients = torch.autograd.grad(output, tensors, torch.tensor(given).to(output.dtype), allow_unused=True)
+        return [x.detach().double() if x is not None else torch.zeros(1) for x in (output, *gradients)]
+
+    def errors(self, kernel: Kernel | str, dtype: torch.dtype = torch.float32) -> np.ndarray:
+        """Return the largest errors of the output and of each gradient, relative to the largest element."""
+        pairs = zip(self.run(kernel, dtype), self.run("dense", torch.float64), strict=True)
+        return np.array([float((x - y).abs().max() / (y.abs().max() + 0.1)) for x, y in pairs])
+
+    def check(self, message: str = "") -> None:
+        """Assert that errors are at most twice those of the eager reference, and some roundings."""
+        mine, eager = self.errors(KERNEL), self.errors("dense")
+        assert (mine <= 2 * eager + 1e-5).all(), (message, mine, eager)
+
+
+def _weighted(query: torch.Tensor, key: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return -(differences(query, key).abs() * weight.exp()).sum(-1) * scale.exp()
+
+
+def _gated(query: torch.Tensor, key: torch.Tensor, weight: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+    gate = torch.sigmoid(functional.silu(differences(query, key)) @ weight)
+    return query @ key.mT * gate * heads[:, None, None]
+
+
+def _matern(query: torch.Tensor, key: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    distance = torch.cdist(query, key) * scale.exp()
+    return torch.log1p(distance + distance**2 / 3) - distance
+
+
+def _in_place(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    logits = torch.einsum("bqd,bkd->bqk", query, key)
+    logits.mul_(0.3).clamp_(-1, 1)
+    return logits
+
+
+def _anisotropic(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    difference = differences(query, key)
+    return -(difference[..., 0] ** 2) - difference[..., 1].abs() - difference[..., 2:].square().sum(-1)
+
+
+def _hidden_units(query: torch.Tensor, key: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return torch.relu((query @ first)[..., :, None, :] + (key @ first)[..., None, :, :]) @ second
+
+
+def _chebyshev(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return -differences(query, key).abs().max(-1).values
+
+
+def _cosine(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return 3 * functional.cosine_similarity(query[..., :, None, :], key[..., None, :, :], dim=-1)
+
+
+NAMED: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "weighted L1 with a scale": (_weighted, ((WIDTH,), ())),
+    "Minkowski of order 3": (lambda q, k: -torch.linalg.vector_norm(differences(q, k), ord=3, dim=-1), ()),
+    "soft cap": (lambda q, k: 2 * torch.tanh(q @ k.mT / 2), ()),
+    "gate of differences, scaled by head": (_gated, ((WIDTH,), (2,))),
+    "Student's t": (lambda q, k: -2 * torch.log1p(torch.cdist(q, k) ** 2 / 3), ()),
+    "Matern": (_matern, ((),)),
+    "in place": (_in_place, ()),
+    "hidden units": (_hidden_units, ((WIDTH, 5), (5,))),
+    "Chebyshev": (_chebyshev, ()),
+    "cosine": (_cosine, ()),
+    "learned exponent": (lambda q, k, p: -((differences(q, k).abs() + 0.1) ** p.exp()).mean(-1), ((),)),
+    "Huber": (lambda q, k: -functional.huber_loss(*torch.broadcast_tensors(q[..., :, None, :], k[..., None, :, :]),
+                                                  reduction="none").sum(-1), ()),
+}  # fmt: skip
+LONG = ("soft cap", "Chebyshev", "cosine", "learned exponent", "Huber", "Minkowski of order 3", "Student's t")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in NAMED])
+def test_a_score_agrees_with_the_reference(name: str) -> None:
+    function, shapes = NAMED[name]
+    seed = list(NAMED).index(name)
+    keys = masks.Keys(np.random.default_rng(1).random((2, 21)) < 0.6)
+    mask = (None, masks.Causal(), masks.Lengths(np.array([0, 13])), masks.Causal() & keys)[seed % 4]
+    TracedCall(function, shapes, mask=mask, temperature=0.7, seed=seed).check()
+
+
+@pytest.mark.long
+def test_columns_of_the_features_are_refused_where_they_are_a_part_of_them() -> None:
+    TracedCall(_anisotropic, ()).check()
+
+
+def check_drawn(seed: int) -> None:
+    drawn, rng = draw_score(seed), np.random.default_rng(seed)
+    q, k = (int(n) for n in rng.integers(1, 20, 2))
+    mask = (None, masks.Causal(), masks.Lengths(rng.integers(0, k + 1, 2)))[seed % 3]
+    TracedCall(drawn.function, tuple(drawn.shapes), q, k, mask=mask, seed=seed).check(drawn.text)
+
+
+@pytest.mark.parametrize("seed", [3, 29, 58])
+def test_scores_drawn_at_random_agree_with_the_reference(seed: int) -> None:
+    check_drawn(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(100, 400, 20))
+def test_many_scores_drawn_at_random_agree_with_the_reference(first: int) -> None:
+    for seed in range(first, first + 20):
+        check_drawn(seed)
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(30.0, 0.0), (1.0, 500.0)])
+def test_errors_are_at_most_twice_those_of_the_eager_reference(scale: float, offset: float) -> None:
+    """Also where logits are large, and where queries and keys are far from 0 but their differences are not."""
+    TracedCall(*NAMED["weighted L1 with a scale"], q=9, scale=scale, offset=offset).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_accumulated_in_single_precision(dtype: torch.dtype) -> None:
+    call = TracedCall(lambda q, k: -differences(q, k).abs().sum(-1), q=9, mask=masks.Causal())
+    for x, y in zip(call.run(KERNEL, dtype), call.run("dense", dtype), strict=True):
+        assert (x - y).abs().max() < 4 * torch.finfo(dtype).eps * y.abs().max()
+
+
+def test_rows_without_keys_are_0_and_what_is_not_finite_reaches_only_who_reads_it() -> None:
+    query, key, value = torch.randn(3, 20, 4)
+    key[2], value[11, 2], value[15, 1] = torch.nan, torch.nan, -torch.inf
+    query, key, value = (x.requires_grad_() for x in (query, key, value))
+    for score in (scores.Laplace(1.0), scores.Boxcar(3.0)):
+        for mask in (masks.Causal() & masks.Keys(torch.arange(20) > 2), masks.Keys(torch.zeros(20, dtype=torch.bool))):
+            run = {"score": score, "mask": mask, "positions": qkv.Positions("end")}
+            wanted, got = (qkv.attend(query, key, value, **run, kernel=kernel) for kernel in ("dense", KERNEL))
+            assert (got[:3] == 0).all()
+            assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-5, equal_nan=True), score
+            inputs = query, key, value
+            mine, theirs = (torch.autograd.grad(x[:10].sum(), inputs, materialize_grads=True) for x in (got, wanted))
+            assert all(torch.allclose(x, y, rtol=1e-4, atol=1e-5) for x, y in zip(mine, theirs, strict=True))
+        if isinstance(score, scores.Laplace):
+            assert qkv.attend(query, key, value, score=score, kernel=KERNEL).isnan().all()
+
+
+def test_two_runs_are_equal_to_the_last_bit() -> None:
+    call = TracedCall(_gated, ((WIDTH,), (2,)), q=9)
+    first, second = call.run(KERNEL, torch.float32), call.run(KERNEL, torch.float32)
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+def test_second_derivatives_and_gradients_of_closures_are_refused() -> None:
+    x, weight = torch.randn(3, 4, requires_grad=True), torch.ones(4, requires_grad=True)
+    output = qkv.attend(x, x, x, score=scores.Laplace(), kernel=KERNEL)
+    with pytest.raises(qkv.errors.GradientError, match="differentiated once"):
+        torch.autograd.grad(output.sum(), x, create_graph=True)
+    closed = scores.Custom(lambda q, k: -(differences(q, k).abs() * weight).sum(-1))
+    with pytest.raises(qkv.errors.GradientError, match="must not close over a tensor that requires a gradient"):
+        qkv.attend(x, x, x, score=closed, kernel=KERNEL)
+
+
+_factor = 1.0
+
+
+def test_a_trace_follows_the_variables_of_a_function() -> None:
+    """A number that a function names, a tensor that it closes over, and a function that is defined anew."""
+    global _factor
+    x, weight = torch.randn(3, 4), torch.ones(4)
+    score = scores.Custom(lambda q, k: -_factor * (differences(q, k).abs() * weight).sum(-1))
+    for _factor, element in ((1.0, 1.0), (2.0, 1.0), (2.0, 0.5)):
+        weight[1] = element
+        got, wanted = (qkv.attend(x, x, x, score=score, kernel=kernel) for kernel in (KERNEL, "dense"))
+        assert torch.allclose(got, wanted, atol=1e-6)
+    results = [
+        qkv.attend(x, x, x, score=scores.Custom(lambda q, k: -n * differences(q, k).abs().sum(-1)), kernel=KERNEL)  # noqa: B023
+        for n in (1.0, 3.0)
+    ]
+    assert not torch.allclose(*results)
+
+
+REFUSED: dict[str, Function] = {
+    "the operator _local_scalar_dense reads data": lambda q, k: q @ k.mT if float(q.sum()) > 0 else -(q @ k.mT),
+    "the operator atan of pairs has no translation": lambda q, k: torch.atan(q @ k.mT),
+    "the operator cumsum of pairs has no translation": lambda q, k: (q @ k.mT).cumsum(-1),
+    "the operator rand_like draws random numbers": lambda q, k: q @ k.mT + torch.rand_like(q @ k.mT),
+    "the operator _to_copy returns float64 numbers": lambda q, k: (q @ k.mT).double().exp().float(),
+    "the operator amax reduces queries, keys or batch": lambda q, k: q @ k.mT - (q @ k.mT).amax(-1, keepdim=True),
+    "the operator mm multiplies the features of a pair by a": lambda q, k: (
+        differences(q, k).relu() @ torch.ones(4, 8)
+    ).sum(-1),
+    "its logits do not depend on both": lambda q, k: q.sum(-1, keepdim=True),
+    "depends on positions": lambda q, k: q @ k.mT + torch.arange(k.shape[-2]),
+    "it uses the indices of an extremum": lambda q, k: differences(q, k).max(-1).indices * 1.0,
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_score_without_a_translation_is_refused_by_name_and_planned_in_tiles(reason: str) -> None:
+    shape = (2, 3, 4096, 4)
+    options = {"score": scores.Custom(REFUSED[reason]), "library": "torch", "device": "H100"}
+    with pytest.raises(qkv.errors.RefusedError, match=f"cannot be traced: .*{reason}"):
+        qkv.explain(shape, shape, shape, kernel="triton_traced", **options)
+    plan = qkv.explain(shape, shape, shape, **options)
+    assert plan.kernel.name in ("tiled", "row_blocks")
+    assert reason.split()[0] in dict(plan.refused)["triton_traced"]
+
+
+def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter copies tensors to run the programs, so that they are not run here."""
+    from qkv.kernels.triton.traced import attention
+
+    class Nothing:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return lambda *_, **__: None
+
+    class Programs:
+        def __getitem__(self, name: str) -> Nothing:
+            return Nothing()
+
+    monkeypatch.setattr(attention, "load_programs", lambda source: Programs())
+    x = torch.randn(2, 9, 4, requires_grad=True)
+    weights = torch.ones(4, requires_grad=True), torch.ones(2, requires_grad=True)
+    for score in (scores.Custom(_gated, weights), scores.Laplace(torch.ones(2, requires_grad=True))):
+        for mask in (None, masks.Causal() & masks.Keys(torch.arange(9) != 4), masks.Lengths(torch.tensor([3, 9]))):
+            spec = qkv.Spec(score, normalizers.Softmax(torch.ones(2)), mask, qkv.Positions("end"))
+            options = {"device": "H100", "gradient": True, "kernel": "triton_traced"}
+            prepared = qkv.prepare(spec, (x.shape,) * 3, library="torch", **options)
+            with no_synchronization():
+                prepared(x, x, x).output.sum().backward()
+
+
+def test_scores_are_planned_for_gpus_with_what_was_traced_and_never_for_cpus() -> None:
+    shape = (8, 16, 4096, 64)
+    score = scores.Custom(lambda q, k: -differences(q, k).abs().sum(-1))
+    for gradient in (False, True):
+        options = {"score": score, "library": "torch", "gradient": gradient, "memory": "4 GiB"}
+        plan = qkv.explain(shape, shape, shape, **options, dtype="bfloat16", device="cuda")
+        assert plan.kernel.name == "triton_traced"
+        assert "traced for each pair: sub, abs, sum (64 features), neg" in " ".join(str(plan).split())
+        assert plan.cost.scratch < 4 * 2**30
+        assert 0 < plan.cost.seconds < dict(plan.slower)["tiled"].seconds
+        assert qkv.explain(shape, shape, shape, **options).kernel.name == "tiled"
+    refused = {
+        "an inner product, which PyTorch's operators": scores.Dot(),
+        "has a program of its own": scores.Gated(np.ones(64), np.ones(64)),
+        "depends on positions": scores.ALiBi(scores.Laplace(), 0.5),
+        "a number for each query or key": scores.Biased(scores.Laplace(), per_key=np.zeros(4096)),
+    }
+    for reason, other in refused.items():
+        with pytest.raises(qkv.errors.RefusedError, match=reason):
+            qkv.explain(shape, shape, shape, score=other, library="torch", device="H100", kernel="triton_traced")
