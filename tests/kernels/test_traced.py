@@ -43,7 +43,7 @@ class TracedCall:
 
     function: Function
     shapes: tuple[tuple[int, ...], ...] = ()
-    q: int = 17
+    q: int = 9
     k: int = 21
     scale: float = 1.0
     offset: float = 0.0
@@ -104,7 +104,7 @@ def _in_place(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 def _anisotropic(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     difference = differences(query, key)
-    return -(difference[..., 0] ** 2) - difference[..., 1].abs() - difference[..., 2:].square().sum(-1)
+    return -(difference[..., 0] ** 2) - difference[..., -1].abs() * difference[..., 2].tanh()
 
 
 def _hidden_units(query: torch.Tensor, key: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,16 @@ NAMED: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "Huber": (lambda q, k: -functional.huber_loss(*torch.broadcast_tensors(q[..., :, None, :], k[..., None, :, :]),
                                                   reduction="none").sum(-1), ()),
 }  # fmt: skip
-LONG = ("soft cap", "Chebyshev", "cosine", "learned exponent", "Huber", "Minkowski of order 3", "Student's t")
+LONG = (
+    "weighted L1 with a scale",
+    "soft cap",
+    "Chebyshev",
+    "cosine",
+    "learned exponent",
+    "Huber",
+    "Minkowski of order 3",
+    "Student's t",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in NAMED])
@@ -146,9 +155,46 @@ def test_a_score_agrees_with_the_reference(name: str) -> None:
     TracedCall(function, shapes, mask=mask, temperature=0.7, seed=seed).check()
 
 
+def _halves(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    near = differences(query[..., :2], key[..., :2]).abs().sum(-1)
+    return -near - differences(query[..., 2:], key[..., 2:]).square().sum(-1)
+
+
+def _bounded(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return torch.where(differences(query, key).abs().sum(-1) < 4, query @ key.mT, -torch.inf)
+
+
+def _counted(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    difference = differences(query, key)
+    return ((difference > 0) & (difference < 1)).float().sum(-1) + query @ key.mT
+
+
+def _layer(query: torch.Tensor, key: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    left, right = functional.linear(query, weight, bias), functional.layer_norm(key @ weight.mT, (3,))
+    return -differences(left, right).abs().mean(-1)
+
+
+LAYOUTS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "keys first": (lambda q, k: (k @ q.mT).mT.tanh(), ()),
+    "features first": (lambda q, k: -(q.mT[..., :, :, None] - k.mT[..., :, None, :]).abs().sum(-3), ()),
+    "a vector by einsum": (lambda q, k, w: torch.einsum("bqkc,c->bqk", differences(q, k).abs(), w), ((WIDTH,),)),
+    "a vector by linear": (lambda q, k, w: functional.linear(differences(q, k).sin(), w).squeeze(-1), ((1, WIDTH),)),
+    "a vector for each head": (lambda q, k, w: (differences(q, k).abs() * w[:, None, None]).sum(-1), ((2, WIDTH),)),
+    "layers of both sides": (_layer, ((3, WIDTH), (3,))),
+    "two numbers of features": (_halves, ()),
+    "single features": (_anisotropic, ()),
+    "one column": (lambda q, k: -(q[..., :, None, 0] - k[..., None, :, 0]).abs(), ()),
+    "norms": (lambda q, k: (q.norm(dim=-1)[..., :, None] - k.norm(dim=-1)[..., None, :]).abs(), ()),
+    "logits of -inf": (_bounded, ()),
+    "comparisons": (_counted, ()),
+    "a number made in the function": (lambda q, k: torch.where(q @ k.mT > 0, torch.tensor(0.3), q @ k.mT), ()),
+}
+
+
 @pytest.mark.long
-def test_columns_of_the_features_are_refused_where_they_are_a_part_of_them() -> None:
-    TracedCall(_anisotropic, ()).check()
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_axes_are_recognized_wherever_they_stand(name: str) -> None:
+    TracedCall(*LAYOUTS[name], q=5, k=18).check()
 
 
 def check_drawn(seed: int) -> None:
@@ -158,13 +204,13 @@ def check_drawn(seed: int) -> None:
     TracedCall(drawn.function, tuple(drawn.shapes), q, k, mask=mask, seed=seed).check(drawn.text)
 
 
-@pytest.mark.parametrize("seed", [3, 29, 58])
+@pytest.mark.parametrize("seed", [3, 58])
 def test_scores_drawn_at_random_agree_with_the_reference(seed: int) -> None:
     check_drawn(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(100, 400, 20))
+@pytest.mark.parametrize("first", range(100, 200, 20))
 def test_many_scores_drawn_at_random_agree_with_the_reference(first: int) -> None:
     for seed in range(first, first + 20):
         check_drawn(seed)
@@ -172,13 +218,13 @@ def test_many_scores_drawn_at_random_agree_with_the_reference(first: int) -> Non
 
 @pytest.mark.parametrize(("scale", "offset"), [(30.0, 0.0), (1.0, 500.0)])
 def test_errors_are_at_most_twice_those_of_the_eager_reference(scale: float, offset: float) -> None:
-    """Also where logits are large, and where queries and keys are far from 0 but their differences are not."""
-    TracedCall(*NAMED["weighted L1 with a scale"], q=9, scale=scale, offset=offset).check()
+    """Also where one key has all of the weight, and where queries and keys are far from 0 but not from each other."""
+    TracedCall(*NAMED["weighted L1 with a scale"], scale=scale, offset=offset).check()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)])
 def test_half_precision_is_accumulated_in_single_precision(dtype: torch.dtype) -> None:
-    call = TracedCall(lambda q, k: -differences(q, k).abs().sum(-1), q=9, mask=masks.Causal())
+    call = TracedCall(lambda q, k: -differences(q, k).abs().sum(-1), mask=masks.Causal())
     for x, y in zip(call.run(KERNEL, dtype), call.run("dense", dtype), strict=True):
         assert (x - y).abs().max() < 4 * torch.finfo(dtype).eps * y.abs().max()
 
@@ -187,8 +233,9 @@ def test_rows_without_keys_are_0_and_what_is_not_finite_reaches_only_who_reads_i
     query, key, value = torch.randn(3, 20, 4)
     key[2], value[11, 2], value[15, 1] = torch.nan, torch.nan, -torch.inf
     query, key, value = (x.requires_grad_() for x in (query, key, value))
-    for score in (scores.Laplace(1.0), scores.Boxcar(3.0)):
-        for mask in (masks.Causal() & masks.Keys(torch.arange(20) > 2), masks.Keys(torch.zeros(20, dtype=torch.bool))):
+    some, none = masks.Causal() & masks.Keys(torch.arange(20) > 2), masks.Keys(torch.zeros(20, dtype=torch.bool))
+    for score, cases in ((scores.Laplace(1.0), (some, none)), (scores.Boxcar(3.0), (some,))):
+        for mask in cases:
             run = {"score": score, "mask": mask, "positions": qkv.Positions("end")}
             wanted, got = (qkv.attend(query, key, value, **run, kernel=kernel) for kernel in ("dense", KERNEL))
             assert (got[:3] == 0).all()
@@ -201,7 +248,7 @@ def test_rows_without_keys_are_0_and_what_is_not_finite_reaches_only_who_reads_i
 
 
 def test_two_runs_are_equal_to_the_last_bit() -> None:
-    call = TracedCall(_gated, ((WIDTH,), (2,)), q=9)
+    call = TracedCall(_gated, ((WIDTH,), (2,)), q=5, k=17)
     first, second = call.run(KERNEL, torch.float32), call.run(KERNEL, torch.float32)
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
 
@@ -245,6 +292,7 @@ REFUSED: dict[str, Function] = {
     "the operator mm multiplies the features of a pair by a": lambda q, k: (
         differences(q, k).relu() @ torch.ones(4, 8)
     ).sum(-1),
+    "the operator slice of pairs has no translation": lambda q, k: differences(q, k)[..., 1:].sum(-1),
     "its logits do not depend on both": lambda q, k: q.sum(-1, keepdim=True),
     "depends on positions": lambda q, k: q @ k.mT + torch.arange(k.shape[-2]),
     "it uses the indices of an extremum": lambda q, k: differences(q, k).max(-1).indices * 1.0,

@@ -29,5 +29,8 @@ def traced_blocks(
     if width > 64:
         return additive_blocks(capability, width, rounded)
     forward = additive_blocks(capability, width, rounded=False).forward
-    keys = Block(16, 64, 8) if capability >= (9, 0) else Block(16, 32, 8)
-    return AdditiveBlocks(forward, Block(32, 64, 8), keys)
+    if capability < (9, 0):
+        return AdditiveBlocks(forward, Block(32, 64, 8), Block(16, 32, 8))
+    # The program for queries sums a gradient for each of these.
+    many = sum(x.features > 0 and x.rows != "k" for x in inputs) > 2
+    return AdditiveBlocks(forward, Block(16 if many else 32, 64, 8), Block(16, 64, 8))

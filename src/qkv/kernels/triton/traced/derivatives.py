@@ -80,6 +80,13 @@ def _div(g: Graph, node: Node, gradient: Node) -> tuple[Node | None, ...]:
     return share, None if denominator.operator == "constant" else g.neg(g.mul(share, node))
 
 
+def _mul(g: Graph, node: Node, gradient: Node) -> tuple[Node | None, ...]:
+    x, y = node.arguments
+    if x is y:
+        return g.mul(g.mul(g.constant(2.0), gradient), x), None
+    return g.mul(gradient, y), g.mul(gradient, x)
+
+
 def _abs(g: Graph, node: Node, gradient: Node) -> tuple[Node | None, ...]:
     x = _argument(node)
     below = g.where(g.apply("lt", x, g.zero), g.neg(gradient), g.zero)
@@ -124,7 +131,7 @@ _BELL = 2 / math.sqrt(math.pi)
 _RULES: dict[str, Rule] = {
     "add": lambda g, node, gradient: (gradient, gradient),
     "sub": lambda g, node, gradient: (gradient, g.neg(gradient)),
-    "mul": lambda g, node, gradient: tuple(g.mul(gradient, x) for x in reversed(node.arguments)),
+    "mul": _mul,
     "div": _div,
     "neg": lambda g, node, gradient: (g.neg(gradient),),
     "abs": _abs,

@@ -123,8 +123,15 @@ class Graph:
         return self.zero if a is self.zero else self.apply("div", a, b)
 
     def neg(self, a: Node) -> Node:
-        """Return −a."""
-        return a.arguments[0] if a.operator == "neg" else self.apply("neg", a)
+        """Return −a, where the sign goes to a factor or branch without features, which is computed once for a pair."""
+        if a.operator == "neg":
+            return a.arguments[0]
+        if a.features and a.operator == "mul" and not (a.arguments[0].features and a.arguments[1].features):
+            single, other = sorted(a.arguments, key=lambda x: x.features)
+            return self.mul(self.neg(single), other)
+        if a.features and a.operator == "where" and not any(x.features for x in a.arguments[1:]):
+            return self.where(a.arguments[0], self.neg(a.arguments[1]), self.neg(a.arguments[2]))
+        return self.apply("neg", a)
 
     def where(self, condition: Node, a: Node, b: Node) -> Node:
         """Return a where a condition is true, and b elsewhere."""

@@ -46,7 +46,7 @@ class TracedScoreKernel(ProgramKernel):
         axes, normalizer, score = problem.axes, problem.normalizer, problem.score
         yield from super().limits(problem)
         if problem.traced:
-            yield "it cannot be traced"
+            yield "it does not support function transforms and tracers"
         if axes.text or score.accepts == "text":
             yield "it compares numbers, not text"
         if not (normalizer.log_sum_exp and normalizer.online) or normalizer.temperature is None:
@@ -68,8 +68,11 @@ class TracedScoreKernel(ProgramKernel):
         except TraceError as error:
             yield f"{score} cannot be traced: {error}"
             return
-        if max((x.features for x in trace.translation.inputs), default=0) > _MAX_WIDTH:
+        features = max((x.features for x in trace.translation.inputs), default=0)
+        if features > _MAX_WIDTH:
             yield f"it supports up to {_MAX_WIDTH} features"
+        if max(features, axes.value_width) * max(axes.q, axes.k) >= 2**31:
+            yield "it supports fewer than 2³¹ numbers for each batch element"
 
     def describe(self, problem: Problem) -> str:
         """Describe the tiles, and the operators that were traced."""
@@ -112,9 +115,11 @@ class TracedScoreKernel(ProgramKernel):
         if gradient:
             matrix, vector = matrix + source.backward.matrix + 4 * width, vector + source.backward.vector + 20
             special += source.backward.special + 2
-        # An operation is half of a multiply-add, of which the device states the number.
+        # Three products of TF32, each at half of the throughput of bfloat16, for one in single precision. An operation
+        # is half of a multiply-add, of which the device states the number.
+        slowdown = 2 if problem.dtype in ("bfloat16", "float16") else 1
         return GpuWork(
-            matrix=pairs * 2 * matrix,
+            matrix=pairs * 2 * matrix * slowdown,
             vector=pairs * 2 * vector,
             special=pairs * special,
             traffic=self.cost(problem).traffic,

@@ -87,8 +87,10 @@ def _traced(score: Score, normalizer: Normalizer, widths: tuple[int, int], batch
 
     arrays = cast("tuple[Tensor, ...]", (*score.arrays(), *normalizer.arrays()))
     count, tile = len(score.arrays()), Tile.whole(QUERIES, KEYS, batch)
-    query = torch.empty((*batch, QUERIES, widths[0]), device="meta")
-    key = torch.empty((*batch, KEYS, widths[1]), device="meta")
+    query, key = (
+        torch.empty((*batch, n, width), dtype=torch.float32, device="meta")
+        for n, width in zip((QUERIES, KEYS), widths, strict=True)
+    )
 
     def logits(
         query: Shaped[Tensor, "*_"], key: Shaped[Tensor, "*_"], *arrays: Shaped[Tensor, "*_"]

@@ -33,12 +33,13 @@ def program_inputs(
     device = tensors[0].device
     for x in recording.constants:
         assert x.constant is not None
-        computed[x] = x.constant.to(device)
+        # PyTorch combines a number on the CPU with tensors on a GPU.
+        computed[x] = x.constant.to(device, non_blocking=True) if x.shape else x.constant
     needed = _needed(recording, [x.array for x in inputs])
     for operation, results in recording.operations:
         if operation in needed:
             _run(operation, results, computed, lengths, device)
-    return [_arranged(x, computed[x.array], batch, lengths) for x in inputs]
+    return [_arranged(x, computed[x.array], batch, lengths).to(device, non_blocking=True) for x in inputs]
 
 
 def _needed(recording: Recording, wanted: Sequence[Recorded]) -> set[Operation]:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from qkv.kernels.triton.preparation import power_of_two
 from qkv.kernels.triton.traced.derivatives import input_gradients
 from qkv.kernels.triton.traced.graph import Node
+from qkv.kernels.triton.traced.masking import masked_gradient
 from qkv.kernels.triton.traced.tile_code import Counts, TileCode
-from qkv.kernels.triton.traced.translation import Input, Translation
+from qkv.kernels.triton.traced.translation import MOVES, Input, Translation
 
 __all__ = ["Source", "program_source"]
 
@@ -222,7 +223,8 @@ class _Writer:
             code.lines.append("        value_sums += tl.dot(tl.trans(weights), given, input_precision=PRECISION)")
         code.names[self.translation.graph.slope(), ""] = "slopes"
         axis = 1 if side == "q" else 0
-        own = [(n, node) for n, node in self.gradients if n in mine]
+        graph = self.translation.graph
+        own = [(n, masked_gradient(graph, node, self._is_finite)) for n, node in self.gradients if n in mine]
         groups = sorted({self.inputs[n].features for n, _ in own})
         for features in groups:
             group = [(n, node) for n, node in own if self.inputs[n].features == features]
@@ -232,14 +234,20 @@ class _Writer:
             for (n, _), name in zip(group, code.compute(*(node for _, node in group)), strict=True):
                 code.lines += [f"        {line}" for line in _adder(n, self.inputs[n], axis)(name, "")]
         for node, gradient in self.products.items():
-            (name,) = code.compute(gradient)
+            (slopes,) = code.compute(graph.apply("masked", gradient))
             left, right = (int(x.value) for x in node.arguments)
-            slopes = f"tl.where(allowed, {name}, 0.0)"
             slopes, factor, n = (slopes, right, left) if side == "q" else (f"tl.trans({slopes})", left, right)
             code.lines.append(f"        g{n} += tl.dot({slopes}, d{factor}, input_precision=PRECISION)")
             code.counts.matrix += node.value
         _add(counts, code.counts)
         return code.lines
+
+    def _is_finite(self, index: int) -> bool:
+        """Return whether an input holds elements of query or key, which are finite, at most moved."""
+        x = self.inputs[index].array
+        while x.source is not None and x.source.name in MOVES:
+            x = x.source.arguments[0]
+        return x.source is None and x.constant is None and x.index < 2 and self.inputs[index].rows != ""
 
     # -- arrays -------------------------------------------------------------------------------------------
 
@@ -321,8 +329,7 @@ def _adder(n: int, x: Input, axis: int):  # type: ignore[no-untyped-def]
     """Return a function that returns the lines that add the gradient of an input in a tile to its sums."""
 
     def lines(name: str, feature: str) -> list[str]:
-        masked = f"tl.where(allowed, {name}, 0.0)"
-        total = f"tl.sum({masked}, {axis})" if x.rows else f"tl.sum(tl.sum({masked}, 1), 0)"
+        total = f"tl.sum({name}, {axis})" if x.rows else f"tl.sum(tl.sum({name}, 1), 0)"
         if not x.features:
             return [f"g{n} += {total}"]
         if x.rows:

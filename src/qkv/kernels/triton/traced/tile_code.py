@@ -24,7 +24,7 @@ class Counts:
     """Operations for each pair.
 
     Attributes:
-        vector: additions, multiplications, comparisons and selections.
+        vector: multiply-adds, other additions and multiplications, comparisons and selections.
         special: special functions, among them divisions.
         matrix: multiply-adds of inner products.
     """
@@ -36,8 +36,14 @@ class Counts:
 
 _BINARY = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
-    "ne": "!=", "and": "&", "or": "|",
+    "ne": "!=",
 }  # fmt: skip
+_LOGIC = {
+    # The interpreter does not combine truth values of one number and of an array.
+    "and": "tl.where({0}, tl.where({1}, 1.0, 0.0), 0.0) != 0.0",
+    "or": "tl.where({0}, 1.0, tl.where({1}, 1.0, 0.0)) != 0.0",
+    "not": "tl.where({0}, 0.0, 1.0) != 0.0",
+}
 _FUNCTIONS = {
     "abs": ("tl.abs", 1, 0), "exp": ("tl.exp", 1, 1), "exp2": ("tl.exp2", 0, 1), "log": ("tl.log", 1, 1),
     "sqrt": ("tl.sqrt", 0, 1), "rsqrt": ("tl.rsqrt", 0, 1), "sin": ("tl.sin", 20, 0), "cos": ("tl.cos", 20, 0),
@@ -86,7 +92,7 @@ class TileCode:
         for node, lines in sums:
             for line in lines(self._name(node, scope), scope):
                 self._write(line, scope)
-            self.counts.vector += 4 * features
+            self.counts.vector += 3 * features
 
     # -- reductions ---------------------------------------------------------------------------------------
 
@@ -112,7 +118,7 @@ class TileCode:
         for node in group:
             name, value = self.names[node, ""], self._name(node.arguments[0], scope)
             self._write(f"{name} += {value}" if node.operator == "sum" else f"{name} = maximum({name}, {value})", scope)
-            self.counts.vector += features
+            self.counts.vector += 0 if node.arguments[0].operator == "mul" else features
 
     def _open(self, features: int) -> str:
         """Write the head of a loop, and return the name of its feature, which is that of the scope."""
@@ -170,6 +176,9 @@ class TileCode:
             return f"tl.where({scope} == {int(node.value)}, {names[0]}, 0.0)"
         if operator == "detach":
             return names[0]
+        if operator == "masked":
+            self.counts.vector += times
+            return f"tl.where(allowed, {names[0]}, 0.0)"
         if operator == "float":
             self.counts.vector += times
             return f"tl.where({names[0]}, 1.0, 0.0)"
@@ -179,10 +188,13 @@ class TileCode:
         if operator == "neg":
             self.counts.vector += times
             return f"-{names[0]}"
-        if operator == "not":
-            return f"{names[0]} == 0"
-        if operator in _BINARY:
+        if operator in _LOGIC:
             self.counts.vector += times
+            return _LOGIC[operator].format(*names)
+        if operator in _BINARY:
+            # A product and a sum are one multiply-add.
+            fused = operator in ("add", "sub") and "mul" in [x.operator for x in node.arguments]
+            self.counts.vector += 0 if fused else times
             self.counts.special += times * (operator == "div")
             return f"{names[0]} {_BINARY[operator]} {names[1]}"
         function, vector, special = _FUNCTIONS[operator]

@@ -18,7 +18,7 @@ from qkv.kernels.triton.traced.graph import Graph, Node
 from qkv.kernels.triton.traced.operators import ELEMENTWISE, norm
 from qkv.kernels.triton.traced.recording import KEYS, QUERIES, Operation, Recorded, Recording, TraceError
 
-__all__ = ["Input", "Translation", "translate"]
+__all__ = ["MOVES", "Input", "Translation", "translate"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def translate(recording: Recording, batch: tuple[int, ...]) -> Translation:
     return Translation(translator.graph, logit, tuple(translator.inputs), tuple(translator.operators))
 
 
-_MOVES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "unsqueeze", "squeeze")
+MOVES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "unsqueeze", "squeeze")
 _FILLS = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0, "zeros": 0.0, "ones": 1.0}
 
 
@@ -143,7 +143,7 @@ class _Translator:
         name, graph = operation.name, self.graph
         if name in _FILLS or name in ("full_like", "new_full", "full", "scalar_tensor"):
             return graph.constant(_FILLS[name] if name in _FILLS else float(operation.arguments[-1]))
-        if name in _MOVES:
+        if name in MOVES:
             return self._node(operation.arguments[0], self.axes[result])
         if name == "select":
             return self._selected(operation)
@@ -191,6 +191,8 @@ class _Translator:
             return self.nodes[x]
         if len(self.depends[x]) == 2:
             raise TraceError("it uses the indices of an extremum")
+        if (value := _known(x)) is not None:
+            return self.graph.constant(value)
         own = self.axes[x]
         aligned = axes[len(axes) - len(own) :] if len(own) <= len(axes) else own
         resolved = tuple(
@@ -295,6 +297,18 @@ class _Translator:
         if length > 1:
             self.operators.append(f"{name} ({length} features)")
         return function(self.graph, node, length, operation)
+
+
+def _known(x: Recorded) -> float | None:
+    """Return the number of an array that the function made of one number, or None for other arrays."""
+    if x.source is None or x.shape:
+        return None
+    given = x.source.arguments[0]
+    if x.source.name == "scalar_tensor":
+        return float(given)
+    if x.source.name == "lift_fresh" and given.constant is not None and given.constant.device.type == "cpu":
+        return float(given.constant)
+    return _known(given) if x.source.name in ("clone", "detach", "alias") else None
 
 
 def _sum(g: Graph, x: Node, length: int, _: Operation | None = None) -> Node:
