@@ -210,7 +210,7 @@ def test_scores_drawn_at_random_agree_with_the_reference(seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(100, 200, 20))
+@pytest.mark.parametrize("first", range(100, 400, 20))
 def test_many_scores_drawn_at_random_agree_with_the_reference(first: int) -> None:
     for seed in range(first, first + 20):
         check_drawn(seed)
