@@ -10,7 +10,7 @@ from qkv.core import arrays
 from qkv.core.equation import BoundCall
 from qkv.errors import GradientError
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.context import no_autocast
+from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block
@@ -138,7 +138,7 @@ class TracedScoreKernel(ProgramKernel):
         if torch.is_grad_enabled() and any(x.requires_grad for x in closed):
             refuse_closure_gradients(call)
             raise GradientError(f"score {call.score} must not close over a tensor that requires a gradient.")
-        with no_autocast(tensors.value):
+        with no_autocast(tensors.value), on_device(tensors.value):
             offset = split_mask(tensors.mask, tensors.tile)[1]
             launch = TracedLaunch(trace, offset, self._blocks(problem), product_precision(problem.dtype))
             output = traced_attention(tensors, launch)
