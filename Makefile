@@ -8,6 +8,7 @@
 # make kills  kill and interrupt operations on stores, indexes and models at 500 points each (about an hour)
 # make test-versions  run the tests from the wheel with the lowest and the newest allowed versions of packages
 # make docs   write the site to site/: guide, gallery, reference, performance; without a network, in about three minutes
+# make pyodide  fetch Python for the browser, with which cells of the site's Start pages run; then make docs
 # make release-check  build the sdist and the wheel, compare their files with a list, run an example of each face from the wheel
 # make mutants  does a test fail when the code is wrong? (about an hour)
 PYTHON ?= python3
@@ -21,7 +22,7 @@ QUICK ?=
 FAULTS ?= 20000
 POINTS ?= 500
 
-.PHONY: ask test test-gpu bench-gpu test-long fuzz kills check mutants bench docs clean release-check test-versions
+.PHONY: ask test test-gpu bench-gpu test-long fuzz kills check mutants bench docs pyodide clean release-check test-versions
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -102,6 +103,9 @@ bench: $(VENV)/.bench
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/build.py site
+
+pyodide: $(VENV)/.base
+	$(BIN)/python docs/fetch_pyodide.py build/pyodide
 
 clean:
 	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,5 +1,8 @@
 """Measure the F1 of joins against the number of labels: `python -m benchmarks.labelled_joins [--strategies]`.
 
+Without options, the results are written to `benchmarks/results/labelled_joins.csv`, from which the page on joins draws
+its figure.
+
 `$QKV_DATA/matching` holds pairs of tables in the format of the ER-Magellan benchmark. Labels are asked from the
 training and validation pairs, one at a time, as `qkv join --label` does from all candidates; the joins of whole tables
 are evaluated on the test pairs. With `--strategies`, ways to choose the pairs are compared: labels are asked from four
@@ -10,6 +13,7 @@ not read.
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import tempfile
 import time
@@ -31,8 +35,9 @@ from qkv.join.labels import Labels, read_labels
 from qkv.join.model import JoinModel
 from qkv.join.unsupervised import estimate_without_labels
 
-__all__ = ["COUNTS", "TABLES", "Tables", "main"]
+__all__ = ["COUNTS", "RESULTS", "TABLES", "Tables", "main"]
 
+RESULTS = Path(__file__).with_name("results") / "labelled_joins.csv"
 COUNTS = (0, 10, 20, 50, 100)
 TABLES = [(name, choices[-1]) for name, choices in COLUMNS.items()] + [
     ("Walmart-Amazon", "title,price"),
@@ -185,6 +190,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of random pools for --strategies")
     given = parser.parse_args()
     source = Path(os.environ["QKV_DATA"]) / "matching"
+    found = [["tables", "columns", *map(str, COUNTS)]]
     print("F1 with", ", ".join(map(str, COUNTS)), "labels, and the number of matches among them")
     with tempfile.TemporaryDirectory() as folder:
         for name, on in TABLES:
@@ -200,8 +206,12 @@ def main() -> None:
             models, matches = _models(tables, tables.labels("train", "valid"), _committee, 0, 1)
             seconds = (time.process_time() - start) / COUNTS[-1]
             scores = tables.f1(models, tables.labels("test"))
+            found.append([name, on, *(f"{score:.3f}" for score in scores)])
             shown = (f"{score:.3f} ({count})" for score, count in zip(scores, matches, strict=True))
             print(f"{name:15} {on:72}", *shown, f"{seconds:.2f} s per label", sep="  ", flush=True)
+    if not (given.strategies or given.only):
+        with RESULTS.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(found)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def main(site: Path) -> int:
     from generate.accessible import correct_pages
     from generate.command_line import write_command_line
     from generate.links import broken_links
+    from generate.live_cells import publish_live_cells
     from generate.look_gallery import publish_look_gallery
     from generate.pages import write_pages
     from generate.performance import write_performance
@@ -41,6 +42,8 @@ def main(site: Path) -> int:
     )
     correct_pages(site)
     publish_look_gallery(source, site)
+    if not publish_live_cells(ROOT, site):
+        print("Cells do not run in the browser: `make pyodide` fetches Pyodide into build/pyodide.")
     broken = broken_links(site)
     print(*broken, sep="\n")
     print(f"open {site / 'index.html'}")

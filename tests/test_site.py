@@ -73,6 +73,16 @@ def test_every_capability_links_to_a_heading_that_shows_it() -> None:
                 assert anchor[1:] in slugs, f"row {name} links to {target}{anchor}"
 
 
+def test_every_capability_but_the_benchmarks_is_shown_by_a_page_with_a_figure_and_a_card_in_the_gallery() -> None:
+    from generate.pages import has_figure, pages_outside
+
+    cards = set(pages_outside(ROOT / "docs"))
+    for name, row in ROWS:
+        pages = re.findall(r"\]\(([^)#\s]+)", row)
+        shown = [page for page in pages if has_figure((ROOT / "docs" / page).read_text())]
+        assert name == "G2" or any(page.startswith("gallery/") or page in cards for page in shown), f"row {name}"
+
+
 def test_the_index_of_the_gallery_links_to_the_pages_of_attention() -> None:
     from generate.look_gallery import look_cards, look_pages
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from .look_gallery import LookPage, look_cards, write_look_gallery
-from .pictures import draw_pictures
+from .pictures import BLOCK, draw_pictures
 from .toctree import hidden_toctree
 
 OUTSIDE = {
@@ -21,6 +21,8 @@ OUTSIDE = {
 RENAMED = {"search.md": "searching.md"}
 """Pages of docs/ whose names Sphinx uses for pages of its own."""
 
+_FIGURE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
+_BLANK_ENDS = re.compile(r"\n\n+```$", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<words>[^\]]*)\]\((?P<target>(?!https?:|mailto:)[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -45,7 +47,7 @@ def write_pages(root: Path, source: Path) -> None:
     for outside, name in OUTSIDE.items():
         page = root / outside
         _write(source / name, _links(page.read_text(), page, Path(name), root))
-    _write(source / "gallery" / "index.md", gallery_index(docs / "gallery", first, write_look_gallery(source)))
+    _write(source / "gallery" / "index.md", gallery_index(docs, first, write_look_gallery(source)))
     _write(source / "coming-from" / "index.md", coming_from_index(docs / "coming-from"))
 
 
@@ -69,36 +71,54 @@ def title_and_summary(text: str) -> tuple[str, str]:
     return (title[1] if title else "").replace("`", ""), (sentence[0] if sentence else summary).rstrip(":")
 
 
-def gallery_index(folder: Path, first: dict[str, str], look: list[LookPage]) -> str:
-    """Return the index of the gallery: one card for each page, with its first figure, and the pages to explore."""
+def gallery_index(docs: Path, first: dict[str, str], look: list[LookPage]) -> str:
+    """Return the index of the gallery: cards of its pages, of others, and of the pages to explore."""
+    names = sorted(page.stem for page in (docs / "gallery").glob("*.md") if page.stem != "index")
     lines = ["# Gallery", "", "Each page shows one idea: a problem, the code that solves it, and what it prints.", ""]
-    lines += ["::::{grid} 1 2 3 3", ":gutter: 3", ""]
-    names = sorted(page.stem for page in folder.glob("*.md") if page.stem != "index")
+    lines += _cards(docs, [f"gallery/{name}.md" for name in names], first)
+    lines += ["## More pages with figures", "", "These pages show the other [capabilities](../capabilities.md).", ""]
+    lines += _cards(docs, pages_outside(docs), first)
+    return "\n".join([*lines, *look_cards(look), *hidden_toctree(names)])
+
+
+def pages_outside(docs: Path) -> list[str]:
+    """Return the pages with a figure that show capabilities, outside of the gallery."""
+    found = re.findall(r"\]\(([^)#\s]+\.md)", (docs / "capabilities.md").read_text())
+    pages = [name for name in dict.fromkeys(found) if not name.startswith("gallery/")]
+    return [name for name in pages if has_figure((docs / name).read_text())]
+
+
+def has_figure(text: str) -> bool:
+    """Return whether a page draws or shows a figure."""
+    return bool(BLOCK.search(text) or _FIGURE.search(text))
+
+
+def _cards(docs: Path, names: list[str], first: dict[str, str]) -> list[str]:
+    """Return a grid of cards, one for each page, with its title, first figure and first sentence."""
+    lines = ["::::{grid} 1 2 3 3", ":gutter: 3", ""]
     for name in names:
-        text = (folder / f"{name}.md").read_text()
+        text = (docs / name).read_text()
         title, summary = title_and_summary(text)
+        place = "../" + RENAMED.get(name, name).removesuffix(".md")
         lines += [
             f":::{{grid-item-card}} {title}",
-            f":link: {name}",
+            f":link: {place}",
             ":link-type: doc",
             ":class-card: gallery-card",
             "",
         ]
-        picture = re.search(r"!\[([^\]]*)\]\(([^)]+)\)", text)
-        stem = first.get(f"gallery/{name}.md")
+        picture, stem = _FIGURE.search(text), first.get(name)
         if stem:
             for theme in ("light", "dark"):
-                lines += [
-                    f"```{{image}} ../drawn/{stem}-{theme}.png",
-                    ":alt:",
-                    f":class: only-{theme} thumbnail",
-                    "```",
-                    "",
-                ]
+                lines += _thumbnail(f"../drawn/{stem}-{theme}.png", f"only-{theme} thumbnail")
         elif picture:
-            lines += [f"```{{image}} {picture[2]}", ":alt:", ":class: thumbnail", "```", ""]
+            lines += _thumbnail((Path("..") / name).parent.joinpath(picture[2]).as_posix(), "thumbnail")
         lines += [summary, ":::", ""]
-    return "\n".join([*lines, "::::", "", *look_cards(look), *hidden_toctree(names)])
+    return [*lines, "::::", ""]
+
+
+def _thumbnail(path: str, classes: str) -> list[str]:
+    return [f"```{{image}} {path}", ":alt:", f":class: {classes}", "```", ""]
 
 
 _LIST = """
@@ -136,6 +156,7 @@ def _links(text: str, page: Path, name: Path, root: Path) -> str:
         up = "../" * (len(name.parts) - 1)
         return f"[{found['words']}]({up}{place}{found['anchor'] or ''})"
 
+    text = _BLANK_ENDS.sub("\n```", text)
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in parts)
 

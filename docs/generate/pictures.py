@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = re.compile(r"^```\{picture\} (?P<words>[^\n]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_WIDE = 5.5
+"""Width in inches from which a figure scrolls on narrow screens, where its text would be smaller than 8 pixels."""
 _FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 _SHARED = {
     "figure.figsize": (6.4, 3.4),
@@ -76,15 +78,16 @@ def draw_pictures(page: Path, root: Path, folder: Path) -> tuple[str, list[str]]
             done += len(before) + len(inside)
             stem = f"{page.relative_to(root / 'docs').with_suffix('')}-{number}".replace("/", "-")
             for theme in ("light", "dark"):
-                _draw(inside, namespace, page, theme, folder / f"{stem}-{theme}.png")
+                width = _draw(inside, namespace, page, theme, folder / f"{stem}-{theme}.png")
             names.append(stem)
             depth = len(page.relative_to(root / "docs").parts) - 1
-            parts += [text[end : block.start()], _markdown(block, stem, "../" * depth)]
+            parts += [text[end : block.start()], _markdown(block, stem, "../" * depth, scrolls=width >= _WIDE)]
             end = block.end()
     return "".join([*parts, text[end:]]), names
 
 
-def _draw(examples: list[doctest.Example], namespace: dict[str, Any], page: Path, theme: str, path: Path) -> None:
+def _draw(examples: list[doctest.Example], namespace: dict[str, Any], page: Path, theme: str, path: Path) -> float:
+    """Save the figure that the examples draw, and return its width in inches."""
     import matplotlib.pyplot as plt
 
     with plt.rc_context(style(theme)):
@@ -96,6 +99,7 @@ def _draw(examples: list[doctest.Example], namespace: dict[str, Any], page: Path
             _lighten(namespace["figure"], _COLOURS[theme][0])
         namespace["figure"].savefig(path)
         plt.close("all")
+        return float(namespace["figure"].get_figwidth())
 
 
 def _lighten(figure: Any, ink: str) -> None:
@@ -130,9 +134,10 @@ def _run(examples: list[doctest.Example], namespace: dict[str, Any], page: Path)
         raise RuntimeError("".join(failures))
 
 
-def _markdown(block: re.Match[str], stem: str, up: str) -> str:
-    code = block["body"].strip("\n")
-    lines = ["```pycon", code, "```", ""]
+def _markdown(block: re.Match[str], stem: str, up: str, *, scrolls: bool) -> str:
+    """Return the code of a figure and its two files, which scroll on narrow screens if the figure is wide."""
+    lines = ["```pycon", block["body"].strip("\n"), "```", ""]
+    lines += ["````{container} wide-figure"] if scrolls else []
     for theme in ("light", "dark"):
         words = block["words"].replace('"', "'")
         lines += [
@@ -142,7 +147,7 @@ def _markdown(block: re.Match[str], stem: str, up: str) -> str:
             "```",
             "",
         ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "````", ""] if scrolls else lines)
 
 
 @contextmanager

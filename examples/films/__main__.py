@@ -1,5 +1,6 @@
-"""Print the errors on held-out ratings, and the films most similar to one."""
+"""Print the errors on held-out ratings, and the films most similar to one; write the errors to a CSV file if named."""
 
+import csv
 import sys
 from pathlib import Path
 
@@ -12,9 +13,9 @@ _SPLITS = 5
 
 
 def main() -> int:
-    """Run the example on the folder of ratings given as the only argument."""
-    if len(sys.argv) != 2:
-        print("usage: python -m examples.films FOLDER", file=sys.stderr)
+    """Run the example on the folder of ratings given as the first argument."""
+    if len(sys.argv) not in (2, 3):
+        print("usage: python -m examples.films FOLDER [RESULTS.csv]", file=sys.stderr)
         return 2
     try:
         ratings = read(Path(sys.argv[1]))
@@ -31,6 +32,7 @@ def main() -> int:
         print(f"    {cosine:.2f}  {ratings.titles[other]}")
     found = [measure(ratings, seed) for seed in range(_SPLITS)]
     print(f"root mean square error of held-out ratings, mean ± standard error of {_SPLITS} splits:")
+    rows = [["prediction", "error", "standard_error"]]
     for name, said in (
         ("film_mean", "mean of the film"),
         ("no_space", "attention, same film and same person"),
@@ -39,7 +41,12 @@ def main() -> int:
         ("new_attention", "films folded in, no rating known: attention"),
     ):
         errors = np.array([getattr(one, name) for one in found])
-        print(f"    {errors.mean():.3f} ± {errors.std(ddof=1) / np.sqrt(len(errors)):.3f}  {said}")
+        mean, deviation = f"{errors.mean():.3f}", f"{errors.std(ddof=1) / np.sqrt(len(errors)):.3f}"
+        rows.append([said, mean, deviation])
+        print(f"    {mean} ± {deviation}  {said}")
+    if len(sys.argv) == 3:
+        with Path(sys.argv[2]).open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
     better = sum(one.attention < one.film_mean for one in found)
     print(f"    better than the mean of the film in {better} of {_SPLITS} splits; a, b, c of each:")
     print("    " + "  ".join(", ".join(f"{x:g}" for x in one.chosen) for one in found))

@@ -81,7 +81,7 @@ def pool_cells(
     if not even:
         # Short cells are padded with their last entry, which leaves maxima unchanged; sums count it once.
         step = np.minimum(np.arange(widest), lengths[:, None] - 1)
-        index = (edges[:-1, None] - limits[0] + step).ravel()
+        index = (edges[:-1, None] - limits[0] + step).ravel().astype(np.intp)  # 32 bits in Pyodide
         x = xp.take(x, asarray_like(x, index), axis=axis)
     by_cell = xp.reshape(x, (*shape[:tile], len(lengths), widest, *shape[tile + 1 :]))
     if how == "max":

@@ -109,7 +109,7 @@ class NameWords:
         split = [(text or "").split() for text in self.texts]
         codes: dict[str, int] = {}
         flat = [codes.setdefault(word, len(codes)) for word in chain.from_iterable(split)]
-        self._set(list(codes), np.array(flat, np.int64), np.array([len(words) for words in split], np.int64))
+        self._set(list(codes), np.array(flat, np.intp), np.array([len(words) for words in split], np.intp))
 
     def _set(self, vocabulary: list[str], codes: Int[np.ndarray, " n"], counts: Int[np.ndarray, " k"]) -> None:
         self.vocabulary, self.codes, self.counts = vocabulary, codes, counts
@@ -120,7 +120,7 @@ class NameWords:
         values = [numbers.setdefault(number_value(word), len(numbers) - 1) for word in vocabulary]
         self.values, self.value_index = np.array(values, np.int64), numbers
         self.forms = np.array([number_form(word) for word in vocabulary], np.int8)
-        self.starts = np.cumsum(counts) - counts
+        self.starts = np.cumsum(counts, dtype=np.intp) - counts
         self.letters = self.sums(self.lengths)
 
     def select_words(self, indices: Int[np.ndarray, " words"]) -> Self:
@@ -131,7 +131,7 @@ class NameWords:
             [self.vocabulary[i] for i in indices.tolist()],
             self.value_index,
         )
-        out.codes = out.counts = out.starts = np.zeros(0, np.int64)
+        out.codes = out.counts = out.starts = np.zeros(0, np.intp)
         out.letters = np.zeros(0)
         for name in ("lengths", "digits", "first", "values", "forms"):
             setattr(out, name, getattr(self, name)[indices])
@@ -140,7 +140,7 @@ class NameWords:
     def codes_of(self, names: Int[np.ndarray, " k"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " k"]]:
         """Return the indices of the words of some names, one name after the other, and the number of words of each."""
         counts = self.counts[names]
-        ends = np.cumsum(counts)
+        ends = np.cumsum(counts, dtype=np.intp)
         places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.starts[names] - (ends - counts), counts)
         return self.codes[places], counts
 
@@ -168,5 +168,5 @@ def reduce_words(
     """
     out, some = np.zeros(len(counts)), counts > 0
     if some.any():
-        out[some] = function.reduceat(values, (np.cumsum(counts) - counts)[some])
+        out[some] = function.reduceat(values, (np.cumsum(counts, dtype=np.intp) - counts)[some])
     return out

@@ -239,7 +239,7 @@ def label_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, " 
         return _number_codes(column, labels)
     # Original texts, not folded ones: λ and Λ are the same key, but different values.
     cells = column.cells.astype(bool) if column.original is None else column.original
-    return np.array([labels.setdefault(cell, len(labels)) for cell in cells.tolist()], dtype=np.int64)
+    return np.array([labels.setdefault(cell, len(labels)) for cell in cells.tolist()], dtype=np.intp)
 
 
 def _number_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, " rows"]:
@@ -250,7 +250,7 @@ def _number_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, 
     compared = integers[:, 0] if integers.shape[1] == 1 else integers
     _, first, inverse = np.unique(compared, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    codes = np.empty(len(first), np.int64)
+    codes = np.empty(len(first), np.intp)
     for place, row in zip(order.tolist(), first[order].tolist(), strict=True):
         codes[place] = labels.setdefault(to_python(column.source.slice(row, 1))[0], len(labels))
     return np.asarray(codes[inverse.reshape(-1)])

@@ -126,7 +126,7 @@ def row_numbers(count: int) -> pa.Array:
     """Return an Arrow array of the integers from 0 to `count` − 1."""
     import pyarrow as pa
 
-    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(np.arange(count))])
+    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(np.arange(count, dtype=np.int64))])
 
 
 def with_microseconds(table: pa.Table) -> pa.Table:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from qkv.core.extras import require_packages
 from qkv.database.io.boolean_cells import has_one_spelling
 from qkv.database.io.date_formats import has_format, is_compact_date
 from qkv.database.io.exact_types import inexact_columns
@@ -57,6 +58,7 @@ def open_connection(
     settings: dict[str, str], error_class: type[QkvError], failure: str, remedy: str
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a DuckDB connection, and raise its errors as `error_class` with the texts `failure` and `remedy`."""
+    require_packages("files, SQL and conditions need", "ask", "duckdb")
     with _signals_deferred():
         import duckdb
 

@@ -23,6 +23,7 @@ from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.database.io.arrow_reader import read_arrow
+from qkv.database.io.arrow_text import lacks_duckdb, read_delimited
 from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.cell_notes import join_cell_notes, undecided_columns
 from qkv.database.io.file_formats import assumed_formats, type_conflict
@@ -229,6 +230,8 @@ def _read_path(path: Path, required: tuple[str, ...], options: ReadOptions) -> p
         return add_cell_notes(table, required, options.on_bad_cell, repr(str(path)))
     if kind in duckdb_reader.PARQUET:
         _check_stated(path.name, options)
+    if lacks_duckdb():
+        return read_delimited(path, kind, required, options)
     return duckdb_reader.read_file(str(path), kind, required, options)
 
 

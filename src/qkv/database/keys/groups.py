@@ -31,7 +31,7 @@ def group_rows(columns: list[Column]) -> Int[np.ndarray, " rows"] | None:
     codes: dict[object, int] = {}
     cells = [column.cells.tolist() for column in columns]
     rows = zip(*cells, strict=True) if len(cells) > 1 else cells[0]
-    return np.array([codes.setdefault(row, len(codes)) for row in rows], np.int64)
+    return np.array([codes.setdefault(row, len(codes)) for row in rows], np.intp)
 
 
 def with_group_bandwidths(

@@ -44,17 +44,17 @@ class _Letters:
     """The numbers of letters of each of many texts by class of letters, which bound their similarity to a query."""
 
     def __init__(self, texts: list[str]) -> None:
-        size = np.array([len(text) for text in texts], np.int64)
+        size = np.array([len(text) for text in texts], np.intp)
         self.lengths = np.minimum(size, _LONGEST).astype(np.uint8)
         flat = _classes("".join(texts))
         owner = np.repeat(np.arange(len(texts)), size)
         counts = np.zeros((_CLASSES, len(texts)), np.uint8)
         step = max(1, 2**24 // _CLASSES)
-        ends = np.cumsum(size)
+        ends = np.cumsum(size, dtype=np.intp)
         for start in range(0, len(texts), step):
             stop = min(start + step, len(texts))
             part = slice(int(ends[start] - size[start]), int(ends[stop - 1]))
-            places = flat[part].astype(np.int64) * (stop - start) + owner[part] - start
+            places = flat[part].astype(np.intp) * (stop - start) + owner[part] - start
             found = np.bincount(places, minlength=_CLASSES * (stop - start)).reshape(_CLASSES, -1)
             counts[:, start:stop] = np.minimum(found, _LONGEST)
         self.counts = counts
@@ -109,7 +109,7 @@ class NameIndex:
     def __init__(self, keys: Shaped[np.ndarray, " rows"]) -> None:
         numbers: dict[str, int] = {}
         self.rows = np.array(
-            [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys.tolist()], np.int64
+            [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys.tolist()], np.intp
         )
         self.numbers, self.names = numbers, np.array(list(numbers), dtype=object)
         self.words = NameWords(list(numbers))

@@ -187,7 +187,7 @@ def _flat(column: pa.ChunkedArray) -> tuple[Int[np.ndarray, " n"], pa.Array]:
     lists = column.chunk(0) if column.num_chunks else pa.array([], column.type)
     if lists.null_count:
         raise _damaged("a list is null")
-    lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+    lengths = lists.value_lengths().to_numpy(zero_copy_only=False).astype(np.intp)
     cells = lists.flatten()
     if cells.null_count:
         raise _damaged("an element of a list is null")
