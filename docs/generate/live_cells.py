@@ -23,7 +23,7 @@ SECTIONS = {
 PURE = ("array_api_compat", "filelock", "packaging", "platformdirs")
 """Packages in Python alone that qkv imports and Pyodide lacks."""
 
-_DATA = ("people.csv", "gpa.csv", "students.csv")
+_DATA = ("people.csv", "gpa.csv", "members.csv")
 
 
 def publish_live_cells(root: Path, site: Path) -> bool:
