@@ -22,6 +22,7 @@ RENAMED = {"search.md": "searching.md"}
 """Pages of docs/ whose names Sphinx uses for pages of its own."""
 
 _FIGURE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
+_ALONE = re.compile(r"^(!\[[^\]]*\]\([^)]+\.png\))$", re.MULTILINE)
 _BLANK_ENDS = re.compile(r"\n\n+```$", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<words>[^\]]*)\]\((?P<target>(?!https?:|mailto:)[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 
@@ -156,7 +157,7 @@ def _links(text: str, page: Path, name: Path, root: Path) -> str:
         up = "../" * (len(name.parts) - 1)
         return f"[{found['words']}]({up}{place}{found['anchor'] or ''})"
 
-    text = _BLANK_ENDS.sub("\n```", text)
+    text = _ALONE.sub(r":::{container} wide-figure\n\1\n:::", _BLANK_ENDS.sub("\n```", text))
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in parts)
 

@@ -207,7 +207,7 @@ def _draw_memory(claims: Claims) -> Any:
     axes.set_yticks(range(len(rows)), [row["case"] for row in rows], fontsize=9)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_xlabel("peak memory above inputs and gradients, MB")
-    axes.legend(loc="upper right")
+    axes.legend(loc="upper center")
     return figure
 
 
