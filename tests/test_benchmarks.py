@@ -36,6 +36,7 @@ def test_every_file_of_a_claim_is_listed_and_every_listed_claim_has_a_file() -> 
         "ray_cluster",
         "relations",
         "scale_simulation",
+        "search_quality",
         "serve",
         "second_question",
         "tables",
