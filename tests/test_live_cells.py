@@ -71,7 +71,8 @@ def test_a_cell_runs_in_the_browser_after_the_cells_before_it(tmp_path: Path) ->
             page.goto(f"http://127.0.0.1:{server.server_port}/start/cells.html")
             page.get_by_role("button", name="Run cell 2").click()
             page.get_by_text("'John Smith'").wait_for(timeout=300_000)
-            assert page.locator(".live-output").all_inner_texts() == ["(4, 3)", "'John Smith'"]
+            printed = [text.strip() for text in page.locator(".live-output").all_inner_texts()]
+            assert printed == ["(4, 3)", "'John Smith'"]
             browser.close()
     finally:
         server.shutdown()
