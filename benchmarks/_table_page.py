@@ -25,6 +25,8 @@ _TREES = ("histogram boosting", "XGBoost", "LightGBM", "CatBoost")
 _UNIT = "histogram boosting"
 _LIMITS = {_QUICK: 3, _STANDARD: 15}
 _ACROSS = 6
+_MACHINE = "AMD EPYC"
+"""The machine whose CPU times are reported, where there are any."""
 
 Cells = dict[tuple[str, str], list[Result]]
 
@@ -191,19 +193,19 @@ def _verdict(cells: Cells) -> str:
         errors = {m: np.array([some[m][split].error for split in shared]) for m in some}
         best = min(_TREES, key=lambda m: errors[m].mean())
         row = [table, f"{len(shared)} of {count_splits(table)}", f"{best} {_figure(errors[best])}"]
-        seconds = {m: sum(some[m][s].fit_seconds + some[m][s].predict_seconds for s in shared) for m in some}
         for effort, limit in _LIMITS.items():
             gap = errors[effort] - errors[best]
             spread = _error_bar(list(gap))
             better = gap.mean() <= 0
             equal = not better and gap.mean() <= spread
-            times = seconds[effort] / seconds[_UNIT]
+            times = _times(some[effort], some[_UNIT])
             won[effort] += better
             tied[effort] += equal
             in_time[effort] += times <= limit
             both[effort] += (better or equal) and times <= limit
             verdict = "smaller" if better else "equal" if equal else "larger"
-            row += [f"{errors[effort].mean() / errors[best].mean():.2f} ({verdict})", f"{times:.1f}"]
+            row.append(f"{errors[effort].mean() / errors[best].mean():.2f} ({verdict})")
+            row.append(f"{times:.1f}" if times == times else "–")
         rows.append(row)
     if not rows:
         return ""
@@ -229,6 +231,13 @@ def _verdict(cells: Cells) -> str:
     return "\n\n".join([text, _table(head, rows), " ".join(said)])
 
 
+def _times(some: dict[int, Result], unit: dict[int, Result]) -> float:
+    """Return the ratio of the CPU times of fit and prediction, over the splits that ran on the same machine."""
+    shared = [split for split in some if split in unit and some[split].machine == unit[split].machine]
+    seconds = [sum(each[split].fit_seconds + each[split].predict_seconds for split in shared) for each in (some, unit)]
+    return seconds[0] / seconds[1] if shared else math.nan
+
+
 def _ranks_text(cells: Cells) -> str:
     ranks, tables, difference = mean_ranks(cells)
     if len(tables) < 2:
@@ -247,8 +256,13 @@ def _costs(cells: Cells, classes: bool) -> str:
     for method in methods:
         have = [table for table in tables if (table, method) in cells]
 
-        def middle(name: str, have: list[str] = have, method: str = method) -> float:
-            values = [_mean(cells[table, method], name) for table in have]
+        here = {table: [one for one in cells[table, method] if one.machine == _MACHINE] for table in have}
+        here = {table: some for table, some in here.items() if some}
+        elsewhere = "" if here else "*"
+        timed = here or {table: cells[table, method] for table in have}
+
+        def middle(name: str, timed: dict[str, list[Result]] = timed) -> float:
+            values = [_mean(some, name) for some in timed.values()]
             return float(np.median([value for value in values if value == value] or [math.nan]))
 
         def average(name: str, have: list[str] = have, method: str = method) -> str:
@@ -262,16 +276,17 @@ def _costs(cells: Cells, classes: bool) -> str:
         row = [
             method,
             str(len(have)),
-            f"{middle('fit_seconds'):.2f} s",
-            f"{middle('predict_seconds'):.3f} s",
+            f"{middle('fit_seconds'):.2f} s{elsewhere}",
+            f"{middle('predict_seconds'):.3f} s{elsewhere}",
             size_text,
         ]
         rows.append([*row, *kept])
     last = ["mean log loss", "mean calibration error"] if classes else ["mean coverage of 90 %", "mean length"]
     head = ["method", "tables", "median CPU time of fit", "of prediction", "median size", *last]
-    return "Medians and means are over the tables of the second column, which differ between methods.\n\n" + _table(
-        head, rows
-    )
+    text = "Medians and means are over the tables of the second column, which differ between methods. CPU times are "
+    text += f"those of an {_MACHINE}; with *, of another machine, an Intel Xeon shared with more work, where the same "
+    text += "fit took up to four times as long."
+    return f"{text}\n\n{_table(head, rows)}"
 
 
 def _tuned(results: Sequence[Result]) -> str:

@@ -16,7 +16,7 @@ another run.
     calibration   expected calibration error of the most likely class, in ten bins of equal width
     coverage      share of test values in 90 % intervals, of the methods that have intervals
     length        median length of these intervals, relative to the interval of the middle 90 % of test values
-    seconds       CPU time of the process; libraries are told to use one thread
+    seconds       CPU time of the process; libraries are told to use one thread; compared on the same machine only
     bytes         size of the pickled estimator
 
 The random search starts with the defaults, draws other parameters, and judges by the error (classes: log loss) of a
@@ -44,7 +44,9 @@ from typing import Any
 import numpy as np
 from examples.tables import Split
 
-__all__ = ["RESULTS", "Result", "evaluate", "main", "read_results", "score"]
+from benchmarks._record import machine
+
+__all__ = ["RESULTS", "Result", "append_result", "evaluate", "main", "read_results", "score"]
 
 RESULTS = Path(__file__).parent / "results" / "tables.csv"
 _LEVEL = 0.9
@@ -71,6 +73,7 @@ class Result:
     bytes: float = np.nan
     version: str = ""
     date: str = ""
+    machine: str = ""
     failure: str = ""
 
     @property
@@ -82,7 +85,7 @@ def read_results(path: Path = RESULTS) -> list[Result]:
     """Return the saved results; a last line that was cut off is left out."""
     if not path.exists():
         return []
-    texts = {"table", "method", "setting", "version", "date", "failure"}
+    texts = {"table", "method", "setting", "version", "date", "machine", "failure"}
     kinds = {field.name: str if field.name in texts else int if field.name in ("split", "rows") else float
              for field in fields(Result)}  # fmt: skip
     found = {}
@@ -96,7 +99,8 @@ def read_results(path: Path = RESULTS) -> list[Result]:
     return list(found.values())
 
 
-def _append(path: Path, result: Result) -> None:
+def append_result(path: Path, result: Result) -> None:
+    """Append a result to a file; a line that was cut off before is ended."""
     row = {name: (f"{value:.6g}" if value == value else "") if isinstance(value, float) else value
            for name, value in asdict(result).items()}  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,16 +183,19 @@ def _search(method: Any, split: Split, classes: int, steps: int, seed: int) -> d
     return parameters
 
 
-def evaluate(table: str, name: str, number: int, split: Split, steps: int = 0) -> Result:
+def evaluate(
+    table: str, name: str, number: int, split: Split, steps: int = 0, classification: bool | None = None
+) -> Result:
     """Return the result of a method on one split, tuned by a search of so many steps if it is not 0.
 
-    An exception of the method is the result's `failure`, unless its package is not installed.
+    An exception of the method is the result's `failure`, unless its package is not installed. `classification` says
+    whether the target is a class; None asks the list of tables.
     """
     from benchmarks._table_methods import METHODS
     from benchmarks._table_sets import classification_tables
 
     method, classes = METHODS[name], 0
-    if table in classification_tables():
+    if table in classification_tables() if classification is None else classification:
         labels, codes = np.unique(split.y, return_inverse=True)
         places = {label: place for place, label in enumerate(labels)}
         known = np.array([places.get(label, -1) for label in split.y_test])
@@ -212,9 +219,18 @@ def evaluate(table: str, name: str, number: int, split: Split, steps: int = 0) -
     except Exception as error:
         failure = f"{type(error).__name__}: {error}".splitlines()[0][:120]
     setting = f"tuned {steps}" if steps else "default"
-    date = datetime.now(UTC).date().isoformat()
+    date, cpu = datetime.now(UTC).date().isoformat(), machine()["cpu"]
     return Result(
-        table, name, setting, number, len(split.y), **numbers, version=method.version, date=date, failure=failure
+        table,
+        name,
+        setting,
+        number,
+        len(split.y),
+        **numbers,
+        version=method.version,
+        date=date,
+        machine=cpu,
+        failure=failure,
     )
 
 
@@ -280,7 +296,7 @@ def main(arguments: list[str] | None = None) -> None:
             asked.methods = [other for other in asked.methods if other != name]
             stopped.add((table, name))
             continue
-        _append(asked.results, result)
+        append_result(asked.results, result)
         seconds = result.fit_seconds + result.predict_seconds
         print(f"{table}\t{name}\t{number}\t{result.error:.4g}\t{seconds:.2f} s\t{result.failure}", flush=True)
         if result.failure or seconds > asked.seconds:

@@ -196,7 +196,7 @@ def test_a_slow_method_stops_after_its_first_split(monkeypatch, tmp_path):
 def test_results_are_read_as_they_were_saved(tmp_path):
     path, saved = tmp_path / "results.csv", [result("a, b", "x", 0, 0.5, bytes=7.0), result("c", "x", 1, 0.25)]
     for one in saved:
-        tables._append(path, one)
+        tables.append_result(path, one)
     found = read_results(path)
     assert [replace(one, **dict.fromkeys(("log_loss", "calibration", "coverage", "length", "bytes"), 0.0))
             for one in found] == [

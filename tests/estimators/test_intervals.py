@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from qkv.errors import OptionError
 from qkv.estimators import AttentionRegressor
-from qkv.estimators.error_scale import ErrorScale, soft_distance
+from qkv.estimators.error_scale import ErrorScale, fit_error_scale, soft_distance
 from tests.effort import cases
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -94,7 +94,7 @@ def test_the_scale_of_errors_is_its_equation():
     rng = np.random.default_rng(0)
     keys, queries, rows = (torch.from_numpy(rng.normal(size=(2, n, 3))) for n in (30, 4, 50))
     logs = torch.from_numpy(rng.normal(size=(2, 30)))
-    scale = ErrorScale(keys, logs, 2.0, 0.5, np.array([0.1, 0.2]), np.array([0.7, 0.4]), 0.3)
+    scale = ErrorScale(keys, logs, 2.0, 0.5, np.array([0.1, 0.2]), np.array([0.7, 0.4]), -9.0, 0.3)
     squares = (queries[:, :, None] - rows[:, None]).square().sum(dim=-1)
     distance = (2 * (1 + 1 / (-squares / 2).exp().sum(dim=-1)).log()).sqrt()
     np.testing.assert_allclose(soft_distance(queries, rows), distance, rtol=1e-9)
@@ -191,3 +191,21 @@ def test_intervals_cover_public_tables(effort):
         shares.append(np.concatenate(inside).mean())
     assert 0.88 <= np.mean(shares) <= 0.92, shares
     assert 0.85 <= min(shares) <= max(shares) <= 0.95, shares
+
+
+def test_intervals_of_a_linear_function_have_a_length_where_all_rows_are_equally_far_away():
+    rng = np.random.default_rng(3)
+    x, new = rng.normal(size=(40, 4)), rng.normal(size=(400, 4))
+    y, true = x @ [1.0, 2.0, 3.0, 0.0] + rng.normal(size=40), new @ [1.0, 2.0, 3.0, 0.0] + rng.normal(size=400)
+    low, high = AttentionRegressor(random_state=0).fit(x, y).predict_interval(new)
+    assert 0.75 < np.mean((low <= true) & (true <= high)) <= 1
+    assert 1.0 < np.median(high - low) < 8.0
+
+
+def test_a_feature_without_spread_does_not_change_the_scale_of_errors():
+    rng = np.random.default_rng(4)
+    keys, errors = torch.from_numpy(rng.normal(size=(1, 60, 2)) * 1e-3), torch.from_numpy(rng.normal(size=(1, 60)))
+    distance = torch.from_numpy(0.2 + 1e-7 * rng.normal(size=(1, 60)))
+    scale, _ = fit_error_scale(keys, distance, errors)
+    found = scale.at(keys[:, :3], torch.tensor([[0.1, 0.2, 0.2001]]).double())
+    assert found == pytest.approx([1.0, 1.0, 1.0], abs=0.3)

@@ -19,12 +19,14 @@ from qkv.estimators.metric_learning import row_losses
 from qkv.estimators.nadaraya_watson import weighted_mean_with_trend
 from qkv.masks import Documents
 
-__all__ = ["BATCH_GRID", "LOCAL_GRID", "MIN_ROWS", "SEARCH_ROWS", "WIDE_GRID", "search_bandwidth"]
+__all__ = ["BATCH_GRID", "LOCAL_GRID", "MIN_ROWS", "SEARCH_ROWS", "SMALL_GRID", "WIDE_GRID", "search_bandwidth"]
 
 LOCAL_GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 """Factors of a bandwidth that was learned from a sample of the rows."""
 BATCH_GRID = (0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 1.0, 1.15, 1.35)
 """Factors of a bandwidth that was learned from the rows of a batch, which are farther apart than all rows."""
+SMALL_GRID = (*BATCH_GRID, 2.0, 4.0, 8.0, 30.0)
+"""Factors for small tables, up to equal weights of all rows, where the trend alone predicts best."""
 WIDE_GRID = tuple(2.0 ** (1.0 - step / 2) for step in range(18))
 """Bandwidths in units of √width, used if no metric was trained."""
 MIN_ROWS = 128
@@ -57,6 +59,7 @@ def search_bandwidth(
     factors: Sequence[float],
     classification: bool,
     max_pairs: float,
+    together: bool = False,
 ) -> _BandwidthSearch:
     """Return each bandwidth multiplied by the factor of smallest leave-one-out error, with its loss.
 
@@ -70,6 +73,7 @@ def search_bandwidth(
         factors: the grid.
         classification: whether values are class indicators, with log loss instead of squared error.
         max_pairs: maximum number of pairs of rows per bandwidth of the grid, which limits the time of the search.
+        together: whether all members use the factor that has the smallest mean error.
     """
     members, rows = keys.shape[:2]
     out_of_bag = out_of_bag[:, : max(MIN_ROWS, int(max_pairs / max(rows * members, 1)))]
@@ -93,6 +97,8 @@ def search_bandwidth(
             loss = (predicted - target).square()
         losses.append((loss * weights).sum(dim=1) / weights.sum(dim=1))
     all_losses = torch.stack(losses)  # (factors, members, outputs), or one output for classes
+    if together:
+        all_losses = all_losses.mean(dim=1, keepdim=True).expand_as(all_losses)
     best = all_losses.argmin(dim=0)
     return _BandwidthSearch(
         bandwidth * torch.tensor(factors, dtype=bandwidth.dtype)[best],

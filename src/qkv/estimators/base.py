@@ -16,9 +16,9 @@ from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
 from qkv.core.typing import ArrayLike, Float, Int, Shaped
 from qkv.errors import DataError, OptionError
-from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, SEARCH_ROWS, WIDE_GRID, search_bandwidth
+from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, SEARCH_ROWS, SMALL_GRID, WIDE_GRID, search_bandwidth
 from qkv.estimators.batch_training import TrainingOptions
-from qkv.estimators.effort import EFFORTS
+from qkv.estimators.effort import EFFORTS, SMALL_TABLE
 from qkv.estimators.features import (
     Features,
     decode_columns,
@@ -136,7 +136,8 @@ class AttentionEstimator(SavedEstimator, ABC):
         keys, trends = embed_rows(metric, trained.parameters, *as_tensors(features))
         out_of_bag = torch.from_numpy(trained.held_out)
         bandwidth = trained.parameters["log_bandwidth"].detach().exp()
-        factors: tuple[float, ...] = LOCAL_GRID if self._candidates() else BATCH_GRID
+        small = len(features) < SMALL_TABLE and not self._candidates()
+        factors: tuple[float, ...] = LOCAL_GRID if self._candidates() else SMALL_GRID if small else BATCH_GRID
         if trained.steps == 0:
             # Nothing was trained, so every row is out of bag.
             order = np.random.default_rng(seed).permutation(len(features))[:SEARCH_ROWS]
@@ -156,6 +157,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             factors,
             metric.classification,
             EFFORTS[self.effort].search_pairs,
+            together=small,
         )
         parameters = trained.parameters | {"log_bandwidth": found.bandwidth.log()}
         self.parameters_: dict[str, np.ndarray] = {name: each.detach().numpy() for name, each in parameters.items()}
@@ -271,7 +273,8 @@ class AttentionEstimator(SavedEstimator, ABC):
             rate = effort.network_rate if self._build_metric(1).has_network else 3e-2
         members = self.members
         if members == "auto":
-            members = max(1, min(effort.members, effort.ensemble_rows // rows, rows // _MIN_TRAINING_ROWS))
+            most = effort.members if rows >= SMALL_TABLE else effort.small_members
+            members = max(1, min(most, effort.ensemble_rows // rows))
         batch = effort.batch_size(rows, self._classification) if self.batch_size == "auto" else int(self.batch_size)
         steps = effort.steps(rows, batch) if self.max_steps == "auto" else self.max_steps
         if rows < _MIN_TRAINING_ROWS or self.metric == self._trend() == "none":
@@ -286,7 +289,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             self.dropout,
             self.patience,
             math.inf if self.max_seconds is None else float(self.max_seconds),
-            effort.total_steps if self.members == "auto" else math.inf,
+            effort.total_steps if self.members == "auto" and rows >= SMALL_TABLE else math.inf,
         )
 
     def _candidates(self) -> int:

@@ -25,13 +25,16 @@ from qkv.estimators.analytic_gradient import (
 from qkv.estimators.leave_one_out import MIN_PROBABILITY, weighted_means
 from qkv.estimators.metric import Metric
 
-__all__ = ["TrainingOptions", "TrainingRows", "learning_rate_factor", "train_member"]
+__all__ = ["Trace", "TrainingOptions", "TrainingRows", "learning_rate_factor", "train_member"]
 
 _VALIDATION_KEYS = 2048
 _VALIDATION_ROWS = 1024
 _EVALUATIONS = 12
 """Number of evaluations on the held-out rows in a training of the maximum number of steps."""
 _BETAS = 0.9, 0.95
+
+Trace = list[tuple[MemberParameters, float]]
+"""Parameters and loss on the held-out rows, of one evaluation after the other."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def train_member(
     options: TrainingOptions,
     seed: int,
     progress: Callable[[int, float], None] | None = None,
+    trace: Trace | None = None,
 ) -> tuple[MemberParameters, float, int]:
     """Train the parameters of one ensemble member on its training rows.
 
@@ -105,6 +109,8 @@ def train_member(
         options: training options; those of an ensemble have no effect.
         seed: seed of the batches and of the dropout.
         progress: called after each evaluation on held-out rows as `progress(step, smallest loss)`.
+        trace: list to which the parameters and the losses of all evaluations are appended, the initial ones first;
+            training then does not stop before the last step.
 
     Returns:
         The running mean of the parameters with the smallest loss on the held-out rows, this loss, and the number of
@@ -123,6 +129,8 @@ def train_member(
     every = max(5, -(-options.steps // _EVALUATIONS))
     validation = _Validation(metric, rows, training, held_out, generator)
     start, step = time.monotonic(), 0
+    if trace is not None:
+        trace.append((parameters, validation.loss(parameters)))
     with ignore_numpy_warnings():
         for step in range(1, options.steps + 1):
             if (step - 1) % epoch == 0:
@@ -148,6 +156,9 @@ def train_member(
                     best[:] = mean
                 if progress is not None:
                     progress(step, smallest)
+                if trace is not None:
+                    trace.append((_flatten(mean_views)[1], loss))
+                    waited = 0
                 if done >= 1.0 or waited >= max(options.patience, 2 * min(epoch, options.steps)):
                     break
     return best_views, smallest, step

@@ -8,8 +8,9 @@ For held-out rows x_i with leave-one-out errors e_i, and l_i = log |e_i| less it
     d(x)² = 2 log(1 + 1 / Σ_j exp(−‖k(x) − k(x_j)‖² / 2h²))
 
 p is the mean of the held-out rows near x, and 0 far away from them; f and c have the smallest leave-one-out error of l.
-a and b are those of a ridge regression of l. Beyond the distances of the held-out rows, g grows at least in proportion
-to d, so intervals widen away from the rows. Members of an ensemble have separate p and u; log g is their mean.
+a and b are those of a ridge regression of l; a feature that hardly differs between the held-out rows gets no weight.
+Beyond the distances of the held-out rows, g grows at least in proportion to d, so intervals widen away from the rows.
+Members of an ensemble have separate p and u; log g is their mean.
 
 Source: Lei, G'Sell, Rinaldo, Tibshirani, Wasserman (2018), Distribution-free predictive inference for regression,
 section 5.2 (locally weighted conformal inference).
@@ -35,6 +36,8 @@ __all__ = ["ErrorScale", "fit_error_scale", "soft_distance"]
 _FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 _PRIORS = (0.5, 2.0, 8.0, 32.0)
 _RIDGE = 5.0
+_LEAST_SPREAD = 0.1
+"""Features whose standard deviation is much smaller say nothing of the errors; slopes fitted to them would be huge."""
 # Fewer rows do not tell where errors are larger.
 _FEWEST_ROWS = 20
 # Errors below exp(−3) times the median count as that; rounded values have errors of 0.
@@ -53,7 +56,7 @@ class ErrorScale:
         prior: c.
         center: means of p and u over the held-out rows.
         slopes: a and b.
-        farthest: largest u of a held-out row.
+        nearest, farthest: smallest and largest u of a held-out row.
     """
 
     keys: Float[Tensor, "members n width"]
@@ -62,6 +65,7 @@ class ErrorScale:
     prior: float
     center: Float[np.ndarray, " 2"]
     slopes: Float[np.ndarray, " 2"]
+    nearest: float
     farthest: float
 
     def at(
@@ -75,7 +79,7 @@ class ErrorScale:
         """
         mean = _smooth(keys, self.keys, self.logs, self.factor, self.prior)
         log_distance = np.log(distance.numpy())
-        features = np.stack([mean.numpy(), np.minimum(log_distance, self.farthest)], axis=-1)
+        features = np.stack([mean.numpy(), np.clip(log_distance, self.nearest, self.farthest)], axis=-1)
         beyond = np.maximum(log_distance - self.farthest, 0.0) * max(1.0, float(self.slopes[1]))
         return np.asarray(np.exp(((features - self.center) @ self.slopes + beyond).mean(axis=0)))
 
@@ -94,9 +98,9 @@ def fit_error_scale(
     """
     logs = torch.from_numpy(_log_sizes(errors.numpy()))
     log_distance = np.log(distance.numpy())
-    farthest = float(log_distance.max())
+    nearest, farthest = float(log_distance.min()), float(log_distance.max())
     if logs.numel() < _FEWEST_ROWS or float(logs.std()) < _TINY:
-        scale = ErrorScale(keys, logs, 1.0, 1.0, np.array([0.0, farthest]), np.zeros(2), farthest)
+        scale = ErrorScale(keys, logs, 1.0, 1.0, np.array([0.0, farthest]), np.zeros(2), nearest, farthest)
         return scale, np.ones(errors.shape)
     others = ~Documents(torch.arange(logs.shape[1]), torch.arange(logs.shape[1]))
     best = np.inf
@@ -108,14 +112,14 @@ def fit_error_scale(
             if loss < best:
                 best, chosen, mean = loss, (factor, prior), smoothed.numpy()
     features = np.stack([mean, log_distance], axis=-1).reshape(-1, 2)
-    center, deviation = features.mean(axis=0), np.maximum(features.std(axis=0), _TINY)
+    center, deviation = features.mean(axis=0), np.maximum(features.std(axis=0), _LEAST_SPREAD)
     standard, target = (features - center) / deviation, logs.numpy().ravel()
     inverse = np.linalg.inv(standard.T @ standard + _RIDGE * np.eye(2))
     slopes = inverse @ (standard.T @ target)
     leverage = np.einsum("ni,ij,nj->n", standard, inverse, standard) + 1.0 / len(standard)
     fitted = standard @ slopes
     left_out = fitted - leverage * (target - fitted) / (1.0 - leverage)
-    scale = ErrorScale(keys, logs, *chosen, center, slopes / deviation, farthest)
+    scale = ErrorScale(keys, logs, *chosen, center, slopes / deviation, nearest, farthest)
     return scale, np.exp(left_out).reshape(errors.shape)
 
 

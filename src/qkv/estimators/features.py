@@ -15,6 +15,7 @@ https://arxiv.org/abs/2407.04491.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -50,7 +51,7 @@ class _FeatureEncoding(TypedDict):
 
     Attributes:
         numbers: indices of the numeric columns.
-        middles, spreads: median and spread of each numeric column.
+        middles, spreads: median and spread of each numeric column; infinite if all cells were missing.
         gaps: indices of the numeric columns with missing cells.
         categories: indices of the categorical columns.
         levels: most frequent levels of each categorical column.
@@ -137,7 +138,8 @@ def fit_encoding(columns: Sequence[Shaped[np.ndarray, " rows"]], repeats: bool =
         spread = (high - low) / 1.349 or (float(present.std()) if len(present) else 0.0)
         middles.append(float(middle))
         # The standard deviation of equal numbers is not exactly 0, because of rounding.
-        spreads.append(spread if spread > 1e-12 * abs(middle) else 1.0)
+        spread = spread if spread > 1e-12 * abs(middle) else 1.0
+        spreads.append(spread if len(present) else math.inf)
     return {
         "numbers": np.array(numbers, np.int64),
         "middles": np.array(middles, np.float64),
@@ -174,7 +176,7 @@ def encode_columns(encoding: _FeatureEncoding, columns: Sequence[Shaped[np.ndarr
     numbers = np.empty((rows, len(encoding["numbers"])), np.float32)
     scales = zip(encoding["numbers"], encoding["middles"], encoding["spreads"], strict=True)
     for feature, (index, middle, spread) in enumerate(scales):
-        column = _require_numbers(columns[index], index)
+        column = _require_numbers(columns[index], index) if spread < math.inf else _nothing(rows)
         z = (np.where(np.isnan(column), middle, column) - middle) / spread
         # hypot does not overflow where the square of a number such as 1e200 would.
         numbers[:, feature] = z / np.hypot(1.0, z / _OUTLIER)
@@ -182,7 +184,9 @@ def encode_columns(encoding: _FeatureEncoding, columns: Sequence[Shaped[np.ndarr
         _encode_levels(_as_text(columns[index]).astype(str), known)
         for index, known in zip(encoding["categories"], encoding["levels"], strict=True)
     ]
-    codes += [np.isnan(_require_numbers(columns[index], index)).astype(np.int16) for index in encoding["gaps"]]
+    empty = set(encoding["numbers"][np.isinf(encoding["spreads"])].tolist())
+    gaps = ((index, _nothing(rows) if index in empty else columns[index]) for index in encoding["gaps"].tolist())
+    codes += [np.isnan(_require_numbers(column, index)).astype(np.int16) for index, column in gaps]
     codes += [
         _encode_levels(_require_numbers(columns[index], index), known)
         for index, known in zip(encoding["repeated"], encoding["common"], strict=True)
@@ -196,7 +200,8 @@ def decode_columns(encoding: _FeatureEncoding, features: Features) -> list[Shape
     columns: list[np.ndarray] = [np.zeros(0)] * count
     for feature, index in enumerate(encoding["numbers"]):
         z = np.clip(features.numbers[:, feature].astype(np.float64) / _OUTLIER, -1 + 1e-7, 1 - 1e-7)
-        columns[index] = encoding["middles"][feature] + encoding["spreads"][feature] * _OUTLIER * z / np.sqrt(1 - z**2)
+        spread = encoding["spreads"][feature] if encoding["spreads"][feature] < math.inf else 0.0  # missing below
+        columns[index] = encoding["middles"][feature] + spread * _OUTLIER * z / np.sqrt(1 - z**2)
     for feature, (index, known) in enumerate(zip(encoding["categories"], encoding["levels"], strict=True)):
         levels = np.array([None if level == _MISSING else level for level in known.tolist()] + [None], object)
         columns[index] = levels[features.codes[:, feature]]
@@ -262,6 +267,11 @@ def _is_missing(cell: object) -> bool:
 
 def _as_text(column: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
     return np.array([_MISSING if _is_missing(cell) else str(cell) for cell in column], object)
+
+
+def _nothing(rows: int) -> Float[np.ndarray, " rows"]:
+    """Return a column of missing cells, which replaces a column that had no other cell in the call of fit."""
+    return np.full(rows, np.nan)
 
 
 def _require_numbers(column: Shaped[np.ndarray, " rows"], index: int) -> Shaped[np.ndarray, " rows"]:

@@ -42,6 +42,7 @@ _FEWEST_ROWS = 200
 _MOST_PAIRS = 10**8
 # With fewer rows, each end of an interval would depend on fewer than ten errors at a level of 90 %.
 _ROWS_FOR_EACH_END = 200
+_ROWS_OF_ONE = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,11 +156,16 @@ def calibrate_intervals(rows: FittedRows, held_out: Int[np.ndarray, "members n"]
 def _ensemble_factor(
     squares: Float[np.ndarray, "members n"], spread: Float[np.ndarray, "members n"], members: int
 ) -> float:
-    """Return κ, which is at least 1 / √M, as if all errors were independent."""
+    """Return κ, which is at least 1 / √M, as if all errors were independent.
+
+    κ² is the mean of the estimate from the rows and of 1, with the weight of 20 rows: few rows do not show that members
+    err independently.
+    """
     if not squares.any():
         return 1.0
     part = (1.0 - 1.0 / members) * float(spread.mean() / squares.mean())
-    return math.sqrt(max(1.0 - part, 1.0 / members))
+    found = max(1.0 - part, 1.0 / members)
+    return math.sqrt((squares.size * found + _ROWS_OF_ONE) / (squares.size + _ROWS_OF_ONE))
 
 
 def _bandwidth(rows: FittedRows, output: int) -> Float[Tensor, "members 1 1"]:

@@ -21,11 +21,13 @@ from torch import Tensor
 
 from qkv.core.typing import Float, Int
 from qkv.estimators.analytic_gradient import MemberParameters, encode_rows
-from qkv.estimators.batch_training import TrainingOptions, TrainingRows, learning_rate_factor, train_member
+from qkv.estimators.batch_training import Trace, TrainingOptions, TrainingRows, learning_rate_factor, train_member
+from qkv.estimators.effort import SMALL_TABLE
 from qkv.estimators.features import Features
 from qkv.estimators.leave_one_out import MIN_PROBABILITY
 from qkv.estimators.metric import Metric, Parameters
 from qkv.estimators.nadaraya_watson import Embedded, weighted_mean_with_trend
+from qkv.estimators.warm_start import warm_start
 from qkv.masks import Documents, Mask
 
 __all__ = [
@@ -91,6 +93,8 @@ def train_metric(
     if options.candidates == 0:
         weights = None if sample_weight is None else sample_weight.astype(np.float32)[:, None]
         encoded = TrainingRows(encode_rows(features, metric), values, weights)
+        if len(features) < SMALL_TABLE:
+            parameters = warm_start(metric, parameters, encoded, training.numpy())
         return _train_members(metric, parameters, encoded, training.numpy(), held_out.numpy(), options, seed, progress)
     rows = _TrainingRows.from_arrays(features, values, sample_weight)
     trainer = _Trainer(metric, parameters, rows, training, held_out, options, generator)
@@ -113,6 +117,8 @@ def _train_members(
     trained: list[MemberParameters] = []
     losses: list[float] = []
     counts: list[int] = []
+    traces: list[Trace] = []
+    together = members > 1 and training.shape[1] + held_out.shape[1] < SMALL_TABLE
     for member in range(members):
         if sum(counts) + np.mean(counts or 0) > options.total_steps:
             break
@@ -123,6 +129,7 @@ def _train_members(
                 mean = float(np.mean([*losses, loss]))
                 progress(sum(counts) + step, _expected_steps(counts, options), mean)
 
+        trace: Trace = []
         initial = {name: each[member].numpy() for name, each in parameters.items()}
         best, loss, steps = train_member(
             metric,
@@ -133,12 +140,27 @@ def _train_members(
             replace(options, seconds=seconds),
             seed + member,
             inform,
+            trace if together else None,
         )
+        traces.append(trace)
         trained.append(best)
         losses.append(loss)
         counts.append(steps)
+    if together:
+        trained, losses = _stop_together(traces)
     stacked = {name: torch.from_numpy(np.stack([each[name] for each in trained])) for name in parameters}
     return TrainedMetric(stacked, held_out[: len(trained)], np.array(losses), max(counts))
+
+
+def _stop_together(traces: Sequence[Trace]) -> tuple[list[MemberParameters], list[float]]:
+    """Return the parameters and the losses of all members at the evaluation with the smallest mean loss.
+
+    The few rows that a member of a small table holds out do not tell when its training should stop.
+    """
+    shared = min(len(trace) for trace in traces)
+    best = int(np.argmin(np.mean([[loss for _, loss in trace[:shared]] for trace in traces], axis=0)))
+    parameters, losses = zip(*(trace[best] for trace in traces), strict=True)
+    return list(parameters), list(losses)
 
 
 def _expected_steps(counts: Sequence[int], options: TrainingOptions) -> int:

@@ -295,7 +295,10 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         self._single = y.ndim == 1
         table = y.reshape(len(y), -1)
         self.y_mean_ = np.average(table, axis=0, weights=weights)
-        spread = np.sqrt(np.average((table - self.y_mean_) ** 2, axis=0, weights=weights))
+        centred = table - self.y_mean_
+        unit = np.abs(centred).max(axis=0)  # squares of numbers such as 1e200 would overflow
+        unit[unit == 0] = 1.0
+        spread = unit * np.sqrt(np.average(np.square(centred / unit), axis=0, weights=weights))
         self.y_scale_ = np.where(spread > 1e-12 * np.abs(self.y_mean_), spread, 1.0)
         return self._encode_targets(y)
 
