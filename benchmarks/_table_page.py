@@ -25,6 +25,8 @@ _TREES = ("histogram boosting", "XGBoost", "LightGBM", "CatBoost")
 _UNIT = "histogram boosting"
 _LIMITS = {_QUICK: 3, _STANDARD: 15}
 _ACROSS = 6
+_FEWEST_ROWS = 256
+"""Limits of time are for tables of at least so many training rows."""
 _MACHINE = "AMD EPYC"
 """The machine whose CPU times are reported, where there are any."""
 
@@ -137,8 +139,8 @@ def _coverage_of_run(results: Sequence[Result]) -> str:
     lines = [
         f"{len(measured)} fits of {len(versions)} methods on {len(tables)} tables, {when}, with the versions "
         + ", ".join(sorted(set(versions.values())))
-        + ". The smallest mean error of a column is bold. A number in parentheses is the number of splits, where not "
-        "all were run; a dash means not run."
+        + ". The smallest mean error of a column is bold if all splits were run. A number in parentheses is the number "
+        "of splits, where not all were run; a dash means not run."
     ]
     if none := [name for name in METHODS if name not in versions]:
         lines.append(f"Methods not run: {'; '.join(none)}.")
@@ -157,8 +159,7 @@ def _errors(cells: Cells) -> str:
     blocks = []
     for start in range(0, len(tables), _ACROSS):
         across = tables[start : start + _ACROSS]
-        whole = {t: [_mean(cells[t, m]) for m in methods if len(cells.get((t, m), [])) == full[t]] for t in across}
-        best = {table: min(errors, default=math.nan) for table, errors in whole.items()}
+        best = {table: min(_mean(cells[table, m]) for m in methods if (table, m) in cells) for table in across}
         rows = []
         for method in methods:
             row = [method]
@@ -201,18 +202,21 @@ def _verdict(cells: Cells) -> str:
             times = _times(some[effort], some[_UNIT])
             won[effort] += better
             tied[effort] += equal
-            in_time[effort] += times <= limit
-            both[effort] += (better or equal) and times <= limit
+            timed = _first(cells, table).rows >= _FEWEST_ROWS
+            in_time[effort] += timed and times <= limit
+            both[effort] += timed and (better or equal) and times <= limit
             verdict = "smaller" if better else "equal" if equal else "larger"
             row.append(f"{errors[effort].mean() / errors[best].mean():.2f} ({verdict})")
             row.append(f"{times:.1f}" if times == times else "–")
         rows.append(row)
     if not rows:
         return ""
+    count = sum(_first(cells, row[0]).rows >= _FEWEST_ROWS for row in rows)
     said = [
         f"“{effort}” has the smaller error on {won[effort]} of {len(rows)} tables, an equal one (within one standard "
-        f"error of the differences) on {tied[effort]}, and takes at most {_LIMITS[effort]} × the time of histogram "
-        f"boosting on {in_time[effort]}; both hold on {both[effort]}."
+        f"error of the differences) on {tied[effort]}. Of the {count} tables with at least {_FEWEST_ROWS} training "
+        f"rows, it takes at most {_LIMITS[effort]} × the time of histogram boosting on {in_time[effort]}; both hold on "
+        f"{both[effort]}."
         for effort in _LIMITS
     ]
     head = [
@@ -258,6 +262,7 @@ def _costs(cells: Cells, classes: bool) -> str:
 
         here = {table: [one for one in cells[table, method] if one.machine == _MACHINE] for table in have}
         here = {table: some for table, some in here.items() if some}
+        here = here if 2 * len(here) >= len(have) else {}
         elsewhere = "" if here else "*"
         timed = here or {table: cells[table, method] for table in have}
 
@@ -284,8 +289,10 @@ def _costs(cells: Cells, classes: bool) -> str:
     last = ["mean log loss", "mean calibration error"] if classes else ["mean coverage of 90 %", "mean length"]
     head = ["method", "tables", "median CPU time of fit", "of prediction", "median size", *last]
     text = "Medians and means are over the tables of the second column, which differ between methods. CPU times are "
-    text += f"those of an {_MACHINE}; with *, of another machine, an Intel Xeon shared with more work, where the same "
-    text += "fit took up to four times as long."
+    text += (
+        f"of the tables that ran on an {_MACHINE}; with *, where these are less than half, of all tables, also on an "
+    )
+    text += "Intel Xeon shared with more work, where the same fit took up to four times as long."
     return f"{text}\n\n{_table(head, rows)}"
 
 

@@ -82,7 +82,7 @@ class Result:
 
 
 def read_results(path: Path = RESULTS) -> list[Result]:
-    """Return the saved results; a last line that was cut off is left out."""
+    """Return the saved results; a last line that was cut off is left out, and a column may be missing."""
     if not path.exists():
         return []
     texts = {"table", "method", "setting", "version", "date", "machine", "failure"}
@@ -93,7 +93,7 @@ def read_results(path: Path = RESULTS) -> list[Result]:
         for row in csv.DictReader(file):
             if None in row.values() or None in row:
                 continue
-            result = Result(**{name: kind(row[name] or "nan") if kind is float else kind(row[name])
+            result = Result(**{name: kind(row.get(name) or ("nan" if kind is float else ""))
                                for name, kind in kinds.items()})  # fmt: skip
             found[result.key] = result
     return list(found.values())

@@ -124,7 +124,10 @@ def _is_class(column: pd.Series) -> bool:
 
 
 def compare(results: list[Result]) -> str:
-    """Return a comparison of errors with the best other method, with coverages and failures."""
+    """Return a comparison of errors with the best other method, with coverages and failures.
+
+    Methods that were not measured on all tables are left out.
+    """
     failed = [f"{one.table}, {one.method}: {one.failure}" for one in results if one.failure]
     cells: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for one in results:
@@ -141,19 +144,17 @@ def compare(results: list[Result]) -> str:
 
 def _compare_kind(cells: dict[tuple[str, str], list[Result]], names: list[str], classes: bool) -> list[str]:
     field = "log_loss" if classes else "error"
-    head = ["table", "rows", *METHODS] + ([] if classes else ["coverage, quick", "standard"])
+    methods = [method for method in METHODS if all((name, method) in cells for name in names)]
+    head = ["table", "rows", *methods] + ([] if classes else ["coverage, quick", "standard"])
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    worst: dict[str, list[float]] = {method: [] for method in METHODS}
+    worst: dict[str, list[float]] = {method: [] for method in methods}
     for name in names:
-        means = {m: np.mean([getattr(one, field) for one in cells[name, m]]) for m in METHODS if cells.get((name, m))}
+        means = {m: np.mean([getattr(one, field) for one in cells[name, m]]) for m in methods}
         lowest = min(means.values())
-        for method in METHODS:
+        for method in methods:
             others = [means[other] for other in means if other != method and not other.startswith("attention")]
-            worst[method].append(max(float(means.get(method, np.inf)), _SMALLEST) / max(min(others), _SMALLEST))
-        texts = [
-            "–" if m not in means else f"**{means[m]:.3g}**" if means[m] == lowest else f"{means[m]:.3g}"
-            for m in METHODS
-        ]
+            worst[method].append(max(float(means[method]), _SMALLEST) / max(min(others), _SMALLEST))
+        texts = [f"**{means[m]:.3g}**" if means[m] == lowest else f"{means[m]:.3g}" for m in methods]
         if not classes:
             texts += [f"{np.mean([one.coverage for one in cells[name, m]]):.3f}" for m in METHODS[:2]]
         lines.append(f"| {name} | {cells[name, METHODS[0]][0].rows} | " + " | ".join(texts) + " |")

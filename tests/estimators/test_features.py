@@ -34,8 +34,8 @@ def test_a_number_is_standardised_by_median_and_quartiles_and_outliers_stay_with
     np.testing.assert_allclose(numbers[5:, 0], [3.0, -3.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("x", "spread"), [([2.0] * 9, 1.0), ([0.0] * 9 + [10.0], 3.0), ([NAN] * 3, 1.0)])
-def test_without_distance_between_the_quartiles_the_spread_is_the_standard_deviation_or_1(x, spread):
+@pytest.mark.parametrize(("x", "spread"), [([2.0] * 9, 1.0), ([0.0] * 9 + [10.0], 3.0), ([NAN] * 3, np.inf)])
+def test_without_distance_between_the_quartiles_the_spread_is_the_standard_deviation_1_or_infinite(x, spread):
     encoding = fit_encoding([np.array(x)])
     assert encoding["spreads"].tolist() == pytest.approx([spread])
     assert np.isfinite(encode_columns(encoding, [np.array(x)]).numbers).all()
