@@ -39,7 +39,9 @@ def test_every_file_of_a_claim_is_listed_and_every_listed_claim_has_a_file() -> 
         "search_quality",
         "serve",
         "second_question",
+        "synthetic_joins",
         "tables",
+        "unseen_tables",
     }
     files = {path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("_")} - others
     assert files == set(CLAIMS)
