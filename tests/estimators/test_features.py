@@ -13,6 +13,7 @@ from qkv.estimators.features import (
     encoding_sizes,
     fit_encoding,
     is_frame,
+    join_encodings,
     read_columns,
 )
 
@@ -65,6 +66,22 @@ def test_outliers_are_reconstructed_as_large_finite_numbers_of_their_sign():
     assert np.isfinite(again).all()
     assert again[5] > 1e3
     assert again[6] < -1e3
+
+
+def test_a_column_with_a_heavy_tail_is_encoded_by_its_order_of_magnitude_and_reconstructed():
+    x = np.exp(np.linspace(0, 25, 100))
+    encoding = fit_encoding([x, np.linspace(0, 1, 100)])
+    assert encoding["tails"][0] > 0
+    assert encoding["tails"][1] == 0
+    numbers = encode_columns(encoding, [x, x]).numbers[:, 0]
+    assert (np.diff(numbers)[60:] > 0.01).all()  # the largest numbers, which differ by a factor of 1.3 each
+    assert (abs(numbers) < 3).all()
+    (again, _) = decode_columns(encoding, encode_columns(encoding, [x, x]))
+    np.testing.assert_allclose(again[50:], x[50:], rtol=1e-3)
+    joined = join_encodings([fit_encoding([x]), fit_encoding([np.linspace(0, 1, 100)])])
+    assert joined["tails"].tolist() == encoding["tails"].tolist()
+    del encoding["tails"]  # as in files that were written before
+    assert encode_columns(encoding, [x, x]).numbers[-1, 0] > 2.99
 
 
 def test_gaps_of_several_columns_after_a_category_are_reconstructed_where_they_were():
