@@ -122,6 +122,8 @@ def test_recorded_weights_equal_those_of_the_eager_model(kind: str) -> None:
     for one, weights in zip(calls, own, strict=True):
         # Weights of padded queries have no meaning; without a key, they are 0 here.
         rows = PADDED.bool()[:, None, :, None] if "attention_mask" in inputs else torch.ones(1, dtype=torch.bool)
-        torch.testing.assert_close(one.readouts[0] * rows, weights * rows, rtol=0, atol=2e-6)
+        # T5 does not scale its products, so that the rounding of its logits is larger.
+        limit = 2e-5 if "position bias" in kind else 2e-6
+        torch.testing.assert_close(one.readouts[0] * rows, weights * rows, rtol=0, atol=limit)
     if "decoder_input_ids" in inputs:
         assert [one.kind for one in calls] == ["self", "self", "cross"]
