@@ -347,7 +347,7 @@ def test_scores_are_planned_for_gpus_with_what_was_traced_and_never_for_cpus() -
         assert qkv.explain(shape, shape, shape, **options).kernel.name == "tiled"
     refused = {
         "an inner product, which PyTorch's operators": scores.Dot(),
-        "has a program of its own": scores.Gated(np.ones(64), np.ones(64)),
+        "the kernel 'triton_products' computes": scores.Gated(np.ones(64), np.ones(64)),
         "depends on positions": scores.ALiBi(scores.Laplace(), 0.5),
         "a number for each query or key": scores.Biased(scores.Laplace(), per_key=np.zeros(4096)),
     }

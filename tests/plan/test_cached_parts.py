@@ -83,7 +83,41 @@ def _sigmoid() -> tuple[Parts, Callable[[], object]]:
     return (scores.Cosine(), normalizers.Sigmoid(bias), None), bias.neg_
 
 
-CASES = [_keys, _lengths, _pairs, _causal_keys, _additive, _bandwidth, _temperature, _sigmoid]
+def _few_keys() -> tuple[Parts, Callable[[], object]]:
+    slope = torch.tensor([[0.5], [-1.0]]).expand(2, 3).clone()
+    return (scores.ALiBi(ScaledDot(), slope), normalizers.TopK(9), None), slope.neg_
+
+
+def _few_keys_of_some() -> tuple[Parts, Callable[[], object]]:
+    keep = torch.ones(1, 1, 5, dtype=torch.bool)
+    mask = masks.Keys(keep)
+    return (scores.Gaussian(torch.tensor([[1.0], [2.0]])), normalizers.TopK(5), mask), lambda: keep[..., 0].zero_()
+
+
+def _negated_twice() -> tuple[Parts, Callable[[], object]]:
+    keep = torch.ones(1, 1, 5, dtype=torch.bool)
+    return (ScaledDot(), Softmax(), ~~masks.Keys(keep)), lambda: keep[..., 0].zero_()
+
+
+def _bias_of_all_queries() -> tuple[Parts, Callable[[], object]]:
+    bias = torch.randn(1, 5)
+    return (scores.Biased(ScaledDot(), bias), normalizers.TopK(7), masks.Window(9, 9)), bias.neg_
+
+
+CASES = [
+    _keys,
+    _lengths,
+    _pairs,
+    _causal_keys,
+    _additive,
+    _bandwidth,
+    _temperature,
+    _sigmoid,
+    _few_keys,
+    _few_keys_of_some,
+    _negated_twice,
+    _bias_of_all_queries,
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.strip("_"))
@@ -110,6 +144,18 @@ def test_new_part_with_other_elements_uses_the_cached_plan_but_its_own_elements(
         change()
         _check(x, parts)
     assert len(PLANS) == size
+
+
+def test_a_plan_whose_rewrites_leave_the_arrays_of_parts_alone_is_prepared() -> None:
+    x = torch.randn(2, 3, 5, 4)
+    PLANS.clear()
+    _check(x, (scores.Gaussian(torch.tensor([[1.0], [2.0]])), normalizers.TopK(5), masks.Window(9, 9)))
+    (cached,) = PLANS.values()
+    assert len(cached.plan.rewrites) == 2
+    assert cached.prepared is not None
+    assert isinstance(cached.parts[1], Softmax)
+    assert cached.parts[2] is None
+    assert cached.taken == (True, False, False)
 
 
 def test_gradient_requested_after_the_first_call_is_computed() -> None:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 from weakref import ref
 
 from qkv.core.arrays import dtype_name, namespace, requires_gradient
@@ -37,7 +37,6 @@ __all__ = [
     "store_plan",
 ]
 
-AnyPart = TypeVar("AnyPart", bound=Part)
 SpecFields: TypeAlias = tuple[Score | None, Normalizer | None, Mask | None, Positions | None, float]
 """Score, normalizer, mask, positions and dropout, as passed by the caller."""
 
@@ -56,7 +55,8 @@ class CachedPlan:
         bound: whether query, key, value and all parts can be used as they are, without conversion.
         prepared: function that runs such a call, or one whose query, key and value it converts from half to single
             precision; None if the kernel offers none.
-        parts: score, normalizer and mask of the plan, None for each that must be taken from the call.
+        parts: score, normalizer and mask of the plan; each that holds arrays must be taken from the call.
+        taken: whether score, normalizer and mask are taken from the call.
     """
 
     plan: Plan
@@ -64,6 +64,7 @@ class CachedPlan:
     bound: bool
     prepared: PreparedCall | None
     parts: tuple[Score | None, Normalizer | None, Mask | None]
+    taken: tuple[bool, bool, bool]
 
     def run(
         self,
@@ -75,7 +76,10 @@ class CachedPlan:
         """Run a call by the prepared function, or return None if there is none or it does not support the data."""
         if self.prepared is None:
             return None
-        score, normalizer, mask = self.parts[0] or fields[0], self.parts[1] or fields[1], self.parts[2] or fields[2]
+        parts, taken = self.parts, self.taken
+        score = fields[0] if taken[0] else parts[0]
+        normalizer = fields[1] if taken[1] else parts[1]
+        mask = fields[2] if taken[2] else parts[2]
         assert score is not None
         assert normalizer is not None
         return self.prepared(query, key, value, score, normalizer, mask)
@@ -265,8 +269,9 @@ def cached_plan(
     ready = _is_bound(plan, query, key, value, namespace(value).float32 if half else value.dtype)
     held = bool(problem.score.arrays()), bool(problem.normalizer.arrays())
     parts: tuple[Score | None, Normalizer | None, Mask | None] = problem.score, problem.normalizer, problem.spec.mask
+    taken = _holds_arrays(parts[0]), _holds_arrays(parts[1]), _holds_arrays(parts[2])
     if holds_arrays:
-        parts = (_without_arrays(parts[0]), _without_arrays(parts[1]), _without_arrays(parts[2]))
+        parts = tuple(None if held else part for part, held in zip(parts, taken, strict=True))  # type: ignore[assignment]
         problem = hollow_problem(problem) if ready else problem
         empty = dataclasses.replace(plan.requested, spec=Spec(), readouts=())
         kept = dataclasses.replace(empty, memory=plan.problem.memory)
@@ -276,7 +281,7 @@ def cached_plan(
     prepared = plan.kernel.prepare(problem) if ready else None
     if half and prepared is not None:
         prepared = _in_single_precision(prepared, value.dtype, held)
-    return CachedPlan(plan, holds_arrays, ready and not half, prepared, parts)
+    return CachedPlan(plan, holds_arrays, ready and not half, prepared, parts, taken)
 
 
 def _in_single_precision(prepared: PreparedCall, dtype: DType, held: tuple[bool, bool]) -> PreparedCall:
@@ -308,8 +313,8 @@ def _in_single_precision(prepared: PreparedCall, dtype: DType, held: tuple[bool,
     return run
 
 
-def _without_arrays(part: AnyPart | None) -> AnyPart | None:
-    return None if part is None or part.arrays() else part
+def _holds_arrays(part: Part | None) -> bool:
+    return part is not None and bool(part.arrays())
 
 
 def _is_bound(
@@ -338,13 +343,19 @@ def _is_bound(
     spec, axes = problem.spec, problem.axes
     if not ready or not plan.requested.spec.arrays():
         return ready
-    if plan.rewrites or problem.library != "torch" or (spec.positions is not None and spec.positions.arrays()):
+    if problem.library != "torch" or (spec.positions is not None and spec.positions.arrays()):
         return False
-    lengths = {"q": axes.q, "k": axes.k}
-    for part, target in ((spec.score, dtype), (spec.normalizer, dtype), (mask, None)):
+    lengths, given = {"q": axes.q, "k": axes.k}, plan.requested.spec
+    for part, target, original in (
+        (spec.score, dtype, given.score),
+        (spec.normalizer, dtype, given.normalizer),
+        (mask, None, given.mask),
+    ):
         held = () if part is None else part.arrays()
         if part is None or not held:
             continue
+        if part is not original:  # a rewrite made it of the arrays of another call
+            return False
         converted = part.bind(value, axes.batch, target, lengths).arrays()
         for x, y in zip(held, converted, strict=True):
             cast_alone = x.dtype == value.dtype != y.dtype == target and x.shape == y.shape  # by `_in_single_precision`

@@ -135,7 +135,8 @@ class BatchedKernel(Kernel):
         tile, gradient, mask = problem.tile, problem.gradient, problem.spec.mask
         by_user = may_close_over_tensors(problem.score)
         checked = projects_nothing(problem.score) or not by_user
-        fixed_mask = problem.axes.q * problem.axes.k <= _KEPT_PAIRS and depends_on_positions_alone(mask)
+        positional = depends_on_positions_alone(mask)
+        fixed_mask = positional and problem.axes.q * problem.axes.k <= _KEPT_PAIRS
         built: dict[torch.device, BatchedAttention] = {}
         unbound = {"tile": tile, "dropout": 0.0, "projected": False, "tile_dtype": None, "finite": (True, True)}
         rounded_to = problem.rounded_to
@@ -161,7 +162,7 @@ class BatchedKernel(Kernel):
                     attention = built[sides[2].device] = _attention_of(call, fixed_mask)
                 if not fixed_mask:
                     common = attention.pairs, attention.rows, attention.batch, attention.equal
-                    attention = BatchedAttention(*common, *mask_bias(call), None, attention.half)
+                    attention = BatchedAttention(*common, *mask_bias(call, positional), None, attention.half)
                 # Autograd differentiates a function of the user in any case.
                 if gradient and checked and by_user and attention.recordable and _all_finite(*sides[:2]):
                     given = [cast("Tensor", x) for x in attention.pairs.operands(call)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from qkv.core.equation import TorchCall
@@ -31,17 +32,24 @@ _MAX_SHARED_PAIRS = 1 << 20
 """Largest number of pairs of such a mask: 4 MiB in single precision."""
 
 
-def mask_bias(call: TorchCall) -> MaskBias:
+def mask_bias(call: TorchCall, positional: bool | None = None) -> MaskBias:
     """Return the array to add to the logits of a call, 0 for a query without keys, and which queries have no key.
 
     The output of a query without keys must be set to 0.
+
+    Args:
+        call: the call.
+        positional: what `depends_on_positions_alone` returns for its mask, if it is known.
     """
     mask, tile = call.mask, call.tile
-    if mask is None or mask.coverage(tile) == "all":
+    if mask is None:
+        return None, None
+    if not (depends_on_positions_alone(mask) if positional is None else positional):
+        return _compute(call, mask)
+    if mask.coverage(tile) == "all":
         return None, None
     positions = tile.positions
-    fixed = depends_on_positions_alone(mask) and (positions is None or not positions.arrays())
-    if not fixed or tile.q_total * tile.k_total > _MAX_SHARED_PAIRS:
+    if (positions is not None and positions.arrays()) or tile.q_total * tile.k_total > _MAX_SHARED_PAIRS:
         return _compute(call, mask)
     like = call.value
     key = (
@@ -60,12 +68,14 @@ def _compute(call: TorchCall, mask: Mask) -> MaskBias:
     import torch
 
     allowed = row_major(cast("Bool[Tensor, '*_']", mask.allowed(call.tile, call.value)))
-    zero, excluded = _constants(call.value.dtype, call.value.device)
-    bias = torch.where(allowed, zero, excluded)
-    empty = bias.amax(dim=-1, keepdim=True) != 0
-    if not bool(empty.any()):
+    if bool(allowed.all()):
+        return None, None
+    bias = torch.where(allowed, *_constants(call.value.dtype, call.value.device))
+    largest = bias.amax(dim=-1, keepdim=True)
+    if float(largest.min()) == 0:
         return bias, None
     # A query without keys would divide 0 by 0. It gets any weights here, and the output 0 later.
+    empty = largest != 0
     return bias.masked_fill(empty, 0), empty
 
 
@@ -78,7 +88,9 @@ def row_major(x: Shaped[Tensor, "*axes"]) -> Shaped[Tensor, "*axes"]:
     return x.contiguous() if x.ndim > 1 and x.mT.is_contiguous() else x
 
 
+@lru_cache(maxsize=16)
 def _constants(dtype: torch.dtype, device: torch.device) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return 0 and −inf."""
     import torch
 
     return torch.zeros((), dtype=dtype, device=device), torch.full((), -math.inf, dtype=dtype, device=device)

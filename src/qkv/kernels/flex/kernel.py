@@ -16,6 +16,7 @@ from qkv.core import arrays
 from qkv.core.equation import BoundCall
 from qkv.kernels.flex.modifications import modifications_of, supports_mask
 from qkv.kernels.runtime.cost_model import visible_pairs
+from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -50,7 +51,7 @@ class FlexKernel(Kernel):
         """Yield the reasons why FlexAttention cannot compute a call, or not with the same result."""
         from qkv.kernels.fused.layout import layout_of
 
-        axes, normalizer = problem.axes, problem.normalizer
+        axes = problem.axes
         inner, modifications = modifications_of(problem.score)
         if not (problem.device.is_gpu or self.eager):
             yield "it runs on GPUs"
@@ -58,10 +59,7 @@ class FlexKernel(Kernel):
             yield f"{problem.score} is not an inner product with a soft cap, positions or biases"
         if inner.lift_kind != "exact" and any(isinstance(each, Softcap) for each in modifications):
             yield f"{inner} is an inner product only up to a term of the query, which a soft cap changes"
-        if not (normalizer.log_sum_exp and normalizer.online and isinstance(normalizer.temperature, (int, float))):
-            yield f"it supports only softmax with a number as temperature, not {normalizer}"
-        if not normalizer.shift_invariant:
-            yield f"it does not support the sink of {normalizer}"
+        yield from softmax_limits(problem.normalizer, number=True)
         if problem.readouts:
             yield "it does not support readouts"
         if problem.spec.dropout:

@@ -20,6 +20,7 @@ from qkv.core.arrays import itemsize
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work, visible_pairs
 from qkv.kernels.runtime.memory_model import lifted_elements, saved_by_lift
+from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.plan.cost import Cost
@@ -52,13 +53,10 @@ class FusedKernel(Kernel):
         """Yield the reasons why PyTorch's fused attention cannot compute a call in linear memory."""
         from qkv.kernels.fused.layout import layout_of
 
-        axes, normalizer = problem.axes, problem.normalizer
+        axes = problem.axes
         if problem.score.lift_kind is None:
             yield f"{problem.score} is not an inner product"
-        if not (normalizer.log_sum_exp and normalizer.online) or normalizer.temperature is None:
-            yield f"it supports only softmax, not {normalizer}"
-        if not normalizer.shift_invariant:
-            yield f"it does not support the sink of {normalizer}"
+        yield from softmax_limits(problem.normalizer)
         if problem.device.is_gpu and problem.gradient and problem.score.inner is not None:
             yield f"a bias of {problem.score} may be −inf, which would give NaN in gradients"
         if problem.readouts:

@@ -19,6 +19,7 @@ from qkv.core.equation import BoundCall
 from qkv.kernels.jax_fused.call import fused_attention
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
 from qkv.kernels.runtime.cost_model import visible_pairs
+from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.plan.bind import bind_problem
 from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
@@ -46,15 +47,12 @@ class JaxFusedKernel(Kernel):
 
     def limits(self, problem: Problem) -> Iterator[str]:
         """Yield the reasons why no fused attention can compute a call."""
-        axes, normalizer = problem.axes, problem.normalizer
+        axes = problem.axes
         if not (problem.device.is_gpu or self.implementation):
             yield "it runs on GPUs"
         if not isinstance(problem.score, (Dot, ScaledDot)):
             yield f"{problem.score} is not a scaled dot product"
-        if not (normalizer.log_sum_exp and normalizer.online and isinstance(normalizer.temperature, (int, float))):
-            yield f"it supports only softmax with a number as temperature, not {normalizer}"
-        if not normalizer.shift_invariant:
-            yield f"it does not support the sink of {normalizer}"
+        yield from softmax_limits(problem.normalizer, number=True)
         if problem.readouts:
             yield "it does not support readouts"
         if problem.spec.dropout:

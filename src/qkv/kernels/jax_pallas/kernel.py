@@ -14,6 +14,7 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.kernels.jax_pallas.call import pallas_attention
 from qkv.kernels.runtime.cost_model import visible_pairs
+from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
@@ -43,13 +44,10 @@ class JaxPallasKernel(Kernel):
 
     def limits(self, problem: Problem) -> Iterator[str]:
         """Yield the reasons why the programs cannot compute a call."""
-        axes, normalizer, score = problem.axes, problem.normalizer, problem.score
+        axes, score = problem.axes, problem.score
         if score.tanh_vector is None:
             yield f"{score} is not an additive score"
-        if not (normalizer.log_sum_exp and normalizer.online) or normalizer.temperature is None:
-            yield f"it supports only softmax, not {normalizer}"
-        if not normalizer.shift_invariant:
-            yield f"it does not support the sink of {normalizer}"
+        yield from softmax_limits(problem.normalizer)
         if problem.readouts:
             yield "it does not support readouts"
         if problem.spec.dropout:

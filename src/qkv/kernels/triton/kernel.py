@@ -10,6 +10,7 @@ from qkv.core import arrays
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.cost_model import visible_pairs
+from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block, additive_blocks
 from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
@@ -46,14 +47,11 @@ class TritonKernel(ProgramKernel):
 
     def limits(self, problem: Problem) -> Iterator[str]:
         """Yield the reasons why the programs cannot compute a call."""
-        axes, normalizer, score = problem.axes, problem.normalizer, problem.score
+        axes, score = problem.axes, problem.score
         yield from super().limits(problem)
         if score.tanh_vector is None:
             yield f"{score} is not an additive score"
-        if not (normalizer.log_sum_exp and normalizer.online) or normalizer.temperature is None:
-            yield f"it supports only softmax, not {normalizer}"
-        if not normalizer.shift_invariant:
-            yield f"it does not support the sink of {normalizer}"
+        yield from softmax_limits(problem.normalizer)
         if score.tanh_vector is not None and not 0 < score.tanh_vector.shape[-1] <= _MAX_UNITS:
             yield f"it supports 1 to {_MAX_UNITS} hidden units"
         if axes.value_width > _MAX_VALUE_WIDTH:

@@ -10,6 +10,7 @@ from qkv.core import arrays
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.cost_model import visible_pairs
+from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import Block, readout_blocks
 from qkv.kernels.triton.kernel import FORWARD_OPERATIONS
@@ -46,7 +47,7 @@ class TritonReadoutsKernel(ProgramKernel):
 
     def limits(self, problem: Problem) -> Iterator[str]:
         """Yield the reasons why the programs cannot compute a call."""
-        axes, normalizer, score = problem.axes, problem.normalizer, problem.score
+        axes, score = problem.axes, problem.score
         if not problem.readouts:
             yield "it computes readouts, and the call has none"
         yield from super().limits(problem)
@@ -54,10 +55,7 @@ class TritonReadoutsKernel(ProgramKernel):
             yield "it computes readouts without gradient"
         if score.tanh_vector is None and (score.lift_kind is None or score.inner is not None):
             yield f"{score} is neither an inner product nor an additive score"
-        if not (normalizer.log_sum_exp and normalizer.online) or normalizer.temperature is None:
-            yield f"it supports only softmax, not {normalizer}"
-        if not normalizer.shift_invariant:
-            yield f"it does not support the sink of {normalizer}"
+        yield from softmax_limits(problem.normalizer)
         if max(_width(problem), axes.value_width) > _MAX_WIDTH:
             yield f"it supports vectors up to {_MAX_WIDTH} wide"
         for readout in problem.readouts:

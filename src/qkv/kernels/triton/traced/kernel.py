@@ -12,6 +12,7 @@ from qkv.errors import GradientError
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.cost_model import visible_pairs
+from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block
 from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
@@ -43,20 +44,19 @@ class TracedScoreKernel(ProgramKernel):
 
     def limits(self, problem: Problem) -> Iterator[str]:
         """Yield the reasons why no program can be generated for a call."""
-        axes, normalizer, score = problem.axes, problem.normalizer, problem.score
+        axes, score = problem.axes, problem.score
         yield from super().limits(problem)
         if problem.traced:
             yield "it does not support function transforms and tracers"
         if axes.text or score.accepts == "text":
             yield "it compares numbers, not text"
-        if not (normalizer.log_sum_exp and normalizer.online) or normalizer.temperature is None:
-            yield f"it supports only softmax, not {normalizer}"
-        if not normalizer.shift_invariant:
-            yield f"it does not support the sink of {normalizer}"
+        yield from softmax_limits(problem.normalizer)
         if score.lift_kind is not None and score.inner is None:
             yield f"{score} is an inner product, which PyTorch's operators compute"
-        if score.tanh_vector is not None or score.gated_product:
-            yield f"{score} has a program of its own"
+        if score.tanh_vector is not None:
+            yield f"the kernel 'triton' computes {score}"
+        if score.gated_product:
+            yield f"the kernel 'triton_products' computes {score}"
         if score.positional:
             yield f"{score} depends on positions"
         if any({"q", "k"} & set(names or ()) for _, names in score.array_fields()):
