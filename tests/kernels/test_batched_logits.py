@@ -149,6 +149,22 @@ def test_tanh_of_half_is_exact_to_some_units_in_the_last_place(
     assert math.isnan(half_tanh_(torch.tensor([math.nan], dtype=dtype)).item())
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_soft_caps_are_exact_whichever_tanh_is_faster(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_logits, "has_fast_tanh", lambda reference: fast)
+    monkeypatch.setattr(pair_logits, "_MANY", 0)
+    torch.manual_seed(0)
+    sides = [torch.randn(2, 9, 8, requires_grad=True) for _ in range(3)]
+    score = scores.Softcap(scores.ScaledDot(3.0), 1.5)
+    wanted = [x.detach().double().requires_grad_() for x in sides]
+    output = qkv.attend(*sides, score=score, kernel="batched")
+    exact = torch.as_tensor(attend_dense(*wanted, score=score, normalizer=normalizers.Softmax()).output)
+    torch.testing.assert_close(output.double(), exact, rtol=0, atol=2e-6)
+    pairs = zip(*(torch.autograd.grad(x.square().sum(), y) for x, y in ((output, sides), (exact, wanted))), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=2e-5)
+
+
 def test_distances_of_near_vectors_are_exact() -> None:
     torch.manual_seed(0)
     for distance in (1e-3, 0.3, 1.0, 2.0):

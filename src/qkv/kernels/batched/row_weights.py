@@ -139,11 +139,10 @@ class _SoftmaxRows(RowWeights):
         columns = _by_columns(gradient)
         if columns is not None:
             of_weights = weights.reshape(-1, weights.shape[-1]).mT if columns.ndim == 2 else weights.mT
-            columns = cast("Tensor", torch._softmax_backward_data(columns, of_weights, -2, weights.dtype))
-            return columns.mT.view(gradient.shape)
+            found = torch._softmax_backward_data(columns, of_weights, -2, weights.dtype)
+            return found.mT.view(gradient.shape)
         out = {"grad_input": gradient} if gradient.shape[-1] >= _LONG_ROW or _prefers_in_place(gradient) else {}
-        found: Tensor = torch._softmax_backward_data(gradient, weights, -1, weights.dtype, **out)
-        return found
+        return torch._softmax_backward_data(gradient, weights, -1, weights.dtype, **out)
 
 
 @dataclass(frozen=True)
