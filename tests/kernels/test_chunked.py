@@ -15,6 +15,7 @@ from qkv.testing.execution import oracle, run
 from qkv.testing.kernel_harness import assert_agrees, settings_of_kernel
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
+from tests.effort import LONG
 
 
 def cut(x: Any, rows: int, finite: bool) -> ChunkedTensor:
@@ -33,6 +34,7 @@ class CutIntoChunks(ChunkedKernel):
 class TestChunked(KernelContract):
     kernel = CutIntoChunks()
     quadratic = True
+    many_keys = 1_000_000 if LONG else 100_000  # in chunks of four rows
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Float64; all dtypes in the long run."""

@@ -51,7 +51,7 @@ class DataSemanticsContract(KernelHarness):
 
     def test_logit_of_minus_infinity_excludes_its_key(self, setting: Setting) -> None:
         gone = np.array([0.0, -math.inf, 0.0, 0.0, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0, -math.inf])
-        for name, call in self.each_normalizer(setting):
+        for name, call in self.each_normalizer(setting, 0):
             excluded = replace(call, score=scores.Biased(call.score, per_key=gone))
             masked = replace(call, mask=masks.Keys(gone == 0))
             got = self.run(excluded, setting)
@@ -61,19 +61,19 @@ class DataSemanticsContract(KernelHarness):
     def test_row_emptied_by_a_mask_has_output_and_gradient_0(self, setting: Setting) -> None:
         allowed = np.ones((7, 11), dtype=bool)
         allowed[2] = False
-        for name, call in self.each_normalizer(setting, mask=masks.Pairs(allowed)):
+        for name, call in self.each_normalizer(setting, 1, mask=masks.Pairs(allowed)):
             self.assert_empty_row(replace(call, mask=masks.Pairs(allowed)), setting, name)
 
     def test_row_emptied_by_minus_infinity_has_output_and_gradient_0(self, setting: Setting) -> None:
         bias = np.zeros((7, 11))
         bias[2] = -math.inf
-        for name, call in self.each_normalizer(setting):
+        for name, call in self.each_normalizer(setting, 0):
             emptied = replace(call, score=scores.Biased(call.score, bias))
             if self.accepts(emptied, setting):
                 self.assert_empty_row(emptied, setting, name)
 
     def test_call_without_any_allowed_key_gives_0_throughout(self, setting: Setting) -> None:
-        for name, call in self.each_normalizer(setting, mask=masks.Keys(np.zeros(11, dtype=bool))):
+        for name, call in self.each_normalizer(setting, 1, mask=masks.Keys(np.zeros(11, dtype=bool))):
             got = self.run(call, setting)
             assert not got.output.any(), name
             assert not any(gradient.any() for gradient in got.gradients), name
@@ -112,13 +112,13 @@ class DataSemanticsContract(KernelHarness):
     # -- 3. What is masked is never read -----------------------------------------------------------------
 
     def test_nan_in_a_masked_key_or_value_does_not_leak(self, setting: Setting) -> None:
-        for mask_name in self.sample(setting, _MASKS_OF_KEYS):
-            for name, call in self.each_normalizer(setting, mask=_MASKS_OF_KEYS[mask_name]):
+        for test, mask_name in enumerate(self.sample(setting, _MASKS_OF_KEYS)):
+            for name, call in self.each_normalizer(setting, test, mask=_MASKS_OF_KEYS[mask_name]):
                 self.assert_no_leak(call, setting, math.nan, f"{name}, {mask_name}")
 
     def test_infinity_in_a_masked_key_or_value_does_not_leak(self, setting: Setting) -> None:
-        for number, mask_name in zip((math.inf, -math.inf), _MASKS_OF_KEYS, strict=False):
-            for name, call in self.each_normalizer(setting, mask=_MASKS_OF_KEYS[mask_name]):
+        for test, number, mask_name in zip((1, 2), (math.inf, -math.inf), _MASKS_OF_KEYS, strict=False):
+            for name, call in self.each_normalizer(setting, test, mask=_MASKS_OF_KEYS[mask_name]):
                 self.assert_no_leak(call, setting, number, f"{name}, {mask_name}")
 
     def test_masked_nan_does_not_leak_through_any_kind_of_score(self, setting: Setting) -> None:
@@ -129,12 +129,12 @@ class DataSemanticsContract(KernelHarness):
                     self.assert_no_leak(call, setting, math.nan, f"{score}, {mask_name}")
 
     def test_keys_beyond_the_last_query_do_not_leak_under_causal(self, setting: Setting) -> None:
-        for name, call in self.each_normalizer(setting, mask=masks.Causal("start")):
+        for name, call in self.each_normalizer(setting, 0, mask=masks.Causal("start")):
             self.assert_no_leak(call, setting, math.nan, name, hidden=[7, 8, 9, 10])
 
     def test_nan_that_one_query_reads_does_not_reach_another(self, setting: Setting) -> None:
         # Under a causal mask aligned at the end, only the last query may attend to key 10.
-        for name, call in self.each_normalizer(setting, mask=masks.Causal("end")):
+        for name, call in self.each_normalizer(setting, 1, mask=masks.Causal("end")):
             got = self.run(_with(call, [10], math.nan), setting)
             expected = oracle_of(_with(call, [10], 0.0), setting)
             got, expected = (
@@ -167,13 +167,13 @@ class DataSemanticsContract(KernelHarness):
     # -- 10. NaN in what is read propagates --------------------------------------------------------------
 
     def test_nan_in_a_key_that_is_read_shows(self, setting: Setting) -> None:
-        for name, call in self.each_normalizer(setting):
+        for name, call in self.each_normalizer(setting, 0):
             output = to_float64(self.observe(_with(call, [4], math.nan, values=False), setting).output)
             if name != "mean":  # the mean does not depend on the logits
                 assert np.isnan(output).all(), f"{name}: {output}"
 
     def test_nan_in_a_query_shows_in_its_row_alone(self, setting: Setting) -> None:
-        for name, call in self.each_normalizer(setting):
+        for name, call in self.each_normalizer(setting, 1):
             query = call.query.copy()
             query[..., 3, :] = math.nan
             output = to_float64(self.observe(replace(call, query=query), setting).output)
@@ -181,7 +181,7 @@ class DataSemanticsContract(KernelHarness):
             assert np.isnan(output[..., 3, :]).all() or name == "mean", name
 
     def test_nan_and_infinity_in_a_value_that_is_read_show_as_in_the_oracle(self, setting: Setting) -> None:
-        for name, call in self.each_normalizer(setting):
+        for name, call in self.each_normalizer(setting, 0):
             value = call.value.copy()
             value[..., 4, 1], value[..., 5, 2], value[..., 6, 3] = math.nan, math.inf, -math.inf
             got = to_float64(self.observe(replace(call, value=value), setting).output)

@@ -26,7 +26,7 @@ class DrawSemanticsContract(KernelHarness):
         assert_close(one, to_float64(other), 0.0)
 
     def test_dropout_is_the_same_draw_whatever_the_tiles(self, setting: Setting) -> None:
-        for name, call in self.each_normalizer(setting, dropout=0.4):
+        for name, call in self.each_normalizer(setting, 0, dropout=0.4):
             self.assert_as_oracle(call, setting, f"{name}, dropped:")
 
     def test_another_seed_is_another_draw(self, setting: Setting) -> None:
@@ -48,7 +48,7 @@ class DrawSemanticsContract(KernelHarness):
         assert abs(np.mean(weights == 0) - 0.25) < 5 * np.sqrt(0.25 * 0.75 / n**2)
 
     def test_readouts_are_of_the_weights_before_dropout(self, setting: Setting) -> None:
-        for name, call in self.each_normalizer(setting, dropout=0.4):
+        for name, call in self.each_normalizer(setting, 1, dropout=0.4):
             dropped = run_eagerly(call, setting, self.kernel, readouts=[readouts.Dense()])
             whole = run_eagerly(replace(call, dropout=0.0), setting, self.kernel, readouts=[readouts.Dense()])
             assert_close(dropped.readouts[0], to_float64(whole.readouts[0]), 0.0, message=name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
@@ -19,6 +20,7 @@ from qkv.errors import RefusedError
 from qkv.plan import Kernel
 from qkv.readouts import Readout
 from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Call, Case
+from qkv.testing.effort import LONG, turn
 from qkv.testing.execution import Outcome, oracle_of, run, run_eagerly
 from qkv.testing.libraries import Setting, assert_close, installed
 
@@ -37,6 +39,8 @@ CASES = st.builds(
 """Strategy that draws example calls, with combinations that the normalizer accepts."""
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
+_STEPS, _LONG_STEPS = (1, 4, 6, 6), (1, 2, 3, 3)
+"""For each dtype, every how many calls of a test one is made: in short runs, and in long runs."""
 _OUTPUT = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 _GRADIENT = {"float64": 1e-9, "float32": 5e-4, "float16": 2e-3, "bfloat16": 1e-2}
 """Largest allowed relative errors. Half precision allows for one rounding of a result accumulated in float32."""
@@ -97,26 +101,50 @@ class KernelHarness:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        cls.number = zlib.crc32(cls.__name__.encode())
         for name in dir(cls):
             test = getattr(cls, name)
             if name.startswith("test_") and not hasattr(test, "accepts_refusal"):
                 setattr(cls, name, _allow_refusal(test))
 
     kernel: ClassVar[Kernel]
+    number: ClassVar[int] = 0
+    """Number of the class, so that not all classes leave out the same calls in short runs."""
     quadratic: ClassVar[bool] = False
     """Whether the memory of the kernel is proportional to q · k."""
+    many_keys: ClassVar[int] = 1_000_000
+    """Number of keys that the kernel must be able to attend to."""
     twice: ClassVar[bool] = True
     """Whether the kernel supports second derivatives in PyTorch."""
 
     def sample(self, setting: Setting, names: Iterable[T]) -> list[T]:
-        """Return the elements of `names` to test with a setting: all for float64, and fewer for each other dtype."""
-        # JAX compiles each call, so short runs test few calls; long runs test all dtypes.
-        step = 8 if str(setting) == "jax-float32" else min(3, 1 + DTYPES.index(setting.dtype))
-        return list(names)[DTYPES.index(setting.dtype) % step :: step]
+        """Return the elements of `names` to test with a setting: all for float64, and fewer for each other dtype.
 
-    def each_normalizer(self, setting: Setting, **changes: Any) -> Iterator[tuple[str, Call]]:
-        """Yield `(name, call)` for each normalizer that the kernel supports, with the fields in `changes` replaced."""
-        for name in self.sample(setting, NORMALIZERS):
+        More are tested with float32 and half precision if the environment variable `HYPOTHESIS_PROFILE` is `long`, or
+        if the kernel does not support float64.
+        """
+        all_names, index = list(names), DTYPES.index(setting.dtype)
+        # JAX compiles each call, so short runs test few calls; long runs test all dtypes.
+        few = not LONG and self.accepts(Case().call(), Setting(setting.library, "float64"))
+        step = _STEPS[index] if few else _LONG_STEPS[index]
+        step = (8 if LONG else 12) if str(setting) == "jax-float32" else step
+        return all_names[index % max(1, min(step, len(all_names))) :: step]
+
+    def each_normalizer(self, setting: Setting, test: int, **changes: Any) -> Iterator[tuple[str, Call]]:
+        """Yield `(name, call)` for each normalizer that the kernel supports, with the fields in `changes` replaced.
+
+        In short runs, tests and libraries take turns with float64: each test gets every other normalizer with a
+        library, and a test with a number of other parity, and the next library of the kernel, get the others.
+
+        Args:
+            setting: library and dtype.
+            test: number of the test. Tests of similar rules have numbers of different parity.
+            changes: fields of the calls.
+        """
+        names = self.sample(setting, NORMALIZERS)
+        if setting.dtype == "float64":
+            names = turn(names, self.number + test + self.kernel.libraries.index(setting.library), 2)
+        for name in names:
             call = replace(Case("similarity" if name == "sum" else "dot", name).call(), **changes)
             if self.accepts(call, setting):
                 yield name, call

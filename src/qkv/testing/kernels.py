@@ -25,6 +25,7 @@ from qkv.testing.call_semantics import CallSemanticsContract
 from qkv.testing.cases import MASKS, NONNEGATIVE, NORMALIZERS, SCORES, SHAPES, Case
 from qkv.testing.data_semantics import DataSemanticsContract
 from qkv.testing.draw_semantics import DrawSemanticsContract
+from qkv.testing.effort import LONG
 from qkv.testing.execution import inputs_of, oracle, parts_of
 from qkv.testing.kernel_harness import CASES, KernelHarness, assert_agrees, settings_of_kernel
 from qkv.testing.libraries import Setting, settings_of
@@ -68,7 +69,7 @@ class KernelContract(
     def test_agrees_with_the_oracle_for_every_mask(self, setting: Setting) -> None:
         self.check_cases(setting, (Case("gaussian", "softmax", mask) for mask in self.sample(setting, MASKS)))
 
-    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40 if LONG else 20, suppress_health_check=list(HealthCheck))
     @given(case=CASES)
     def test_agrees_with_the_oracle_for_combinations_drawn_at_random(self, case: Case) -> None:
         for setting in settings_of(tuple({"numpy", "torch"} & set(self.kernel.libraries)), ("float64",)):

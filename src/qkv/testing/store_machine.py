@@ -9,7 +9,6 @@ with the list. Answers, both in memory and streamed, are compared with votes cou
 from __future__ import annotations
 
 import collections
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,10 +22,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from qkv.database import Database
 from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DataError
+from qkv.testing.effort import LONG
 
 __all__ = ["StoreMachine", "store_machine"]
 
-_LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 _KEYS = 2
 _LABELS = "ab"
 
@@ -131,8 +130,8 @@ def store_machine(backend: str) -> type[StoreMachine]:
 
     Machine.backend = backend
     Machine.TestCase.settings = settings(
-        max_examples=200 if _LONG else 12,
-        stateful_step_count=40 if _LONG else 15,
+        max_examples=200 if LONG else 12,
+        stateful_step_count=40 if LONG else 15,
         derandomize=True,
         deadline=None,
         database=None,

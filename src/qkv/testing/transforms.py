@@ -15,6 +15,7 @@ from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.scores import Score
 from qkv.testing.cases import Call, Case
+from qkv.testing.effort import LONG
 from qkv.testing.kernel_harness import CASES, KernelHarness
 from qkv.testing.libraries import Setting
 
@@ -88,7 +89,7 @@ def _arrays_of(call: Call) -> list[Tensor]:
 class TransformContract(KernelHarness):
     """Contract tests of kernels under transforms of `torch.func`; kernels of other libraries pass them."""
 
-    @settings(max_examples=25, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25 if LONG else 12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(
         CASES,
         st.lists(st.booleans(), min_size=7, max_size=7).map(tuple),
