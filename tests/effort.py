@@ -1,4 +1,4 @@
-"""How many random cases a test draws: a part of them in `make test`, all in `make test-long`."""
+"""How many cases a test runs: a part of them in `make test`, all in `make test-long`."""
 
 import os
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 
 
 def cases(most: int) -> int:
-    """`most` in the long profile, otherwise a quarter of it, at least 8."""
-    return most if LONG else min(most, max(8, most // 4))
+    """`most` in the long profile, otherwise an eighth of it, at least 6."""
+    return most if LONG else min(most, max(6, most // 8))
 
 
 def seeds(count: int, first: int = 2) -> list[object]:

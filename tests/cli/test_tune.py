@@ -6,15 +6,20 @@ from pathlib import Path
 import pytest
 
 from qkv.cli.main import run
+from qkv.normalizers import Sigmoid
 from qkv.plan import time_model
 
 
 def test_tune_writes_a_table_that_the_planner_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.tuning.measure._MAX_ELEMENTS", {"product": 1e4, "tanh": 1e5})
+    measured = "qkv.tuning.measure"
+    monkeypatch.setattr(f"{measured}._MAX_ELEMENTS", {"product": 1e4, "tanh": 1e5})
+    monkeypatch.setattr(f"{measured}._NORMALIZERS", {"sigmoid": Sigmoid})
+    monkeypatch.setattr(f"{measured}._MAX_PAIRS", 2e4)
+    monkeypatch.setattr(f"{measured}._SLOW_SECONDS", 1e-4)
     file = tmp_path / "folder" / "times.json"
-    assert run(["tune", "--seconds", "1", "--output", str(file)]) == 0
+    assert run(["tune", "--seconds", "0.1", "--output", str(file)]) == 0
     content = json.loads(file.read_text())
     assert content["processor"] == time_model.processor_name()
     assert "batched, tanh, forward" in content["nanoseconds"]

@@ -106,7 +106,7 @@ def test_infinite_cells_of_any_table_are_counted_or_refused(column):
 
 
 def test_a_refused_cell_leaves_no_store_and_no_rows(tmp_path):
-    good, bad = write(tmp_path / "a.csv", [1, 2, 3]), write(tmp_path / "b.csv", [*range(30_000), "?"])
+    good, bad = write(tmp_path / "a.csv", [1, 2, 3]), write(tmp_path / "b.csv", [*range(21_000), "?"])
     with pytest.raises(DataError, match="must be finite numbers"):
         Database.create(tmp_path / "s", bad, key="x", value="v", on_bad_cell="refuse")
     assert not (tmp_path / "s").exists()
@@ -116,8 +116,8 @@ def test_a_refused_cell_leaves_no_store_and_no_rows(tmp_path):
     assert len(Database.open(tmp_path / "s")) == 3
     database.append(bad)
     assert database.cell_notes == ("x: 1 cell is not a finite number, such as '?', left out",)
-    assert database.ask(29_999, score="exact").value == 29_999
-    assert not any("'?'" in note for note in database.ask(1).notes)
+    assert database.ask(20_999, score="exact").value == 20_999
+    assert not any("'?'" in note for note in database.ask(1, score="exact").notes)
 
 
 def test_bad_cells_of_several_files_are_added(tmp_path):

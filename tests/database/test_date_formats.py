@@ -16,7 +16,7 @@ from qkv.database.io.sources import read
 from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError, OptionError, QueryError
-from tests.effort import LONG, sample
+from tests.effort import LONG, sample, seeds
 
 from .test_bad_cells import write
 
@@ -179,11 +179,11 @@ PATTERNS = (
 )
 
 
-@pytest.mark.parametrize("language", sample(LANGUAGES, 3))
+@pytest.mark.parametrize("language", sample(LANGUAGES, 6))
 def test_names_of_months_of_many_languages_are_read(language, tmp_path):
     babel = pytest.importorskip("babel.dates")
     draw = random.Random(language)
-    days = [dt.datetime(1990, 1, 1, 10, 30) + dt.timedelta(draw.randint(0, 12_000)) for _ in range(60 if LONG else 20)]
+    days = [dt.datetime(1990, 1, 1, 10, 30) + dt.timedelta(draw.randint(0, 12_000)) for _ in range(60 if LONG else 15)]
     texts = {form: [babel.format_datetime(day, form, locale=language) for day in days] for form in PATTERNS[:-1]}
     texts["long"] = [babel.format_date(day, "long", locale=language) for day in days]
     path, names = tmp_path / "t.csv", [f"c{index}" for index in range(len(PATTERNS))]
@@ -212,7 +212,7 @@ def test_names_with_months_and_numbers_stay_names(tmp_path):
     assert (answer.value, answer.column_notes) == (2, ())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_cells_that_decide_differently_are_stated(seed, tmp_path):
     draw = random.Random(seed)
     counts = {"%d/%m/%Y": draw.randint(1, 5), "%m/%d/%Y": draw.randint(1, 5)}

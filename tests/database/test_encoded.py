@@ -22,6 +22,7 @@ from qkv.database.storage import encoding
 from qkv.encoders import LatentEncoder, LatentSemantics, TableVectors, WordVectors
 from qkv.errors import DamagedStoreError, DataError, KindError, OptionError, QueryError
 from tests.database import encoded_writer
+from tests.effort import seeds
 from tests.store.crashes import die_at, expected, killed
 
 SRC = str(Path(__file__).parents[2] / "src")
@@ -395,7 +396,7 @@ def test_a_killed_creation_leaves_a_store_with_its_encoder_or_none(path):
     assert list(dict.fromkeys(left)) == ["no store", "2 rows"]
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 60))])
+@pytest.mark.parametrize("seed", seeds(60))
 def test_a_writer_killed_at_any_moment_leaves_every_row_with_its_own_vector(path, backend, seed):
     draw = np.random.default_rng(0)
     words = WordVectors(tuple(f"w{i}" for i in range(11)), draw.standard_normal((11, 4)).astype(np.float32))

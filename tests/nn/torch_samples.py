@@ -17,11 +17,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import qkv
 from qkv import masks, nn, readouts, scores
+from tests.effort import LONG
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Relative to the largest number in the array: the samples hold numbers up to 9, and logits up to 100.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-DRAWS = 400
+DRAWS = 400 if LONG else 100
 
 
 def differs(ours: list[Any], theirs: list[Any], exact: list[Any] | None = None) -> str:

@@ -191,7 +191,7 @@ def test_named_budget_is_the_smallest_with_which_a_kernel_can_run(**drawn: Any) 
 
 
 def test_refusal_of_every_kernel_names_a_budget_with_which_the_call_runs() -> None:
-    query, key = np.ones((300, 8)), np.ones((400, 8))
+    query, key = np.ones((30, 8)), np.ones((40, 8))
     with pytest.raises(RefusedError) as refusal:
         qkv.attend(query, key, key, memory=100)
     named = re.search(r"Pass memory='([^']+)' or more, with which (\w+) can run", str(refusal.value))

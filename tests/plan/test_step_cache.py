@@ -14,9 +14,10 @@ from qkv import masks, normalizers, scores
 from qkv.core.arrays import is_array
 from qkv.core.equation import attend_dense
 from qkv.kernels import plan_call
+from qkv.plan import step_cache
 from qkv.plan.cache import PLANS
 from qkv.plan.step_cache import STEPS
-from tests.effort import cases
+from tests.effort import cases, sample
 
 torch = pytest.importorskip("torch")
 
@@ -106,7 +107,7 @@ def _count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return planned
 
 
-@pytest.mark.parametrize("name", ["additive", "distance", "entmax", "lengths", "positions"])
+@pytest.mark.parametrize("name", sample(["additive", "distance", "entmax", "positions", "lengths"], 2))
 def test_two_hundred_steps_need_few_plans(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     STEPS.clear()
     PLANS.clear()
@@ -129,12 +130,14 @@ def test_a_single_call_is_planned_for_its_own_number_of_keys(monkeypatch: pytest
     assert planned == [1000]
 
 
-def test_plans_of_steps_hold_no_arrays_and_do_not_grow_without_end() -> None:
-    for width in range(1, 400):
+def test_plans_of_steps_hold_no_arrays_and_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    STEPS.clear()
+    monkeypatch.setattr(step_cache, "_MAX_PLANS", 64)
+    for width in range(1, 100):
         for k in (16, 17):
             x = torch.randn(k, width)
             qkv.attend(x[:1], x, x, score=scores.Bilinear(torch.randn(width, width)))
-    assert len(STEPS) == 256
+    assert len(STEPS) == 64
     for step in STEPS.values():
         if step is not None:
             spec = (*step.cached.plan.requested.spec.arrays(), *step.cached.plan.problem.spec.arrays())

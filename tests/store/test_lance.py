@@ -22,6 +22,7 @@ from qkv.store.lance_checksums import CHECKSUMS
 from qkv.store.lance_files import cell_bytes, file_name, first_line, translate_errors, translate_read_errors
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
+from ..effort import seeds
 from .crashes import WRITER, check_crash
 
 
@@ -222,7 +223,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     assert ids_of(stores.open(path)) == list(range(30))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_a_writer_killed_at_any_moment_loses_no_row_that_it_acknowledged(path: Path, seed: int) -> None:
     check_crash(path, seed, "lance")
 

@@ -24,7 +24,7 @@ from qkv.store import row_files
 from tests.database.cluster.local_worker import LocalWorker
 from tests.effort import sample
 
-ROWS = 3000
+ROWS, BYTES = 1500, 20_000
 NORMALIZERS = [
     None,
     normalizers.Softmax(0.5),
@@ -36,6 +36,7 @@ NORMALIZERS = [
 ]
 
 
+@cache
 def table():
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((2, ROWS))
@@ -57,7 +58,7 @@ def _folder(tmp_path_factory):
     """A store of several fragments, with missing cells and deleted rows."""
     path = tmp_path_factory.mktemp("cluster") / "rows"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_files, "BYTES", 40_000)
+        patch.setattr(row_files, "BYTES", BYTES)
         rows = Database.create(path, table(), "x,y", "value")
         rows.delete("value > 0.99")
     return path
@@ -183,7 +184,7 @@ def test_a_task_that_ends_every_worker_is_given_up(folder, monkeypatch):
 
 
 def test_a_damaged_fragment_fails_the_query_by_name_or_is_stated_in_the_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_files, "BYTES", 40_000)
+    monkeypatch.setattr(row_files, "BYTES", BYTES)
     Database.create(tmp_path / "rows", table(), "x,y", "value")
     many, skipping = (open_locally(tmp_path / "rows", skip=skip) for skip in (False, True))
     options = {"score": scores.Gaussian(0.5), "threshold": 9.0}
@@ -235,7 +236,7 @@ def test_an_error_of_any_kind_reaches_the_caller_and_does_not_end_the_worker(fol
 
 
 def test_a_failed_query_of_another_thread_does_not_remove_the_note_of_an_unreadable_fragment(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_files, "BYTES", 40_000)
+    monkeypatch.setattr(row_files, "BYTES", BYTES)
     Database.create(tmp_path / "rows", table(), "x,y", "value")
     skipping = open_locally(tmp_path / "rows", skip=True)
     options = {"score": scores.Gaussian(0.5), "threshold": 9.0}
@@ -354,7 +355,7 @@ def test_twenty_workers_killed_during_queries_change_no_answer(folder):
 def test_workers_with_a_gpu_multiply_the_vectors_there_that_fit(tmp_path, kept, monkeypatch):
     """PyTorch multiplies on the processor here; on a GPU only the name of the device differs."""
     rows, held = table().select(["vector"]), []
-    monkeypatch.setattr(row_files, "BYTES", 40_000)
+    monkeypatch.setattr(row_files, "BYTES", BYTES)
     Database.create(tmp_path / "rows", rows.append_column("value", pa.array(np.arange(ROWS) % 10.0)), "vector", "value")
     one, many = both(tmp_path / "rows", "vector", "value")
     most = max(many.store.block_lengths()) * 6 * 4
