@@ -2,10 +2,23 @@
 
 import importlib.util
 import shutil
+from contextlib import contextmanager
 
 import pytest
 
-__all__ = ["CHROMIUM", "DARKEST", "PAPER", "needs_chromium", "part", "redrawn", "resize", "settle", "spot"]
+__all__ = [
+    "CHROMIUM",
+    "DARKEST",
+    "PAPER",
+    "close_pages",
+    "needs_chromium",
+    "part",
+    "redrawn",
+    "resize",
+    "settle",
+    "shared_window",
+    "spot",
+]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(
@@ -13,6 +26,23 @@ needs_chromium = pytest.mark.skipif(
     reason="there is no Chromium on this machine, or playwright is not installed",
 )
 DARKEST, PAPER = [3, 28, 82], [255, 255, 255]
+
+
+@contextmanager
+def shared_window(browser, **options):
+    """Yield a window whose pages share a process, which an empty page keeps: a process takes as long as a test."""
+    window = browser.new_context(**options)
+    kept = window.new_page()
+    kept.route("**/*", lambda route: route.fulfill(content_type="text/html", body="<title>empty</title>"))
+    kept.goto("http://127.0.0.1/")
+    yield window
+    window.close()
+
+
+def close_pages(window):
+    """Close all pages of a shared window but the empty one."""
+    for page in window.pages[1:]:
+        page.close()
 
 
 def spot(page, row, column, rows=7, columns=7):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .chromium import CHROMIUM, settle
+from .chromium import CHROMIUM, close_pages, settle, shared_window
 
 
 @pytest.fixture(scope="session")
@@ -15,14 +15,20 @@ def browser():
         made.close()
 
 
+@pytest.fixture(scope="session")
+def window(browser):
+    """The window that tests share."""
+    with shared_window(browser, viewport={"width": 1400, "height": 1000}, accept_downloads=True) as context:
+        yield context
+
+
 @pytest.fixture
-def opened(browser):
+def opened(window):
     """A function that opens a page and records its requests; errors of the page fail the test."""
-    context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
     troubles = []
 
     def open_page(address, **options):
-        page = context.new_page()
+        page = window.new_page()
         page.on("pageerror", lambda error: troubles.append(str(error)))
         # Refusals of the Content-Security-Policy are errors of the console.
         page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
@@ -36,5 +42,5 @@ def opened(browser):
         return page
 
     yield open_page
-    context.close()
+    close_pages(window)
     assert troubles == []

@@ -15,7 +15,7 @@ from qkv.look.answers.answer_settings import AnswerSettings
 from tests.effort import LONG
 
 from ..cli.conftest import EXAMPLES, _qkv  # noqa: F401 (the fixture `qkv`)
-from .chromium import needs_chromium
+from .chromium import close_pages, needs_chromium, shared_window
 
 pytestmark = needs_chromium
 
@@ -36,14 +36,21 @@ def page_of(file, key, value, query=None, **options):
     )
 
 
+@pytest.fixture(scope="module")
+def narrow_window(browser):
+    """The window that the tests share; pages in it may read the clipboard."""
+    viewport = {"width": 1300, "height": 1000}
+    with shared_window(browser, viewport=viewport, permissions=["clipboard-read"]) as context:
+        yield context
+
+
 @pytest.fixture
-def shown(browser):
+def shown(narrow_window):
     """A function that opens a page of answers; errors of the page fail the test."""
-    context = browser.new_context(viewport={"width": 1300, "height": 1000}, permissions=["clipboard-read"])
     troubles, opened = [], []
 
     def open_page(address):
-        page = context.new_page()
+        page = narrow_window.new_page()
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
         page.on("request", lambda request: opened.append(request.url))
@@ -53,7 +60,7 @@ def shown(browser):
 
     open_page.requests = opened
     yield open_page
-    context.close()
+    close_pages(narrow_window)
     assert troubles == []
 
 

@@ -24,7 +24,7 @@ def lone_pair(tokens, query, key):
     return arrays_view(queries, keys)
 
 
-@pytest.fixture(scope="module", params=[8192, pytest.param(65_536, marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=[4096, *(pytest.param(n, marks=pytest.mark.long) for n in (8192, 65_536))])
 def served(request):
     tokens = request.param
     query, key = 5 * tokens // 8 + 3, 3 * tokens // 8 + 1

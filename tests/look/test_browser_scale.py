@@ -7,6 +7,7 @@ from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.tiled_views import arrays_view
 from qkv.look.views import View
+from qkv.testing.effort import turn
 
 from .chromium import needs_chromium
 from .colours import cell_colours, difference, luminance
@@ -72,7 +73,7 @@ def places(tokens):
     size = min(tokens, 170)
     middle, last = (tokens - size) // 2, tokens - size
     corners = {(0, 0), (middle, middle), (last, last), (last, 0), (middle, middle // 2)}
-    return [(top, left, size, size) for top, left in sorted(corners)]
+    return turn([(top, left, size, size) for top, left in sorted(corners)], 0, 2)
 
 
 def measure(page, query, key, place, cursor, dark=False):
