@@ -12,6 +12,7 @@ from qkv.core.equation import attend_dense
 from qkv.kernels import TiledKernel
 from qkv.kernels.tiled import schedule
 from qkv.testing.cases import MASKS, SCORES, SHAPES, Case, Shape
+from qkv.testing.effort import turn
 from qkv.testing.execution import oracle_of, run
 from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.kernels import KernelContract
@@ -31,7 +32,7 @@ def test_tiles_of_several_batch_elements_and_several_workers_agree_with_the_orac
 ) -> None:
     """77 pairs in a batch element: two, or all six, to a tile."""
     monkeypatch.setattr(schedule, "worker_count", lambda reference: workers)
-    for score in sorted(SCORES):
+    for score in turn(sorted(SCORES), (budget > 200) + (workers > 1), 2):
         for case in (Case(score, "softmax", "pairs", dropout=0.3), Case(score, "softmax with temperature")):
             call = case.call()
             assert_agrees(run(call, F64, TiledKernel(budget)), oracle_of(call, F64), F64, f"{case}, {budget}")
@@ -42,8 +43,9 @@ def test_tiles_of_several_batch_elements_and_several_workers_agree_with_the_orac
 def test_additive_scores_by_units_agree_with_the_oracle(monkeypatch: pytest.MonkeyPatch, score: str, mask: str) -> None:
     """Enough pairs for `AdditiveLogits`, in tiles of unequal sizes."""
     monkeypatch.setitem(SHAPES, "long", Shape(70, 83, batch=(2, 2), key_batch=(2, 1)))
-    for normalizer in ("softmax", "softmax with sink", "softmax with temperature", "sigmoid"):
-        for setting in (F64, F32):
+    names = ("softmax", "softmax with sink", "softmax with temperature", "sigmoid")
+    for number, normalizer in enumerate(names):
+        for setting in turn((F64, F32), number + ("none", "keys", "pairs").count(mask), 2):
             case = Case(score, normalizer, mask, "long", dropout=0.2 if normalizer == "softmax" else 0.0)
             call = case.call()
             # Softmax with an array for temperature, and sigmoid, are folded with the score's own function.

@@ -146,7 +146,7 @@ def table_of(name: str) -> Any:
     return create_mask(rule, None, None, q, k, device="cpu")[0, 0]
 
 
-@pytest.mark.parametrize("name", sample(MASKS, 2))
+@pytest.mark.parametrize("name", sample(MASKS, 3))
 def test_a_mask_gives_the_output_and_gradients_of_flex_attention(name: str) -> None:
     rule, q, k, ours = MASKS[name]
     leaves, table = inputs(q, k), table_of(name)

@@ -27,9 +27,11 @@ LEFT_OUT = (
 )
 
 
-def run_their_tests(kernel: str) -> None:
+def run_their_tests(kernel: str, every: int = 1) -> None:
+    """Run each `every`-th test of entmax."""
     folder = Path(entmax.__file__).parent
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "QKV_KERNEL": kernel}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    environment |= {"QKV_KERNEL": kernel, "QKV_EVERY": str(every)}
     done = subprocess.run(
         [
             *(sys.executable, "-W", "ignore", "-m", "pytest", "--noconftest", "-p", "tests.peers.entmax_plugin"),
@@ -42,13 +44,13 @@ def run_their_tests(kernel: str) -> None:
     found = re.search(r"(\d+) passed", done.stdout)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert found is not None
-    assert int(found[1]) == OWN
+    assert int(found[1]) == len(range(0, OWN, every))
 
 
 @pytest.mark.parametrize("dim", range(4))
 def test_alphas_of_every_row_along_any_dimension_give_the_weights_and_gradients_of_entmax(dim: int) -> None:
     generator = torch.Generator().manual_seed(dim)
-    shape = [3, 4, 2, 5]
+    shape = [2, 3, 2, 4]
     x = torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
     shape[dim] = 1
     alpha = 1.05 + 1.5 * torch.rand(shape, dtype=torch.float64, generator=generator)
@@ -61,11 +63,11 @@ def test_alphas_of_every_row_along_any_dimension_give_the_weights_and_gradients_
     assert torch.autograd.gradcheck(lambda x, a: entmax_bisect(x, a, dim), (x, alpha), eps=1e-5, atol=1e-4)
 
 
-def test_the_tests_of_entmax_pass_with_the_weights_of_qkv() -> None:
-    run_their_tests("")
+def test_a_sample_of_the_tests_of_entmax_passes_with_the_weights_of_qkv() -> None:
+    run_their_tests("", every=4)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kernel", ["dense", "row_blocks"])
+@pytest.mark.parametrize("kernel", ["", "dense", "row_blocks"])
 def test_the_tests_of_entmax_pass_with_each_kernel_of_all_their_normalizers(kernel: str) -> None:
     run_their_tests(kernel)

@@ -3,7 +3,8 @@
 A program of its own, as `tests/nn/torch_samples.py`, which runs those of `scaled_dot_product_attention`. The operators
 of FlashAttention and of memory-efficient attention have no implementation on a CPU; their samples are compared with
 `scaled_dot_product_attention` and the mask, bias and scale that they state. Samples with dropout run without it on both
-sides; `torch_samples.py` tests that dropout has the right mean.
+sides; `torch_samples.py` tests that dropout has the right mean. `make test` runs a third of the samples of multi-head
+attention, `make test-long` all.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn.functional import linear, multi_head_attention_forward, scaled_dot
 import qkv
 from qkv import masks
 from qkv.scores import Biased, Dot, ScaledDot
+from tests.effort import LONG
 
 DTYPES = (torch.float64, torch.float32)
 
@@ -110,7 +112,7 @@ def main() -> list[list[str]]:
     (heads,) = [op for op in samples_of.op_db if op.name == "nn.functional.multi_head_attention_forward"]
     found = []
     for dtype in DTYPES:
-        samples = [(heads.name, multi_head, x) for x in heads.sample_inputs("cpu", dtype)]
+        samples = [(heads.name, multi_head, x) for x in list(heads.sample_inputs("cpu", dtype))[:: 1 if LONG else 3]]
         efficient = samples_of.sample_inputs_efficient_attention_forward(None, "cpu", dtype, False)
         flash = samples_of.sample_inputs_flash_attention_forward(None, "cpu", dtype, False)
         samples += [("_efficient_attention_forward", fused_operator, x) for x in efficient]
