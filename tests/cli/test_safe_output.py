@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from qkv.core.printable import escaped_json, printable, quoted_formula
 from qkv.database.io.formatting import format_value
 from qkv.look.terminal import text_map
+from qkv.testing.effort import turn
 from tests.cli.conftest import EXAMPLES
 
 ACTING = "\x00\x07\x08\x1b\x7f\x85\x9b\u061c\u200e\u200f\u202a\u202e\u2028\u2066\u2069\ufeff"
@@ -41,7 +42,8 @@ def _table(tmp_path):
 def test_an_answer_prints_no_character_that_acts_on_the_terminal(qkv, table, monkeypatch, query, color):
     if color:
         monkeypatch.setenv("FORCE_COLOR", "1")
-    for extra in ([], ["--explain"], ["--where", "name != 'Bea'"], ["--score", "exact"]):
+    extras = [[], ["--explain"], ["--where", "name != 'Bea'"], ["--score", "exact"]]
+    for extra in turn(extras, len(query) + color, 2):
         code, out, err = qkv("ask", table, "--key", "name", "--value", "note", query, *extra)
         assert code == 0
         assert not acting(STYLE.sub("", out)) | acting(STYLE.sub("", err))

@@ -188,7 +188,7 @@ NORMALIZERS = [
 
 
 @pytest.mark.parametrize(
-    ("key", "score", "normalizer"), sample([(*pair, name) for name in NORMALIZERS for pair in KEYS_AND_SCORES], 2)
+    ("key", "score", "normalizer"), sample([(*pair, name) for name in NORMALIZERS for pair in KEYS_AND_SCORES], 4)
 )
 def test_every_normalizer_gives_the_weights_of_a_table_in_memory(folder, whole, key, score, normalizer):
     for path in (folder, whole):

@@ -8,6 +8,7 @@ import pytest
 
 from qkv.testing.cases import SCORES
 from qkv.testing.execution import oracle
+from qkv.testing.kernel_harness import settings_of_kernel
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
 
@@ -17,6 +18,20 @@ class InterpretedContract(KernelContract):
 
     twice = False
     in_place_of_products: str
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Without float16 in short runs, which interprets the same programs as bfloat16."""
+        if "setting" not in metafunc.fixturenames:
+            super().pytest_generate_tests(metafunc)
+            return
+        named = []
+        for parameter in settings_of_kernel(self.kernel):
+            (setting,) = parameter.values
+            long = [pytest.mark.long] if setting.dtype == "float16" else parameter.marks
+            named.append(pytest.param(setting, marks=long))
+        metafunc.parametrize("setting", named, ids=str)
+        if "score" in metafunc.fixturenames:
+            metafunc.parametrize("score", sorted(SCORES))
 
     @pytest.fixture(autouse=True)
     def _other_score(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -6,10 +6,13 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.effort import LONG
+
 __all__ = [
     "CHROMIUM",
     "DARKEST",
     "PAPER",
+    "axe_violations",
     "close_pages",
     "needs_chromium",
     "part",
@@ -43,6 +46,13 @@ def close_pages(window):
     """Close all pages of a shared window but the empty one."""
     for page in window.pages[1:]:
         page.close()
+
+
+def axe_violations(page, dark):
+    """Return what axe finds; of the dark page, which differs in its colours alone, only contrasts in short runs."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    contrast = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
+    return axe.Axe().run(page, **({"options": contrast} if dark and not LONG else {})).response["violations"]
 
 
 def spot(page, row, column, rows=7, columns=7):

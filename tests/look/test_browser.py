@@ -12,7 +12,7 @@ from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.views import HeadRole, TokenAxis, View
 
-from .chromium import DARKEST, PAPER, needs_chromium, redrawn, resize, spot
+from .chromium import DARKEST, PAPER, axe_violations, needs_chromium, redrawn, resize, spot
 
 pytestmark = needs_chromium
 
@@ -345,11 +345,9 @@ def test_axe_finds_no_serious_violation_in_steps_of_generation(opened):
 
 
 def no_serious_violation(page):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     for dark in (False, True):
         page.get_by_label("Dark").set_checked(dark)
-        found = axe.Axe().run(page).response["violations"]
-        bad = [violation for violation in found if violation["impact"] in ("serious", "critical")]
+        bad = [violation for violation in axe_violations(page, dark) if violation["impact"] in ("serious", "critical")]
         serious = [(each["id"], [node["html"] for node in each["nodes"]][:2]) for each in bad]
         assert serious == []
 

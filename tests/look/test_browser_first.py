@@ -1,7 +1,5 @@
 """What a new user meets in Chromium: the first head, the roles, lines between words, pins, and phones."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.text_roles import mark_roles
 from qkv.look.views import View
 
-from .chromium import DARKEST, needs_chromium, part, redrawn, resize, spot
+from .chromium import DARKEST, axe_violations, needs_chromium, part, redrawn, resize, spot
 from .test_browser import known
 
 pytestmark = needs_chromium
@@ -202,15 +200,12 @@ def test_32_heads_of_32_layers_fit(opened):
             assert last["width"] >= 6
 
 
-@pytest.mark.skipif(importlib.util.find_spec("axe_playwright_python") is None, reason="axe is not installed")
 @pytest.mark.parametrize("theme", ["0", "1"])
 def test_axe_finds_no_violation(opened, served, theme):
-    from axe_playwright_python.sync_playwright import Axe
-
     for width in (1400, 390):
         page = opened(f"{served}#view=0&dark={theme}")
         resize(page, width, 900)
-        violations = Axe().run(page).response["violations"]
+        violations = axe_violations(page, dark=theme == "1")
         assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in violations] == []
 
 

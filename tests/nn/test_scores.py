@@ -67,8 +67,14 @@ def perturbed(module: torch.nn.Module) -> Any:
     return module.double()
 
 
-@pytest.mark.parametrize("heads", [None, HEADS], ids=["for all heads", "for each head"])
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        pytest.param(name, heads, marks=[pytest.mark.long] * (number % 2 == (heads is None)))
+        for number, name in enumerate(MADE)
+        for heads in (None, HEADS)
+    ],
+)
 def test_gradients_of_the_parameters_are_those_of_finite_differences(name: str, heads: int | None) -> None:
     score = perturbed(MADE[name](WIDTH, WIDTH, heads=heads))
     module = nn.MultiHeadAttention(HEADS * WIDTH, HEADS, score=score, maps="none", value_map=False, output_map=False)

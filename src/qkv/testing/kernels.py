@@ -25,7 +25,7 @@ from qkv.testing.call_semantics import CallSemanticsContract
 from qkv.testing.cases import MASKS, NONNEGATIVE, NORMALIZERS, SCORES, SHAPES, Case
 from qkv.testing.data_semantics import DataSemanticsContract
 from qkv.testing.draw_semantics import DrawSemanticsContract
-from qkv.testing.effort import LONG
+from qkv.testing.effort import LONG, turn
 from qkv.testing.execution import inputs_of, oracle, parts_of
 from qkv.testing.kernel_harness import CASES, KernelHarness, assert_agrees, settings_of_kernel
 from qkv.testing.libraries import Setting, settings_of
@@ -48,11 +48,14 @@ class KernelContract(
     """Contract tests of kernels. Subclasses must set `kernel`, and set `quadratic` if its memory grows with q · k."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Parametrize `setting` with the libraries and dtypes of the kernel, and `score` with the names in `SCORES`."""
+        """Parametrize `setting` with the libraries and dtypes of the kernel, `score` and `twice` with example calls."""
         if "setting" in metafunc.fixturenames:
             metafunc.parametrize("setting", settings_of_kernel(self.kernel), ids=str)
         if "score" in metafunc.fixturenames:
             metafunc.parametrize("score", sorted(SCORES))
+        if "twice" in metafunc.fixturenames:  # in short runs, two tests take turns, and so do classes
+            test = metafunc.definition.name.startswith("test_second")
+            metafunc.parametrize("twice", turn(TWICE, self.number + test, 2), ids=str)
 
     def test_runs_scaled_dot_product_attention(self, setting: Setting) -> None:
         case = Case("scaled dot", "softmax", "none")
@@ -102,13 +105,12 @@ class KernelContract(
             slack = 10.0 if case.score in ("epanechnikov", "triangular") else 1.0
             assert_agrees(got, oracle(case, setting.dtype), setting, str(case), slack)
 
-    @pytest.mark.parametrize("case", TWICE, ids=str)
-    def test_second_derivatives_are_right(self, case: Case) -> None:
+    def test_second_derivatives_are_right(self, twice: Case) -> None:
         if "torch" not in self.kernel.libraries:
             return  # other libraries are not tested
         import torch
 
-        call, float64 = case.call(), Setting("torch", "float64")
+        call, float64 = twice.call(), Setting("torch", "float64")
 
         def attend(*leaves: ArrayLike) -> ArrayLike:
             return qkv.attend(*leaves[:3], **parts_of(call, float64, leaves[3:]), kernel=self.kernel)
@@ -120,13 +122,12 @@ class KernelContract(
         with pytest.raises(RuntimeError, match=r"not implemented|cannot run this"):
             torch.autograd.gradgradcheck(attend, leaves, fast_mode=True)
 
-    @pytest.mark.parametrize("case", TWICE, ids=str)
-    def test_differentiable_gradients_are_right_where_one_tensor_is_given_three_times(self, case: Case) -> None:
+    def test_differentiable_gradients_are_right_where_one_tensor_is_given_three_times(self, twice: Case) -> None:
         if "torch" not in self.kernel.libraries or not self.twice:
             return
         import torch
 
-        call, float64 = replace(case.call(), mask=None), Setting("torch", "float64")
+        call, float64 = replace(twice.call(), mask=None), Setting("torch", "float64")
 
         def gradients(kernel: Kernel | str) -> list[ArrayLike]:
             x, _, _, *arrays = (leaf.requires_grad_() for leaf in inputs_of(call, float64))
