@@ -7,17 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ..effort import LONG
 from .harness import make_files, run_faults
 from .targets import TARGETS
 
 NEEDED = {"index": "bm25s", "sparse index": "bm25s", "lance": "lance", "encoded store": "sklearn", "join": "sklearn"}
 NEEDED |= {"estimator": "sklearn", "key-value cache": "safetensors"}
-COUNT = 40 if LONG else 20
 READY = [name for name in TARGETS if name not in ("lance", "uneven cache", "classifier")]
-
-
-GROUPS = [READY[start::3] for start in range(3)]  # of which each starts one process, that imports what it needs once
+GROUPS = [READY[start::3] for start in range(3)]  # Each starts one process, which imports what it needs once.
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=", ".join)
@@ -26,7 +22,7 @@ def test_no_fault_crashes_a_reader_or_changes_its_answer(tmp_path: Path, group: 
     if not targets:
         pytest.skip("the packages of these targets are not installed")
     make_files(tmp_path / "base", targets)
-    faults = [(name, number) for name in targets for number in range(5 if TARGETS[name].slow else COUNT)]
+    faults = [(name, number) for name in targets for number in range(5 if TARGETS[name].slow else 40)]
     outcomes = list(run_faults(tmp_path / "base", tmp_path / "scratch", faults))
     assert len(outcomes) == len(faults)
     assert [outcome for outcome in outcomes if outcome["outcome"] not in ("same", "refused")] == []
