@@ -11,10 +11,10 @@ pytest.importorskip("sklearn")
 from qkv.estimators import AttentionClassifier, AttentionRegressor
 from qkv.estimators.effort import EFFORTS, SMALL_TABLE
 from qkv.estimators.metric_learning import _stop_together
-from qkv.estimators.warm_start import ridge_coefficients
+from qkv.estimators.ridge import fit_ridge
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(40, 6), (12, 30)])
+@pytest.mark.parametrize(("rows", "columns"), [(40, 6), (12, 30), (300, 7)])
 def test_the_ridge_regression_is_that_of_scikit_learn(rows, columns):
     from sklearn.linear_model import RidgeCV
 
@@ -22,7 +22,7 @@ def test_the_ridge_regression_is_that_of_scikit_learn(rows, columns):
     x = rng.normal(size=(rows, columns))
     y = x @ rng.normal(size=(columns, 2)) + rng.normal(size=(rows, 2))
     reference = RidgeCV(rows * 10.0 ** np.arange(-6, 3.5, 0.5), alpha_per_target=True).fit(x, y)
-    assert ridge_coefficients(x, y) == pytest.approx(reference.coef_.T, abs=1e-5)
+    assert fit_ridge(x, y).slopes == pytest.approx(reference.coef_.T, abs=1e-5)
 
 
 def test_rows_of_weight_two_count_as_much_as_two_rows_in_the_ridge_regression():
@@ -34,7 +34,7 @@ def test_rows_of_weight_two_count_as_much_as_two_rows_in_the_ridge_regression():
     x = np.concatenate([x, x[:10]])
     y = np.concatenate([y, y[:10]])
     weights = np.r_[np.full(10, 2.0), np.ones(20)][:, None]
-    heavy = ridge_coefficients(x[:30], y[:30], weights)
+    heavy = fit_ridge(x[:30], y[:30], weights).slopes
     fitted = LinearRegression().fit(x, y).coef_.T
     assert heavy == pytest.approx(fitted, abs=0.01)
 

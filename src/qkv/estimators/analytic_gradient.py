@@ -63,7 +63,7 @@ def encode_rows(features: Features, metric: Metric) -> EncodedRows:
     columns = (features.codes + starts)[known]
     pointer = np.concatenate([[0], known.sum(axis=1).cumsum()])
     flags = sparse.csr_matrix((np.ones(len(columns), np.float32), columns, pointer), shape=(rows, width))
-    return EncodedRows(features.numbers, flags if width > _MAX_DENSE else flags.toarray())
+    return EncodedRows(features.numbers[:, : metric.numbers], flags if width > _MAX_DENSE else flags.toarray())
 
 
 @dataclass(frozen=True)

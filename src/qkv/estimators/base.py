@@ -25,6 +25,7 @@ from qkv.estimators.features import (
     encode_columns,
     encoding_sizes,
     fit_encoding,
+    has_linear_part,
     is_frame,
     read_columns,
 )
@@ -105,7 +106,8 @@ class AttentionEstimator(SavedEstimator, ABC):
             columns, y, weights = [column[positive] for column in columns], y[positive], weights[positive]
             weights = None if np.ptp(weights) == 0 else weights / weights.mean()
         values = self._fit_targets(y, weights)
-        self.features_ = fit_encoding(columns, self.metric == "network" or self._trend() == "network")
+        network = self.metric == "network" or self._trend() == "network"
+        self.features_ = fit_encoding(columns, network, self._trend() != "none")
         features = encode_columns(self.features_, columns)
         metric = self._build_metric(values.shape[1])
         options = self._training_options(len(features))
@@ -264,6 +266,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             EFFORTS[self.effort].hidden if isinstance(self.hidden, str) else self.hidden,
             self.layers,
             self._classification,
+            numbers if has_linear_part(self.features_) else 0,
         )
 
     def _training_options(self, rows: int) -> TrainingOptions:
@@ -327,7 +330,10 @@ class AttentionEstimator(SavedEstimator, ABC):
         shapes = {
             "keys_": (self.keys_, (len(self.keys_), count, self.keys_.shape[2])),
             "residuals_": (self.residuals_, (len(self.residuals_), count, outputs)),
-            "numbers": (rows.numbers, (count, encoding_sizes(self.features_)[0])),
+            "numbers": (
+                rows.numbers,
+                (count, encoding_sizes(self.features_)[0] * (1 + has_linear_part(self.features_))),
+            ),
             "codes": (rows.codes, (count, len(encoding_sizes(self.features_)[1]))),
             "out_of_bag_rows_": (self.out_of_bag_rows_, (len(self.keys_), self.out_of_bag_rows_.shape[1])),
         }

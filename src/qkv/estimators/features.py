@@ -6,6 +6,8 @@
     missing number  the median, with a binary feature that marks missing cells
     repeated value  a numeric column with few distinct values is also a category of these values, so that a
                     network can separate 5178 from 5013 where a tree would split between them
+    linear part     for a linear trend, (x − median) / standard deviation as well, in the range of the fitted column
+                    and as far beyond it
 
 Frames of pandas, polars and pyarrow are read column by column. The encoding is stored as plain arrays, lists and
 dictionaries, so that any library can pickle a fitted estimator.
@@ -34,6 +36,7 @@ __all__ = [
     "encode_columns",
     "encoding_sizes",
     "fit_encoding",
+    "has_linear_part",
     "is_frame",
     "join_encodings",
     "read_columns",
@@ -61,6 +64,8 @@ class _FeatureEncoding(TypedDict):
         numbers: indices of the numeric columns.
         middles, spreads: median and spread of each numeric column; infinite if all cells were missing.
         tails: spread of asinh z of each numeric column with a heavy tail, otherwise 0. Older files lack it.
+        ends: limits of each numeric column in the linear part. Only with a linear part.
+        deviations: its standard deviation around the median. Only with a linear part.
         gaps: indices of the numeric columns with missing cells.
         categories: indices of the categorical columns.
         levels: most frequent levels of each categorical column.
@@ -72,6 +77,8 @@ class _FeatureEncoding(TypedDict):
     middles: Float[np.ndarray, " numbers"]
     spreads: Float[np.ndarray, " numbers"]
     tails: NotRequired[Float[np.ndarray, " numbers"]]
+    ends: NotRequired[Float[np.ndarray, "numbers 2"]]
+    deviations: NotRequired[Float[np.ndarray, " numbers"]]
     gaps: Int[np.ndarray, " gaps"]
     categories: Int[np.ndarray, " categories"]
     levels: list[Shaped[np.ndarray, " levels"]]
@@ -84,7 +91,7 @@ class Features:
     """The features of the rows of a table, which consist of numbers and of integer codes of categories.
 
     Attributes:
-        numbers: numeric features without missing values.
+        numbers: numeric features without missing values, followed by those of the linear part.
         codes: categorical features; all unknown levels of a feature share one code.
     """
 
@@ -121,16 +128,20 @@ def read_columns(X: Any) -> list[Shaped[np.ndarray, " rows"]]:
     return [_as_numbers(column, name) for column, name in zip(cells, names, strict=True)]
 
 
-def fit_encoding(columns: Sequence[Shaped[np.ndarray, " rows"]], repeats: bool = False) -> _FeatureEncoding:
+def fit_encoding(
+    columns: Sequence[Shaped[np.ndarray, " rows"]], repeats: bool = False, linear: bool = False
+) -> _FeatureEncoding:
     """Return an encoding fitted to columns, which are arrays in the form that `read_columns` returns.
 
     Args:
         columns: one array per column.
         repeats: whether numeric columns with repeated values are also categories.
+        linear: whether the features include the numbers for a linear part of a trend.
     """
     numbers, middles, spreads, tails, gaps, categories, levels = [], [], [], [], [], [], []
     repeated: list[int] = []
     common: list[np.ndarray] = []
+    scales: list[tuple[tuple[float, float], float]] = []
     for index, column in enumerate(columns):
         if column.dtype == object:
             categories.append(index)
@@ -151,7 +162,8 @@ def fit_encoding(columns: Sequence[Shaped[np.ndarray, " rows"]], repeats: bool =
         spread = spread if spread > 1e-12 * abs(middle) else 1.0
         spreads.append(spread if len(present) else math.inf)
         tails.append(_tail_spread((present - middle) / spread))
-    return {
+        scales.append(_linear_scale(present, float(middle)))
+    encoding: _FeatureEncoding = {
         "numbers": np.array(numbers, np.int64),
         "middles": np.array(middles, np.float64),
         "spreads": np.array(spreads, np.float64),
@@ -162,6 +174,22 @@ def fit_encoding(columns: Sequence[Shaped[np.ndarray, " rows"]], repeats: bool =
         "repeated": np.array(repeated, np.int64),
         "common": common,
     }
+    if linear:
+        encoding["ends"] = np.array([ends for ends, _ in scales], np.float64).reshape(-1, 2)
+        encoding["deviations"] = np.array([deviation for _, deviation in scales], np.float64)
+    return encoding
+
+
+def _linear_scale(present: Float[np.ndarray, " rows"], middle: float) -> tuple[tuple[float, float], float]:
+    """Return the limits of a column in the linear part, and its standard deviation around the median."""
+    if not len(present):
+        return (0.0, 0.0), 1.0
+    low, high = float(present.min()), float(present.max())
+    unit = max(high - middle, middle - low)  # squares of numbers such as 1e200 would overflow
+    if not 1e-12 * abs(middle) < unit < math.inf:
+        return (low, high), max(unit, 1.0)
+    deviation = unit * math.sqrt(float(np.square((present - middle) / unit).mean()))
+    return (low - (high - low), high + (high - low)), deviation
 
 
 def _tail_spread(z: Float[np.ndarray, " rows"]) -> float:
@@ -182,7 +210,7 @@ def join_encodings(encodings: Sequence[_FeatureEncoding]) -> _FeatureEncoding:
     def indices(name: str) -> Int[np.ndarray, " n"]:
         return np.array([index for index, each in enumerate(encodings) if len(each[name])], np.int64)  # type: ignore
 
-    return {
+    joined: _FeatureEncoding = {
         "numbers": indices("numbers"),
         "middles": np.concatenate([each["middles"] for each in encodings]),
         "spreads": np.concatenate([each["spreads"] for each in encodings]),
@@ -193,16 +221,25 @@ def join_encodings(encodings: Sequence[_FeatureEncoding]) -> _FeatureEncoding:
         "repeated": indices("repeated"),
         "common": [values for each in encodings for values in each["common"]],
     }
+    if has_linear_part(encodings[0]):
+        joined["ends"] = np.concatenate([each["ends"] for each in encodings])
+        joined["deviations"] = np.concatenate([each["deviations"] for each in encodings])
+    return joined
 
 
 def encode_columns(encoding: _FeatureEncoding, columns: Sequence[Shaped[np.ndarray, " rows"]]) -> Features:
     """Return the features of columns, which are arrays in the form that `read_columns` returns."""
     rows = len(columns[0])
-    numbers = np.empty((rows, len(encoding["numbers"])), np.float32)
+    count, linear = len(encoding["numbers"]), has_linear_part(encoding)
+    numbers = np.empty((rows, count * (1 + linear)), np.float32)
     scales = zip(encoding["numbers"], encoding["middles"], encoding["spreads"], _tails(encoding), strict=True)
     for feature, (index, middle, spread, tail) in enumerate(scales):
         column = _require_numbers(columns[index], index) if spread < math.inf else _nothing(rows)
-        z = (np.where(np.isnan(column), middle, column) - middle) / spread
+        filled = np.where(np.isnan(column), middle, column)
+        if linear:
+            limited = np.clip(filled, *encoding["ends"][feature])
+            numbers[:, count + feature] = (limited - middle) / encoding["deviations"][feature]
+        z = (filled - middle) / spread
         if tail:
             z = np.arcsinh(z) / tail
         # hypot does not overflow where the square of a number such as 1e200 would.
@@ -239,8 +276,16 @@ def decode_columns(encoding: _FeatureEncoding, features: Features) -> list[Shape
     return columns
 
 
+def has_linear_part(encoding: _FeatureEncoding) -> bool:
+    """Return whether the features include the numbers for a linear part of a trend."""
+    return "ends" in encoding
+
+
 def encoding_sizes(encoding: _FeatureEncoding) -> tuple[int, list[int]]:
-    """Return the number of numeric features, and the number of codes of each categorical feature."""
+    """Return the number of numeric features, and the number of codes of each categorical feature.
+
+    Numeric features of the linear part are not counted.
+    """
     levels = [len(known) + 1 for known in encoding["levels"]]
     common = [len(known) + 1 for known in encoding["common"]]
     return len(encoding["numbers"]), levels + [3] * len(encoding["gaps"]) + common

@@ -74,10 +74,11 @@ def fit_fragments(estimator: AttentionEstimator, fragments: RowFragments) -> Fit
         raise DataError(f"the column {fragments.value} must have at least one value, got none. Choose another column.")
     estimator._read_columns(fragments.read(fragments.key, indices[:1]), reset=True)
     estimator._fit_targets(y[present], None)
-    network = estimator.metric == "network" or estimator._trend() == "network"
+    network, linear = estimator.metric == "network" or estimator._trend() == "network", estimator._trend() != "none"
     encodings = []
     for name in fragments.key:  # one column at a time is in memory
-        encodings.append(fit_encoding([read_columns(fragments.read((name,)))[0][present]], network))
+        column = read_columns(fragments.read((name,)))[0][present]
+        encodings.append(fit_encoding([column], network, linear))
     estimator.features_ = join_encodings(encodings)
     seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
 

@@ -6,7 +6,8 @@
     network     k(x) = e A + h B,          h = silu(… silu(e W + b) …),
                 e = [s ∘ z, cos(2π z f + c) L, codes]         periodic features of each number z, then the codes
 
-With a trend, t(x) = e C + h D as well. All parameters have a leading axis of ensemble members, so that an ensemble
+With a trend, t(x) = e C + h D + x S as well, where S is fitted in closed form (see `linear_part`) and x are the numbers
+in their own units. All parameters have a leading axis of ensemble members, so that an ensemble
 is evaluated at once. They are plain tensors in a dictionary, so that an estimator need not store PyTorch modules.
 
 Source of the periodic features: Gorishniy, Rubachev and Babenko (2022), On embeddings for numerical features in
@@ -50,6 +51,7 @@ class Metric:
         hidden: hidden units per layer of the network.
         layers: layers of the network.
         classification: whether values are class indicators, which share one bandwidth.
+        linear: number of further numeric features, which only the trend depends on, with constant slopes.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class Metric:
     hidden: int
     layers: int
     classification: bool = False
+    linear: int = 0
 
     @property
     def has_network(self) -> bool:
@@ -118,6 +121,8 @@ class Metric:
             initial["B"] = draw(hidden, keys, std=0.5 * hidden**-0.5)
         if self.trend != "none":
             initial["C"] = torch.zeros(members, inputs, self.outputs)
+        if self.trend != "none" and self.linear:
+            initial["slopes"] = torch.zeros(members, self.linear, self.outputs)
         if self.trend == "network":
             initial["D"] = draw(hidden, self.outputs, std=0.1 * hidden**-0.5)
         return initial
@@ -147,6 +152,7 @@ class Metric:
             codes: categorical features.
             dropout_mask: factors of the hidden units.
         """
+        numbers, unlimited = numbers[..., : self.numbers], numbers[..., self.numbers :]
         u = hidden = plain = torch.cat([numbers, *_one_hot(codes, self.sizes)], dim=-1)
         if self.has_network:
             members = parameters["wave"].shape[0]
@@ -162,6 +168,8 @@ class Metric:
             trend = u @ parameters["C"]
             if self.trend == "network":
                 trend = torch.baddbmm(trend, hidden, parameters["D"])
+            if "slopes" in parameters:
+                trend = trend + unlimited @ parameters["slopes"]
         if self.kind == "none":
             return plain.expand(len(parameters["log_bandwidth"]), -1, -1), trend
         if self.kind == "diagonal":

@@ -25,6 +25,7 @@ from qkv.estimators.batch_training import Trace, TrainingOptions, TrainingRows, 
 from qkv.estimators.effort import SMALL_TABLE
 from qkv.estimators.features import Features
 from qkv.estimators.leave_one_out import MIN_PROBABILITY
+from qkv.estimators.linear_part import fit_linear_part
 from qkv.estimators.metric import Metric, Parameters
 from qkv.estimators.nadaraya_watson import Embedded, weighted_mean_with_trend
 from qkv.estimators.warm_start import warm_start
@@ -90,12 +91,19 @@ def train_metric(
     training, held_out = _split_rows(len(features), options.members, seed)
     if held_out.shape[1] == 0 or options.steps == 0 or training.shape[1] < 2:
         return TrainedMetric(parameters, held_out.numpy(), np.full(options.members, np.nan), 0)
+    weights = None if sample_weight is None else sample_weight.astype(np.float32)[:, None]
+    encoded, unlimited = encode_rows(features, metric), features.numbers[:, metric.numbers :]
+    slopes = None
+    if "slopes" in parameters:
+        slopes = fit_linear_part(unlimited, encoded, values, weights, training.numpy())
+    if slopes is not None:
+        parameters["slopes"] = torch.from_numpy(slopes)
     if options.candidates == 0:
-        weights = None if sample_weight is None else sample_weight.astype(np.float32)[:, None]
-        encoded = TrainingRows(encode_rows(features, metric), values, weights)
+        targets = [values] * options.members if slopes is None else [values - unlimited @ each for each in slopes]
+        own = [TrainingRows(encoded, each, weights) for each in targets]
         if len(features) < SMALL_TABLE:
-            parameters = warm_start(metric, parameters, encoded, training.numpy())
-        return _train_members(metric, parameters, encoded, training.numpy(), held_out.numpy(), options, seed, progress)
+            parameters = warm_start(metric, parameters, own, training.numpy())
+        return _train_members(metric, parameters, own, training.numpy(), held_out.numpy(), options, seed, progress)
     rows = _TrainingRows.from_arrays(features, values, sample_weight)
     trainer = _Trainer(metric, parameters, rows, training, held_out, options, generator)
     steps = trainer.run(progress)
@@ -105,7 +113,7 @@ def train_metric(
 def _train_members(
     metric: Metric,
     parameters: Parameters,
-    rows: TrainingRows,
+    rows: Sequence[TrainingRows],
     training: Int[np.ndarray, "members training"],
     held_out: Int[np.ndarray, "members held_out"],
     options: TrainingOptions,
@@ -134,7 +142,7 @@ def _train_members(
         best, loss, steps = train_member(
             metric,
             initial,
-            rows,
+            rows[member],
             training[member],
             held_out[member],
             replace(options, seconds=seconds),
@@ -252,7 +260,7 @@ class _Trainer:
     ) -> None:
         self.metric, self.rows, self.training, self.held_out = metric, rows, training, held_out
         self.options, self.generator = options, generator
-        self.parameters = {name: each.requires_grad_() for name, each in parameters.items()}
+        self.parameters = {name: each.requires_grad_(name != "slopes") for name, each in parameters.items()}
         self.mean = {name: each.detach().clone() for name, each in parameters.items()}
         self.best = {name: each.clone() for name, each in self.mean.items()}
         self.best_losses = torch.full((options.members,), math.inf)
