@@ -1,8 +1,8 @@
 """Methods of `benchmarks.tables`, with their defaults and the spaces of the random search.
 
 Peers are imported when they are made. Numbers are standardized and categories have a column for each level, except for
-histogram gradient boosting and forests (integer codes), and for XGBoost, LightGBM, CatBoost, RealMLP, TabM and qkv,
-which encode categories themselves. TabR of pytabkit 1.7.3 fails to do so with scikit-learn 1.9; it needs faiss-cpu.
+histogram gradient boosting and forests (integer codes), and for XGBoost, LightGBM, CatBoost, RealMLP, TabM, TabR and
+qkv, which encode categories themselves. TabR needs the packages faiss-cpu and skorch besides pytabkit.
 """
 
 from __future__ import annotations
@@ -187,15 +187,26 @@ def _process(inducing: int) -> Callable[..., Any]:
     return make
 
 
-def _pytabkit(stem: str, encode: bool = True) -> Callable[..., Any]:
+def _pytabkit(stem: str) -> Callable[..., Any]:
     def make(classes: bool, X: pd.DataFrame, **parameters: Any) -> Any:
         import pytabkit
 
+        fixed = {"device": "cpu", "random_state": 0, "n_threads": 1, "verbosity": 0}
+        if stem == "TabR_S_D":
+            from benchmarks._tabr import TabR
+
+            return Encoded(Levels(impute=True), TabR(classes, **fixed, **parameters))
         found = getattr(pytabkit, f"{stem}_{'Classifier' if classes else 'Regressor'}")
-        columns = Levels(impute=True) if encode else scaled_columns()
-        return Encoded(columns, found(device="cpu", random_state=0, n_threads=1, verbosity=0, **parameters))
+        return Encoded(Levels(impute=True), found(**fixed, **parameters))
 
     return make
+
+
+def _modern_nca(classes: bool, X: pd.DataFrame, **parameters: Any) -> Any:
+    from benchmarks._modern_nca import ModernNCA
+
+    numbers = X.select_dtypes("number").shape[1]
+    return Encoded(scaled_columns(), ModernNCA(classes, numbers, **parameters), scale_y=not classes)
 
 
 _ATTENTION = {
@@ -289,7 +300,16 @@ METHODS: dict[str, Method] = {
         _pytabkit("TabM_D"),
         {"lr": _log(3e-4, 5e-3), "dropout": _uniform(0, 0.3), "d_block": _one_of(128, 256, 512)},
     ),
-    "TabR": Method(
-        "pytabkit", _pytabkit("TabR_S_D", encode=False), {"lr": _log(1e-4, 1e-3), "dropout0": _uniform(0, 0.5)}
+    "TabR": Method("pytabkit", _pytabkit("TabR_S_D"), {"lr": _log(1e-4, 1e-3), "dropout0": _uniform(0, 0.5)}),
+    "ModernNCA": Method(
+        "torch",
+        _modern_nca,
+        {
+            "learning_rate": _log(1e-3, 3e-2),
+            "width": _one_of(64, 128, 256),
+            "blocks": _one_of(0, 0, 1, 2),
+            "frequency_scale": _log(0.005, 1.0),
+            "share": _uniform(0.05, 0.6),
+        },
     ),
 }

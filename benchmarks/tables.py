@@ -9,7 +9,7 @@
 Every result is saved at once (`benchmarks/results/tables.csv`), and what is saved is not computed again,
 so the command can be stopped at any time. A failure is saved with its reason; methods without their package are
 left out. If one fit and prediction took more than `--seconds`, the other splits of that table and method are left for
-another run.
+another run; with `--limit`, a fit that takes more CPU time is stopped, and saved as a failure.
 
     error         root mean squared error, or the share of wrong classes, of the test rows
     log loss      mean of −log p of the true class, with p clipped at 1e-6
@@ -31,6 +31,7 @@ import csv
 import io
 import os
 import pickle
+import signal
 import sys
 import time
 import warnings
@@ -183,13 +184,36 @@ def _search(method: Any, split: Split, classes: int, steps: int, seed: int) -> d
     return parameters
 
 
+@contextlib.contextmanager
+def _limit_cpu(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block when it has taken so much CPU time; 0 means no limit."""
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError(f"more than {seconds:g} s of CPU time")
+
+    before = signal.signal(signal.SIGPROF, stop) if seconds else None
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if seconds:
+            signal.signal(signal.SIGPROF, before)
+
+
 def evaluate(
-    table: str, name: str, number: int, split: Split, steps: int = 0, classification: bool | None = None
+    table: str,
+    name: str,
+    number: int,
+    split: Split,
+    steps: int = 0,
+    classification: bool | None = None,
+    limit: float = 0,
 ) -> Result:
     """Return the result of a method on one split, tuned by a search of so many steps if it is not 0.
 
     An exception of the method is the result's `failure`, unless its package is not installed. `classification` says
-    whether the target is a class; None asks the list of tables.
+    whether the target is a class; None asks the list of tables. `limit` is the largest CPU time in seconds, or 0.
     """
     from benchmarks._table_methods import METHODS
     from benchmarks._table_sets import classification_tables
@@ -203,7 +227,7 @@ def evaluate(
     numbers: dict[str, float] = {}
     failure = ""
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _limit_cpu(limit):
             warnings.simplefilter("ignore")
             began = time.process_time()
             seed = zlib.crc32(f"{table} {number}".encode())
@@ -268,6 +292,7 @@ def main(arguments: list[str] | None = None) -> None:
                         help=f"any of {', '.join(METHODS)} (default: all)")  # fmt: skip
     parser.add_argument("--splits", type=int, default=100, help="maximum number of splits of each table")
     parser.add_argument("--seconds", type=float, default=60.0, help="CPU time of a fit after which no split follows")
+    parser.add_argument("--limit", type=float, default=0.0, help="CPU time at which a fit is stopped; 0: none")
     parser.add_argument("--tuned", action="store_true", help="choose parameters by random search")
     parser.add_argument("--steps", type=int, default=8, help="steps of the random search")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file of the results")
@@ -290,7 +315,7 @@ def main(arguments: list[str] | None = None) -> None:
         if (table, name) in stopped:
             continue
         try:
-            result = evaluate(table, name, number, split, asked.steps if asked.tuned else 0)
+            result = evaluate(table, name, number, split, asked.steps if asked.tuned else 0, limit=asked.limit)
         except ImportError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
             asked.methods = [other for other in asked.methods if other != name]

@@ -193,6 +193,18 @@ def test_a_slow_method_stops_after_its_first_split(monkeypatch, tmp_path):
     assert len(read_results(path)) == 1
 
 
+class Endless:
+    def fit(self, X, y):
+        while True:
+            pass
+
+
+def test_a_fit_beyond_the_limit_of_cpu_time_is_stopped_and_saved_as_a_failure(monkeypatch, tmp_path):
+    path = run(monkeypatch, tmp_path, {"endless": lambda classes, X: Endless()}, "--limit", "0.05")
+    (found,) = read_results(path)
+    assert found.failure == "TimeoutError: more than 0.05 s of CPU time"
+
+
 def test_results_are_read_as_they_were_saved(tmp_path):
     path, saved = tmp_path / "results.csv", [result("a, b", "x", 0, 0.5, bytes=7.0), result("c", "x", 1, 0.25)]
     for one in saved:
