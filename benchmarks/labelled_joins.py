@@ -24,7 +24,7 @@ import numpy as np
 from examples.matching import prepare_pairs
 from examples.matching.without_labels import COLUMNS
 
-from qkv.core.typing import Bool, Int
+from qkv.core.typing import Bool, Float, Int
 from qkv.database.io.sources import read
 from qkv.join.active_learner import ActiveLearner
 from qkv.join.agreement_levels import append_log_odds, level_log_odds
@@ -78,13 +78,13 @@ class Tables:
         """Return a learner without labels."""
         return ActiveLearner(self.estimate, self.candidates.measures, False)
 
-    def f1(self, models: list[JoinModel], truth: Labels) -> list[float]:
-        """Return the F1 of the joins of the whole tables by each model on labelled pairs."""
-        found = np.zeros((len(models), len(truth.rows)), bool)
-        for rows, keys, similarities in self.candidates.batches(of=truth.rows):
+    def weights(self, models: list[JoinModel], pairs: Labels) -> Float[np.ndarray, "models pairs"]:
+        """Return the weight of each pair in the joins of the whole tables by each model."""
+        found = np.zeros((len(models), len(pairs.rows)))
+        for rows, keys, similarities in self.candidates.batches(of=pairs.rows):
             width = len(keys) // len(np.unique(rows))
-            own = np.isin(truth.rows, rows)
-            place = (np.searchsorted(rows[::width], truth.rows[own]), truth.keys[own])
+            own = np.isin(pairs.rows, rows)
+            place = (np.searchsorted(rows[::width], pairs.rows[own]), pairs.keys[own])
             vectors = append_log_odds(
                 similarities, level_log_odds(self.candidates.measures, similarities, self.estimate.model.log_odds)
             )
@@ -92,8 +92,13 @@ class Tables:
                 logits = model.logits_of(vectors).reshape(-1, width)
                 largest = np.maximum(logits.max(axis=1, keepdims=True), 0.0)
                 shares = np.exp(logits - largest)
-                weights = shares / (shares.sum(axis=1, keepdims=True) + np.exp(-largest))
-                found[number, own] = weights[place] >= model.threshold
+                found[number, own] = (shares / (shares.sum(axis=1, keepdims=True) + np.exp(-largest)))[place]
+        return found
+
+    def f1(self, models: list[JoinModel], truth: Labels) -> list[float]:
+        """Return the F1 of the joins of the whole tables by each model on labelled pairs."""
+        thresholds = np.array([[model.threshold] for model in models])
+        found = self.weights(models, truth) >= thresholds
         right = (found & (truth.match == 1)).sum(axis=1)
         return [float(score) for score in 2 * right / np.maximum(found.sum(axis=1) + truth.match.sum(), 1)]
 

@@ -34,6 +34,7 @@ SETTINGS: dict[str, tuple[str, tuple[str, ...], int, int, int, float]] = {
     "people, names": ("people", ("name",), 200, 200, 100, 0.6),
     "people, few matches": ("people", ("name", "city", "born", "phone"), 300, 300, 8, 0.3),
     "people, all match": ("people", ("name", "city", "born", "phone"), 150, 150, 150, 0.3),
+    "people, 30 right rows twice": ("people", ("name", "city", "born", "phone"), 200, 200, 100, 0.6),
     "people, 20 and 600 rows": ("people", ("name", "city", "born", "phone"), 20, 600, 15, 0.3),
     "people, 8 rows": ("people", ("name", "city", "born", "phone"), 8, 8, 5, 0.3),
     "people, no match": ("people", ("name", "city", "born", "phone"), 150, 150, 0, 0.3),
@@ -43,6 +44,9 @@ SETTINGS: dict[str, tuple[str, tuple[str, ...], int, int, int, float]] = {
     "product titles, no match": ("products", ("title",), 150, 150, 0, 0.3),
 }
 """Kind of records, compared columns, left rows, right rows, matches, and the probability of each kind of error."""
+
+_TWICE = {"people, 30 right rows twice": 30}
+"""How many of the matching right rows stand in the table twice."""
 
 
 class _Records:
@@ -98,7 +102,8 @@ def measure(folder: Path, setting: str, seed: int) -> tuple[int, float, float]:
     make: Callable[[], Record] = getattr(records, kind)
     rows = [make() for _ in range(left)]
     others = [(records.copy(row, noise), place) for place, row in enumerate(rows[:matches])]
-    others += [(make(), -1) for _ in range(right - matches)]
+    others += others[: _TWICE.get(setting, 0)]
+    others += [(make(), -1) for _ in range(right - len(others))]
     records.random.shuffle(others)
     tables = [{name: [row[name] for row in some] for name in on} for some in (rows, [row for row, _ in others])]
     found = {(pair.left, pair.right) for pair in SoftJoin(on=on if len(on) > 1 else on[0]).join(*tables)}

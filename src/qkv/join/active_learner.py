@@ -24,12 +24,13 @@ from qkv.core.typing import Bool, Float, Int
 from qkv.join.agreement_levels import append_log_odds, level_log_odds
 from qkv.join.attention_weights import attention_weights
 from qkv.join.comparison_vectors import ComparisonVectors
+from qkv.join.expected_f1 import expected_f1_threshold
 from qkv.join.few_labels import LabelledRows, fit_from_prior
 from qkv.join.labels import Labels
 from qkv.join.model import JoinModel
 from qkv.join.pair_sets import PairList
 from qkv.join.self_training import limit_sharpness
-from qkv.join.unsupervised import DEFAULT_THRESHOLD, Estimate
+from qkv.join.unsupervised import Estimate
 
 __all__ = ["ActiveLearner"]
 
@@ -155,9 +156,9 @@ class ActiveLearner:
         contradicting = self._contradicting(labels)
         if contradicting:
             notes += (f"{contradicting} pair{'s have' if contradicting != 1 else ' has'} contradicting labels",)
-        return replace(
-            estimate.model, learned=sharpness * weights, bias=sharpness * bias, threshold=DEFAULT_THRESHOLD, notes=notes
-        )
+        weights, bias = sharpness * weights, sharpness * bias
+        threshold = expected_f1_threshold(attention_weights(self._rows, self._found @ weights + bias)[0])
+        return replace(estimate.model, learned=weights, bias=bias, threshold=threshold, notes=notes)
 
     def _contradicting(self, labels: Labels) -> int:
         pairs = self._listed(labels.rows, labels.keys)

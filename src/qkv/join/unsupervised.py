@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,15 +10,15 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.core.typing import Float
 from qkv.join.agreement_levels import LEVELS, append_log_odds, level_log_odds, log_odds_weights
+from qkv.join.attention_weights import attention_weights
 from qkv.join.best_match_mixture import estimate_text_weights
 from qkv.join.blocking import CandidatePairs
 from qkv.join.expectation_maximization import EstimationSample, estimate_log_odds, estimation_sample
+from qkv.join.expected_f1 import DEFAULT_THRESHOLD, expected_f1_threshold
 from qkv.join.model import JoinModel
 from qkv.join.self_training import self_train
 
-__all__ = ["DEFAULT_THRESHOLD", "Estimate", "estimate_without_labels"]
-
-DEFAULT_THRESHOLD = 0.5
+__all__ = ["Estimate", "estimate_without_labels"]
 
 
 class Estimate(NamedTuple):
@@ -50,7 +51,20 @@ def estimate_without_labels(
     """
     measures, sample = candidate_pairs.measures, estimation_sample(candidate_pairs, progress)
     if [field.kind for field in measures.fields] == ["text"]:
-        return _estimate_from_text(candidate_pairs, on, sample)
+        estimate = _estimate_from_text(candidate_pairs, on, sample)
+    else:
+        estimate = _estimate_from_columns(candidate_pairs, on, sample, progress)
+    weights = attention_weights(sample.rows, estimate.model.logits(measures, sample.found))[0]
+    return estimate._replace(model=replace(estimate.model, threshold=expected_f1_threshold(weights)))
+
+
+def _estimate_from_columns(
+    candidate_pairs: CandidatePairs,
+    on: tuple[tuple[str, str], ...],
+    sample: EstimationSample,
+    progress: Progress | None,
+) -> Estimate:
+    measures = candidate_pairs.measures
     log_odds, prior = estimate_log_odds(measures, sample, progress)
     notes: tuple[str, ...] = ("scores estimated from the tables alone, by expectation–maximization",)
     levels, random_levels = (level_log_odds(measures, found, log_odds) for found in (sample.found, sample.random))
