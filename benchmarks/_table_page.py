@@ -54,7 +54,7 @@ def page_text(results: Sequence[Result]) -> str:
             continue
         parts += [f"### {title}", _errors(cells)]
         if not is_classes:
-            parts += [_verdict(cells)]
+            parts += [_verdict(cells), _first_splits(cells)]
         parts += [_ranks_text(cells), _costs(cells, is_classes)]
     parts.append(_tuned(results))
     return "\n\n".join(part for part in parts if part)
@@ -240,6 +240,26 @@ def _times(some: dict[int, Result], unit: dict[int, Result]) -> float:
     shared = [split for split in some if split in unit and some[split].machine == unit[split].machine]
     seconds = [sum(each[split].fit_seconds + each[split].predict_seconds for split in shared) for each in (some, unit)]
     return seconds[0] / seconds[1] if shared else math.nan
+
+
+def _first_splits(cells: Cells) -> str:
+    """Compare each method with "standard" on the first split of the tables that both ran on."""
+    first = {key: result.error for key, some in cells.items() for result in some if result.split == 0}
+    tables, methods = _axes(cells)
+    rows = []
+    for method in methods:
+        both = [table for table in tables if (table, method) in first and (table, _STANDARD) in first]
+        if method == _STANDARD or not both:
+            continue
+        ratios = np.array([first[table, method] / first[table, _STANDARD] for table in both])
+        smaller = [table for table, ratio in zip(both, ratios, strict=True) if ratio < 1]
+        mean = f"{np.exp(np.log(ratios).mean()):.2f}"
+        rows.append([method, str(len(both)), mean, f"{len(smaller)}: {', '.join(smaller)}" if smaller else "0"])
+    if not rows:
+        return ""
+    text = f"Errors on the first split of each table relative to “{_STANDARD}” (geometric mean, and the tables with a "
+    text += "smaller error), also of methods that ran on no other split. One split says little of a single table:"
+    return text + "\n\n" + _table(["method", "tables", "error / standard", "smaller"], rows)
 
 
 def _ranks_text(cells: Cells) -> str:

@@ -255,6 +255,7 @@ def test_the_page_says_what_was_won_lost_not_run_and_over_time():
     assert "“attention, quick” has the smaller error on 1 of 1 tables" in text
     assert "“attention, standard” has the smaller error on 0 of 1 tables" in text
     assert "Methods not run: attention, best; linear;" in text
+    assert "| CatBoost | 1 | 0.81 | 1: yacht |" in text  # 1.05 / 1.3 on the first split
     assert "Failed: linear on servo (ValueError: no)." in text
     assert "california" in text.split("Tables not run:")[1]
     assert "### Classes\n\nNot run." in text
