@@ -37,7 +37,7 @@ def join(
     many: Annotated[bool, typer.Option("--many", help="Allow several right rows per left row.")] = False,
     threshold: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="Minimum weight of a match; default: that of the model, or 0.5."),
+        typer.Option(metavar="NUMBER", help="Minimum weight of a match; default: that of the model."),
     ] = None,
     candidates: Candidates = None,
     out: Annotated[

@@ -199,7 +199,7 @@ class SoftJoin:
         Args:
             left: left table.
             right: right table; None for `left` itself.
-            threshold: smallest weight of a match; None for the fitted threshold, or 0.5.
+            threshold: smallest weight of a match; None for that of the model, which is 0.4 to 0.5 without labels.
             one_to_one: whether each row has at most one match: the assignment with the largest sum of log odds
                 above the threshold; within one table, the strongest pairs first.
             many: whether a left row may have any number of matches: the probability of each pair alone is
