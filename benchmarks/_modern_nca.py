@@ -158,7 +158,7 @@ class ModernNCA:
         others = others.nonzero()[:, 0]
         others = others[torch.randperm(len(others))[: int(self.share * len(others))]]
         z = self.encoder_(self.x_[rows])
-        # The blocks' batch norm sees batch and candidates apart, as in the authors' code.
+        # The blocks' batch norm gets the batch and the candidates separately, as in the authors' code.
         candidates = torch.cat([z, self.encoder_(self.x_[others])]) if len(others) > 1 else z
         distance = torch.cdist(z, candidates) / self.temperature
         own = torch.eye(*distance.shape, dtype=torch.bool)

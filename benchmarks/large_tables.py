@@ -81,7 +81,7 @@ def _with_threads(model: Any, threads: int) -> Any:
     return model
 
 
-def _apart(table: str, name: str, threads: int) -> dict[str, float]:
+def _measure_in_process(table: str, name: str, threads: int) -> dict[str, float]:
     """Return what `measure` returns in another process with so many threads."""
     command = [sys.executable, "-m", "benchmarks.large_tables", table, "--methods", name, "--one", str(threads)]
     environment = os.environ | {f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "MKL", "OPENBLAS")}
@@ -108,9 +108,12 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"| {table}, {len(load_split(table).y):,} training rows | error | CPU time, one thread |{wall}")
         print("|---" * (4 if wall else 3) + "|")
         for name in asked.methods:
-            one = _apart(table, name, 1)
+            one = _measure_in_process(table, name, 1)
             line = f"| {name} | {one['error']:.4g} | {one['cpu']:.1f} s |"
-            print(line + (f" {_apart(table, name, asked.threads)['wall']:.1f} s |" if wall else ""), flush=True)
+            print(
+                line + (f" {_measure_in_process(table, name, asked.threads)['wall']:.1f} s |" if wall else ""),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -29,13 +29,13 @@ def test_threads_are_set_where_a_model_has_a_parameter_for_them():
 def test_wall_times_are_left_out_without_threads(monkeypatch, capsys, threads, end):
     calls = []
 
-    def apart(table, name, count):
+    def measured(table, name, count):
         calls.append(count)
         return {"error": 1.5, "cpu": 2.0 * count, "wall": 2.0 / count}
 
     split = large_tables.Split(None, np.zeros(9), None, np.zeros(1))
     monkeypatch.setattr(large_tables, "load_split", lambda table: split)
-    monkeypatch.setattr(large_tables, "_apart", apart)
+    monkeypatch.setattr(large_tables, "_measure_in_process", measured)
     large_tables.main(["diamonds", "--methods", "linear", "--threads", threads])
     assert capsys.readouterr().out.splitlines()[-1] == f"| linear {end}"
     assert calls == ([1, 2] if threads == "2" else [1])
