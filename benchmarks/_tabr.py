@@ -13,13 +13,8 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-import faiss  # noqa: F401  # a missing package is noticed here, and not by a failed fit
 import numpy as np
 import pandas as pd
-import pytabkit
-import skorch  # noqa: F401
-from pytabkit.models.alg_interfaces import tabr_interface
-from sklearn.impute import SimpleImputer
 
 __all__ = ["TabR"]
 
@@ -33,11 +28,18 @@ class TabR:
     """
 
     def __init__(self, classes: bool, **parameters: Any) -> None:
+        import faiss  # noqa: F401  # a missing package is noticed here, and not by a failed fit
+        import skorch  # noqa: F401
+
         self.classes = classes
         self.parameters = parameters
 
     def fit(self, X: pd.DataFrame, y: np.ndarray) -> TabR:
         """Train the network."""
+        import pytabkit
+        from pytabkit.models.alg_interfaces import tabr_interface
+        from sklearn.impute import SimpleImputer
+
         tabr_interface.SimpleImputer = lambda **options: SimpleImputer(keep_empty_features=True, **options)
         make = pytabkit.TabR_S_D_Classifier if self.classes else pytabkit.TabR_S_D_Regressor
         with tempfile.TemporaryDirectory() as folder:
