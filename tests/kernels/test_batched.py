@@ -39,10 +39,18 @@ def plain_logits(left: torch.Tensor, right: torch.Tensor, vector: torch.Tensor) 
     st.sampled_from([0.0, 50.0, -1e4]),
     st.sampled_from([64, 1 << 20]),
     st.sampled_from([0, 1 << 14]),
+    st.booleans(),
     st.integers(0, 2**31),
 )
 def test_logits_and_gradients_agree_with_tanh_at_every_range(
-    lengths: tuple[int, int, int, int], shared: bool, size: float, shift: float, step: int, few: int, seed: int
+    lengths: tuple[int, int, int, int],
+    shared: bool,
+    size: float,
+    shift: float,
+    step: int,
+    few: int,
+    fast: bool,
+    seed: int,
 ) -> None:
     batch, q, k, hidden = lengths
     rng = np.random.default_rng(seed)
@@ -52,12 +60,13 @@ def test_logits_and_gradients_agree_with_tanh_at_every_range(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(additive, "STEP_BYTES", step)
         patch.setattr(additive, "_FEW_ELEMENTS", {False: few, True: few})
-        patch.setattr(additive, "has_fast_tanh", lambda reference: False)
+        patch.setattr(additive, "has_fast_tanh", lambda reference: fast)
         for dtype, limit in ((torch.float64, 1e-11), (torch.float32, 2e-5)):
             given_ = [torch.tensor(x, dtype=dtype) for x in arrays]
             exact = [x.double().clone().requires_grad_() for x in given_]
             found, wanted = additive.tanh_sums(*given_), plain_logits(*exact)
             assert found is not None
+            assert not fast or found[2] is not None
             logits, *saved = found
             assert logits is not None
             scale = float(exact[2].detach().abs().sum()) + 1e-30
