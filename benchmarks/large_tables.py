@@ -85,7 +85,10 @@ def _measure_in_process(table: str, name: str, threads: int) -> dict[str, float]
     """Return what `measure` returns in another process with so many threads."""
     command = [sys.executable, "-m", "benchmarks.large_tables", table, "--methods", name, "--one", str(threads)]
     environment = os.environ | {f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "MKL", "OPENBLAS")}
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if found.returncode:
+        reason = (found.stderr.strip().splitlines() or ["no message"])[-1]
+        raise SystemExit(f"{name} could not be measured on {table}: {reason}")
     numbers: dict[str, float] = json.loads(found.stdout.splitlines()[-1])
     return numbers
 

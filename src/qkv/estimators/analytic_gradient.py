@@ -47,6 +47,11 @@ class EncodedRows:
     numbers: Float[np.ndarray, "rows numbers"]
     flags: np.ndarray | sparse.csr_matrix
 
+    @property
+    def dense_flags(self) -> Float[np.ndarray, "rows flags"]:
+        """The one-hot encoded codes as a dense array."""
+        return self.flags if isinstance(self.flags, np.ndarray) else self.flags.toarray()
+
     def __len__(self) -> int:
         return len(self.numbers)
 
@@ -200,7 +205,7 @@ def _plain_gradient(
     elif metric.kind == "diagonal":
         count = rows.numbers.shape[1]
         gradient["diagonal"][0, :count] = np.einsum("nd,nd->d", rows.numbers, keys[:, :count])
-        dense = rows.flags if isinstance(rows.flags, np.ndarray) else rows.flags.toarray()
+        dense = rows.dense_flags
         gradient["diagonal"][0, count:] = np.einsum("nd,nd->d", dense, keys[:, count:])
     if trends is not None:
         gradient["C"][...] = _transposed_times(rows.numbers, rows.flags, trends)

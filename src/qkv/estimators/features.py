@@ -155,14 +155,14 @@ def fit_encoding(
             repeated.append(index)
             common.append(values)
         numbers.append(index)
-        low, middle, high = np.quantile(present, (0.25, 0.5, 0.75)) if len(present) else (0.0, 0.0, 0.0)
-        spread = (high - low) / 1.349 or (float(present.std()) if len(present) else 0.0)
-        middles.append(float(middle))
+        middle = float(np.quantile(present, 0.5)) if len(present) else 0.0
+        spread = _quartile_spread(present) if len(present) else 0.0
+        middles.append(middle)
         # The standard deviation of equal numbers is not exactly 0, because of rounding.
         spread = spread if spread > 1e-12 * abs(middle) else 1.0
         spreads.append(spread if len(present) else math.inf)
         tails.append(_tail_spread((present - middle) / spread))
-        scales.append(_linear_scale(present, float(middle)))
+        scales.append(_linear_scale(present, middle))
     encoding: _FeatureEncoding = {
         "numbers": np.array(numbers, np.int64),
         "middles": np.array(middles, np.float64),
@@ -196,8 +196,13 @@ def _tail_spread(z: Float[np.ndarray, " rows"]) -> float:
     """Return the spread of asinh z if z, with median 0 and spread 1, has a heavy tail, otherwise 0."""
     if not len(z) or np.quantile(np.abs(z), _TAIL_QUANTILE) <= _TAIL or len(np.unique(z)) < _TAIL_VALUES:
         return 0.0
-    low, high = np.quantile(np.arcsinh(z), (0.25, 0.75))
-    return float(high - low) / 1.349 or float(np.arcsinh(z).std())
+    return _quartile_spread(np.arcsinh(z))
+
+
+def _quartile_spread(x: Float[np.ndarray, " rows"]) -> float:
+    """Return the distance of the quartiles, 1 for a standard normal distribution, or the deviation if it is 0."""
+    low, high = np.quantile(x, (0.25, 0.75))
+    return float(high - low) / 1.349 or float(x.std())
 
 
 def _tails(encoding: _FeatureEncoding) -> Float[np.ndarray, " numbers"]:

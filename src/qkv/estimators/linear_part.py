@@ -1,8 +1,9 @@
 """A linear part of the trend in the units of the columns, for rows far from the others.
 
-    t(x) = x S + …        x: the numbers of a row, divided by their standard deviations, and not limited
+    t(x) = x S + …        x: the numbers of a row, divided by their standard deviations
 
-The encoded numbers are limited, so nothing can be extrapolated from them. Two ridge regressions are compared by their
+The encoded numbers are limited to some spreads, so nothing can be extrapolated from them; x is limited to the range of
+the fitted column and as far beyond it. Two ridge regressions are compared by their
 left-out errors e₀ and e₁: on the encoded features, and on the numbers x and the categories. S are the slopes of x in
 the second one, times the factor
 
@@ -78,13 +79,9 @@ def _some_rows(rows: Int[np.ndarray, " n"]) -> Int[np.ndarray, " m"]:
 
 def _designs(numbers: Float[np.ndarray, "n numbers"], encoded: EncodedRows) -> list[Float[np.ndarray, "n columns"]]:
     """Return the columns of the two regressions: encoded features, and numbers, both with the categories."""
-    flags = _dense_flags(encoded)
+    flags = encoded.dense_flags
     flags = flags if flags.shape[1] <= _MOST_FLAGS or len(flags) < SMALL_TABLE else flags[:, :0]
     return [np.concatenate([each, flags], axis=1) for each in (encoded.numbers, numbers)]
-
-
-def _dense_flags(encoded: EncodedRows) -> Float[np.ndarray, "n flags"]:
-    return encoded.flags if isinstance(encoded.flags, np.ndarray) else encoded.flags.toarray()
 
 
 def _mixture(
@@ -110,7 +107,7 @@ def _local_error(
 ) -> float:
     """Return the smallest mean squared leave-one-out error of weighted means of the values of at most 512 rows."""
     some = np.random.default_rng(0).permutation(len(values))[:_LOCAL_ROWS]
-    keys = np.concatenate([encoded.numbers[some], _FLAGS_SCALE * _dense_flags(encoded)[some]], axis=1)
+    keys = np.concatenate([encoded.numbers[some], _FLAGS_SCALE * encoded.dense_flags[some]], axis=1)
     share = row_shares(len(some), None if sample_weight is None else sample_weight[some]) * len(some)
     weights = None if sample_weight is None else share.astype(np.float32)
     return min(

@@ -59,9 +59,8 @@ def _start_member(
             count //= 2
         own = training[:count]
         encoded = rows.encoded[own]
-        flags = encoded.flags if isinstance(encoded.flags, np.ndarray) else encoded.flags.toarray()
-        weights = rows.weights_of(own)
-        found = fit_ridge(np.concatenate([encoded.numbers, flags], axis=1), rows.values[own], weights).slopes
+        design = np.concatenate([encoded.numbers, encoded.dense_flags], axis=1)
+        found = fit_ridge(design, rows.values[own], rows.weights_of(own)).slopes
         scale = parameters["scale"][0][-width:, None] if metric.has_network else 1.0
         parameters["C"][-width:] = found / scale
     some = training[:_BANDWIDTH_ROWS]

@@ -103,28 +103,23 @@ def _by_columns(rows: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*_ k n"] | 
     return rows.reshape(-1, keys).mT if rows.numel() >= _MANY_ROWS * keys else None
 
 
-def _softmax(logits: Float[Tensor, "*batch q k"], owned: bool) -> Float[Tensor, "*batch q k"]:
-    """Return the softmax of each row, in place if that takes less time and the logits may be overwritten."""
-    import torch
-
-    columns = _by_columns(logits)
-    if columns is not None:
-        copied = columns.contiguous()
-        if owned or copied.data_ptr() != logits.data_ptr():
-            return torch._softmax(copied, -2, False, out=copied).mT.view(logits.shape)
-        return torch._softmax(copied, -2, False).mT.view(logits.shape)
-    if owned and logits.is_contiguous() and _prefers_in_place(logits):  # PyTorch's result is wrong otherwise
-        return torch._softmax(logits, -1, False, out=logits)
-    return torch._softmax(logits, -1, False)
-
-
 @dataclass(frozen=True)
 class _SoftmaxRows(RowWeights):
     is_softmax = True
 
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
-        """Return the softmax of each row."""
-        return _softmax(logits, owned)
+        """Return the softmax of each row, in place if that takes less time and the logits may be overwritten."""
+        import torch
+
+        columns = _by_columns(logits)
+        if columns is not None:
+            copied = columns.contiguous()
+            if owned or copied.data_ptr() != logits.data_ptr():
+                return torch._softmax(copied, -2, False, out=copied).mT.view(logits.shape)
+            return torch._softmax(copied, -2, False).mT.view(logits.shape)
+        if owned and logits.is_contiguous() and _prefers_in_place(logits):  # PyTorch's result is wrong otherwise
+            return torch._softmax(logits, -1, False, out=logits)
+        return torch._softmax(logits, -1, False)
 
     def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
         """Return the softmax of each row, which autograd can differentiate repeatedly."""
@@ -162,7 +157,7 @@ class _TopRows(_SoftmaxRows):
             if bool(tied.any()) and bool((tied & (ordered[..., -1] != -math.inf)).any()):
                 largest, index = (x[..., :count] for x in logits.sort(dim=-1, descending=True, stable=True))
         weights = torch.zeros_like(logits, memory_format=torch.contiguous_format)
-        return weights.scatter_(-1, index, _softmax(largest, owned=True))
+        return weights.scatter_(-1, index, super().weights(largest, owned=True))
 
     def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
         """Return the weights of the normalizer itself, which autograd can differentiate repeatedly."""

@@ -1,7 +1,7 @@
 """Zeros in the gradients of excluded pairs, computed once for a pair instead of once for each feature where possible.
 
-The gradient of the logit of an excluded pair is 0. A product with it can still be NaN, because derivatives such as that
-of a square root are infinite at 0, and an excluded key may be 0 in these programs.
+The gradient of the logit of an excluded pair is 0. A product with it can still be NaN, because a derivative such as
+that of a square root is infinite at 0, and an excluded key may be 0 in these programs.
 """
 
 from __future__ import annotations
