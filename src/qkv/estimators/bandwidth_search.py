@@ -3,23 +3,31 @@
     error(h) = mean over rows i of  error(y_i, t(x_i) + Σ_{j≠i} w_ij(h) (y_j − t(x_j)))
 
 Every output has its own bandwidth. Each ensemble member is evaluated on its out-of-bag rows, which it was not
-trained on, so the errors are unbiased.
+trained on, so the errors are unbiased. Distances are computed once for all bandwidths, in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Float, Int
-from qkv.estimators.metric_learning import row_losses
-from qkv.estimators.nadaraya_watson import weighted_mean_with_trend
-from qkv.masks import Documents
+from qkv.estimators.leave_one_out import MIN_PROBABILITY
+from qkv.kernels.numpy_blocks.exponential import NATURAL
 
-__all__ = ["BATCH_GRID", "LOCAL_GRID", "MIN_ROWS", "SEARCH_ROWS", "SMALL_GRID", "WIDE_GRID", "search_bandwidth"]
+__all__ = [
+    "BATCH_GRID",
+    "BandwidthSearch",
+    "LOCAL_GRID",
+    "MIN_ROWS",
+    "SEARCH_ROWS",
+    "SMALL_GRID",
+    "WIDE_GRID",
+    "search_bandwidth",
+]
 
 LOCAL_GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 """Factors of a bandwidth that was learned from a sample of the rows."""
@@ -33,10 +41,11 @@ MIN_ROWS = 128
 """Minimum number of rows whose errors are compared."""
 SEARCH_ROWS = 4096
 """Maximum number of rows whose errors are compared if no metric was trained."""
+_BLOCK = 2**20
+"""Number of distances of a block."""
 
 
-@dataclass(frozen=True)
-class _BandwidthSearch:
+class BandwidthSearch(NamedTuple):
     """The bandwidths that `search_bandwidth` chose, with their losses on out-of-bag rows.
 
     Attributes:
@@ -44,23 +53,22 @@ class _BandwidthSearch:
         loss: mean loss of each member at the chosen bandwidths, `(members,)`.
     """
 
-    bandwidth: Tensor
-    loss: Tensor
+    bandwidth: Float[np.ndarray, "members bandwidths"]
+    loss: Float[np.ndarray, " members"]
 
 
-@torch.no_grad()
 def search_bandwidth(
-    keys: Float[Tensor, "members k width"],
-    trends: Float[Tensor, "members k outputs"] | None,
-    values: Float[Tensor, "k outputs"],
-    sample_weight: Float[Tensor, "k 1"] | None,
-    out_of_bag: Int[Tensor, "members n"],
-    bandwidth: Float[Tensor, "members bandwidths"],
+    keys: Float[np.ndarray, "members k width"],
+    trends: Float[np.ndarray, "members k outputs"] | None,
+    values: Float[np.ndarray, "k outputs"],
+    sample_weight: Float[np.ndarray, "k 1"] | None,
+    out_of_bag: Int[np.ndarray, "members n"],
+    bandwidth: Float[np.ndarray, "members bandwidths"],
     factors: Sequence[float],
     classification: bool,
     max_pairs: float,
     together: bool = False,
-) -> _BandwidthSearch:
+) -> BandwidthSearch:
     """Return each bandwidth multiplied by the factor of smallest leave-one-out error, with its loss.
 
     Args:
@@ -76,31 +84,69 @@ def search_bandwidth(
         together: whether all members use the factor that has the smallest mean error.
     """
     members, rows = keys.shape[:2]
-    out_of_bag = out_of_bag[:, : max(MIN_ROWS, int(max_pairs / max(rows * members, 1)))]
-    if bandwidth.shape[1] > 1:
-        others = ~Documents(out_of_bag[:, None], torch.arange(rows))
-    else:
-        others = ~Documents(out_of_bag, torch.arange(rows).expand(members, rows))
-    member = torch.arange(members)[:, None]
-    query = keys[member, out_of_bag], None if trends is None else trends[member, out_of_bag]
-    target = values[out_of_bag]
-    weights = torch.ones(members, out_of_bag.shape[1], 1) if sample_weight is None else sample_weight[out_of_bag]
-    row_weights = None if sample_weight is None else sample_weight[None]
     losses = []
-    for factor in factors:
-        predicted = weighted_mean_with_trend(
-            query, (keys, trends), values[None], bandwidth * factor, row_weights, others
-        )
+    for member, own in enumerate(out_of_bag[:, : max(MIN_ROWS, int(max_pairs / max(rows * members, 1)))]):
+        trend = None if trends is None else trends[member]
+        residuals = values if trend is None else values - trend
+        with ignore_numpy_warnings():
+            predicted = _left_out_means(keys[member], residuals, sample_weight, own, bandwidth[member], factors)
+        predicted = predicted if trend is None else predicted + trend[own]
         if classification:
-            loss = row_losses(predicted, target, classification)[..., None]
+            loss = -np.log(np.maximum((predicted * values[own]).sum(axis=-1, keepdims=True), MIN_PROBABILITY))
         else:
-            loss = (predicted - target).square()
-        losses.append((loss * weights).sum(dim=1) / weights.sum(dim=1))
-    all_losses = torch.stack(losses)  # (factors, members, outputs), or one output for classes
+            loss = np.square(predicted - values[own])
+        weights = None if sample_weight is None else sample_weight[own, 0].astype(np.float64)
+        losses.append(np.average(loss, axis=1, weights=weights))
+    all_losses = np.stack(losses, axis=1)  # (factors, members, outputs), or one output for classes
     if together:
-        all_losses = all_losses.mean(dim=1, keepdim=True).expand_as(all_losses)
-    best = all_losses.argmin(dim=0)
-    return _BandwidthSearch(
-        bandwidth * torch.tensor(factors, dtype=bandwidth.dtype)[best],
-        all_losses.gather(0, best[None])[0].mean(dim=1),
-    )
+        all_losses = np.broadcast_to(all_losses.mean(axis=1, keepdims=True), all_losses.shape)
+    best = all_losses.argmin(axis=0)
+    chosen = bandwidth * np.array(factors, bandwidth.dtype)[best]
+    return BandwidthSearch(chosen, np.take_along_axis(all_losses, best[None], axis=0)[0].mean(axis=1))
+
+
+def _left_out_means(
+    keys: Float[np.ndarray, "k width"],
+    residuals: Float[np.ndarray, "k outputs"],
+    sample_weight: Float[np.ndarray, "k 1"] | None,
+    own: Int[np.ndarray, " n"],
+    bandwidth: Float[np.ndarray, " bandwidths"],
+    factors: Sequence[float],
+) -> Float[np.ndarray, "factors n outputs"]:
+    """Return the weighted means of the residuals of all other rows for some rows, for each factor of the bandwidth."""
+    one = np.ones((len(keys), 1), np.float32)
+    weight = one if sample_weight is None else sample_weight.astype(np.float32)
+    inverse = 0.5 / np.square(np.outer(factors, bandwidth.astype(np.float64)))
+    scales = (-np.clip(inverse, 1e-30, 1e30)).astype(np.float32)
+    parts = [slice(None)] if len(bandwidth) == 1 else [slice(number, number + 1) for number in range(len(bandwidth))]
+    known = [np.concatenate([residuals[:, part] * weight, weight], axis=1) for part in parts]
+    keys = keys.astype(np.float64)
+    keys -= keys.mean(axis=0)
+    squares = np.einsum("nd,nd->n", keys, keys)
+    found = np.empty((len(factors), len(own), residuals.shape[1]), np.float32)
+    step = max(1, _BLOCK // len(keys))
+    buffer = np.empty((step, len(keys)), np.float32)
+    for start in range(0, len(own), step):
+        block = own[start : start + step]
+        distances = _distances(keys, squares, block)
+        weights = buffer[: len(block)]
+        for scale, means in zip(scales, found[:, start : start + step], strict=True):
+            for number, part in enumerate(parts):
+                np.multiply(distances, scale[number], out=weights)
+                NATURAL.apply_(weights)
+                sums = weights @ known[number]
+                means[:, part] = sums[:, :-1] / np.maximum(sums[:, -1:], np.finfo(np.float32).tiny)
+    return found
+
+
+def _distances(
+    keys: Float[np.ndarray, "k width"], squares: Float[np.ndarray, " k"], own: Int[np.ndarray, " b"]
+) -> Float[np.ndarray, "b k"]:
+    """Return squared distances from some rows to all, less the smallest of each row, and infinite to the row itself."""
+    distances = keys[own] @ keys.T
+    distances *= -2.0
+    distances += squares
+    distances[np.arange(len(own)), own] = np.inf
+    nearest = distances.min(axis=1, keepdims=True)
+    distances -= np.where(np.isfinite(nearest), nearest, 0.0)
+    return np.asarray(distances, np.float32)

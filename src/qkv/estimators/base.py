@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ from qkv.estimators.features import (
 from qkv.estimators.fitted_rows import FittedRows, RowExplanation
 from qkv.estimators.metric import METRICS, Metric, Parameters
 from qkv.estimators.metric_learning import TrainedMetric, as_tensors, embed_rows, train_metric
+from qkv.estimators.row_tree import MIN_TREE_ROWS, RowTree, build_row_trees
 from qkv.estimators.saved_estimator import SavedEstimator
 
 __all__ = ["AttentionEstimator", "RandomState"]
@@ -136,24 +138,22 @@ class AttentionEstimator(SavedEstimator, ABC):
         seed: int,
     ) -> None:
         keys, trends = embed_rows(metric, trained.parameters, *as_tensors(features))
-        out_of_bag = torch.from_numpy(trained.held_out)
-        bandwidth = trained.parameters["log_bandwidth"].detach().exp()
+        out_of_bag = trained.held_out
+        bandwidth = trained.parameters["log_bandwidth"].detach().exp().numpy()
         small = len(features) < SMALL_TABLE and not self._candidates()
         factors: tuple[float, ...] = LOCAL_GRID if self._candidates() else SMALL_GRID if small else BATCH_GRID
         if trained.steps == 0:
             # Nothing was trained, so every row is out of bag.
             order = np.random.default_rng(seed).permutation(len(features))[:SEARCH_ROWS]
-            out_of_bag = torch.from_numpy(order)[None].repeat(len(keys), 1)
+            out_of_bag = np.tile(order, (len(keys), 1))
             factors = tuple(factor * max(1, metric.encoded_width) ** 0.5 for factor in WIDE_GRID)
         if self.bandwidth is not None:
-            bandwidth, factors = torch.full_like(bandwidth, self.bandwidth), (1.0,)
-        sample_weight = None if weights is None else torch.from_numpy(weights.astype(np.float32))[:, None]
-        targets = torch.from_numpy(values)
+            bandwidth, factors = np.full_like(bandwidth, self.bandwidth), (1.0,)
         found = search_bandwidth(
-            keys,
-            trends,
-            targets,
-            sample_weight,
+            keys.numpy(),
+            None if trends is None else trends.numpy(),
+            values,
+            None if weights is None else weights.astype(np.float32)[:, None],
             out_of_bag,
             bandwidth,
             factors,
@@ -161,12 +161,12 @@ class AttentionEstimator(SavedEstimator, ABC):
             EFFORTS[self.effort].search_pairs,
             together=small,
         )
-        parameters = trained.parameters | {"log_bandwidth": found.bandwidth.log()}
-        self.parameters_: dict[str, np.ndarray] = {name: each.detach().numpy() for name, each in parameters.items()}
+        learned = {name: each.detach().numpy() for name, each in trained.parameters.items()}
+        self.parameters_: dict[str, np.ndarray] = learned | {"log_bandwidth": np.log(found.bandwidth)}
         self.keys_: Float[np.ndarray, "members rows width"] = keys.numpy()
         self.residuals_: Float[np.ndarray, "members rows outputs"] = _residuals(values, trends)
-        self.out_of_bag_rows_: Int[np.ndarray, "members n"] = out_of_bag.numpy()
-        self.validation_loss_ = found.loss.numpy().astype(np.float64)
+        self.out_of_bag_rows_: Int[np.ndarray, "members n"] = out_of_bag
+        self.validation_loss_ = found.loss.astype(np.float64)
 
     def _add_rows(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Store further rows for prediction, without changing the metric or the bandwidths."""
@@ -207,7 +207,19 @@ class AttentionEstimator(SavedEstimator, ABC):
             torch.from_numpy(self.residuals_.astype(np.float64)),
             None if self.sample_weight_ is None else torch.from_numpy(self.sample_weight_)[:, None],
             parameters["log_bandwidth"].exp(),
+            self._row_trees(),
         )
+
+    def _row_trees(self) -> Sequence[RowTree] | None:
+        """Return the fitted rows of each member as a tree, which is built once, or None for few rows."""
+        if self.keys_.shape[1] < MIN_TREE_ROWS:
+            return None
+        cached = vars(self).get("_cached_trees")
+        if cached is None or cached[0] is not self.keys_:  # after `fit` and `partial_fit`, the array is another
+            cached = self.keys_, build_row_trees(self.keys_, self.residuals_, self.sample_weight_)
+            self._cached_trees = cached
+        trees: Sequence[RowTree] = cached[1]
+        return trees
 
     # -- shared steps -----------------------------------------------------------------------------------
 

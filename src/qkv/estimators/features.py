@@ -323,6 +323,8 @@ def _as_numbers(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np.
 
 def _infer_dtype(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np.ndarray, " rows"]:
     """Return a column of objects as numbers or timestamps if all present cells are of that type, else as strings."""
+    if _is_text(column):
+        return column
     present = [cell for cell in column.astype(object) if not _is_missing(cell)]
     for cell in present:
         if not isinstance(cell, str | Number | np.bool_ | date):
@@ -343,7 +345,14 @@ def _is_missing(cell: object) -> bool:
     )
 
 
+def _is_text(column: Shaped[np.ndarray, " rows"]) -> bool:
+    """Return whether all cells of a column of objects are strings, and none is missing."""
+    return column.dtype == object and set(map(type, column.tolist())) == {str}
+
+
 def _as_text(column: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
+    if _is_text(column):
+        return column
     return np.array([_MISSING if _is_missing(cell) else str(cell) for cell in column], object)
 
 

@@ -6,7 +6,7 @@ depend on the other queries of the same call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from qkv.engine import observe
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, Parameters
 from qkv.estimators.nadaraya_watson import weighted_mean
+from qkv.estimators.row_tree import RowTree
 from qkv.masks import Documents
 from qkv.readouts import Dense
 from qkv.scores import Gaussian
@@ -26,6 +27,8 @@ from qkv.scores import Gaussian
 __all__ = ["FittedRows", "RowExplanation", "query_blocks"]
 
 _QUERY_BLOCK = 2048
+_TREE_QUERIES = 16_384
+"""Queries at once with trees, which sort them."""
 _EXPLAINED_WEIGHTS = 2**23
 """Maximum number of weights in memory while predictions are explained."""
 
@@ -56,6 +59,7 @@ class FittedRows:
         values: values minus the trend, `(members or 1, rows, outputs)`.
         sample_weight: weights `(rows, 1)`; None means equal weights.
         bandwidth: bandwidths `(members, bandwidths)`.
+        trees: the rows of each member as a tree, if there are many; None otherwise.
     """
 
     metric: Metric
@@ -64,15 +68,28 @@ class FittedRows:
     values: Float[Tensor, "#members rows outputs"]
     sample_weight: Float[Tensor, "rows 1"] | None
     bandwidth: Float[Tensor, "members bandwidths"]
+    trees: Sequence[RowTree] | None = None
 
     def predict(self, features: Features) -> Float[np.ndarray, "queries outputs"]:
         """Return the prediction for each query, averaged over the ensemble."""
-        weights = None if self.sample_weight is None else self.sample_weight[None]
         parts = []
-        for query, trend in self.query_blocks(features):
-            mean = weighted_mean(query, self.keys, self.values, self.bandwidth, weights)
+        for query, trend in self.query_blocks(features, _TREE_QUERIES if self.trees else _QUERY_BLOCK):
+            mean = self._means(query)
             parts.append((mean if trend is None else mean + trend).mean(dim=0))
         return torch.cat(parts).numpy()
+
+    def _means(self, query: Float[Tensor, "members n width"]) -> Float[Tensor, "members n outputs"]:
+        """Return the weighted means of the values for each query and member."""
+        if self.trees is None:
+            weights = None if self.sample_weight is None else self.sample_weight[None]
+            return weighted_mean(query, self.keys, self.values, self.bandwidth, weights)
+        inverse = 0.5 / self.bandwidth.square()
+        means = []
+        for tree, own, scales in zip(self.trees, query.numpy(), inverse.tolist(), strict=True):
+            found = [tree.means(own, scale) for scale in scales]
+            columns = [each[:, [output]] for output, each in enumerate(found)]
+            means.append(found[0] if len(found) == 1 else np.concatenate(columns, axis=1))
+        return torch.from_numpy(np.stack(means))
 
     def left_out_errors(self, rows: Int[Tensor, " n"]) -> Float[Tensor, "members n outputs"]:
         """Return the error of each member's prediction of some fitted rows, each of them from all other rows."""
@@ -130,7 +147,7 @@ def query_blocks(
     metric: Metric, parameters: Parameters, features: Features, members: int, size: int = _QUERY_BLOCK
 ) -> Iterator[tuple[Float[Tensor, "members n key_width"], Float[Tensor, "members n outputs"] | None]]:
     """Yield the keys and the trends of queries, for at most `size` of them at once."""
-    size = min(size, max(1, _QUERY_BLOCK * 4 // members))
+    size = min(size, max(1, max(size, _QUERY_BLOCK * 4) // members))
     for start in range(0, len(features), size):
         block = slice(start, start + size)
         numbers = torch.from_numpy(features.numbers[block].astype(np.float64))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.core.typing import Float
+from qkv.kernels.numpy_blocks.exponential import NATURAL
 
 __all__ = ["MIN_PROBABILITY", "BatchGradient", "leave_one_out_loss", "weighted_means"]
 
@@ -23,8 +24,8 @@ MIN_PROBABILITY = 1e-6
 """Smallest probability of which a loss is computed."""
 _BLOCK = 2**16
 """Number of weights of a block: a quarter of a megabyte in float32."""
-_SMALLEST_SUM = 1e-25
-"""Sums of weights below it are computed again, relative to the largest weight."""
+_SMALLEST_SUM = 1e-20
+"""Sums of weights below it are computed again, relative to the largest weight. Weights below 1e-30 may count as 0."""
 
 
 class BatchGradient(NamedTuple):
@@ -123,7 +124,7 @@ def _block_weights(
     """Return E of a block of rows up to a factor per row, and its products with `known`, whose last column is 1."""
     own = np.arange(len(query))
     weights = query @ key
-    np.exp(weights, out=weights)
+    NATURAL.apply_(weights)
     weights[own, start + own] = 0.0
     sums = weights @ known
     total = sums[:, -1]
@@ -131,7 +132,7 @@ def _block_weights(
         weights = query @ key
         weights[own, start + own] = -np.inf
         weights -= weights.max(axis=1, keepdims=True)
-        np.exp(weights, out=weights)
+        NATURAL.apply_(weights)
         sums = weights @ known
     return weights, sums
 
@@ -172,14 +173,14 @@ def weighted_means(
     center = keys.mean(axis=0)  # smaller squares, smaller rounding errors
     queries, keys = queries - center, keys - center
     squares = np.einsum("nd,nd->n", keys, keys)
-    parts = []
+    one, parts = np.ones((len(keys), 1), np.float32), []
     for number, g in enumerate(inverse):
         logits = (queries * (2.0 * g)) @ keys.T
         logits -= squares * g
         if sample_weight is not None:
             logits += np.log(sample_weight[:, 0])
         logits -= logits.max(axis=1, keepdims=True)
-        np.exp(logits, out=logits)
-        logits /= logits.sum(axis=1, keepdims=True)
-        parts.append(logits @ (values if len(inverse) == 1 else values[:, number : number + 1]))
+        NATURAL.apply_(logits)
+        sums = logits @ np.concatenate([values if len(inverse) == 1 else values[:, [number]], one], axis=1)
+        parts.append(sums[:, :-1] / sums[:, -1:])
     return np.concatenate(parts, axis=1)

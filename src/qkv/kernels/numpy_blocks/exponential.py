@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 
 import numpy as np
 
@@ -56,8 +57,9 @@ class Exponential:
 NATURAL = Exponential(np.exp, 1.0)
 BINARY = Exponential(np.exp2, math.log2(math.e))
 
+_MEASURING = Lock()
 
-@cache
+
 def faster_exponential(dtype: str) -> Exponential:
     """Return `NATURAL` or `BINARY`, whichever is faster on this machine for a dtype such as "float32".
 
@@ -67,6 +69,12 @@ def faster_exponential(dtype: str) -> Exponential:
         >>> round(float(e.function(1.0 * e.factor)), 9)
         2.718281828
     """
+    with _MEASURING:  # threads that begin at once must not obtain different functions
+        return _measured(dtype)
+
+
+@cache
+def _measured(dtype: str) -> Exponential:
     sample = np.linspace(-20, 0, 4096, dtype=dtype)
     out = np.empty_like(sample)
     faster = is_faster(lambda: np.exp2(sample, out=out), lambda: np.exp(sample, out=out))
