@@ -109,7 +109,7 @@ def test_an_estimator_of_another_class_a_newer_one_and_a_foreign_file_are_refuse
         AttentionClassifier.load(path)
     old = read_container(path, "an estimator", "")
     parts = {name: old.array(name) for name in old}
-    write_container(tmp_path / "newer", "an estimator", {**old.settings, "version": 3}, parts)
+    write_container(tmp_path / "newer", "an estimator", {**old.settings, "version": 4}, parts)
     with pytest.raises(DataError, match="newer version of qkv"):
         AttentionRegressor.load(tmp_path / "newer")
     write_container(path, "a search index", {}, {})

@@ -5,6 +5,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from qkv.estimators import AttentionClassifier
 from qkv.estimators.bandwidth_search import search_bandwidth
 from qkv.estimators.leave_one_out import leave_one_out_loss, weighted_means
 
@@ -94,3 +95,37 @@ def test_the_chosen_bandwidth_has_the_smallest_left_out_loss(seed, classes):
         chosen = np.array([losses[place][output] for output, place in enumerate(places)])
         np.testing.assert_allclose(chosen, wanted, rtol=1e-4, atol=1e-6)
         assert found.loss[member] == pytest.approx(wanted.mean(), rel=1e-4, abs=1e-6)
+
+
+def test_a_row_unlike_its_neighbours_has_a_limited_log_loss():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(300, 2))
+    y = np.where(x[:, 0] > 0, "right", "left")
+    model = AttentionClassifier(effort="quick", random_state=0, verbose=False).fit(x, y)
+    share, prior = model.uniform_share_, np.array([(y == name).mean() for name in model.classes_])
+    assert 0 < share < 0.2
+    new = np.concatenate([generator.normal(size=(50, 2)), [[50.0, 0.0], [-50.0, 3.0]]])
+    found = model.predict_proba(new)
+    assert (found >= share * prior * (1 - 1e-9)).all()
+    seen = model.explain_rows(new, top=300)
+    assert seen.weights.min() >= share / 300 * (1 - 1e-9)
+    model.uniform_share_ = 0.0
+    np.testing.assert_allclose(found, (1 - share) * model.predict_proba(new) + share * prior, atol=1e-12)
+
+
+def test_more_misleading_rows_raise_the_uniform_share():
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(600, 2))
+    shares = []
+    for wrong in (0.0, 0.1):
+        y = (x[:, 0] > 0) ^ (generator.random(600) < wrong)
+        keys, values = x[None].astype(np.float32), np.eye(2, dtype=np.float32)[y.astype(int)]
+        own, bandwidth = generator.permutation(600)[None, :200], np.full((1, 1), 0.02, np.float32)
+        options = {"classification": True, "max_pairs": 1e9, "shares": (0.0, 0.001, 0.01, 0.1)}
+        shares.append(search_bandwidth(keys, None, values, None, own, bandwidth, (1.0,), **options).uniform)
+    assert shares[0] < shares[1]
+
+
+def test_a_fixed_bandwidth_has_no_uniform_share():
+    x = np.linspace(-1, 1, 40)[:, None]
+    assert AttentionClassifier(metric="none", bandwidth=0.1).fit(x, x[:, 0] > 0).uniform_share_ == 0

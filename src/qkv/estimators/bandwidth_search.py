@@ -1,9 +1,13 @@
 """Choice of bandwidths from a grid, by the leave-one-out error of rows that were not used for training.
 
     error(h) = mean over rows i of  error(y_i, t(x_i) + Σ_{j≠i} w_ij(h) (y_j − t(x_j)))
+    classes:   error(h, ε) = (Σ_i −log Σ_{j≠i} ((1 − ε) w_ij(h) + ε / (n − 1)) [y_j = y_i] − log ε) / rows i
 
 Every output has its own bandwidth. Each ensemble member is evaluated on its out-of-bag rows, which it was not
-trained on, so the errors are unbiased. Distances are computed once for all bandwidths, in float64.
+trained on, so the errors are unbiased. Distances are computed once for all bandwidths, in float64. A uniform share ε of
+the weights limits the log loss of rows unlike all others. It is chosen as if there were another row for which the
+weights were of no use: few rows without an error do not show that there are none. An ensemble of M members has ε / M:
+rows that mislead one of them need not mislead the others.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ __all__ = [
     "MIN_ROWS",
     "SEARCH_ROWS",
     "SMALL_GRID",
+    "UNIFORM_GRID",
     "WIDE_GRID",
     "search_bandwidth",
 ]
@@ -35,6 +40,10 @@ BATCH_GRID = (0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 1.0, 1.15, 1.35)
 """Factors of a bandwidth that was learned from the rows of a batch, which are farther apart than all rows."""
 SMALL_GRID = (*BATCH_GRID, 2.0, 4.0, 8.0, 30.0)
 """Factors for small tables, up to equal weights of all rows, where the trend alone predicts best."""
+UNIFORM_GRID = (0.0, 0.0001, 0.0003, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""Uniform shares of the weights of classes."""
+_NO_USE = 0.5
+"""Rows for which the weights are of no use, besides those that are evaluated."""
 WIDE_GRID = tuple(2.0 ** (1.0 - step / 2) for step in range(18))
 """Bandwidths in units of √width, used if no metric was trained."""
 MIN_ROWS = 128
@@ -51,10 +60,12 @@ class BandwidthSearch(NamedTuple):
     Attributes:
         bandwidth: chosen bandwidths `(members, bandwidths)`.
         loss: mean loss of each member at the chosen bandwidths, `(members,)`.
+        uniform: uniform share of the weights of the ensemble; 0 for numbers.
     """
 
     bandwidth: Float[np.ndarray, "members bandwidths"]
     loss: Float[np.ndarray, " members"]
+    uniform: float
 
 
 def search_bandwidth(
@@ -68,6 +79,7 @@ def search_bandwidth(
     classification: bool,
     max_pairs: float,
     together: bool = False,
+    shares: Sequence[float] = (0.0,),
 ) -> BandwidthSearch:
     """Return each bandwidth multiplied by the factor of smallest leave-one-out error, with its loss.
 
@@ -82,27 +94,56 @@ def search_bandwidth(
         classification: whether values are class indicators, with log loss instead of squared error.
         max_pairs: maximum number of pairs of rows per bandwidth of the grid, which limits the time of the search.
         together: whether all members use the factor that has the smallest mean error.
+        shares: the grid of uniform shares, for classes only.
     """
     members, rows = keys.shape[:2]
     losses = []
-    for member, own in enumerate(out_of_bag[:, : max(MIN_ROWS, int(max_pairs / max(rows * members, 1)))]):
+    out_of_bag = out_of_bag[:, : max(MIN_ROWS, int(max_pairs / max(rows * members, 1)))]
+    for member, own in enumerate(out_of_bag):
         trend = None if trends is None else trends[member]
         residuals = values if trend is None else values - trend
         with ignore_numpy_warnings():
             predicted = _left_out_means(keys[member], residuals, sample_weight, own, bandwidth[member], factors)
         predicted = predicted if trend is None else predicted + trend[own]
-        if classification:
-            loss = -np.log(np.maximum((predicted * values[own]).sum(axis=-1, keepdims=True), MIN_PROBABILITY))
-        else:
-            loss = np.square(predicted - values[own])
         weights = None if sample_weight is None else sample_weight[own, 0].astype(np.float64)
-        losses.append(np.average(loss, axis=1, weights=weights))
-    all_losses = np.stack(losses, axis=1)  # (factors, members, outputs), or one output for classes
+        if classification:
+            prior = _left_out_prior(values, sample_weight, own)
+            own_losses = [_class_losses(predicted, prior, values[own], weights, share) for share in shares]
+            losses.append(np.stack(own_losses))
+        else:
+            losses.append(np.average(np.square(predicted - values[own]), axis=1, weights=weights)[None])
+    all_losses = np.stack(losses, axis=2)  # (shares, factors, members, outputs), or one output for classes
     if together:
-        all_losses = np.broadcast_to(all_losses.mean(axis=1, keepdims=True), all_losses.shape)
-    best = all_losses.argmin(axis=0)
+        all_losses = np.broadcast_to(all_losses.mean(axis=2, keepdims=True), all_losses.shape)
+    best = all_losses[0].argmin(axis=0)
+    least = np.take_along_axis(all_losses, best[None, None], axis=1)[:, 0].mean(axis=2)
+    share = int((least.mean(axis=1) - _NO_USE * np.log(np.maximum(shares, 1e-9)) / out_of_bag.size).argmin())
     chosen = bandwidth * np.array(factors, bandwidth.dtype)[best]
-    return BandwidthSearch(chosen, np.take_along_axis(all_losses, best[None], axis=0)[0].mean(axis=1))
+    return BandwidthSearch(chosen, least[share], shares[share] / members)
+
+
+def _left_out_prior(
+    values: Float[np.ndarray, "k classes"],
+    sample_weight: Float[np.ndarray, "k 1"] | None,
+    own: Int[np.ndarray, " n"],
+) -> Float[np.ndarray, "n classes"]:
+    """Return the frequencies of the classes in all other rows, for some rows."""
+    weight = np.ones((len(values), 1)) if sample_weight is None else sample_weight.astype(np.float64)
+    rest = weight.sum() - weight[own]
+    prior: np.ndarray = ((weight * values).sum(axis=0) - weight[own] * values[own]) / np.where(rest > 0, rest, 1.0)
+    return prior
+
+
+def _class_losses(
+    predicted: Float[np.ndarray, "factors n classes"],
+    prior: Float[np.ndarray, "n classes"],
+    values: Float[np.ndarray, "n classes"],
+    weights: Float[np.ndarray, " n"] | None,
+    share: float,
+) -> Float[np.ndarray, "factors 1"]:
+    """Return the log losses with a uniform share of the weights."""
+    own = (((1.0 - share) * predicted + share * prior) * values).sum(axis=-1)
+    return np.average(-np.log(np.maximum(own, MIN_PROBABILITY)), axis=1, weights=weights)[:, None]
 
 
 def _left_out_means(

@@ -17,7 +17,15 @@ from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
 from qkv.core.typing import ArrayLike, Float, Int, Shaped
 from qkv.errors import DataError, OptionError
-from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, SEARCH_ROWS, SMALL_GRID, WIDE_GRID, search_bandwidth
+from qkv.estimators.bandwidth_search import (
+    BATCH_GRID,
+    LOCAL_GRID,
+    SEARCH_ROWS,
+    SMALL_GRID,
+    UNIFORM_GRID,
+    WIDE_GRID,
+    search_bandwidth,
+)
 from qkv.estimators.batch_training import TrainingOptions
 from qkv.estimators.effort import EFFORTS, SMALL_TABLE
 from qkv.estimators.features import (
@@ -30,6 +38,7 @@ from qkv.estimators.features import (
     is_frame,
     read_columns,
 )
+from qkv.estimators.fitted_arrays import check_fitted_arrays
 from qkv.estimators.fitted_rows import FittedRows, RowExplanation
 from qkv.estimators.metric import METRICS, Metric, Parameters
 from qkv.estimators.metric_learning import TrainedMetric, as_tensors, embed_rows, train_metric
@@ -147,7 +156,9 @@ class AttentionEstimator(SavedEstimator, ABC):
             order = np.random.default_rng(seed).permutation(len(features))[:SEARCH_ROWS]
             out_of_bag = np.tile(order, (len(keys), 1))
             factors = tuple(factor * max(1, metric.encoded_width) ** 0.5 for factor in WIDE_GRID)
+        shares = UNIFORM_GRID if self._classification else (0.0,)
         if self.bandwidth is not None:
+            shares = (0.0,)
             bandwidth, factors = np.full_like(bandwidth, self.bandwidth), (1.0,)
         found = search_bandwidth(
             keys.numpy(),
@@ -160,7 +171,9 @@ class AttentionEstimator(SavedEstimator, ABC):
             metric.classification,
             EFFORTS[self.effort].search_pairs,
             together=small,
+            shares=shares,
         )
+        self.uniform_share_ = found.uniform
         learned = {name: each.detach().numpy() for name, each in trained.parameters.items()}
         self.parameters_: dict[str, np.ndarray] = learned | {"log_bandwidth": np.log(found.bandwidth)}
         self.keys_: Float[np.ndarray, "members rows width"] = keys.numpy()
@@ -208,6 +221,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             None if self.sample_weight_ is None else torch.from_numpy(self.sample_weight_)[:, None],
             parameters["log_bandwidth"].exp(),
             self._row_trees(),
+            vars(self).get("uniform_share_", 0.0),
         )
 
     def _row_trees(self) -> Sequence[RowTree] | None:
@@ -285,7 +299,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         effort, rate = EFFORTS[self.effort], self.learning_rate
         if rate == "auto":
             # Factors and directions start at 1 and change much; the weights of a network change less.
-            rate = effort.network_rate if self._build_metric(1).has_network else 3e-2
+            rate = effort.rate(rows, self._classification) if self._build_metric(1).has_network else 3e-2
         members = self.members
         if members == "auto":
             most = effort.members if rows >= SMALL_TABLE else effort.small_members
@@ -304,7 +318,8 @@ class AttentionEstimator(SavedEstimator, ABC):
             self.dropout,
             self.patience,
             math.inf if self.max_seconds is None else float(self.max_seconds),
-            effort.total_steps if self.members == "auto" and rows >= SMALL_TABLE else math.inf,
+            effort.most_steps(rows, batch, self._classification) if self.members == "auto" else math.inf,
+            effort.validation_rows,
         )
 
     def _candidates(self) -> int:
@@ -338,32 +353,13 @@ class AttentionEstimator(SavedEstimator, ABC):
     def _check_state(self) -> None:
         self._check_options()
         rows = Features(self.rows_["numbers"], self.rows_["codes"])
-        count, outputs = self.rows_["values"].shape
-        shapes = {
-            "keys_": (self.keys_, (len(self.keys_), count, self.keys_.shape[2])),
-            "residuals_": (self.residuals_, (len(self.residuals_), count, outputs)),
-            "numbers": (
-                rows.numbers,
-                (count, encoding_sizes(self.features_)[0] * (1 + has_linear_part(self.features_))),
-            ),
-            "codes": (rows.codes, (count, len(encoding_sizes(self.features_)[1]))),
-            "out_of_bag_rows_": (self.out_of_bag_rows_, (len(self.keys_), self.out_of_bag_rows_.shape[1])),
-        }
-        if self.sample_weight_ is not None:
-            shapes["sample_weight_"] = (self.sample_weight_, (count,))
-        for name, (array, shape) in shapes.items():
-            if array.shape != shape:
-                raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
-        for codes, size in zip(rows.codes.T, encoding_sizes(self.features_)[1], strict=True):
-            if codes.min() < 0 or codes.max() >= size:
-                raise ValueError(f"codes must be from 0 to {size - 1}, got {codes.min()} to {codes.max()}")
-        if self.out_of_bag_rows_.size and not 0 <= self.out_of_bag_rows_.min() <= self.out_of_bag_rows_.max() < count:
-            raise ValueError(f"out_of_bag_rows_ must be from 0 to {count - 1}, got {self.out_of_bag_rows_.max()}")
+        check_fitted_arrays(self, rows, self.rows_["values"].shape[1])
         first = Features(rows.numbers[:1], rows.codes[:1])
         columns = decode_columns(self.features_, first)
         if len(columns) != self.n_features_in_:
             raise ValueError(f"n_features_in_ must be {len(columns)}, got {self.n_features_in_}")
         predicted = self._predict(encode_columns(self.features_, columns))
+        outputs = self.rows_["values"].shape[1]
         if predicted.shape != (1, outputs):
             raise ValueError(f"a prediction must have {outputs} outputs, got shape {predicted.shape}")
         self._check_outputs(outputs)

@@ -27,8 +27,6 @@ from qkv.estimators.metric import Metric
 
 __all__ = ["Trace", "TrainingOptions", "TrainingRows", "learning_rate_factor", "train_member"]
 
-_VALIDATION_KEYS = 2048
-_VALIDATION_ROWS = 1024
 _EVALUATIONS = 12
 """Number of evaluations on the held-out rows in a training of the maximum number of steps."""
 _BETAS = 0.9, 0.95
@@ -54,6 +52,7 @@ class TrainingOptions:
         total_steps: steps of all members together, if batches are predicted from themselves: no further member is
             trained where its steps would probably exceed them. Noise ends the training of a member early, so noisy
             tables have more members, and others are trained longer.
+        validation_rows: maximum number of held-out rows that are evaluated, from twice as many rows.
     """
 
     members: int
@@ -66,6 +65,7 @@ class TrainingOptions:
     patience: int
     seconds: float = math.inf
     total_steps: float = math.inf
+    validation_rows: int = 1024
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def train_member(
     batch = min(options.batch, len(training))
     epoch = max(1, len(training) // batch)
     every = max(5, -(-options.steps // _EVALUATIONS))
-    validation = _Validation(metric, rows, training, held_out, generator)
+    validation = _Validation(metric, rows, training, held_out, options.validation_rows, generator)
     start, step = time.monotonic(), 0
     if trace is not None:
         trace.append((parameters, validation.loss(parameters)))
@@ -217,10 +217,10 @@ class _Validation:
         rows: TrainingRows,
         training: Int[np.ndarray, " training"],
         held_out: Int[np.ndarray, " held_out"],
+        most: int,
         generator: np.random.Generator,
     ) -> None:
-        keys = generator.permutation(training)[:_VALIDATION_KEYS]
-        queries = held_out[:_VALIDATION_ROWS]
+        keys, queries = generator.permutation(training)[: 2 * most], held_out[:most]
         self._metric, self._keys, self._queries = metric, len(keys), queries
         both = np.concatenate([keys, queries])
         self._rows, self._values = rows.encoded[both], rows.values[both]

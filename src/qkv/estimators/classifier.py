@@ -21,10 +21,11 @@ __all__ = ["AttentionClassifier"]
 class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[misc]
     """Soft nearest-neighbor classifier with a learned metric.
 
-        p_c(x) = Σ_i w_i(x) [y_i = c]        w_i(x) = softmax_i(−‖k(x) − k(x_i)‖² / 2h²)
+        p_c(x) = Σ_i w_i(x) [y_i = c]        w_i(x) = (1 − ε) softmax_i(−‖k(x) − k(x_i)‖² / 2h²) + ε / n
 
     Every fitted row votes in every prediction. The keys k are learned: the loss is the log loss of a row's own
-    class, predicted from all other rows.
+    class, predicted from all other rows. The uniform share ε is chosen with the bandwidth h on out-of-bag rows; it
+    limits the log loss of rows unlike all others.
 
     Args:
         metric: distance metric; see `AttentionRegressor` for all arguments.
@@ -41,7 +42,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         learning_rate: learning rate.
         weight_decay: weight decay.
         dropout: dropout probability of hidden units.
-        bandwidth: fixed bandwidth; None means learned.
+        bandwidth: fixed bandwidth, with ε = 0; None means learned.
         verbose: whether a progress bar is shown.
         random_state: seed or generator.
 
@@ -49,6 +50,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         classes_: the classes, sorted.
         keys_, residuals_, parameters_, features_, n_steps_, n_features_in_, feature_names_in_: as in
             `AttentionRegressor`.
+        uniform_share_: ε.
         validation_loss_: log loss of each member on its out-of-bag rows, `(members,)`.
 
     Raises:

@@ -60,6 +60,7 @@ class FittedRows:
         sample_weight: weights `(rows, 1)`; None means equal weights.
         bandwidth: bandwidths `(members, bandwidths)`.
         trees: the rows of each member as a tree, if there are many; None otherwise.
+        uniform: share of the weights that is the same for all rows, or in proportion to their sample weights.
     """
 
     metric: Metric
@@ -68,7 +69,8 @@ class FittedRows:
     values: Float[Tensor, "#members rows outputs"]
     sample_weight: Float[Tensor, "rows 1"] | None
     bandwidth: Float[Tensor, "members bandwidths"]
-    trees: Sequence[RowTree] | None = None
+    trees: Sequence[RowTree] | None
+    uniform: float
 
     def predict(self, features: Features) -> Float[np.ndarray, "queries outputs"]:
         """Return the prediction for each query, averaged over the ensemble."""
@@ -80,6 +82,19 @@ class FittedRows:
 
     def _means(self, query: Float[Tensor, "members n width"]) -> Float[Tensor, "members n outputs"]:
         """Return the weighted means of the values for each query and member."""
+        found = self._local_means(query)
+        if not self.uniform:
+            return found
+        return (1.0 - self.uniform) * found + self.uniform * (self._row_shares() @ self.values)
+
+    def _row_shares(self) -> Float[Tensor, " rows"]:
+        """Return the weight of each row where all are weighted by their sample weights alone."""
+        count = self.keys.shape[1]
+        if self.sample_weight is None:
+            return torch.full((count,), 1.0 / count, dtype=self.values.dtype)
+        return self.sample_weight[:, 0] / self.sample_weight.sum()
+
+    def _local_means(self, query: Float[Tensor, "members n width"]) -> Float[Tensor, "members n outputs"]:
         if self.trees is None:
             weights = None if self.sample_weight is None else self.sample_weight[None]
             return weighted_mean(query, self.keys, self.values, self.bandwidth, weights)
@@ -123,6 +138,8 @@ class FittedRows:
             if self.sample_weight is not None:
                 member_weights = member_weights * self.sample_weight[:, 0]
                 member_weights = member_weights / member_weights.sum(dim=-1, keepdim=True)
+            if self.uniform:
+                member_weights = (1.0 - self.uniform) * member_weights + self.uniform * self._row_shares()
             mean, index = torch.sort(member_weights.mean(dim=0), dim=-1, descending=True, stable=True)
             mean, index = mean[:, :top], index[:, :top]
             member = torch.arange(len(self.values))[:, None, None]

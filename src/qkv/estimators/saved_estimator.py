@@ -24,8 +24,9 @@ from qkv.errors import DamagedError, DataError
 __all__ = ["SavedEstimator"]
 
 _CONTENT = "an estimator"
-_VERSION = 2
-"""Since 2, the encoding of a regressor may have a linear part. Files of version 1 are read."""
+_VERSION = 3
+"""Since 2, the encoding of a regressor may have a linear part; since 3, a classifier has a uniform share. `load` reads
+older files."""
 _REMEDY = "Fit the estimator again, or restore the file from a copy."
 _NUMBERS = "biufc"
 _ATTRIBUTE = re.compile(r"_?[a-z][a-z0-9_]*")
