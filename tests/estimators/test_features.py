@@ -12,10 +12,9 @@ from qkv.estimators.features import (
     encode_columns,
     encoding_sizes,
     fit_encoding,
-    is_frame,
     join_encodings,
-    read_columns,
 )
+from qkv.estimators.table_columns import is_frame, read_columns
 
 NAN = float("nan")
 
@@ -105,13 +104,13 @@ def test_a_level_that_was_not_fitted_and_a_rare_one_share_a_code_and_are_reconst
 
 def test_repeated_numbers_are_also_categories_if_they_make_up_most_of_the_column():
     some = np.array([1.0] * 40 + [2.0] * 40 + [3.0] * 5)
-    encoding = fit_encoding([some], repeats=True)
+    encoding = fit_encoding([some], network=True)
     assert encoding["common"][0].tolist() == [1.0, 2.0]
     assert encoding_sizes(encoding) == (1, [3])
     assert encode_columns(encoding, [np.array([2.0, 3.0, 1.0, 9.0])]).codes.tolist() == [[1], [2], [0], [2]]
     assert fit_encoding([some])["common"] == []
     few = np.concatenate([[1.0] * 40, np.arange(100.0)])
-    assert fit_encoding([few], repeats=True)["common"] == []
+    assert fit_encoding([few], network=True)["common"] == []
 
 
 def test_a_missing_number_is_the_median_and_marked_only_where_the_fitted_column_had_gaps():
@@ -171,3 +170,59 @@ def test_frames_have_the_columns_of_the_array(library):
     assert flag.tolist() == [1.0, 0.0, 1.0]
     with pytest.raises(DataError, match="in size"):
         read_columns(frames.table({"size": [np.inf]}) if library == "pyarrow" else frames.DataFrame({"size": [np.inf]}))
+
+
+def test_a_network_has_codes_for_more_levels_of_which_rare_ones_have_two_rows():
+    names = [f"level {n:04}" for n in range(1300)]
+    cells = np.array(names + names[:1100] + names[:80], object)
+    (known,) = fit_encoding([cells], network=True)["levels"]
+    assert known.tolist() == names[:1024]
+    once = np.array([*names[:70], *names[:66]], object)
+    (known,) = fit_encoding([once], network=True)["levels"]
+    assert known.tolist() == names[:66]
+    (known,) = fit_encoding([once])["levels"]
+    assert known.tolist() == names[:MAX_LEVELS]
+
+
+def test_many_columns_with_many_levels_have_at_most_2048_beyond_the_first_64_of_each():
+    generator = np.random.default_rng(0)
+    columns = [generator.integers(0, 900, 9000).astype(str).astype(object) for _ in range(4)]
+    columns.append(np.array(["only"] * 9000, object))
+    levels = fit_encoding(columns, network=True)["levels"]
+    assert all(len(known) > MAX_LEVELS for known in levels[:4])
+    assert levels[4].tolist() == ["only"]
+    assert sum(len(known) - MAX_LEVELS for known in levels[:4]) <= 2048
+    counts = [dict(zip(*np.unique(column.astype(str), return_counts=True), strict=True)) for column in columns[:4]]
+    pairs = list(zip(levels[:4], counts, strict=True))
+    left_out = [count for known, own in pairs for level, count in own.items() if level not in known]
+    kept = [own[level] for known, own in pairs for level in known]
+    assert max(left_out) <= min(kept)
+
+
+@pytest.mark.parametrize("missing", [None, NAN])
+def test_dates_as_text_are_numbers_as_if_they_were_timestamps(missing):
+    texts = ["2024-02-28", "2024-02-29 12:30", "2024-03-01T00:00:01", missing, "1969-12-31"]
+    moments = [None if text is missing else dt.datetime.fromisoformat(text) for text in texts]
+    texts, moments = columns_of(texts)[0], columns_of(moments)[0]
+    encodings = fit_encoding([texts]), fit_encoding([moments])
+    np.testing.assert_array_equal(encodings[0]["middles"], encodings[1]["middles"])
+    assert encodings[0]["dates"].tolist() == [0]
+    wanted = encode_columns(encodings[1], [moments])
+    for encoding in encodings:
+        found = encode_columns(encoding, [moments])
+        np.testing.assert_array_equal(found.numbers, wanted.numbers)
+    for part in (slice(None), slice(3, 4), slice(0, 1)):
+        found = encode_columns(encodings[0], [texts[part]])
+        np.testing.assert_array_equal(found.numbers, wanted.numbers[part])
+        np.testing.assert_array_equal(found.codes, wanted.codes[part])
+    joined = join_encodings([fit_encoding([np.arange(5.0)]), encodings[0]])
+    assert joined["dates"].tolist() == [1]
+    with pytest.raises(DataError, match="column 0 must hold dates"):
+        encode_columns(encodings[0], [np.array(["2024-02-30"], object)])
+
+
+@pytest.mark.parametrize("text", ["2024-02-30", "2024", "2024-1-5", "5.1.2024", "12345-01-01", "2024-01-05x"])
+def test_other_text_than_dates_stays_text(text):
+    encoding = fit_encoding([np.array(["2024-01-05", text] * 3, object)])
+    assert len(encoding["dates"]) == 0
+    assert encoding["levels"][0].tolist() == sorted({"2024-01-05", text})

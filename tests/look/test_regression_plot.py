@@ -166,3 +166,19 @@ def test_rings_of_negative_weight_are_dashed_in_a_map():
         answer = database.ask((9.9, 9.5), fit=fit, top=120)
         near = look.plot_query(database, answer, fit=fit).axes[2]
         assert ("dashed: negative" in near.get_title("left")) == dashed
+
+
+def test_dates_as_text_are_drawn_as_dates():
+    pytest.importorskip("torch")
+    pandas = pytest.importorskip("pandas")
+    from qkv.estimators import AttentionRegressor
+
+    days = pandas.date_range("2020-01-01", periods=80).strftime("%Y-%m-%d").tolist()
+    frame = pandas.DataFrame({"day": [*days[:-1], None]})
+    model = AttentionRegressor("none").fit(frame, np.sin(X))
+    figure = look.plot_regression(model, "day", frame[40:41])
+    assert figure.get_suptitle().startswith("2020-02-10  →  ")
+    dots = labelled(figure.axes[0], "fitted rows").get_xdata()
+    assert dots.dtype.kind == "M"
+    assert abs(dots[0] - np.datetime64("2020-01-01")) < np.timedelta64(1, "m")
+    assert len(dots) == 79

@@ -3,14 +3,14 @@
     number          z = (x − median) / spread, then z / √(1 + (z/3)²), which keeps outliers within ±3
     heavy tail      asinh z divided by its own spread, then the same, so that tens and thousands of spreads differ
     category        index among the most frequent levels of the fitted column; a missing cell is a level
+    date as text    a number, microseconds since 1970
     missing number  the median, with a binary feature that marks missing cells
     repeated value  a numeric column with few distinct values is also a category of these values, so that a
                     network can separate 5178 from 5013 where a tree would split between them
     linear part     for a linear trend, (x − median) / standard deviation as well, in the range of the fitted column
                     and as far beyond it
 
-Frames of pandas, polars and pyarrow are read column by column. The encoding is stored as plain arrays, lists and
-dictionaries, so that any library can pickle a fitted estimator.
+The encoding is stored as plain arrays, lists and dictionaries, so that any library can pickle a fitted estimator.
 
 Source of the two steps for numbers: Holzmüller, Grinsztajn and Steinwart (2024), Better by default,
 https://arxiv.org/abs/2407.04491.
@@ -21,14 +21,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
-from numbers import Number
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
 from qkv.core.typing import Float, Int, Shaped
-from qkv.errors import DataError, KindError
+from qkv.errors import DataError
+from qkv.estimators.table_columns import MISSING, as_text, parse_dates
 
 __all__ = [
     "Features",
@@ -37,13 +36,15 @@ __all__ = [
     "encoding_sizes",
     "fit_encoding",
     "has_linear_part",
-    "is_frame",
     "join_encodings",
-    "read_columns",
 ]
 
-MAX_LEVELS = 64
-"""Maximum number of levels of a category with separate codes; rarer levels share one code."""
+MAX_LEVELS, _MOST_LEVELS, _ALL_LEVELS = 64, 1024, 2048
+"""Maximum number of levels of a category with separate codes, without and with a network, and of all categories beyond
+the first 64 of each; rarer levels share one code. Beyond 64, a level has at least two rows.
+
+Decision 0052 has the measurements.
+"""
 _MIN_REPEATS = 32
 """Minimum number of rows in which a repeated numeric value occurs."""
 _OUTLIER = 3.0
@@ -54,7 +55,6 @@ Few values far apart may be outliers or codes. On the 10 of 160 tables that have
 `benchmarks.unseen_tables`, without a table that is learned exactly), asinh changed the error of standard effort by
 factors of 0.78 to 1.00, and that of quick effort by 0.42 to 1.09.
 """
-_MISSING = "\0missing"
 
 
 class _FeatureEncoding(TypedDict):
@@ -66,6 +66,7 @@ class _FeatureEncoding(TypedDict):
         tails: spread of asinh z of each numeric column with a heavy tail, otherwise 0. Older files lack it.
         ends: limits of each numeric column in the linear part. Only with a linear part.
         deviations: its standard deviation around the median. Only with a linear part.
+        dates: indices of the numeric columns that held dates as text. Older files lack it.
         gaps: indices of the numeric columns with missing cells.
         categories: indices of the categorical columns.
         levels: most frequent levels of each categorical column.
@@ -79,6 +80,7 @@ class _FeatureEncoding(TypedDict):
     tails: NotRequired[Float[np.ndarray, " numbers"]]
     ends: NotRequired[Float[np.ndarray, "numbers 2"]]
     deviations: NotRequired[Float[np.ndarray, " numbers"]]
+    dates: NotRequired[Int[np.ndarray, " dates"]]
     gaps: Int[np.ndarray, " gaps"]
     categories: Int[np.ndarray, " categories"]
     levels: list[Shaped[np.ndarray, " levels"]]
@@ -102,55 +104,35 @@ class Features:
         return len(self.numbers)
 
 
-def is_frame(X: object) -> bool:
-    """Return whether `X` is a table with named columns, such as a frame of pandas, polars or pyarrow."""
-    return not isinstance(X, np.ndarray) and (
-        (hasattr(X, "columns") and hasattr(X, "__getitem__")) or hasattr(X, "column_names")
-    )
-
-
-def read_columns(X: Any) -> list[Shaped[np.ndarray, " rows"]]:
-    """Return the columns of a table as arrays, float64 for numbers and timestamps and object for strings.
-
-    Args:
-        X: a two-dimensional array, or a frame of pandas, polars or pyarrow.
-
-    Raises:
-        KindError: if a cell is not a number, string, boolean, timestamp or missing.
-        DataError: if a number is infinite.
-    """
-    if isinstance(X, np.ndarray):
-        names: list[object] = [f"column {n}" for n in range(X.shape[1])]
-        cells = [X[:, n] for n in range(X.shape[1])]
-    else:
-        names = list(X.column_names if hasattr(X, "column_names") else X.columns)
-        cells = [_cells(X[name]) for name in names]
-    return [_as_numbers(column, name) for column, name in zip(cells, names, strict=True)]
-
-
 def fit_encoding(
-    columns: Sequence[Shaped[np.ndarray, " rows"]], repeats: bool = False, linear: bool = False
+    columns: Sequence[Shaped[np.ndarray, " rows"]], network: bool = False, linear: bool = False
 ) -> _FeatureEncoding:
     """Return an encoding fitted to columns, which are arrays in the form that `read_columns` returns.
 
     Args:
         columns: one array per column.
-        repeats: whether numeric columns with repeated values are also categories.
+        network: whether a network reads the features: numeric columns with repeated values are also categories, and
+            categories have more levels.
         linear: whether the features include the numbers for a linear part of a trend.
     """
     numbers, middles, spreads, tails, gaps, categories, levels = [], [], [], [], [], [], []
+    dates: list[int] = []
     repeated: list[int] = []
     common: list[np.ndarray] = []
     scales: list[tuple[tuple[float, float], float]] = []
     for index, column in enumerate(columns):
         if column.dtype == object:
-            categories.append(index)
-            levels.append(_most_frequent(column.astype(str))[0])
-            continue
+            parsed = parse_dates(column)
+            if parsed is None or np.isnan(parsed).all():
+                categories.append(index)
+                levels.append(_most_frequent(column.astype(str), _MOST_LEVELS if network else MAX_LEVELS))
+                continue
+            dates.append(index)
+            column = parsed
         present = column[~np.isnan(column)]
         if len(present) < len(column):
             gaps.append(index)
-        values = _repeated_values(present) if repeats else present[:0]
+        values = _repeated_values(present) if network else present[:0]
         if len(values):
             repeated.append(index)
             common.append(values)
@@ -170,9 +152,10 @@ def fit_encoding(
         "tails": np.array(tails, np.float64),
         "gaps": np.array(gaps, np.int64),
         "categories": np.array(categories, np.int64),
-        "levels": levels,
+        "levels": _limit_levels(levels),
         "repeated": np.array(repeated, np.int64),
         "common": common,
+        "dates": np.array(dates, np.int64),
     }
     if linear:
         encoding["ends"] = np.array([ends for ends, _ in scales], np.float64).reshape(-1, 2)
@@ -226,6 +209,7 @@ def join_encodings(encodings: Sequence[_FeatureEncoding]) -> _FeatureEncoding:
         "repeated": indices("repeated"),
         "common": [values for each in encodings for values in each["common"]],
     }
+    joined["dates"] = np.array([index for index, each in enumerate(encodings) if len(each["dates"])], np.int64)
     if has_linear_part(encodings[0]):
         joined["ends"] = np.concatenate([each["ends"] for each in encodings])
         joined["deviations"] = np.concatenate([each["deviations"] for each in encodings])
@@ -235,6 +219,10 @@ def join_encodings(encodings: Sequence[_FeatureEncoding]) -> _FeatureEncoding:
 def encode_columns(encoding: _FeatureEncoding, columns: Sequence[Shaped[np.ndarray, " rows"]]) -> Features:
     """Return the features of columns, which are arrays in the form that `read_columns` returns."""
     rows = len(columns[0])
+    columns = [
+        _require_dates(column, index) if index in encoding.get("dates", ()) else column
+        for index, column in enumerate(columns)
+    ]
     count, linear = len(encoding["numbers"]), has_linear_part(encoding)
     numbers = np.empty((rows, count * (1 + linear)), np.float32)
     scales = zip(encoding["numbers"], encoding["middles"], encoding["spreads"], _tails(encoding), strict=True)
@@ -250,7 +238,7 @@ def encode_columns(encoding: _FeatureEncoding, columns: Sequence[Shaped[np.ndarr
         # hypot does not overflow where the square of a number such as 1e200 would.
         numbers[:, feature] = z / np.hypot(1.0, z / _OUTLIER)
     codes = [
-        _encode_levels(_as_text(columns[index]).astype(str), known)
+        _encode_levels(as_text(columns[index]).astype(str), known)
         for index, known in zip(encoding["categories"], encoding["levels"], strict=True)
     ]
     empty = set(encoding["numbers"][np.isinf(encoding["spreads"])].tolist())
@@ -273,7 +261,7 @@ def decode_columns(encoding: _FeatureEncoding, features: Features) -> list[Shape
         z = _OUTLIER * z / np.sqrt(1 - z**2)
         columns[index] = encoding["middles"][feature] + spread * (np.sinh(np.minimum(z * tail, 700.0)) if tail else z)
     for feature, (index, known) in enumerate(zip(encoding["categories"], encoding["levels"], strict=True)):
-        levels = np.array([None if level == _MISSING else level for level in known.tolist()] + [None], object)
+        levels = np.array([None if level == MISSING else level for level in known.tolist()] + [None], object)
         columns[index] = levels[features.codes[:, feature]]
     first = len(encoding["categories"])
     for feature, index in enumerate(encoding["gaps"]):
@@ -296,66 +284,6 @@ def encoding_sizes(encoding: _FeatureEncoding) -> tuple[int, list[int]]:
     return len(encoding["numbers"]), levels + [3] * len(encoding["gaps"]) + common
 
 
-def _cells(column: Any) -> Shaped[np.ndarray, " rows"]:
-    """Return a column of a frame as an array, with missing cells as NaN, NaT or None."""
-    if hasattr(column, "combine_chunks"):  # pyarrow
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    nullable = hasattr(column, "isna") and str(column.dtype)[:1] in ("I", "U", "F")
-    return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan) if nullable else column.to_numpy())
-
-
-def _as_numbers(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np.ndarray, " rows"]:
-    if column.dtype.kind not in "biufmM":
-        column = _infer_dtype(column, name)
-        if column.dtype == object:
-            return column
-    if column.dtype.kind in "mM":
-        unit = "datetime64[us]" if column.dtype.kind == "M" else "timedelta64[us]"
-        column = np.where(np.isnat(column), np.nan, column.astype(unit).astype(np.float64))
-    numbers = column.astype(np.float64, copy=False)
-    if np.isinf(numbers).any():
-        raise DataError(
-            f"Input X contains infinity or a value too large for dtype('float64') in {name}. "
-            "Replace the value, or leave the cell empty; missing cells are allowed."
-        )
-    return numbers
-
-
-def _infer_dtype(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np.ndarray, " rows"]:
-    """Return a column of objects as numbers or timestamps if all present cells are of that type, else as strings."""
-    if _is_text(column):
-        return column
-    present = [cell for cell in column.astype(object) if not _is_missing(cell)]
-    for cell in present:
-        if not isinstance(cell, str | Number | np.bool_ | date):
-            raise KindError(
-                f"cells of {name} must be strings, numbers, booleans, timestamps or missing, got a "
-                f"{type(cell).__name__} (argument must be a string or a number)."
-            )
-    if present and all(isinstance(cell, date) for cell in present):
-        return np.array([None if _is_missing(cell) else cell for cell in column], "datetime64[us]")
-    if any(isinstance(cell, str | date) for cell in present):
-        return _as_text(column)
-    return np.array([np.nan if _is_missing(cell) else float(cell) for cell in column], np.float64)
-
-
-def _is_missing(cell: object) -> bool:
-    return cell is None or (
-        not isinstance(cell, str) and (type(cell).__name__ in ("NAType", "NaTType") or cell != cell)
-    )
-
-
-def _is_text(column: Shaped[np.ndarray, " rows"]) -> bool:
-    """Return whether all cells of a column of objects are strings, and none is missing."""
-    return column.dtype == object and set(map(type, column.tolist())) == {str}
-
-
-def _as_text(column: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
-    if _is_text(column):
-        return column
-    return np.array([_MISSING if _is_missing(cell) else str(cell) for cell in column], object)
-
-
 def _nothing(rows: int) -> Float[np.ndarray, " rows"]:
     """Return a column of missing cells, which replaces a column that had no other cell in the call of fit."""
     return np.full(rows, np.nan)
@@ -370,13 +298,36 @@ def _require_numbers(column: Shaped[np.ndarray, " rows"], index: int) -> Shaped[
     return column
 
 
-def _most_frequent(
-    cells: Shaped[np.ndarray, " rows"],
-) -> tuple[Shaped[np.ndarray, " levels"], Int[np.ndarray, " levels"]]:
-    """Return the most frequent values of a column, at most 64, in ascending order, and their counts."""
+def _require_dates(column: Shaped[np.ndarray, " rows"], index: int) -> Float[np.ndarray, " rows"]:
+    numbers = parse_dates(column) if column.dtype == object else column
+    if numbers is None:
+        raise DataError(
+            f"column {index} must hold dates such as 2026-11-28, because it held dates in the call of fit, got other "
+            "text. Pass dates, leave the cell empty, or fit the estimator again."
+        )
+    return np.asarray(numbers)
+
+
+_Levels = tuple[Shaped[np.ndarray, " levels"], Int[np.ndarray, " levels"]]
+"""Values of a column in ascending order, and their numbers of rows."""
+
+
+def _most_frequent(cells: Shaped[np.ndarray, " rows"], most: int) -> _Levels:
+    """Return the most frequent values of a column. Beyond the first 64, values that occur once are left out."""
     known, counts = np.unique(cells, return_counts=True)
-    common = np.sort(np.argsort(-counts, kind="stable")[:MAX_LEVELS])
+    order = np.argsort(-counts, kind="stable")[:most]
+    common = np.sort(order[(np.arange(len(order)) < MAX_LEVELS) | (counts[order] > 1)])
     return known[common], counts[common]
+
+
+def _limit_levels(levels: Sequence[_Levels]) -> list[Shaped[np.ndarray, " levels"]]:
+    """Return the values of several columns, without the rarest ones beyond the first 64 of each if there are many."""
+    ranks = [np.argsort(np.argsort(-counts, kind="stable"), kind="stable") for _, counts in levels]
+    further = np.sort(
+        np.concatenate([np.zeros(0, np.int64), *(c[r >= MAX_LEVELS] for (_, c), r in zip(levels, ranks, strict=True))])
+    )
+    least = further[-_ALL_LEVELS] if len(further) > _ALL_LEVELS else 0
+    return [known[(r < MAX_LEVELS) | (counts > least)] for (known, counts), r in zip(levels, ranks, strict=True)]
 
 
 def _repeated_values(present: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " values"]:
@@ -384,7 +335,7 @@ def _repeated_values(present: Float[np.ndarray, " rows"]) -> Float[np.ndarray, "
 
     The values are in ascending order.
     """
-    values, counts = _most_frequent(present)
+    values, counts = _most_frequent(present, MAX_LEVELS)
     repeated = counts >= _MIN_REPEATS
     return values[repeated] if 2 * counts[repeated].sum() > len(present) else values[:0]
 
@@ -392,5 +343,7 @@ def _repeated_values(present: Float[np.ndarray, " rows"]) -> Float[np.ndarray, "
 def _encode_levels(
     cells: Shaped[np.ndarray, " rows"], known: Shaped[np.ndarray, " levels"]
 ) -> Int[np.ndarray, " rows"]:
+    if not len(known):
+        return np.zeros(len(cells), np.int16)
     at = np.minimum(np.searchsorted(known, cells), len(known) - 1)
     return np.where(known[at] == cells, at, len(known)).astype(np.int16)

@@ -166,8 +166,12 @@ def query_blocks(
     """Yield the keys and the trends of queries, for at most `size` of them at once."""
     size = min(size, max(1, max(size, _QUERY_BLOCK * 4) // members))
     for start in range(0, len(features), size):
-        block = slice(start, start + size)
-        numbers = torch.from_numpy(features.numbers[block].astype(np.float64))
-        codes = torch.from_numpy(features.codes[block])
-        with torch.no_grad():
-            yield metric(parameters, numbers[None], codes[None])
+        parts = []
+        for first in range(start, min(start + size, len(features)), _QUERY_BLOCK):
+            block = slice(first, min(first + _QUERY_BLOCK, start + size))
+            numbers = torch.from_numpy(features.numbers[block].astype(np.float64))
+            codes = torch.from_numpy(features.codes[block])
+            with torch.no_grad():
+                parts.append(metric(parameters, numbers[None], codes[None]))
+        keys, trends = zip(*parts, strict=True)
+        yield torch.cat(keys, dim=1), None if trends[0] is None else torch.cat(trends, dim=1)

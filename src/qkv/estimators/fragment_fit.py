@@ -23,10 +23,11 @@ from qkv.core.typing import Float
 from qkv.errors import DataError
 from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, MIN_ROWS, SEARCH_ROWS, WIDE_GRID
 from qkv.estimators.effort import EFFORTS
-from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings, read_columns
+from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings
 from qkv.estimators.fitted_rows import query_blocks
 from qkv.estimators.fragment_sums import FragmentQueries, RowFragments, number_column
 from qkv.estimators.metric_learning import as_tensors, embed_rows, train_metric
+from qkv.estimators.table_columns import read_columns
 
 if TYPE_CHECKING:
     from qkv.estimators.base import AttentionEstimator

@@ -17,8 +17,9 @@ import torch
 from qkv.core.typing import Float, Int, Shaped
 from qkv.engine import observe
 from qkv.errors import KindError
-from qkv.estimators.features import encode_columns, read_columns
+from qkv.estimators.features import encode_columns
 from qkv.estimators.metric_learning import as_tensors, embed_rows
+from qkv.estimators.table_columns import read_columns
 from qkv.masks import Documents
 from qkv.readouts import LogSumExp
 from qkv.scores import Gaussian

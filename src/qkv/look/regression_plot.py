@@ -90,6 +90,14 @@ def plot_regression(
     curve, band = _estimate(model, encode_columns(plan, along), output)
     answer, error = (float(each[0]) for each in _estimate(model, features, output))
     explained = model.explain_rows(features, top=len(y), output=output)
+    shown_at = f"{at:.3g}"
+    if index in plan.get("dates", ()):  # columns of dates as text hold microseconds, here in the precision of float32
+        day = 86_400e6
+        unit = "D" if np.ptp(x[present]) > 30 * day else "m"
+        shown_at = str(
+            np.datetime64(round(at + (day if unit == "D" else 60e6) / 2), "us").astype(f"datetime64[{unit}]")
+        )
+        x, grid, (at,) = (np.asarray(each).astype("datetime64[us]") for each in (x, grid, [at]))
 
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     figure = new_figure((7.2, 4.4), paper=paper)
@@ -104,7 +112,7 @@ def plot_regression(
             grid, curve - band, curve + band, color=CURVE_COLOR, alpha=opacity, lw=0, zorder=2, label=label
         )
     colors = "inferno" if dark else "Reds"
-    visible = ~np.isnan(x[explained.rows[0]])
+    visible = present[explained.rows[0]]
     weighted, weights = explained.rows[0][visible], explained.weights[0][visible]
     draw_weighted_points(figure, axes, x[weighted], y[weighted], weights, "weight in the answer", ink, colors)
     axes.axvline(at, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
@@ -112,10 +120,16 @@ def plot_regression(
     axes.errorbar(
         [at], [answer], yerr=bar, fmt="X", ms=9, color=ANSWER_COLOR, mec="white", capsize=4, zorder=6, label="answer"
     )
+    if x.dtype.kind == "M":
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+        locator = AutoDateLocator(maxticks=7)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     label_axes(axes, name, "value" if len(model.y_mean_) == 1 else f"value {output}", ink)
     style_axes(axes, ink)
     prediction = f"{answer:.3g} ± {error:.3g}" if np.isfinite(error) else f"{answer:.3g}"
-    set_title(figure, f"{at:.3g}  →  {prediction}", ink)
+    set_title(figure, f"{shown_at}  →  {prediction}", ink)
     return figure
 
 
