@@ -27,7 +27,7 @@ _LIMITS = {_QUICK: 3, _STANDARD: 15}
 _ACROSS = 6
 _FEWEST_ROWS = 256
 """Limits of time are for tables of at least so many training rows."""
-_MACHINE = "AMD EPYC"
+_MACHINE = "Intel(R) Xeon(R) Processor"
 """The machine whose CPU times are reported, where there are any."""
 
 Cells = dict[tuple[str, str], list[Result]]
@@ -310,9 +310,9 @@ def _costs(cells: Cells, classes: bool) -> str:
     head = ["method", "tables", "median CPU time of fit", "of prediction", "median size", *last]
     text = "Medians and means are over the tables of the second column, which differ between methods. CPU times are "
     text += (
-        f"of the tables that ran on an {_MACHINE}; with *, where these are less than half, of all tables, also on an "
+        f"of the tables that ran on an {_MACHINE}, shared with other work; with *, where these are less than half, of "
     )
-    text += "Intel Xeon shared with more work, where the same fit took up to four times as long."
+    text += "all tables, also on another machine."
     return f"{text}\n\n{_table(head, rows)}"
 
 

@@ -40,22 +40,23 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         metric: "none" (standardized columns; only the bandwidth is chosen, by leave-one-out), "diagonal" (one
             factor per column), "linear", "low_rank" (`width` directions) or "network".
         trend: "none", "linear", "network", or "auto": "network" if the metric is "network", otherwise "none".
-        effort: "quick", "standard" or "best": the options that are "auto". A fit takes about 3, 5 to 15 and
-            100 to 700 times as long as histogram gradient boosting; docs/estimators.md shows the errors.
+        effort: "quick", "standard" or "best": the options that are "auto". A fit takes about 2 to 3, 8 to
+            15 and 100 to 700 times as long as histogram gradient boosting; docs/estimators.md shows the errors.
         width: width of a key, for "low_rank" and "network".
         hidden: hidden units per layer of the network; "auto": 64, and 128 with effort "best".
         layers: layers of the network.
         members: size of the ensemble; "auto": at most 1, 3 or 8 by effort, fewer in tables that are very small,
             have more than 8,000 rows ("best"), or hold little noise ("standard").
-        max_steps: maximum number of training steps of a member; "auto": 150, 450 to 900, or with effort "best"
-            600 to 1,000 and at least one epoch.
+        max_steps: maximum number of training steps of a member; "auto": 150 to 225, 250 to 900, or with effort
+            "best" 600 to 1,000 and at least one epoch.
         max_seconds: time after which the training of the metric stops; None means no limit. The learning rate decreases
             accordingly, so a shorter time gives a complete but less exact fit.
         patience: steps without a smaller validation loss before training stops.
         batch_size: rows that are predicted in one training step; "auto": a part of the rows between 32 and 1,024.
         candidates: rows from which a batch is predicted; if there are more rows, a random sample in every step. 0 means
             the rows of the batch. "auto": 3072 with effort "best", otherwise 0.
-        learning_rate: learning rate of AdamW; "auto": 0.01 with a network (0.003 with effort "best"), 0.03 without.
+        learning_rate: learning rate of AdamW; "auto": 0.01 with a network, in tables of 512 rows or more 0.02, with
+            effort "best" 0.003, and 0.03 without a network.
         weight_decay: weight decay of AdamW.
         dropout: dropout probability of hidden units.
         bandwidth: fixed bandwidth h; None means learned, then chosen for each output on out-of-bag rows.
