@@ -1,13 +1,13 @@
 """Choice of bandwidths from a grid, by the leave-one-out error of rows that were not used for training.
 
     error(h) = mean over rows i of  error(y_i, t(x_i) + Σ_{j≠i} w_ij(h) (y_j − t(x_j)))
-    classes:   error(h, ε) = (Σ_i −log Σ_{j≠i} ((1 − ε) w_ij(h) + ε / (n − 1)) [y_j = y_i] − log ε) / rows i
+    error(ε) = (Σ_i −log Σ_{j≠i} ((1 − ε) w_ij + ε / (n − 1)) [y_j = y_i] − ½ log ε) / rows i        classes only
 
 Every output has its own bandwidth. Each ensemble member is evaluated on its out-of-bag rows, which it was not
 trained on, so the errors are unbiased. Distances are computed once for all bandwidths, in float64. A uniform share ε of
-the weights limits the log loss of rows unlike all others. It is chosen as if there were another row for which the
-weights were of no use: few rows without an error do not show that there are none. An ensemble of M members has ε / M:
-rows that mislead one of them need not mislead the others.
+the weights limits the log loss of rows unlike all others. It is chosen after h, as if there were half a row more for
+which the weights were of no use: few rows without an error do not show that there are none. An ensemble of M members
+has ε / M: rows that mislead one of them need not mislead the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Float, Int
-from qkv.estimators.leave_one_out import MIN_PROBABILITY
+from qkv.estimators.leave_one_out import class_losses
 from qkv.kernels.numpy_blocks.exponential import NATURAL
 
 __all__ = [
@@ -142,8 +142,9 @@ def _class_losses(
     share: float,
 ) -> Float[np.ndarray, "factors 1"]:
     """Return the log losses with a uniform share of the weights."""
-    own = (((1.0 - share) * predicted + share * prior) * values).sum(axis=-1)
-    return np.average(-np.log(np.maximum(own, MIN_PROBABILITY)), axis=1, weights=weights)[:, None]
+    mixed = (1.0 - share) * predicted + share * prior
+    losses = class_losses(mixed, np.broadcast_to(values, mixed.shape))
+    return np.average(losses, axis=1, weights=weights)[:, None]
 
 
 def _left_out_means(

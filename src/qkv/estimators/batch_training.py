@@ -22,7 +22,7 @@ from qkv.estimators.analytic_gradient import (
     inverse_bandwidths,
     loss_and_gradient,
 )
-from qkv.estimators.leave_one_out import MIN_PROBABILITY, weighted_means
+from qkv.estimators.leave_one_out import class_losses, weighted_means
 from qkv.estimators.metric import Metric
 
 __all__ = ["Trace", "TrainingOptions", "TrainingRows", "learning_rate_factor", "train_member"]
@@ -235,7 +235,7 @@ class _Validation:
         predicted = weighted_means(keys[n:], keys[:n], residuals, inverse, weights)
         predicted = predicted if trends is None else predicted + trends[n:]
         if self._metric.classification:
-            losses = -np.log(np.maximum((predicted * values[n:]).sum(axis=1), MIN_PROBABILITY))
+            losses = class_losses(predicted, values[n:])
         else:
             losses = np.square(predicted - values[n:]).mean(axis=1)
         return float(np.average(losses, weights=None if self._weights is None else self._weights[n:, 0]))

@@ -24,7 +24,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         p_c(x) = Σ_i w_i(x) [y_i = c]        w_i(x) = (1 − ε) softmax_i(−‖k(x) − k(x_i)‖² / 2h²) + ε / n
 
     Every fitted row votes in every prediction. The keys k are learned: the loss is the log loss of a row's own
-    class, predicted from all other rows. The uniform share ε is chosen with the bandwidth h on out-of-bag rows; it
+    class, predicted from all other rows. The uniform share ε is chosen after the bandwidth h on out-of-bag rows; it
     limits the log loss of rows unlike all others.
 
     Args:

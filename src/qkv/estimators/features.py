@@ -208,8 +208,8 @@ def join_encodings(encodings: Sequence[_FeatureEncoding]) -> _FeatureEncoding:
         "levels": [levels for each in encodings for levels in each["levels"]],
         "repeated": indices("repeated"),
         "common": [values for each in encodings for values in each["common"]],
+        "dates": indices("dates"),
     }
-    joined["dates"] = np.array([index for index, each in enumerate(encodings) if len(each["dates"])], np.int64)
     if has_linear_part(encodings[0]):
         joined["ends"] = np.concatenate([each["ends"] for each in encodings])
         joined["deviations"] = np.concatenate([each["deviations"] for each in encodings])

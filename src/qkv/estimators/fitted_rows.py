@@ -18,7 +18,9 @@ from qkv.core.typing import Float, Int
 from qkv.engine import observe
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, Parameters
+from qkv.estimators.metric_learning import embed_rows
 from qkv.estimators.nadaraya_watson import weighted_mean
+from qkv.estimators.ridge import row_shares
 from qkv.estimators.row_tree import RowTree
 from qkv.masks import Documents
 from qkv.readouts import Dense
@@ -89,10 +91,8 @@ class FittedRows:
 
     def _row_shares(self) -> Float[Tensor, " rows"]:
         """Return the weight of each row where all are weighted by their sample weights alone."""
-        count = self.keys.shape[1]
-        if self.sample_weight is None:
-            return torch.full((count,), 1.0 / count, dtype=self.values.dtype)
-        return self.sample_weight[:, 0] / self.sample_weight.sum()
+        weights = None if self.sample_weight is None else self.sample_weight.numpy()
+        return torch.from_numpy(row_shares(self.keys.shape[1], weights)[:, 0])
 
     def _local_means(self, query: Float[Tensor, "members n width"]) -> Float[Tensor, "members n outputs"]:
         if self.trees is None:
@@ -166,12 +166,6 @@ def query_blocks(
     """Yield the keys and the trends of queries, for at most `size` of them at once."""
     size = min(size, max(1, max(size, _QUERY_BLOCK * 4) // members))
     for start in range(0, len(features), size):
-        parts = []
-        for first in range(start, min(start + size, len(features)), _QUERY_BLOCK):
-            block = slice(first, min(first + _QUERY_BLOCK, start + size))
-            numbers = torch.from_numpy(features.numbers[block].astype(np.float64))
-            codes = torch.from_numpy(features.codes[block])
-            with torch.no_grad():
-                parts.append(metric(parameters, numbers[None], codes[None]))
-        keys, trends = zip(*parts, strict=True)
-        yield torch.cat(keys, dim=1), None if trends[0] is None else torch.cat(trends, dim=1)
+        block = slice(start, start + size)
+        numbers = torch.from_numpy(features.numbers[block].astype(np.float64))
+        yield embed_rows(metric, parameters, numbers[None], torch.from_numpy(features.codes[block])[None])

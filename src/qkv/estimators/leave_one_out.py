@@ -18,7 +18,7 @@ import numpy as np
 from qkv.core.typing import Float
 from qkv.kernels.numpy_blocks.exponential import NATURAL
 
-__all__ = ["MIN_PROBABILITY", "BatchGradient", "leave_one_out_loss", "weighted_means"]
+__all__ = ["BatchGradient", "MIN_PROBABILITY", "class_losses", "leave_one_out_loss", "weighted_means"]
 
 MIN_PROBABILITY = 1e-6
 """Smallest probability of which a loss is computed."""
@@ -152,6 +152,13 @@ def _loss(
     own = np.maximum((predicted * values).sum(axis=1, keepdims=True), MIN_PROBABILITY)
     gradient = np.where(own > MIN_PROBABILITY, -values / own, 0.0) * share
     return float((-np.log(own) * share).sum()), gradient.astype(np.float32, copy=False)
+
+
+def class_losses(
+    predicted: Float[np.ndarray, "*n classes"], values: Float[np.ndarray, "*n classes"]
+) -> Float[np.ndarray, "*n"]:
+    """Return the log loss of the class of each row."""
+    return np.asarray(-np.log(np.maximum((predicted * values).sum(axis=-1), MIN_PROBABILITY)))
 
 
 def weighted_means(

@@ -46,7 +46,7 @@ TrainingProgress = Callable[[int, int, float], None]
 _MAX_HELD_OUT = 4096
 """Maximum number of rows that a member holds out, enough to estimate the error."""
 _MAX_VALIDATION_KEYS = 16_384
-_EMBEDDING_BLOCK = 8192
+_EMBEDDING_BLOCK = 2048
 
 
 @dataclass(frozen=True)

@@ -77,14 +77,13 @@ class RowTree:
         """Return the weighted sums of `known` for near queries, up to a factor for each query."""
         lifted = np.column_stack([queries * (2.0 * inverse), np.full(len(queries), inverse), np.zeros(len(queries))])
         gaps = self._gaps(queries)
-        boxes = np.arange(len(gaps))
         first = np.argpartition(gaps, min(_FIRST_BOXES, len(gaps)) - 1)[:_FIRST_BOXES]
         lifted[:, -1] = -self._largest(lifted, first)
         total = self._add(lifted, first)
         logs = np.log(total[:, -1]) - lifted[:, -1] - inverse * np.square(queries).sum(axis=1)
         needed = self.log_weight - inverse * gaps - logs.min() > _NEGLIGIBLE
         needed[first] = False
-        others = boxes[needed]
+        others = np.flatnonzero(needed)
         found: np.ndarray = total + self._add(lifted, others)
         if not np.isfinite(found).all():  # a row is much nearer than all of the first boxes
             both = np.concatenate([first, others])
