@@ -26,7 +26,7 @@ LAYERS = [
     {"cli", "testing"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-LONGEST = 400
+LONGEST = 600
 
 
 def package(path: Path) -> str:
