@@ -3,6 +3,8 @@
 import ast
 import importlib.util
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -37,6 +39,7 @@ def test_every_file_of_a_claim_is_listed_and_every_listed_claim_has_a_file() -> 
         "page",
         "ray_cluster",
         "relations",
+        "revisions",
         "scale_simulation",
         "search_quality",
         "serve",
@@ -168,3 +171,15 @@ def test_the_simulation_of_a_cluster_measures_its_parts_and_more_machines_answer
         assert parts.merge > 0
         times = [scale_simulation.simulate(parts, scale_simulation.Assumptions(), 1e12, n, 2)[0] for n in (1, 10, 100)]
         assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.long
+def test_two_checkouts_are_timed_on_the_same_calls() -> None:
+    words = [sys.executable, "-m", "benchmarks.revisions", str(ROOT), "additive", "--pairs", "1", "--quick"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    lines = done.stdout.splitlines()
+    assert [line.split("ms  ")[1].removesuffix("  above") for line in lines[1:-1]] == [
+        "2k, forward",
+        "2k, forward + backward",
+    ]
+    assert lines[-1].startswith("  2 calls, median ")
