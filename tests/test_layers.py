@@ -1,10 +1,9 @@
 """Check the layers of ARCHITECTURE.md: packages import themselves and those below, modules never in a cycle."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "qkv"
@@ -34,42 +33,55 @@ def package(path: Path) -> str:
     return relative.parts[0]
 
 
+@functools.cache
+def import_lines(path: Path) -> list[tuple[str | None, list[str]]]:
+    """Return what a module imports at run time, also within functions: pairs of a module and the names taken from it.
+
+    The module is None for `import a, b`. Imports under TYPE_CHECKING do not count: `core` names the parts that a call
+    is bound to.
+    """
+    found: list[tuple[str | None, list[str]]] = []
+    queue: list[ast.AST] = [ast.parse(path.read_text())]
+    while queue:
+        node = queue.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            queue += node.orelse
+        elif isinstance(node, ast.Import):
+            found.append((None, [alias.name for alias in node.names]))
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0 and node.module:
+                found.append((node.module, [alias.name for alias in node.names]))
+        elif not isinstance(node, ast.expr):
+            queue += ast.iter_child_nodes(node)
+    return found
+
+
 def imports(path: Path) -> set[str]:
     """Return the packages of qkv that a module imports at run time, and those that lazy public names load."""
     from qkv import _HOMES
 
-    found = set()
-    tree = ast.parse(path.read_text())
-    # Imports for annotations do not count: `core` names the parts that a call is bound to.
-    annotations = {id(node) for guard in ast.walk(tree) if _is_type_checking(guard) for node in ast.walk(guard)}
-    for node in ast.walk(tree):
-        if id(node) in annotations:
-            continue
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module]
-            if node.module == "qkv":
-                names = [_HOMES.get(alias.name, f"qkv.{alias.name}") for alias in node.names]
+    found: set[str] = set()
+    for module, members in import_lines(path):
+        names = members if module is None else [module]
+        if module == "qkv":
+            names = [_HOMES.get(name, f"qkv.{name}") for name in members]
         found |= {name.split(".")[1] for name in names if name.startswith("qkv.")}
     return found
-
-
-def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_module_imports_only_its_own_package_and_those_below(path: Path) -> None:
-    if path.parent == SOURCE and path.name in ("__init__.py", "__main__.py"):
-        return  # entry points, which import every package lazily
-    mine = package(path)
-    for other in imports(path):
-        assert other == mine or RANK[other] < RANK[mine], f"{path.relative_to(SOURCE)} imports qkv.{other}"
+def test_modules_import_only_their_own_package_and_those_below() -> None:
+    entry_points = {SOURCE / "__init__.py", SOURCE / "__main__.py"}  # which import every package lazily
+    wrong = [
+        f"{path.relative_to(SOURCE)} imports qkv.{other}"
+        for path in MODULES
+        if path not in entry_points
+        for other in imports(path)
+        if other != package(path) and RANK[other] >= RANK[package(path)]
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_package_has_a_layer() -> None:
@@ -91,18 +103,11 @@ def module_name(path: Path) -> str:
 def imported_modules(path: Path, names: set[str]) -> set[str]:
     """Return the modules of `names` that a module imports, also within functions, but not those under TYPE_CHECKING."""
     found: set[str] = set()
-    queue: list[ast.AST] = [ast.parse(path.read_text())]
-    while queue:
-        node = queue.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            queue += node.orelse
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            members = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (members & names) or {node.module}
-        queue += ast.iter_child_nodes(node)
+    for module, members in import_lines(path):
+        if module is None:
+            found |= set(members)
+        else:
+            found |= ({f"{module}.{name}" for name in members} & names) or {module}
     return (found & names) - {module_name(path)}
 
 
