@@ -164,7 +164,7 @@ def test_kernel_that_does_not_exist_is_named_with_those_that_do() -> None:
     with pytest.raises(
         OptionError,
         match=r"one of None, fused, linear, dense, batched, tiled, row_blocks, numpy_blocks, jax_loops, "
-        r"tensorflow_blocks, triton, flex, triton_products, triton_readouts, triton_traced, jax_fused, pallas, "
+        r"tensorflow_blocks, triton, flex, triton_products, triton_readouts, triton_traced, jax_fused, "
         r"got 'flash'",
     ):
         explain(kernel="flash")

@@ -37,8 +37,7 @@ refused     flex: it supports torch arrays, not numpy arrays
 refused     triton_products: it supports torch arrays, not numpy arrays
 refused     triton_readouts: it supports torch arrays, not numpy arrays
 refused     triton_traced: it supports torch arrays, not numpy arrays
-refused     jax_fused: it supports jax arrays, not numpy arrays
-refused     pallas: it supports jax arrays, not numpy arrays"""
+refused     jax_fused: it supports jax arrays, not numpy arrays"""
 
 EVERY_LINE = """\
 call        8×12 × 4,096 queries × 4,096 keys, width 64, values 64 wide

@@ -6,7 +6,6 @@ from qkv.kernels.flex.kernel import FlexKernel
 from qkv.kernels.fused.kernel import FusedKernel
 from qkv.kernels.jax_fused.kernel import JaxFusedKernel
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
-from qkv.kernels.jax_pallas.kernel import JaxPallasKernel
 from qkv.kernels.linear.kernel import LinearKernel
 from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.row_blocks.kernel import RowBlocksKernel
@@ -26,7 +25,6 @@ __all__ = [
     "KERNELS",
     "JaxFusedKernel",
     "JaxLoopsKernel",
-    "JaxPallasKernel",
     "LinearKernel",
     "NumpyBlocksKernel",
     "RowBlocksKernel",
@@ -54,5 +52,4 @@ KERNELS: tuple[Kernel, ...] = (
     TritonReadoutsKernel(),
     TracedScoreKernel(),
     JaxFusedKernel(),
-    JaxPallasKernel(),
 )

@@ -1,1 +1,0 @@
-"""Additive scores in JAX on accelerators, by programs written in Pallas."""
