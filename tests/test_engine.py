@@ -55,8 +55,7 @@ INSTALLED = [
     kernel
     for kernel in KERNELS
     if kernel.libraries[0] in LIBRARIES
-    and kernel.name
-    not in ("triton", "flex", "triton_products", "triton_readouts", "triton_traced", "jax_fused")
+    and kernel.name not in ("triton", "flex", "triton_products", "triton_readouts", "triton_traced", "jax_fused")
 ]
 """Kernels that run any score without a GPU."""
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from qkv.errors import DataError
-from qkv.look.gallery import write_gallery
-from qkv.look.gallery_records import recorded_pages
+from qkv.look.gallery import recorded_pages, write_gallery
 from qkv.readouts import Dense
 
 from .chromium import needs_chromium
@@ -68,7 +67,7 @@ def test_the_recorded_weights_of_pictures_are_those_of_the_example():
 def test_the_vision_transformer_recognises_digits_that_it_was_not_trained_on():
     pytest.importorskip("sklearn")
     torch = pytest.importorskip("torch")
-    from qkv.look.digit_vision import digit_view, train_digits
+    from qkv.look.gallery import digit_view, train_digits
 
     module, pictures, digits = train_digits()
     with torch.no_grad():

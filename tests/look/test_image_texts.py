@@ -8,11 +8,10 @@ import pytest
 from qkv import look
 from qkv.errors import DataError, OptionError
 from qkv.look.html_export import export_html
-from qkv.look.image_patches import find_patches
+from qkv.look.image_text_views import find_patches
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
-from qkv.look.token_axis import TokenAxis
-from qkv.look.views import View
+from qkv.look.views import TokenAxis, View
 
 from .chromium import needs_chromium
 

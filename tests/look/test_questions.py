@@ -13,8 +13,8 @@ from qkv import look
 from qkv.errors import DataError, KindError, OptionError, ShapeError
 from qkv.look.difference import align_tokens, rank_heads, rank_pairs
 from qkv.look.page import Page
+from qkv.look.search import find_phrase
 from qkv.look.tiled_views import arrays_view
-from qkv.look.token_words import find_phrase
 from qkv.look.views import TokenAxis
 from tests.effort import cases
 

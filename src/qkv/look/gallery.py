@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,9 +12,14 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from qkv import nn
+from qkv.core.extras import require_packages
 from qkv.core.files import write_atomic
 from qkv.core.progress import Progress, report
+from qkv.core.typing import Float, Int
 from qkv.database.database import Database
 from qkv.errors import DataError
 from qkv.look.answers.answer_page import AnswerPage
@@ -21,15 +27,163 @@ from qkv.look.answers.saved_answers import export_answers
 from qkv.look.answers.table_source import TableSource
 from qkv.look.bundle import read_web_file
 from qkv.look.difference import difference
-from qkv.look.gallery_records import GalleryPair, recorded_pages
 from qkv.look.html_export import export_html
+from qkv.look.model_views import model, patch_axis
 from qkv.look.page import Page
 from qkv.look.text_model import load_text_model
 from qkv.look.text_views import text_views
 from qkv.look.view_plot import plot_view
 from qkv.look.views import View
 
-__all__ = ["write_gallery"]
+__all__ = ["digit_view", "recorded_pages", "train_digits", "write_gallery"]
+
+
+@dataclass(frozen=True)
+class GalleryPair:
+    """A page of the gallery that opens on the weight of one pair of tokens in one head.
+
+    Attributes:
+        name: name of the file, without its suffix.
+        title: title of the page.
+        text: the text, or the name of another view.
+        layer, head: indices of the head; of the aggregated maps, the layer is −1.
+        query, key: the pair, as tokens.
+        see: what to see; the weight of the pair is added.
+    """
+
+    name: str
+    title: str
+    text: str
+    layer: int
+    head: int
+    query: str
+    key: str
+    see: str
+
+
+def recorded_pages() -> Iterator[tuple[GalleryPair, View]]:
+    """Yield the pages of a translation model and of a model of pictures, with their views.
+
+    `python -m examples.gallery_records RUN` writes the records.
+    """
+    records = json.loads(Path(__file__).with_name("gallery_records.json").read_text(encoding="utf-8"))
+    found = records["translation"]
+    weights = np.array(found["weights"])
+    name = f"{found['text']} → {found['translation']}"
+    yield (
+        GalleryPair(
+            "translation",
+            "The alignment of a translation",
+            "",
+            0,
+            0,
+            "m",
+            "me",
+            "A decoder that was trained on sentence pairs only attends to the word that it translates. French has the "
+            "pronoun before the verb, so the weights cross.",
+        ),
+        View.from_weights(
+            weights, found["queries"], found["keys"], name=name, model=found["model"], layers=["decoder"]
+        ),
+    )
+    found = records["pictures"]
+    weights = np.array(found["weights"])
+    yield (
+        GalleryPair(
+            "pictures",
+            "Pictures found by words",
+            "",
+            0,
+            0,
+            "number huit",
+            "eight",
+            f"Phrases attend to {found['pictures']} pictures of digits with captions in three languages; weights are "
+            "added up for each name. Which names mean the same was learned from the pictures.",
+        ),
+        View.from_weights(
+            weights,
+            found["queries"],
+            found["keys"],
+            name="phrases and captions",
+            model="pictures",
+            layers=["attention"],
+        ),
+    )
+
+
+_SIDE, _PATCH, _WIDTH = 8, 2, 32
+"""Pixels of a side of the pictures of scikit-learn and of a patch, and width of the layers."""
+_TRAINED = 1500
+"""Number of the 1,797 pictures that the model is trained on."""
+
+
+class DigitTransformer(torch.nn.Module):
+    """Vision transformer with two layers of four heads, a class token, and patches of 2 × 2 pixels.
+
+        logits = W encoder([class, E patch_1, …, E patch_16] + positions)_class
+
+    Source: Dosovitskiy et al. (2021), An image is worth 16x16 words, https://arxiv.org/abs/2010.11929.
+
+    Shapes:
+        pictures `(n, 64)` -> logits `(n, 10)`
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        count = (_SIDE // _PATCH) ** 2
+        self.embedding = torch.nn.Linear(_PATCH**2, _WIDTH)
+        self.class_token = torch.nn.Parameter(torch.zeros(1, 1, _WIDTH))
+        self.positions = torch.nn.Parameter(torch.randn(1, count + 1, _WIDTH))
+        self.encoder = nn.Encoder(2, _WIDTH, 4, 2 * _WIDTH)
+        self.output = torch.nn.Linear(_WIDTH, 10)
+
+    def forward(self, pictures: Float[Tensor, "n 64"]) -> Float[Tensor, "n 10"]:
+        """Return the logits of the ten digits."""
+        side = _SIDE // _PATCH
+        patches = pictures.reshape(-1, side, _PATCH, side, _PATCH).transpose(2, 3).reshape(-1, side**2, _PATCH**2)
+        tokens = torch.cat([self.class_token.expand(len(patches), 1, -1), self.embedding(patches)], dim=1)
+        logits: Tensor = self.output(self.encoder(tokens + self.positions)[:, 0])
+        return logits
+
+
+def train_digits(steps: int = 250) -> tuple[DigitTransformer, Float[Tensor, "rest 64"], Int[Tensor, " rest"]]:
+    """Return the model trained on 1,500 pictures of scikit-learn's digits, and the other pictures with their digits.
+
+    The result depends on the machine only by rounding. 250 steps take about 4 s of CPU time.
+
+    Raises:
+        MissingPackageError: scikit-learn is not installed.
+    """
+    require_packages("the pictures of digits need", "sklearn", "sklearn")
+    from sklearn.datasets import load_digits
+
+    pixels, digits = load_digits(return_X_y=True)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(pixels), generator=generator)
+    pictures, labels = torch.tensor(pixels / 16, dtype=torch.float32)[order], torch.tensor(digits)[order]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = DigitTransformer()
+    optimizer = torch.optim.AdamW(module.parameters(), weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps)
+    for _ in range(steps):
+        drawn = torch.randint(_TRAINED, (48,), generator=generator)
+        loss = torch.nn.functional.cross_entropy(module(pictures[drawn]), labels[drawn])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+    return module.eval(), pictures[_TRAINED:], labels[_TRAINED:]
+
+
+def digit_view(module: DigitTransformer, picture: Float[Tensor, " 64"], name: str) -> View:
+    """Return the view of one picture, in which ink is white on black, so that bright patches show it."""
+    side = _SIDE // _PATCH
+    grey = np.rint(picture.numpy().reshape(_SIDE, _SIDE) * 255).astype(np.uint8)
+    shown = np.repeat(grey[..., None], 3, axis=2)
+    (view,) = model(module, picture[None], queries=patch_axis(side, side, 1), name=name, picture=shown)
+    return view
+
 
 _OWNER = "When he saw his owner, the dog was happy"
 _HANS = "Hans said that he likes Mary because she is kind"
@@ -131,8 +285,6 @@ def _write_pair(target: Path, pair: GalleryPair, view: View) -> _Card:
 def _vision_page() -> tuple[GalleryPair, View]:
     """Return the page of a vision transformer, which opens on the patch that its class token attends to most."""
     import torch
-
-    from qkv.look.digit_vision import digit_view, train_digits
 
     module, pictures, digits = train_digits()
     with torch.no_grad():

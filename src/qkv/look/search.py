@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +12,53 @@ from qkv.core.typing import Float
 from qkv.errors import DataError
 from qkv.look.quantize import dequantize
 from qkv.look.tiled_map import TiledView
-from qkv.look.token_words import find_phrase, word_ranges
-from qkv.look.views import ALL_HEADS, View
+from qkv.look.views import ALL_HEADS, TokenAxis, View
 
-__all__ = ["HeadMatch", "MatchPlace", "search"]
+__all__ = ["find_phrase", "HeadMatch", "MatchPlace", "search"]
+
+
+def word_ranges(axis: TokenAxis) -> list[tuple[int, int]]:
+    """Return the tokens of each word as ranges (start, stop). Tokens that belong to no word are ranges of their own.
+
+    Example:
+        >>> word_ranges(TokenAxis(("[CLS]", "un", "##do"), ("[CLS]", "un", "do"), (-1, 0, 0), (True, False, False)))
+        [(0, 1), (1, 3)]
+    """
+    ranges: list[tuple[int, int]] = []
+    for word, tokens in groupby(range(len(axis.tokens)), lambda i: axis.words[i]):
+        group = list(tokens)
+        ranges += [(group[0], group[-1] + 1)] if word >= 0 else [(i, i + 1) for i in group]
+    return ranges
+
+
+def find_phrase(axis: TokenAxis, phrase: str) -> list[tuple[int, int]]:
+    """Return the ranges of tokens (start, stop) at which a phrase occurs as whole words, ignoring case.
+
+    If the words of the phrase occur nowhere, single tokens with this text are found, such as `##ness`.
+
+    Args:
+        axis: the tokens.
+        phrase: one or more words, separated by spaces.
+
+    Example:
+        >>> find_phrase(TokenAxis.from_words("the cat saw The Cat there".split()), "the cat")
+        [(0, 2), (3, 5)]
+    """
+    wanted = phrase.casefold().split()
+    if not wanted:
+        return []
+    ranges = word_ranges(axis)
+    words = ["".join(axis.pieces[start:stop]).strip().casefold() for start, stop in ranges]
+    found: list[tuple[int, int]] = []
+    at = 0
+    while at + len(wanted) <= len(words):
+        if words[at : at + len(wanted)] == wanted:
+            found.append((ranges[at][0], ranges[at + len(wanted) - 1][1]))
+            at += len(wanted)
+        else:
+            at += 1
+    text = phrase.strip().casefold()
+    return found or [(i, i + 1) for i, token in enumerate(axis.tokens) if token.casefold() == text]
 
 
 class MatchPlace(NamedTuple):

@@ -11,11 +11,18 @@ masking = pytest.importorskip("transformers.masking_utils")
 
 from qkv.core.tile import Tile  # noqa: E402
 from qkv.engine import attend  # noqa: E402
-from qkv.interop.huggingface.attention_call import AttentionCall, Registration  # noqa: E402
-from qkv.interop.huggingface.indexed_mask import IndexedMask  # noqa: E402
+from qkv.interop.huggingface.attention_call import (  # noqa: E402
+    AttentionCall,
+    IndexedMask,
+    Registration,
+)
 from qkv.interop.huggingface.lazy_mask import LazyMask  # noqa: E402
-from qkv.interop.huggingface.mask_functions import FunctionMask, MaskContext, translate_mask  # noqa: E402
-from qkv.interop.huggingface.mask_interface import build_mask  # noqa: E402
+from qkv.interop.huggingface.mask_interface import (  # noqa: E402
+    FunctionMask,
+    MaskContext,
+    build_mask,
+    translate_mask,
+)
 from qkv.masks import Causal  # noqa: E402
 
 PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1], [0, 1, 0, 1, 2, 3, 4, 5, 6]])

@@ -19,12 +19,12 @@ import torch
 
 from qkv.core.batch import take_batch
 from qkv.core.checks import describe
-from qkv.core.parts import Part
+from qkv.core.parts import Part, array_field
 from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.core.tracing import tracing_mode
-from qkv.core.typing import Bool, Float, Int, Shaped, Tensor
+from qkv.core.typing import Array, Bool, Float, Int, Shaped, Tensor
 from qkv.errors import KindError, OptionError, RefusedError, ShapeError
-from qkv.interop.huggingface.indexed_mask import IndexedMask
 from qkv.interop.huggingface.lazy_mask import LazyMask
 from qkv.interop.huggingface.learned_normalizers import layer_normalizer
 from qkv.interop.huggingface.learned_scores import LearnedOption, layer_score
@@ -34,7 +34,40 @@ from qkv.masks.base import And, Mask, and_masks
 from qkv.normalizers import Normalizer, Softmax
 from qkv.scores import Biased, ScaledDot, Score, Softcap
 
-__all__ = ["AttentionCall", "Registration", "is_causal", "key_padding", "linear_memory"]
+__all__ = ["AttentionCall", "IndexedMask", "is_causal", "key_padding", "linear_memory", "Registration"]
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedMask(Mask):
+    """Mask that allows query i to attend to key j if ⌊j / size⌋ is in `indices[i]`.
+
+    Args:
+        indices: integers `(*batch, q, n)`; negative entries are ignored.
+        size: number of keys per block.
+
+    Example:
+        >>> from qkv.core.tile import Tile
+        >>> IndexedMask(torch.tensor([[0, -1], [1, 0]]), size=2).allowed(Tile.whole(2, 4), torch.zeros(()))
+        tensor([[ True,  True, False, False],
+                [ True,  True,  True,  True]])
+    """
+
+    indices: Array = array_field("q", "n")
+    size: int = 1
+
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Tensor, "*batch #q k"]:
+        """Return a boolean array that is True for the allowed pairs of a tile."""
+        indices = cast(torch.Tensor, self.indices)
+        first, last = tile.cols[0] // self.size, (tile.cols[1] - 1) // self.size
+        count = last - first + 1
+        column = indices.to(torch.int64) - first
+        # Blocks outside the tile go to one extra column, which is then cut off.
+        column = torch.where((column < 0) | (column >= count) | (indices < 0), count, column)
+        table = torch.zeros((*column.shape[:-1], count + 1), dtype=torch.bool, device=column.device)
+        table = table.scatter(-1, column, True)
+        blocks = torch.arange(*tile.cols, device=column.device) // self.size - first
+        return table[..., blocks]
+
 
 P = TypeVar("P", bound=Part)
 ScoreFactory = Callable[[torch.nn.Module], Score]

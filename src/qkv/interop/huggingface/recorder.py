@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from qkv.core.arrays import is_array
+from qkv.core.tile import Tile
 from qkv.core.typing import Float, Tensor
 from qkv.errors import KindError, OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding
@@ -35,14 +39,73 @@ from qkv.interop.huggingface.model_layers import (
 )
 from qkv.interop.huggingface.module_record import hook_module, is_module, record_module
 from qkv.interop.huggingface.observe import ObservedCall, observe_call
-from qkv.interop.huggingface.output_attentions import find_weights, read_weights, request_weights
 from qkv.interop.huggingface.registration import REGISTERED, add_listener
 from qkv.interop.huggingface.torch_attention import torch_call, torch_fast_path_disabled
 from qkv.nn.call_inputs import COLLECT, CallInputs
 from qkv.nn.observe_model import ModuleCall
+from qkv.normalizers import Softmax
 from qkv.readouts import LogSumExp, Readout
 
-__all__ = ["Recorder", "record"]
+if TYPE_CHECKING:
+    from qkv.interop.huggingface.attention_record import ReadoutResult
+
+
+__all__ = ["record", "Recorder"]
+
+
+def request_weights(model: torch.nn.Module) -> list[RemovableHandle]:
+    """Add hooks that pass `output_attentions=True` to each submodel that accepts it, and return the hooks."""
+    if not pretrained_models(model):
+        return []  # without an import of transformers, which need not be installed
+    from transformers import PreTrainedModel
+
+    def request(
+        module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        return args, {**kwargs, "output_attentions": True}
+
+    hooks = []
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            parameters = inspect.signature(module.forward).parameters
+            if "output_attentions" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                hooks.append(module.register_forward_pre_hook(request, with_kwargs=True))
+    return hooks
+
+
+def find_weights(output: object, found: list[weakref.ref[torch.Tensor]]) -> Float[Tensor, "batch heads q k"] | None:
+    """Return the attention weights in the output of a layer, or None if the output contains no weights.
+
+    Weights are recognized as a tensor of four axes that is non-negative and whose rows sum to at most 1.
+
+    Args:
+        output: the output of the layer.
+        found: weights that inner layers returned, which are skipped; the returned weights are appended.
+    """
+    if not isinstance(output, (tuple, list)) or not isinstance(output[0], torch.Tensor):
+        return None
+    length = output[0].shape[1] if output[0].ndim > 2 else None
+    for x in output[1:]:
+        if not isinstance(x, torch.Tensor) or x.ndim != 4 or not x.is_floating_point():
+            continue
+        if x.shape[-2] != length or any(weights() is x for weights in found):
+            continue
+        total = x.detach().sum(-1)
+        if bool((x >= 0).all()) and bool((total <= 1 + 1e-3).all()) and bool((total > 1e-3).any()):
+            found.append(weakref.ref(x))
+            return x
+    return None
+
+
+def read_weights(readout: Readout, weights: Float[Tensor, "batch heads q k"]) -> ReadoutResult:
+    """Return the result of a readout computed from `weights`, or None for `LogSumExp`, which needs logits."""
+    if isinstance(getattr(readout, "readout", readout), LogSumExp):
+        return None
+    batch, heads, q, k = weights.shape
+    tile = Tile.whole(q, k, (batch, heads))
+    readout.check(tile)
+    result = readout.read(torch.log(weights), weights, Softmax(), tile)
+    return readout.finalize(result, tile)
 
 
 def record(

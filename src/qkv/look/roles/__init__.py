@@ -16,8 +16,7 @@ from qkv.look.roles.annotations import (
     read_gap,
     read_winobias,
 )
-from qkv.look.roles.measure import measure_roles
-from qkv.look.roles.role_table import HeadScore, RoleTable
+from qkv.look.roles.measure import HeadScore, RoleTable, measure_roles
 
 __all__ = [
     "AnnotatedSentence",

@@ -15,7 +15,7 @@ export function wordRanges({ tokens, words }) {
   return ranges;
 }
 
-/** Return the ranges of tokens at which a phrase occurs as whole words, ignoring case, as `qkv.look.token_words` does.
+/** Return the ranges of tokens at which a phrase occurs as whole words, ignoring case, as `qkv.look.search` does.
  *  @param {Axis} axis @param {string} phrase @returns {[number, number][]} */
 export function findPhrase(axis, phrase) {
   const text = phrase.trim().toLowerCase();
