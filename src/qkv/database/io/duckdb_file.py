@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from qkv.core.extras import require_packages
+from qkv.core.times import ISO, has_format, is_compact_date, iso_sql
 from qkv.database.io.boolean_cells import has_one_spelling
-from qkv.database.io.date_formats import has_format, is_compact_date
 from qkv.database.io.exact_types import inexact_columns
 from qkv.database.io.identifier_names import has_identifier_name
 from qkv.database.io.read_options import ReadOptions, first_line, guess_encoding, in_utf_8, split_line
@@ -46,7 +46,6 @@ PARQUET = (".parquet", ".pq")
 # By default DuckDB downloads a missing extension the first time a query names it.
 OFFLINE = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 CLOSED = {**OFFLINE, "enable_external_access": "false"}
-_ISO = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9])")
 # DuckDB 1.5 adds "<EMPTY MESSAGE>" and the place of the call.
 _INTERRUPTED = re.compile(r"\bKeyboardInterrupt: <EMPTY MESSAGE>\s|\bKeyboardInterrupt[:\s]*$")
 _TRIED_ROWS = 20_480
@@ -162,6 +161,7 @@ def open_file(path: str, kind: str, given: ReadOptions) -> Iterator[OpenFile]:
         literal = "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
 
         with open_connection(OFFLINE, DataError, failure, remedy) as connection:
+            connection.execute("set TimeZone = 'UTC'")
 
             def open_relation(**more: object) -> duckdb.DuckDBPyRelation:
                 if kind in PARQUET:
@@ -287,18 +287,36 @@ def _open_typed(
             read = name in required or not has_one_spelling(written)
         elif types[name] == "BIGINT":
             read = form is None or sum(map(partial(has_format, form=form), written)) > len(written) / 2
-        elif name in required and types[name] != "DATE":
-            # DuckDB converts timestamps with and without time zones in one column without a word.
-            read = not options.as_written
         else:
-            read = not all(map(_ISO.match, written))
+            # DuckDB ignores what follows a time, such as AM and PM, and converts times with and without time zones in
+            # one column without a word.
+            read = types[name] != "DATE" and (name in required or types[name] != "TIMESTAMP") and not options.as_written
+            read = read or not all(map(ISO.fullmatch, written)) or not _all_iso(texts, name, types[name], dialect)
         dates += [name] if read else []
-    others = {name: f"nullif({quoted_name(name)}, '')::{types[name]}" for name in tested if name not in dates}
+    others = {name: _strict_cast(quoted_name(name), types[name]) for name in tested if name not in dates}
     dates += numbers
     if not dates:
         return rows, []
     casts = ", ".join(f"{cast} as {quoted_name(name)}" for name, cast in others.items())
     return texts.project(f"* replace ({casts})") if casts else texts, dates
+
+
+def _strict_cast(cell: str, type_: str) -> str:
+    """Return the SQL expression of a cell as a type, which raises an error for times that a cast would truncate."""
+    if type_ not in ("DATE", "TIMESTAMP"):
+        return f"nullif({cell}, '')::{type_}"
+    return f"coalesce({iso_sql(cell, type_.lower())}, case when trim({cell}) <> '' then ('?' || {cell})::{type_} end)"
+
+
+def _all_iso(texts: duckdb.DuckDBPyRelation, name: str, type_: str, dialect: Mapping[str, object]) -> bool:
+    """Return whether all cells of a column are in ISO 8601; True unless types are detected from all rows."""
+    if "sample_size" not in dialect:
+        return True
+    cell = quoted_name(name)
+    ((some,),) = texts.aggregate(
+        f"count(*) filter (trim({cell}) <> '' and {iso_sql(cell, type_.lower())} is null)"
+    ).fetchall()
+    return not some
 
 
 def _compact_dates(rows: duckdb.DuckDBPyRelation, names: Sequence[str]) -> list[str]:

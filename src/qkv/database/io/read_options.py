@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from qkv.core.checks import check_choice
-from qkv.database.io.date_formats import is_date_format
+from qkv.core.times import is_date_format
 from qkv.errors import DataError, OptionError
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from qkv.database.io.date_formats import candidate_formats, has_format, is_compact_date
+from qkv.core.times import candidate_formats, has_format, is_compact_date
 from qkv.database.io.number_formats import NumberFormat, affix_counts
 
 __all__ = ["MARKS", "MISSING", "MOST_TEXTS", "PLAIN", "numbers_remark", "text_remark"]
@@ -41,7 +41,9 @@ _LIKE_DATES = re.compile(
     r"[0-9]{4}-?W[0-9]{2}(-?[0-9])?|(?:19|20)[0-9]{2}-[0-3][0-9]{2}|"
     # A day or month, or both, and a year, with words of any language.
     r"[^0-9]{0,15}[0-9]{1,2}(?:[^0-9]{1,5}[0-9]{1,2})?[^0-9]{1,15}(?:19|20)[0-9]{2}(?:[^0-9].*)?|"
-    r"(?:19|20)[0-9]{2}[^0-9]{1,15}[0-9]{1,2}[^0-9]{0,15}",
+    r"(?:19|20)[0-9]{2}[^0-9]{1,15}[0-9]{1,2}[^0-9]{0,15}|"
+    # A time with a zone or other words that are not read.
+    r"(?:19|20)[0-9]{2}([-/.])[0-9]{1,2}\2[0-9]{1,2}[T ].*",
     re.IGNORECASE,
 )
 _DIGITS = ("%d%m%Y", "%m%d%Y")
