@@ -23,7 +23,7 @@ from qkv.core.times import (
 from qkv.database.io.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, READING
 from qkv.database.io.cell_notes import CellNote
 from qkv.database.io.exact_types import exact_number_type
-from qkv.database.io.identifier_names import has_identifier_name, is_mostly_whole
+from qkv.database.io.identifier_names import has_identifier_name, has_text_identifier_name, is_mostly_whole
 from qkv.database.io.number_formats import NumberFormat, affix_counts
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_remarks import MARKS, MISSING, MOST_TEXTS, PLAIN, text_remark
@@ -101,7 +101,7 @@ class TextReading:
 def number_reading(
     relation: duckdb.DuckDBPyRelation, name: str, decimal: str, entirely: bool = False, mixed: bool = False
 ) -> TextReading | None:
-    """Return how a column of numbers is read; None if some cells are none, or if it cannot be read exactly.
+    """Return how a column of numbers is read; None if some cells are none, or if numbers would merge its cells.
 
     Args:
         relation: all rows of the file.
@@ -111,6 +111,10 @@ def number_reading(
         mixed: whether cells that are no numbers are allowed.
     """
     column, text = relation.project(f"{quoted_name(name)} as x"), _with_point("x", decimal)
+    # 1E05 and 100000 are two identifiers, but one number.
+    exponents = "coalesce(bool_or(regexp_full_match(trim(x), '[0-9]+[eE][0-9]+')), false)"
+    if has_text_identifier_name(name) and column.aggregate(exponents).fetchall()[0][0]:
+        return None
     if is_mostly_whole(relation, name, f"try_cast({text} as double)", entirely):
         return TextReading("whole number", "bigint", decimal=decimal)
     type_, infinite = exact_number_type(column, text, mixed)

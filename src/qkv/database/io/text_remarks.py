@@ -10,28 +10,13 @@ from qkv.database.io.number_formats import NumberFormat, affix_counts
 
 __all__ = ["MARKS", "MISSING", "MOST_TEXTS", "PLAIN", "numbers_remark", "text_remark"]
 
-MISSING: tuple[str, ...] = (
-    "",
-    "-",
-    "--",
-    "—",
-    "–",
-    ".",
-    "..",
-    "...",
-    "?",
-    "*",
-    "na",
-    "n/a",
-    "#n/a",
-    "#na",
-    "n.a.",
-    "nan",
-    "null",
+_MARKS = (
+    r"- -- --- — – . .. ... ? ?? * ** *** na n/a #n/a #na n.a. n.a n/a. nan null none nil \n <na> (null) #null! #ref!"
 )
+MISSING: tuple[str, ...] = ("", *_MARKS.split())
 MARKS = len(MISSING)
-"""The number of marks that are no words."""
-MISSING += ("none", "nil", "missing", "unknown", "not available", "#ref!", "#value!", "#div/0!", "inf", "-inf")
+"""The number of marks that are mentioned in a note about a column of texts."""
+MISSING += ("missing", "unknown", "not available", "#value!", "#div/0!", "inf", "-inf")
 MOST_TEXTS = 0.9
 """A column with a larger share of numbers of one unit is read as numbers, or mentioned if there are several units."""
 PLAIN = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?")
