@@ -213,7 +213,7 @@ def _lines_below(layout: Layout, lines: list[str]) -> int:
     below = 0
     for count, line in enumerate(reversed(lines), 1):
         if layout.quote and line.count(layout.quote) % 2:
-            break
+            return below  # the last line of a cell of several lines
         cells = next(iter(layout.rows([line])), (1, []))[1]
         filled = [cell.strip() for cell in cells if cell.strip()]
         if not filled:
