@@ -269,7 +269,7 @@ CASES = [
     # options that contradict the table or one another
     ((*T, "1", "--date-format", "%Q"), "date_format must be a format of dates"),
     ((*D, "2020-01-01", "--date-format", "%d/%m/%Y"), "fits day and v of 't.csv' in few cells or none"),
-    ((*T, "1", "--delimiter", ";"), "4 cells of the first line"),
+    ((*T, "1", "--delimiter", ";"), "must be one of x,v,name,day"),
     ((*T, "1", "--delimiter", ""), "delimiter must be one character"),
     ((*T, "1", "--decimal", ""), "decimal must be '.' or ','"),
     ((*T, "1", "--encoding", ""), "encoding must be a text encoding"),

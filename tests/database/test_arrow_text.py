@@ -38,7 +38,7 @@ def test_cells_with_leading_zeros_or_of_several_kinds_are_read_as_texts(tmp_path
 
 def test_another_format_needs_duckdb_and_a_row_of_another_length_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    path.write_text("a,b\n1,2\n3\n")
+    path.write_text("a,b\n1,2\n3\n4,5\n")
     with pytest.raises(DataError, match="cannot be read as csv"):
         read_delimited(path, ".csv", (), ReadOptions())
     with pytest.raises(MissingPackageError, match="duckdb"):

@@ -10,8 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from qkv.cli.main import run
+from qkv.core.times import candidate_formats, parse_date
 from qkv.database import Database
-from qkv.database.io.date_formats import candidate_formats, parse_date
 from qkv.database.io.sources import read
 from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import Queries

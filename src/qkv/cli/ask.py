@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,11 +18,13 @@ from qkv.cli.shared_options import (
     Decimal,
     Delimiter,
     Encoding,
+    HeaderRow,
     KeyColumns,
     NormalizerName,
     OnBadCell,
     QuoteFormulas,
     ScoreName,
+    SkipFooter,
     Threshold,
     ValueColumn,
 )
@@ -118,6 +120,8 @@ def ask(
     delimiter: Delimiter = None,
     decimal: Decimal = None,
     date_format: DateFormat = None,
+    header_row: HeaderRow = None,
+    skip_footer: SkipFooter = None,
     on_bad_cell: OnBadCell = "exclude",
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Do not save or reuse the bandwidth and distances chosen for FILE.")
@@ -207,12 +211,13 @@ def ask(
             f"--on-bad-cell must be used with a file of rows, got {'a store' if stored else '--sql'}. "
             f"{'Pass it to qkv store create and append.' if stored else 'Convert the cells with try_cast in the SQL.'}"
         )
-
-    if sql is not None and (encoding, delimiter, decimal, date_format) != (None, None, None, None):
-        raise OptionError(
-            "--encoding, --delimiter, --decimal and --date-format must be used with a table, got --sql. Pass them to "
-            "read_csv in the SQL."
-        )
+    reading: dict[str, Any] = {"encoding": encoding, "delimiter": delimiter, "decimal": decimal}
+    reading |= {"date_format": date_format, "header_row": header_row, "skip_footer": skip_footer}
+    given = [f"--{name.replace('_', '-')}" for name, option in reading.items() if option is not None]
+    if given and (stored or sql is not None):
+        where = "qkv store create and append" if stored else "read_csv in the SQL"
+        source_kind = "a store" if stored else "--sql"
+        raise OptionError(f"{given[0]} must be used with a table, got {source_kind}. Pass it to {where}.")
 
     from qkv.cli.json_csv import CsvWriter, JsonWriter
     from qkv.cli.query_input import number_lines, read_queries
@@ -229,11 +234,6 @@ def ask(
     else:
         files, arguments = (arguments[:1], arguments[1:]) if stored else _split_files(arguments)
         if stored:
-            if (encoding, delimiter, decimal, date_format) != (None, None, None, None):
-                raise OptionError(
-                    "--encoding, --delimiter, --decimal and --date-format must be used with a table, got a store. Pass "
-                    "them to qkv store create and append."
-                )
             database = _open_store(files[0], key, value, version, memory, not no_cache)
         else:
             if files == ["-"] and not arguments and queries in (None, "-") and not paged:
@@ -243,12 +243,9 @@ def ask(
                 source,
                 key,
                 value,
-                encoding=encoding,
-                delimiter=delimiter,
-                decimal=decimal,
-                date_format=date_format,
                 on_bad_cell=on_bad_cell,
                 cache=not no_cache,
+                **reading,
             )
     if paged:
         from qkv.cli.ask_page import describe_table, open_page
@@ -257,7 +254,6 @@ def ask(
         settings = AnswerSettings.from_options(
             score=score, normalizer=normalizer, fit=fit, where=where, threshold=threshold, top=top
         )
-        reading = {"encoding": encoding, "delimiter": delimiter, "decimal": decimal, "date_format": date_format}
         reading["on_bad_cell"] = None if on_bad_cell == "exclude" else on_bad_cell
         table = describe_table(files, sql, key, value, version, memory, reading)
         open_page(database, table, arguments, settings, export, port, not no_browser)

@@ -52,7 +52,7 @@ def describe_table(
     value: str,
     version: int | None,
     memory: str,
-    reading: Mapping[str, str | None],
+    reading: Mapping[str, str | int | None],
 ) -> TableSource:
     """Return the command and the Python statements that open the table of the page.
 

@@ -14,6 +14,7 @@ __all__ = [
     "Decimal",
     "Delimiter",
     "Encoding",
+    "HeaderRow",
     "JoinedOn",
     "Judgements",
     "KeyColumns",
@@ -27,6 +28,7 @@ __all__ = [
     "Rank",
     "RightTable",
     "ScoreName",
+    "SkipFooter",
     "Stem",
     "TextColumn",
     "TextEncoder",
@@ -68,6 +70,13 @@ DateFormat = Annotated[
     typer.Option(
         metavar="FORMAT", help="Format of dates in FILE, such as %m/%d/%Y or %d-%b-%y; default: detected, day first."
     ),
+]
+
+HeaderRow = Annotated[
+    int | None, typer.Option(metavar="N", help="Line of FILE with the names of columns, from 1; default: detected.")
+]
+SkipFooter = Annotated[
+    int | None, typer.Option(metavar="N", help="Lines at the end of FILE to leave out; default: detected.")
 ]
 
 QuoteFormulas = Annotated[

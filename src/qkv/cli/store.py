@@ -14,10 +14,12 @@ from qkv.cli.shared_options import (
     Decimal,
     Delimiter,
     Encoding,
+    HeaderRow,
     KeyColumns,
     NormalizerName,
     OnBadCell,
     ScoreName,
+    SkipFooter,
     Threshold,
     ValueColumn,
 )
@@ -93,6 +95,8 @@ def create(
     delimiter: Delimiter = None,
     decimal: Decimal = None,
     date_format: DateFormat = None,
+    header_row: HeaderRow = None,
+    skip_footer: SkipFooter = None,
 ) -> None:
     """Create a store from the rows of a file.
 
@@ -126,6 +130,8 @@ def create(
             delimiter=delimiter,
             decimal=decimal,
             date_format=date_format,
+            header_row=header_row,
+            skip_footer=skip_footer,
         )
     print(printable(str(created)))
     _print_notes(created)
@@ -143,6 +149,8 @@ def append(
     delimiter: Delimiter = None,
     decimal: Decimal = None,
     date_format: DateFormat = None,
+    header_row: HeaderRow = None,
+    skip_footer: SkipFooter = None,
 ) -> None:
     """Append the rows of one or more files to a store as one new version.
 
@@ -164,6 +172,8 @@ def append(
             delimiter=delimiter,
             decimal=decimal,
             date_format=date_format,
+            header_row=header_row,
+            skip_footer=skip_footer,
         )
     print(printable(f"{counted(len(opened.store) - before, 'row', 'rows')} added; {opened}"))
     _print_notes(opened)

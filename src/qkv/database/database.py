@@ -80,6 +80,8 @@ class Database(Queryable):
         delimiter: str | None = None,
         decimal: str | None = None,
         date_format: str | None = None,
+        header_row: int | None = None,
+        skip_footer: int | None = None,
         storage_options: StorageOptions = None,
     ) -> StoredDatabase:
         """Create a database on disk with its first rows as version 1, and save its settings.
@@ -107,6 +109,8 @@ class Database(Queryable):
             delimiter: as in `open`.
             decimal: as in `open`.
             date_format: as in `open`.
+            header_row: as in `open`.
+            skip_footer: as in `open`.
             storage_options: as in `open`.
 
         Raises:
@@ -136,7 +140,7 @@ class Database(Queryable):
             backend=backend,
             memory=memory,
             progress=progress,
-            options=ReadOptions(encoding, delimiter, decimal, on_bad_cell, date_format),
+            options=ReadOptions(encoding, delimiter, decimal, on_bad_cell, date_format, header_row, skip_footer),
             storage_options=storage_options,
         )
 
@@ -169,6 +173,8 @@ class Database(Queryable):
         decimal: str | None = ...,
         on_bad_cell: str = ...,
         date_format: str | None = ...,
+        header_row: int | None = ...,
+        skip_footer: int | None = ...,
         cache: bool = ...,
         cluster: str | None = ...,
         storage_options: StorageOptions = ...,
@@ -189,6 +195,8 @@ class Database(Queryable):
         decimal: str | None = None,
         on_bad_cell: str = "exclude",
         date_format: str | None = None,
+        header_row: int | None = None,
+        skip_footer: int | None = None,
         cache: bool = True,
         cluster: str | None = None,
         storage_options: StorageOptions = None,
@@ -218,7 +226,10 @@ class Database(Queryable):
                 "refuse" raises; "text" reads all cells of such a column of a CSV or JSON file as texts.
             date_format: for delimited and JSON files: the format of dates that are not in ISO 8601, by directives of
                 `datetime.strptime`, such as "%m/%d/%Y"; None: detected. If no cell of a column decides between day
-                and month, the day is first, which a note of answers says.
+                and month, the day is first, which a note of answers says. %z reads time zones.
+            header_row: for delimited files: the line that holds the names of the columns, from 1; None: detected.
+            skip_footer: for delimited files: the number of lines at the end that are left out, such as a total;
+                None: detected. A note of answers says which lines were left out.
             cache: whether the bandwidth, the no-match distance and the interval factors of 20,000 rows or more are
                 saved: those of files in the user's cache folder (the environment variable `QKV_CACHE` names another
                 one), those of a store in its folder `notes`.
@@ -236,13 +247,14 @@ class Database(Queryable):
             >>> Database.open({"gpa": [3.0, 3.5], "salary": [50_000, None]}, key="gpa", value="salary")
             Database(the dict: gpa → salary, 1 row, 1 left out)
         """
+        options = ReadOptions(encoding, delimiter, decimal, on_bad_cell, date_format, header_row, skip_footer)
         if is_stored(source):
             from qkv.database.storage.create import open_database
 
-            if (encoding, delimiter, decimal, date_format) != (None, None, None, None):
+            if options != ReadOptions(on_bad_cell=on_bad_cell):
                 raise OptionError(
-                    "encoding, delimiter, decimal and date_format must be None for a store. Pass them to create and "
-                    "append."
+                    "encoding, delimiter, decimal, date_format, header_row and skip_footer must be None for a store. "
+                    "Pass them to create and append."
                 )
             if on_bad_cell != "exclude":
                 raise OptionError(
@@ -271,7 +283,6 @@ class Database(Queryable):
                 f"{'key' if key is None else 'value'} must be the name of a column of {describe(source)}, got None. "
                 "Name the key and value columns; only stores save these names."
             )
-        options = ReadOptions(encoding, delimiter, decimal, on_bad_cell, date_format)
         required = requested_columns(key, value)
         identity = {"reading": asdict(options), "columns": list(required)}
         choices = ChoiceCache.of_files(table_files(source) if cache else [], identity)

@@ -3,7 +3,7 @@
     number          z = (x − median) / spread, then z / √(1 + (z/3)²), which keeps outliers within ±3
     heavy tail      asinh z divided by its own spread, then the same, so that tens and thousands of spreads differ
     category        index among the most frequent levels of the fitted column; a missing cell is a level
-    date as text    a number, microseconds since 1970
+    date as text    a number, microseconds since 1970; the day is first where the month may be, too
     missing number  the median, with a binary feature that marks missing cells
     repeated value  a numeric column with few distinct values is also a category of these values, so that a
                     network can separate 5178 from 5013 where a tree would split between them
@@ -67,6 +67,7 @@ class _FeatureEncoding(TypedDict):
         ends: limits of each numeric column in the linear part. Only with a linear part.
         deviations: its standard deviation around the median. Only with a linear part.
         dates: indices of the numeric columns that held dates as text. Older files lack it.
+        date_formats: the format of each of these columns, "" for ISO 8601. Older files lack it.
         gaps: indices of the numeric columns with missing cells.
         categories: indices of the categorical columns.
         levels: most frequent levels of each categorical column.
@@ -81,6 +82,7 @@ class _FeatureEncoding(TypedDict):
     ends: NotRequired[Float[np.ndarray, "numbers 2"]]
     deviations: NotRequired[Float[np.ndarray, " numbers"]]
     dates: NotRequired[Int[np.ndarray, " dates"]]
+    date_formats: NotRequired[Shaped[np.ndarray, " dates"]]
     gaps: Int[np.ndarray, " gaps"]
     categories: Int[np.ndarray, " categories"]
     levels: list[Shaped[np.ndarray, " levels"]]
@@ -117,18 +119,20 @@ def fit_encoding(
     """
     numbers, middles, spreads, tails, gaps, categories, levels = [], [], [], [], [], [], []
     dates: list[int] = []
+    date_formats: list[str] = []
     repeated: list[int] = []
     common: list[np.ndarray] = []
     scales: list[tuple[tuple[float, float], float]] = []
     for index, column in enumerate(columns):
         if column.dtype == object:
             parsed = parse_dates(column)
-            if parsed is None or np.isnan(parsed).all():
+            if parsed is None or np.isnan(parsed[0]).all():
                 categories.append(index)
                 levels.append(_most_frequent(column.astype(str), _MOST_LEVELS if network else MAX_LEVELS))
                 continue
             dates.append(index)
-            column = parsed
+            column, form = parsed
+            date_formats.append(form)
         present = column[~np.isnan(column)]
         if len(present) < len(column):
             gaps.append(index)
@@ -156,6 +160,7 @@ def fit_encoding(
         "repeated": np.array(repeated, np.int64),
         "common": common,
         "dates": np.array(dates, np.int64),
+        "date_formats": np.array(date_formats, object),
     }
     if linear:
         encoding["ends"] = np.array([ends for ends, _ in scales], np.float64).reshape(-1, 2)
@@ -209,6 +214,7 @@ def join_encodings(encodings: Sequence[_FeatureEncoding]) -> _FeatureEncoding:
         "repeated": indices("repeated"),
         "common": [values for each in encodings for values in each["common"]],
         "dates": indices("dates"),
+        "date_formats": np.concatenate([each["date_formats"] for each in encodings]),
     }
     if has_linear_part(encodings[0]):
         joined["ends"] = np.concatenate([each["ends"] for each in encodings])
@@ -219,8 +225,10 @@ def join_encodings(encodings: Sequence[_FeatureEncoding]) -> _FeatureEncoding:
 def encode_columns(encoding: _FeatureEncoding, columns: Sequence[Shaped[np.ndarray, " rows"]]) -> Features:
     """Return the features of columns, which are arrays in the form that `read_columns` returns."""
     rows = len(columns[0])
+    dates = encoding.get("dates", np.zeros(0, np.int64)).tolist()
+    formats = dict(zip(dates, encoding.get("date_formats", [""] * len(dates)), strict=True))
     columns = [
-        _require_dates(column, index) if index in encoding.get("dates", ()) else column
+        _require_dates(column, index, formats[index]) if index in formats else column
         for index, column in enumerate(columns)
     ]
     count, linear = len(encoding["numbers"]), has_linear_part(encoding)
@@ -298,14 +306,14 @@ def _require_numbers(column: Shaped[np.ndarray, " rows"], index: int) -> Shaped[
     return column
 
 
-def _require_dates(column: Shaped[np.ndarray, " rows"], index: int) -> Float[np.ndarray, " rows"]:
-    numbers = parse_dates(column) if column.dtype == object else column
-    if numbers is None:
+def _require_dates(column: Shaped[np.ndarray, " rows"], index: int, form: str) -> Float[np.ndarray, " rows"]:
+    parsed = parse_dates(column, form) if column.dtype == object else (column, "")
+    if parsed is None:
         raise DataError(
-            f"column {index} must hold dates such as 2026-11-28, because it held dates in the call of fit, got other "
-            "text. Pass dates, leave the cell empty, or fit the estimator again."
+            f"column {index} must hold dates {f'in the format {form}' if form else 'such as 2026-11-28'}, because it "
+            "held such dates in the call of fit, got other text. Pass dates, leave the cell empty, or fit again."
         )
-    return np.asarray(numbers)
+    return np.asarray(parsed[0])
 
 
 _Levels = tuple[Shaped[np.ndarray, " levels"], Int[np.ndarray, " levels"]]

@@ -5,13 +5,14 @@ Frames of pandas, polars and pyarrow are read column by column.
 
 from __future__ import annotations
 
-import re
-from datetime import date
+import contextlib
+from datetime import UTC, date, datetime, timedelta
 from numbers import Number
 from typing import Any
 
 import numpy as np
 
+from qkv.core.times import candidate_formats, parse_date
 from qkv.core.typing import Float, Shaped
 from qkv.errors import DataError, KindError
 
@@ -19,7 +20,8 @@ __all__ = ["MISSING", "as_text", "is_frame", "parse_dates", "read_columns"]
 
 MISSING = "\0missing"
 """The text of a missing cell in a column of strings."""
-_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?")
+_EPOCH, _UNIT = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+_FIRST_TEXTS = 1_000
 
 
 def is_frame(X: object) -> bool:
@@ -109,21 +111,36 @@ def as_text(column: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
     return np.array([MISSING if _is_missing(cell) else str(cell) for cell in column], object)
 
 
-def parse_dates(column: Shaped[np.ndarray, " rows"]) -> Float[np.ndarray, " rows"] | None:
-    """Return a column of dates as text, such as 2026-11-28 or 2026-11-28 13:45, as microseconds since 1970.
+def parse_dates(
+    column: Shaped[np.ndarray, " rows"], form: str | None = None
+) -> tuple[Float[np.ndarray, " rows"], str] | None:
+    """Return a column of dates as text as microseconds since 1970, and their format, which is "" for ISO 8601.
 
-    Missing cells are NaN. The result is None if a cell is not such a date.
+    Missing cells are NaN. The result is None unless all other cells are dates in one format of `qkv.core.times`, all
+    with a time zone or all without one.
+
+    Args:
+        column: the texts.
+        form: the format; None: the first that all cells have, day first.
 
     Example:
         >>> parse_dates(np.array(["1970-01-02", "1970-01-01 00:00:01"], object))
-        array([8.64e+10, 1.00e+06])
+        (array([8.64e+10, 1.00e+06]), '')
+        >>> parse_dates(np.array(["1970/01/02"], object))
+        (array([8.64e+10]), '%Y/%m/%d')
         >>> parse_dates(np.array(["1970-01-02", "soon"], object))
     """
-    texts = set(column.tolist()) - {MISSING}
-    if not all(isinstance(text, str) and _DATE.fullmatch(text) for text in texts):
+    texts = [text for text in set(column.tolist()) if text != MISSING]
+    if not all(isinstance(text, str) for text in texts):
         return None
-    try:
-        known = {text: float(np.datetime64(text, "us").astype(np.int64)) for text in texts}
-    except ValueError:  # no day of the calendar
-        return None
-    return np.array([known.get(text, np.nan) for text in column.tolist()], np.float64)
+    for each in ["", *candidate_formats(texts[:_FIRST_TEXTS])] if form is None else [form]:
+        with contextlib.suppress(ValueError):
+            known = {text: parse_date(text, each) for text in texts}
+            if len({moment.tzinfo is None for moment in known.values()}) < 2:
+                units = {text: _microseconds(moment) for text, moment in known.items()}
+                return np.array([units.get(text, np.nan) for text in column.tolist()], np.float64), each
+    return None
+
+
+def _microseconds(moment: datetime) -> float:
+    return (moment.replace(tzinfo=moment.tzinfo or UTC) - _EPOCH) / _UNIT

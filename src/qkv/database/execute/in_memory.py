@@ -20,7 +20,7 @@ from qkv.database.execute.interpretation import votes_by_kind
 from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, effective_rows
-from qkv.database.io.cell_notes import cell_note_of
+from qkv.database.io.cell_notes import cell_note_of, line_note
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names
@@ -92,7 +92,8 @@ class InMemoryExecutor(Executor):
         columns = {column.name: column for column in self.columns}
         self.complete = ~np.logical_or.reduce([column.missing for column in columns.values()])
         missing = {name: int(column.missing.sum()) for name, column in columns.items()}
-        self.cell_notes = tuple(note.text(name) for name in columns if (note := cell_note_of(table, name)))
+        notes = (note.text(name) for name in columns if (note := cell_note_of(table, name)))
+        self.cell_notes = tuple(filter(None, (line_note(table), *notes)))
         self._set_counts(missing, int(self.complete.sum()))
         self._chooser: ComparisonChooser | None = None
         self._interpret_values(self.value_column, self._largest())

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.core.times import read_time
 from qkv.core.typing import Bool, Num
-from qkv.database.io.date_formats import parse_date
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -180,7 +180,7 @@ def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool 
     Args:
         value: the date, time, timestamp or duration.
         type_: an Arrow type of dates, times, timestamps or durations.
-        date_format: a format of `datetime.strptime` in which texts may be; "" for none.
+        date_format: the format of the column, as in `times.read_time`; "" for none.
         exact: whether a value that is not a whole number of units raises an error instead of being rounded down.
             The date of a timestamp is a whole number of days.
 
@@ -201,7 +201,7 @@ def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool 
         return _whole_units(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit, exact)
     if isinstance(value, int) and date_format:
         value = str(value)  # 20240131
-    timestamp = _parse_timestamp(value, date_format) if isinstance(value, str) else value
+    timestamp = read_time(value, date_format) if isinstance(value, str) else value
     below = getattr(timestamp, "nanosecond", 0)
     if isinstance(value, str) and not date_format:
         below, rest = _digits_below(value)
@@ -235,7 +235,7 @@ def has_time_zone(value: object, date_format: str = "") -> bool:
     """Return whether a timestamp, or a text of one in `date_format` or in ISO format, has a time zone."""
     if isinstance(value, str):
         try:
-            value = _parse_timestamp(value, date_format)
+            value = read_time(value, date_format)
         except ValueError:
             return False
     return isinstance(value, dt.datetime) and value.tzinfo is not None
@@ -258,13 +258,6 @@ def from_units(number: int, type_: pa.DataType) -> Temporal:
 def _bits(buffer: pa.Buffer, chunk: pa.Array) -> Bool[np.ndarray, " rows"]:
     bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")
     return bits[chunk.offset : chunk.offset + len(chunk)].astype(bool)
-
-
-def _parse_timestamp(text: str, date_format: str) -> dt.datetime:
-    if date_format:
-        with contextlib.suppress(ValueError):
-            return parse_date(text, date_format)
-    return dt.datetime.fromisoformat(text.strip())
 
 
 def time_zone(type_: pa.DataType) -> dt.tzinfo | None:

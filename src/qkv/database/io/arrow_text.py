@@ -6,14 +6,18 @@ decimal numbers, `true` and `false`, and dates in ISO 8601. Every other column i
 
 from __future__ import annotations
 
+import io
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.core.extras import missing_package
 from qkv.database.io.bad_cells import add_cell_notes
-from qkv.database.io.read_options import ReadOptions, first_line, open_binary, split_line
+from qkv.database.io.cell_notes import with_line_note
+from qkv.database.io.read_options import ReadOptions
+from qkv.database.io.table_layout import copy_table, read_layout
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
@@ -53,23 +57,28 @@ def read_delimited(path: Path, kind: str, required: tuple[str, ...], options: Re
 
     if kind not in (".csv", ".tsv", ".txt") or options.encoding or options.decimal or options.date_format:
         raise missing_package(f"reading {path.name!r} with these options needs", "duckdb", "ask")
-    delimiter, names = split_line(first_line(path), "\t" if kind == ".tsv" else options.delimiter)
+    layout = read_layout(path, replace(options, delimiter="\t") if kind == ".tsv" else options, required)
+    rows = io.StringIO()
+    copy_table(path, layout, rows)
+    names = next(layout.rows(rows.getvalue().splitlines(keepends=True)), (1, []))[1]
     try:
-        with open_binary(path) as file:
-            table = csv.read_csv(
-                pa.py_buffer(file.read()),
-                parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-                convert_options=csv.ConvertOptions(
-                    column_types=dict.fromkeys(names, pa.string()),
-                    null_values=[""],
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=False,
-                ),
-            )
+        table = csv.read_csv(
+            pa.py_buffer(rows.getvalue().encode("utf-8", "surrogateescape")),
+            parse_options=csv.ParseOptions(
+                delimiter=layout.delimiter or ",", quote_char=layout.quote or False, newlines_in_values=True
+            ),
+            convert_options=csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
     except pa.ArrowException as error:
         raise DataError(f"{str(path)!r} cannot be read as {kind[1:]}: {error}. Check the file.") from None
     columns = {name: _typed(column) for name, column in zip(table.column_names, table.columns, strict=True)}
-    return add_cell_notes(pa.table(columns), required, options.on_bad_cell, repr(str(path)))
+    table = with_line_note(pa.table(columns), layout.note)
+    return add_cell_notes(table, required, options.on_bad_cell, repr(str(path)))
 
 
 def _typed(texts: pa.ChunkedArray) -> pa.ChunkedArray:

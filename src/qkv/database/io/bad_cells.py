@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.times import is_compact_date
 from qkv.core.typing import Num
 from qkv.database.io.arrow_columns import null_mask, stored_numbers, with_metadata
 from qkv.database.io.boolean_cells import boolean_reading
 from qkv.database.io.cell_notes import CellNote, with_cell_note
-from qkv.database.io.date_formats import is_compact_date
 from qkv.database.io.identifier_names import as_integers, has_identifier_name, is_mostly_whole
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import (

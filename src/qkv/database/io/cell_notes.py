@@ -24,13 +24,16 @@ __all__ = [
     "collect_notes",
     "decided_formats",
     "join_cell_notes",
+    "line_note",
     "metadata_text",
     "undecided_columns",
     "with_cell_note",
+    "with_line_note",
     "without_notes",
 ]
 
 _NOTE = b"qkv cell note"
+_LINES = b"qkv lines"
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,18 @@ def cell_note_of(table: pa.Table, name: str) -> CellNote | None:
     return CellNote(**json.loads(dumped)) if dumped else None
 
 
+def with_line_note(table: pa.Table, note: str) -> pa.Table:
+    """Return a table with a note about the lines of its file that are left out, unless it is ""."""
+    metadata = {**(table.schema.metadata or {}), _LINES: note.encode()}
+    return table.replace_schema_metadata(metadata) if note else table
+
+
+def line_note(table: pa.Table) -> str:
+    """Return the note about the lines of its file that are left out, or ""."""
+    metadata: Mapping[bytes, bytes] = table.schema.metadata or {}
+    return metadata.get(_LINES, b"").decode()
+
+
 def metadata_text(schema: pa.Schema, name: str, key: bytes) -> str:
     """Return a text in the metadata of the field `name`, or "" if there is no such field or text."""
     metadata: Mapping[bytes, bytes] = (schema.field(name).metadata or {}) if name in schema.names else {}
@@ -101,12 +116,14 @@ def join_cell_notes(table: pa.Table, parts: Sequence[pa.Table], names: Sequence[
             if found:
                 joined = "; in other files it ".join(found) if key == READING else next(iter(found))
                 table = with_metadata(table, name, key, joined)
-    return table
+    return with_line_note(table, "; in other files ".join(filter(None, dict.fromkeys(map(line_note, parts)))))
 
 
 def collect_notes(tables: Iterable[pa.Table], names: Sequence[str], notes: list[str]) -> Iterator[pa.Table]:
     """Yield the tables, and append the notes about the columns `names` to a list, each once."""
     for table in tables:
+        if (lines := line_note(table)) and lines not in notes:
+            notes.append(lines)
         for name in names:
             note = cell_note_of(table, name) if name in table.column_names else None
             reading = metadata_text(table.schema, name, READING)

@@ -6,20 +6,22 @@ import contextlib
 import re
 import signal
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from qkv.core.extras import require_packages
+from qkv.core.times import ISO, has_format, is_compact_date, iso_sql
 from qkv.database.io.boolean_cells import has_one_spelling
-from qkv.database.io.date_formats import has_format, is_compact_date
 from qkv.database.io.exact_types import inexact_columns
 from qkv.database.io.identifier_names import has_identifier_name
-from qkv.database.io.read_options import ReadOptions, first_line, guess_encoding, in_utf_8, split_line
+from qkv.database.io.read_options import ReadOptions, guess_encoding, in_utf_8, invalid_line
+from qkv.database.io.table_layout import Layout, copy_table, find_fault, read_layout
 from qkv.database.io.text_readings import first_texts, quoted_name
 from qkv.errors import DataError, QkvError
 
@@ -46,10 +48,8 @@ PARQUET = (".parquet", ".pq")
 # By default DuckDB downloads a missing extension the first time a query names it.
 OFFLINE = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 CLOSED = {**OFFLINE, "enable_external_access": "false"}
-_ISO = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9])")
 # DuckDB 1.5 adds "<EMPTY MESSAGE>" and the place of the call.
 _INTERRUPTED = re.compile(r"\bKeyboardInterrupt: <EMPTY MESSAGE>\s|\bKeyboardInterrupt[:\s]*$")
-_TRIED_ROWS = 20_480
 _T = TypeVar("_T")
 
 
@@ -125,73 +125,113 @@ def _first_sentence(error: Exception) -> str:
     return (rest if colon and len(head) < 40 else first).rstrip(".!: ")
 
 
-@dataclass(frozen=True)
+@dataclass
 class OpenFile:
     """A file that is open in DuckDB.
 
     Attributes:
         path: the path, for errors.
         kind: its suffix without that of the compression.
-        open: a function that opens the file as a relation, with options of DuckDB.
         connection: the connection.
-        delimiter: for delimited files, the delimiter that is most frequent in the first line.
-        header: for delimited files, the cells of the first line.
+        readable: the path of the file, or of a temporary copy in UTF-8, which DuckDB reads.
+        folder: a folder for copies.
+        given: the encoding, the separators and the place of the table.
+        layout: for delimited files, the place and the separators of the table.
     """
 
     path: str
     kind: str
-    open: Callable[..., duckdb.DuckDBPyRelation]
     connection: duckdb.DuckDBPyConnection
-    delimiter: str
-    header: tuple[str, ...] = ()
+    readable: Path
+    folder: Path
+    given: ReadOptions
+    layout: Layout
+
+    def open(self, **more: object) -> duckdb.DuckDBPyRelation:
+        """Return the file as a relation, with more options of DuckDB."""
+        file = self.readable
+        if self.layout.copied:
+            file = self.folder / "rows.csv"
+            if not file.exists():
+                with file.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
+                    copy_table(self.readable, self.layout, out)
+        # Glob characters in a path are escaped as character classes, so that the path names one file.
+        literal = "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
+        if self.kind in PARQUET:
+            return self.connection.read_parquet(literal)
+        if self.kind in JSON and isinstance(types := more.pop("dtype", None), dict):
+            rows = self.connection.read_json(literal, **more)
+            detected = dict(zip(rows.columns, map(str, rows.types), strict=True))
+            return self.connection.read_json(literal, columns={**detected, **types})
+        if self.kind in JSON:
+            return self.connection.read_json(literal, **more)
+        decimal = {"decimal": self.given.decimal} if self.given.decimal else {}
+        return self.connection.read_csv(literal, **{**self.layout.options(), **decimal, **more})
+
+    def correct(self) -> bool:
+        """Look for the fault of a delimited file that DuckDB cannot read, and return whether it can be read now.
+
+        Raises:
+            DataError: A row has another number of cells than the header, or the file is in another encoding.
+        """
+        _check_utf_8(self.kind, self.given, Path(self.path))
+        found = find_fault(self.readable, self.layout, self.path) if self.kind in DELIMITED else None
+        if found is None:
+            return False
+        self.layout = found
+        (self.folder / "rows.csv").unlink(missing_ok=True)
+        return True
 
 
 @contextmanager
-def open_file(path: str, kind: str, given: ReadOptions) -> Iterator[OpenFile]:
-    """Yield a file that DuckDB can open."""
-    options = {"delimiter": "\t"} if kind == ".tsv" else {}
-    options |= {"delimiter": given.delimiter} if given.delimiter else {}
-    options |= {"decimal": given.decimal} if given.decimal else {}
+def open_file(path: str, kind: str, given: ReadOptions, required: tuple[str, ...]) -> Iterator[OpenFile]:
+    """Yield a file that DuckDB can open.
+
+    Args:
+        path: an existing file.
+        kind: its suffix without that of the compression.
+        given: the encoding, the separators and the place of the table.
+        required: the columns by which the header of a delimited file is found.
+    """
+    given = replace(given, delimiter="\t") if kind == ".tsv" and given.delimiter is None else given
     failure = f"{path!r} cannot be read as {kind[1:]}"
     remedy = "Check the file, or rename it with the suffix of its format."
     encoding = None if kind in PARQUET else given.encoding
     # A reader that is closed when the interpreter ends cannot import modules.
     duckdb_error = _duckdb_error()
-    with in_utf_8(Path(path), encoding) as file:
-        # Glob characters in a path are escaped as character classes, so that the path names one file.
-        literal = "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
+    with (
+        in_utf_8(Path(path), encoding) as file,
+        tempfile.TemporaryDirectory(prefix="qkv-") as folder,
+        open_connection(OFFLINE, DataError, failure, remedy) as connection,
+    ):
+        connection.execute("set TimeZone = 'UTC'")
+        layout = read_layout(file, given, required) if kind in DELIMITED else Layout()
+        try:
+            yield OpenFile(path, kind, connection, file, Path(folder), given, layout)
+        except duckdb_error as error:
+            _check_utf_8(kind, given, Path(path))
+            message = re.sub("^Error when sniffing.*", "its lines do not have the same cells", _first_sentence(error))
+            for copy in (Path(folder) / "rows.csv", file):
+                message = message.replace(f'"{copy}"', repr(path)).replace(str(copy), path)
+            raise DataError(f"{failure}: {message}. {remedy}") from None
 
-        with open_connection(OFFLINE, DataError, failure, remedy) as connection:
 
-            def open_relation(**more: object) -> duckdb.DuckDBPyRelation:
-                if kind in PARQUET:
-                    return connection.read_parquet(literal)
-                if kind in JSON and isinstance(types := more.pop("dtype", None), dict):
-                    rows = connection.read_json(literal, **more)
-                    detected = dict(zip(rows.columns, map(str, rows.types), strict=True))
-                    return connection.read_json(literal, columns={**detected, **types})
-                if kind in JSON:
-                    return connection.read_json(literal, **more)
-                return connection.read_csv(literal, **{**options, **more})
-
-            try:
-                delimiter, header = "", list[str]()
-                if kind in DELIMITED:
-                    delimiter, header = split_line(first_line(file), given.delimiter)
-                yield OpenFile(path, kind, open_relation, connection, delimiter, tuple(header))
-            except duckdb_error as error:
-                if kind in PARQUET or encoding is not None or not _names_encoding(str(error)):
-                    raise
-                guess = guess_encoding(Path(path))
-                windows = " (or cp1252, if it is from Windows)" if guess == "latin-1" else ""
-                # A file of queries is read in UTF-8, whatever the encoding of the table is.
-                options_of_table = (
-                    f"Pass --encoding {guess} to qkv ask (in Python: encoding={guess!r} to Database.open), or convert"
-                )
-                raise DataError(
-                    f"{path!r} must be text in UTF-8, got other bytes, probably {guess}{windows}. "
-                    f"{'Convert' if given.as_written else options_of_table} the file with iconv."
-                ) from None
+def _check_utf_8(kind: str, given: ReadOptions, path: Path) -> None:
+    """Raise a `DataError` that names the encoding of a text file that is not in UTF-8, if none is given."""
+    if kind in PARQUET or given.encoding is not None:
+        return
+    guess = guess_encoding(path)
+    line = invalid_line(path) if guess == "latin-1" else 1
+    if line:
+        windows = " (or cp1252, if it is from Windows)" if guess == "latin-1" else ""
+        # A file of queries is read in UTF-8, whatever the encoding of the table is.
+        options_of_table = (
+            f"Pass --encoding {guess} to qkv ask (in Python: encoding={guess!r} to Database.open), or convert"
+        )
+        raise DataError(
+            f"{str(path)!r} must be text in UTF-8, got other bytes in line {line:,}, probably {guess}{windows}. "
+            f"{'Convert' if given.as_written else options_of_table} the file with iconv."
+        )
 
 
 def _duckdb_error() -> type[Exception]:
@@ -199,10 +239,6 @@ def _duckdb_error() -> type[Exception]:
 
     error: type[Exception] = duckdb.Error
     return error
-
-
-def _names_encoding(message: str) -> bool:
-    return any(part in message.lower() for part in ("utf-8", "utf8", "unicode"))
 
 
 _FIRST_ROWS = 20_480
@@ -218,7 +254,7 @@ def run_typed(
     """
     import duckdb
 
-    lowered = [name.strip().lower() for name in file.header]
+    lowered = [name.strip().lower() for name in file.layout.header]
     repeated = [name for name in required if lowered.count(name.lower()) > 1]
     if repeated:
         # DuckDB would read the first of them, and give the others names of its own.
@@ -226,30 +262,18 @@ def run_typed(
             f"column names must be unique in {file.path!r}, got {repeated[0]!r} more than once. Rename the repeated "
             "columns."
         )
-    rows = file.open()
-    dialect: dict[str, object] = {}
-    if file.kind in DELIMITED and required and not set(required) <= set(rows.columns):
-        first = rows.limit(1).fetchall()
-        if first and set(required) <= set(map(str, first[0])):
-            dialect = {"header": True}
-        else:
-            dialect = _dialect(file, required, options)
     contradictions = (duckdb.ConversionException, duckdb.InvalidInputException)
     with contextlib.suppress(*contradictions):
-        rows, dates = _open_typed(file, required, options, dialect, None if dialect else rows)
+        rows, dates = _open_typed(file, required, options, {})
         return run(rows), rows, dates
     try:
-        rows, dates = _open_typed(file, required, options, {**dialect, "sample_size": -1})
+        rows, dates = _open_typed(file, required, options, {"sample_size": -1})
         return run(rows), rows, dates
     except contradictions:
-        # DuckDB takes the apostrophe of "1'203" for a quotation mark.
-        if file.kind not in DELIMITED or options.delimiter is not None or not required:
+        if not file.correct():
             raise
-        dialect = {"header": True, "delimiter": file.delimiter, "quotechar": '"', "escapechar": '"', "skiprows": 0}
-        rows, dates = _open_typed(file, required, options, {**dialect, "sample_size": -1})
-        if not set(required) <= set(rows.columns):
-            raise
-        return run(rows), rows, dates
+    rows, dates = _open_typed(file, required, options, {"sample_size": -1})
+    return run(rows), rows, dates
 
 
 def _open_typed(
@@ -257,10 +281,9 @@ def _open_typed(
     required: tuple[str, ...],
     options: ReadOptions,
     dialect: dict[str, object],
-    opened: duckdb.DuckDBPyRelation | None = None,
 ) -> tuple[duckdb.DuckDBPyRelation, list[str]]:
     """Open a file, and read columns as texts whose dates or numbers this package reads, which are returned."""
-    rows = file.open(**dialect) if opened is None else opened
+    rows = file.open(**dialect)
     types = dict(zip(rows.columns, map(str, rows.types), strict=True))
     numbers = inexact_columns(types, required, file.kind in DELIMITED) if not options.as_written else []
     as_texts = [name for name, form in options.assumed if form == "text" and types.get(name, "VARCHAR") != "VARCHAR"]
@@ -287,18 +310,36 @@ def _open_typed(
             read = name in required or not has_one_spelling(written)
         elif types[name] == "BIGINT":
             read = form is None or sum(map(partial(has_format, form=form), written)) > len(written) / 2
-        elif name in required and types[name] != "DATE":
-            # DuckDB converts timestamps with and without time zones in one column without a word.
-            read = not options.as_written
         else:
-            read = not all(map(_ISO.match, written))
+            # DuckDB ignores what follows a time, such as AM and PM, and converts times with and without time zones in
+            # one column without a word.
+            read = types[name] != "DATE" and (name in required or types[name] != "TIMESTAMP") and not options.as_written
+            read = read or not all(map(ISO.fullmatch, written)) or not _all_iso(texts, name, types[name], dialect)
         dates += [name] if read else []
-    others = {name: f"nullif({quoted_name(name)}, '')::{types[name]}" for name in tested if name not in dates}
+    others = {name: _strict_cast(quoted_name(name), types[name]) for name in tested if name not in dates}
     dates += numbers
     if not dates:
         return rows, []
     casts = ", ".join(f"{cast} as {quoted_name(name)}" for name, cast in others.items())
     return texts.project(f"* replace ({casts})") if casts else texts, dates
+
+
+def _strict_cast(cell: str, type_: str) -> str:
+    """Return the SQL expression of a cell as a type, which raises an error for times that a cast would truncate."""
+    if type_ not in ("DATE", "TIMESTAMP"):
+        return f"nullif({cell}, '')::{type_}"
+    return f"coalesce({iso_sql(cell, type_.lower())}, case when trim({cell}) <> '' then ('?' || {cell})::{type_} end)"
+
+
+def _all_iso(texts: duckdb.DuckDBPyRelation, name: str, type_: str, dialect: Mapping[str, object]) -> bool:
+    """Return whether all cells of a column are in ISO 8601; True unless types are detected from all rows."""
+    if "sample_size" not in dialect:
+        return True
+    cell = quoted_name(name)
+    ((some,),) = texts.aggregate(
+        f"count(*) filter (trim({cell}) <> '' and {iso_sql(cell, type_.lower())} is null)"
+    ).fetchall()
+    return not some
 
 
 def _compact_dates(rows: duckdb.DuckDBPyRelation, names: Sequence[str]) -> list[str]:
@@ -312,28 +353,3 @@ def _compact_dates(rows: duckdb.DuckDBPyRelation, names: Sequence[str]) -> list[
     ranges = zip(names, found[::2], found[1::2], strict=True)
     bounded = [name for name, least, most in ranges if least is not None and 19000101 <= least <= most < 21000101]
     return [name for name in bounded if all(map(is_compact_date, first_texts(rows, name)))]
-
-
-def _dialect(file: OpenFile, required: tuple[str, ...], options: ReadOptions) -> dict[str, object]:
-    """Return the delimiter with which the first line holds the required columns; empty if there is none.
-
-    Raises:
-        DataError: The first line holds them, but the other lines do not have as many cells.
-    """
-    import duckdb
-
-    names = file.open(header=True, skiprows=0).columns
-    cells = {cell.strip(" \"'") for cell in re.split(r"[,;\t|]", names[0])}
-    if options.delimiter is None and file.delimiter:
-        # DuckDB takes the decimal comma of 1,5;2,5 for the delimiter.
-        dialect: dict[str, object] = {"header": True, "delimiter": file.delimiter}
-        with contextlib.suppress(duckdb.Error):
-            opened = file.open(**dialect)
-            if set(required) <= set(opened.columns) and opened.limit(_TRIED_ROWS).fetchall():
-                return dialect
-    if len(names) == 1 and len(cells) > 1 and set(required) <= cells:
-        raise DataError(
-            f"{file.path!r} cannot be read as {file.kind[1:]}: its rows do not have the {len(cells)} cells of the "
-            "first line. Check quotation marks and separators."
-        )
-    return {}

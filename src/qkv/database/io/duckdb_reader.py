@@ -14,6 +14,7 @@ import numpy as np
 from qkv.core.typing import Bool
 from qkv.database.io import arrow_columns
 from qkv.database.io.bad_cells import Conversions, add_cell_notes, detect_conversions
+from qkv.database.io.cell_notes import with_line_note
 from qkv.database.io.duckdb_file import (
     CLOSED,
     DELIMITED,
@@ -56,7 +57,7 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: Rea
     Raises:
         DataError: The file cannot be read in the format of its suffix, or has a bad cell that is refused.
     """
-    with open_file(path, kind, options) as file:
+    with open_file(path, kind, options, required) as file:
         if kind in PARQUET:
             table = _with_types(file.open().to_arrow_table(), _durations(path))
             return add_cell_notes(table, required, options.on_bad_cell, repr(path))
@@ -73,7 +74,7 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: Rea
             for name in changed:
                 place = table.schema.get_field_index(name)
                 table = table.set_column(place, converted.schema.field(name), converted.column(name))
-        return conversions.mark(table)
+        return with_line_note(conversions.mark(table), file.layout.note)
 
 
 def read_parts(
@@ -92,7 +93,7 @@ def read_parts(
     """
     import pyarrow as pa
 
-    with open_file(path, kind, options) as file:
+    with open_file(path, kind, options, required) as file:
         if kind in PARQUET:
             rows = with_microsecond_columns(file.open())
             durations = _durations(path)
@@ -109,6 +110,7 @@ def read_parts(
             conversions = with_counted_texts(opened, _values(required, options, mixed), conversions)
         rows = conversions.relation(rows)
         first = conversions.mark(_with_types(rows.limit(0).to_arrow_table(), durations))
+        first = with_line_note(first, file.layout.note)
         yield first
         for batch in rows.to_arrow_reader(_ROWS_PER_PART):
             part = _with_types(pa.Table.from_batches([batch]), durations)
@@ -146,7 +148,7 @@ def _conversions(
 ) -> Conversions:
     """Return how the required columns of a file are converted, and the columns `dates`, which were read as texts."""
     stated = () if file.kind in DELIMITED else [name for name in required if name not in (*mixed, *dates)]
-    found = detect_conversions(rows, required, options, repr(file.path), stated, file.delimiter, dates)
+    found = detect_conversions(rows, required, options, repr(file.path), stated, file.layout.delimiter, dates)
     others = [name for name in dates if name not in required]
     if not others:
         return found

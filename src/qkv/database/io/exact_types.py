@@ -39,7 +39,8 @@ def inexact_columns(types: Mapping[str, str], names: Sequence[str], delimited: b
         names: the key and value columns.
         delimited: whether the file is delimited; timestamps of such files are read as texts in any case.
     """
-    inexact = ("DOUBLE", "BIGNUM") if delimited else ("DOUBLE", "BIGNUM", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE")
+    times = ("DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE")
+    inexact = ("DOUBLE", "BIGNUM", *(() if delimited else times))
     return [name for name in dict.fromkeys(names) if types.get(name) in inexact]
 
 

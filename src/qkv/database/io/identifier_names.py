@@ -4,7 +4,8 @@ A name is split into words, without digits at their ends. It is that of an ident
 
     its last word     is a word such as id, isbn, phone or serial
     its first word    is such a word before others that only describe it, as in zip code or phone number; id before any
-    its last words    are a thing that is numbered and a word such as number, no, code or key: account_number, custkey
+    its last words    are a thing that is numbered and a word such as number, code or key: account_number, custkey; or
+                      any words and no, nr or nbr, or a compound with nummer: Roll No, Nr, Startnummer
 
 Names with the word of a quantity, such as count, total or price, are those of quantities unless they end with id, and
 so are number_of_rooms, no_of_items and education_num, in which no numbered thing precedes the number.
@@ -35,19 +36,21 @@ def _words(text: str) -> frozenset[str]:
 _IDS = frozenset({"id", "ids", "uid", "uuid", "guid", "pid"})
 _WORDS = _IDS | _words("""
     isbn issn ean upc gtin asin ssn sku plz barcode zip zipcode postcode serial phone telephone fax msisdn imei imsi
-    iban siren siret npi cusip fips orcid pmid telefon telefax
+    iban siren siret npi cusip fips orcid pmid telefon telefax postleitzahl pincode eircode cep cpf cnpj nif dni bsn
     """)
 _NUMBERS = _words("no nr nbr num number nummer numero code key")
+_ABBREVIATIONS = _words("no nos nr nbr")
 _DESCRIBING = _NUMBERS | _words("codes numbers nos digits hash home work mobile cell private office")
 _THINGS = _words("""
-    account acct admission application article artikel asset bank barcode batch bestell bill booking branch card case
-    catalog catalogue certificate charge chassis check cheque claim client company contact contract credit cust customer
-    debtor dept department device document driver emp employee enrolment enrollment equipment fax film flight folio
-    insurance inventory invoice item job kunden konto licence license loan lot matriculation medical member membership
-    mobile model movie object order organisation organization parcel part passport patient payment permit personal
-    personnel phone plate policy post postal product project purchase rechnung rechnungs receipt record ref reference
-    registration request reservation room routing security serial shipment social sort staff stock student subscriber
-    supplier tax telefon telephone ticket tracking transaction trans tweet tx user vat vehicle vendor voter voucher zip
+    account acct admission application article artikel asset bank barcode batch bestell bill booking branch card
+    case catalog catalogue certificate charge chassis check cheque claim client company contact contract credit cust
+    customer debtor department dept device document driver emp employee enrollment enrolment equipment event exam
+    fax film flight folio insurance inv inventory invoice item job konto kunden licence license loan lot
+    matriculation medical member membership mobile model movie object order organisation organization parcel part
+    passport patient payment permit personal personnel phone pin plate policy post postal product project purchase
+    receipt rechnung rechnungs record ref reference registration request reservation roll room routing seat security
+    serial shipment social sort staff stock student subscriber supplier tax telefon telephone ticket tracking trans
+    transaction tweet tx user vat vehicle vendor voter voucher zip
     """)
 _QUANTITIES = _words("""
     count counts cnt total sum avg average mean median std min max rate ratio share pct percent per amount amt age
@@ -67,9 +70,9 @@ def has_identifier_name(name: str) -> bool:
     """Return whether a column is named like an identifier.
 
     Example:
-        >>> names = ("order_id", "userID", "zip code", "isbn13", "custkey", "paid", "number_of_rooms", "phone_minutes")
+        >>> names = ("order_id", "userID", "zip code", "isbn13", "Roll No", "paid", "number_of_rooms", "phone_minutes")
         >>> [name for name in names if has_identifier_name(name)]
-        ['order_id', 'userID', 'zip code', 'isbn13', 'custkey']
+        ['order_id', 'userID', 'zip code', 'isbn13', 'Roll No']
     """
     separated = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name.replace("IDs", "Ids"))
     words = [word.lower().rstrip("0123456789") for word in re.split(r"[^A-Za-z0-9]+", separated)]
@@ -81,6 +84,12 @@ def has_identifier_name(name: str) -> bool:
     if not _QUANTITIES.isdisjoint(words):
         return False
     if words[-1] in _WORDS or (words[0] in _WORDS and _DESCRIBING.issuperset(words[1:])):
+        return True
+    if (
+        (words[-1] in _ABBREVIATIONS and "yes" not in words)
+        or words[-1].endswith("nummer")
+        or words == ["code", "postal"]
+    ):
         return True
     numbered = words[-1] in _NUMBERS and len(words) > 1 and words[-2].removesuffix("s") in _THINGS
     return numbered or _JOINED.fullmatch(words[-1]) is not None

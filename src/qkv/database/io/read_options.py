@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import csv
+import contextlib
 import gzip
 import tempfile
 import zlib
@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import IO, cast
 
 from qkv.core.checks import check_choice
-from qkv.database.io.date_formats import is_date_format
+from qkv.core.times import is_date_format
 from qkv.errors import DataError, OptionError
 
 __all__ = [
     "COMPRESSIONS",
     "ReadOptions",
-    "first_line",
     "guess_encoding",
     "in_utf_8",
+    "invalid_line",
     "open_binary",
-    "split_line",
     "unpacking_errors",
 ]
 
@@ -47,6 +46,8 @@ class ReadOptions:
         date_format: the format of dates that are not in ISO 8601, by directives of `datetime.strptime`, such as
             "%m/%d/%Y"; None: detected.
         as_written: whether columns of texts, and of dates that are not in ISO 8601, are read as texts.
+        header_row: the line of delimited files that holds the names of columns, from 1; None: detected.
+        skip_footer: the number of lines at the end of delimited files that are left out; None: detected.
         assumed: pairs of a column and the format that it has in other files, which is taken if no cell decides
             between two formats.
 
@@ -60,6 +61,8 @@ class ReadOptions:
     decimal: str | None = None
     on_bad_cell: str = "exclude"
     date_format: str | None = None
+    header_row: int | None = None
+    skip_footer: int | None = None
     as_written: bool = False
     assumed: tuple[tuple[str, str], ...] = ()
 
@@ -82,6 +85,10 @@ class ReadOptions:
                 f"date_format must be a format of dates, got {self.date_format!r}. Use directives of strptime, such as "
                 "%d.%m.%Y, %m/%d/%Y or %d-%b-%y."
             )
+        for name, least in (("header_row", 1), ("skip_footer", 0)):
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise OptionError(f"{name} must be at least {least}, got {number}. It counts lines.")
         if self.decimal == "," == self.delimiter:
             raise OptionError("decimal must differ from delimiter, got ',' for both. Change one of them.")
 
@@ -137,21 +144,6 @@ def _check_complete(path: Path) -> None:
         ) from None
 
 
-def first_line(path: Path) -> str:
-    """Return the first line of a file in UTF-8, or "" if the file is damaged."""
-    try:
-        with open_binary(path) as file:
-            return file.readline(_BLOCK).decode("utf-8-sig", "replace").rstrip("\r\n")
-    except unpacking_errors():
-        return ""
-
-
-def split_line(line: str, delimiter: str | None) -> tuple[str, list[str]]:
-    """Return the delimiter of a line, which is the most frequent one if None is given, and the cells of the line."""
-    found = delimiter or max(",;\t|", key=line.count)
-    return found, next(csv.reader([line], delimiter=found, skipinitialspace=True), [])
-
-
 def guess_encoding(path: Path) -> str:
     """Return "utf-16", "utf-16-le" or "utf-16-be" if the first bytes of a file look like it, otherwise "latin-1"."""
     with open_binary(path) as file:
@@ -161,6 +153,17 @@ def guess_encoding(path: Path) -> str:
     # The high bytes of most characters of tables are 0.
     odd, even = first[1::2].count(0), first[::2].count(0)
     return "latin-1" if odd == even else "utf-16-le" if odd > even else "utf-16-be"
+
+
+def invalid_line(path: Path) -> int:
+    """Return the number of the first line of a file that is not text in UTF-8, or 0."""
+    with contextlib.suppress(*unpacking_errors()), open_binary(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 0
 
 
 @contextmanager

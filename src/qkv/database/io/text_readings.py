@@ -10,11 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from qkv.core.times import (
+    candidate_formats,
+    choose_format,
+    date_reading,
+    exchanged,
+    format_sql,
+    iso_sql,
+    split_zone,
+    zone_reading,
+)
 from qkv.database.io.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, READING
 from qkv.database.io.cell_notes import CellNote
-from qkv.database.io.date_formats import candidate_formats, choose_format, date_reading, exchanged, format_sql
 from qkv.database.io.exact_types import exact_number_type
-from qkv.database.io.identifier_names import has_identifier_name, is_mostly_whole
+from qkv.database.io.identifier_names import has_identifier_name, has_text_identifier_name, is_mostly_whole
 from qkv.database.io.number_formats import NumberFormat, affix_counts
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_remarks import MARKS, MISSING, MOST_TEXTS, PLAIN, text_remark
@@ -22,14 +31,13 @@ from qkv.database.io.text_remarks import MARKS, MISSING, MOST_TEXTS, PLAIN, text
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["TextReading", "detect_reading", "first_texts", "in_iso", "number_reading", "quoted_name"]
+__all__ = ["TextReading", "detect_reading", "first_texts", "number_reading", "quoted_name"]
 
 _FIRST_ROWS = 20_480
 _FIRST_TEXTS = 1_000
 _LEAST_SHARE = 0.1
 """A column of texts with a larger share of numbers is mentioned in a note."""
 _CELL = "lower(trim(x))"
-_ZONE = "regexp_matches(trim(x), ':[0-9.]+ ?(Z|[+-][0-9]{2}(:?[0-9]{2})?)$')"
 _ISO = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]")
 
 
@@ -42,7 +50,6 @@ class TextReading:
         type: the DuckDB type.
         date_format: the format of dates; "" for numbers and dates in ISO 8601.
         number_format: the format of numbers; None for dates and for numbers without separators of thousands.
-        zoned: for timestamps in ISO 8601 beside others, whether those with a time zone are read; None for all.
         decimal: the decimal separator of numbers without a format.
         said: how the column is read, as the end of a sentence; "" for numbers and dates of the usual form.
         assumed: the name of a format that no cell decided; "" if it is decided.
@@ -53,7 +60,6 @@ class TextReading:
     type: str
     date_format: str = ""
     number_format: NumberFormat | None = None
-    zoned: bool | None = None
     decimal: str = "."
     said: str = ""
     assumed: str = ""
@@ -64,10 +70,7 @@ class TextReading:
         if self.date_format:
             return f"{format_sql(cell, self.date_format)}::{self.type}"
         if self.noun.startswith("date"):
-            wanted = in_iso(cell)
-            if self.zoned is not None:
-                wanted += f" and {'' if self.zoned else 'not '}{_ZONE.replace('(x)', f'({cell})')}"
-            return f"case when {wanted} then try_cast(trim({cell}) as {self.type}) end"
+            return iso_sql(cell, self.type)
         if self.number_format is not None:
             return self.number_format.sql(cell, self.type)
         text = _with_point(cell, self.decimal)
@@ -85,9 +88,7 @@ class TextReading:
             return counts[self.number_format.dump()]
         if self.date_format or self.noun in ("finite number", "whole number"):
             return counts[self.date_format or "plain"]
-        if self.zoned is None:
-            return counts["iso"]
-        return counts["zones"] if self.zoned else counts["iso"] - counts["zones"]
+        return counts["zones" if self.type.startswith("timestamptz") else "iso"]
 
     @property
     def metadata(self) -> dict[bytes, str]:
@@ -100,7 +101,7 @@ class TextReading:
 def number_reading(
     relation: duckdb.DuckDBPyRelation, name: str, decimal: str, entirely: bool = False, mixed: bool = False
 ) -> TextReading | None:
-    """Return how a column of numbers is read; None if some cells are none, or if it cannot be read exactly.
+    """Return how a column of numbers is read; None if some cells are none, or if numbers would merge its cells.
 
     Args:
         relation: all rows of the file.
@@ -110,6 +111,10 @@ def number_reading(
         mixed: whether cells that are no numbers are allowed.
     """
     column, text = relation.project(f"{quoted_name(name)} as x"), _with_point("x", decimal)
+    # 1E05 and 100000 are two identifiers, but one number.
+    exponents = "coalesce(bool_or(regexp_full_match(trim(x), '[0-9]+[eE][0-9]+')), false)"
+    if has_text_identifier_name(name) and column.aggregate(exponents).fetchall()[0][0]:
+        return None
     if is_mostly_whole(relation, name, f"try_cast({text} as double)", entirely):
         return TextReading("whole number", "bigint", decimal=decimal)
     type_, infinite = exact_number_type(column, text, mixed)
@@ -140,19 +145,20 @@ def detect_reading(
     numbers = [] if stated or has_identifier_name(name) else _number_formats(texts, options.decimal)
     decimal = options.decimal or "."
     plain = _is_number(_with_point("x", decimal))
-    iso = in_iso("x")
+    iso, zoned = (f"{iso_sql('x', type_)} is not null" for type_ in ("timestamp", "timestamptz"))
     # Tests that no text of the first rows passes are not made for all rows.
     written = [text.replace(decimal, ".") for text in texts]
     some_plain = not texts or any(map(PLAIN.fullmatch, written))
     some_iso = not texts or any(map(_ISO.match, texts))
+    some_zoned = some_iso and any(split_zone(text)[1] for text in texts)
     tests = {
         "filled": f"{_CELL} <> ''",
         "present": f"{_CELL} not in ({', '.join(map(_literal, MISSING))})",
         "plain": plain if some_plain else "false",
         "codes": "regexp_full_match(trim(x), '[+-]?0[0-9].*')" if some_plain or numbers else "false",
-        "iso": f"{iso} and try_cast(x as timestamp) is not null" if some_iso else "false",
+        "iso": iso if some_iso else "false",
         "clocks": f"{iso} and contains(x, ':')" if some_iso else "false",
-        "zones": f"{iso} and {_ZONE}" if some_iso else "false",
+        "zones": zoned if some_zoned else "false",
         **{form: f"{format_sql('x', form)} is not null" for form in dates},
         **{form.dump(): f"{form.sql('x', 'double')} is not null" for form in numbers},
     }
@@ -160,7 +166,7 @@ def detect_reading(
     for part in (column.limit(_FIRST_ROWS), column):
         rows, *found = part.aggregate(counted).fetchall()[0]
         counts: dict[str, int] = dict(zip(tests, found, strict=True))
-        best = max(counts["plain"], counts["iso"], *list(counts.values())[7:], 0)
+        best = max(counts["plain"], counts["iso"] + counts["zones"], *list(counts.values())[7:], 0)
         # The first rows decide about names and other texts.
         if counts["present"] and best < 0.01 * counts["present"]:
             return None, _remark(texts, stated) or (None if stated else _mark_note(part, name))
@@ -180,7 +186,9 @@ def detect_reading(
         ((finer,),) = column.aggregate(digits).fetchall()
         reading = replace(reading, type=f"{reading.type}_ns") if finer else reading
     if reading is not None:
-        return replace(reading, bad_cells=counts["filled"] - reading.read(counts)), None
+        zones = zone_reading(texts) if reading.type.startswith("timestamptz") else ""
+        said = "; it ".join(filter(None, (reading.said, zones)))
+        return replace(reading, said=said, bad_cells=counts["filled"] - reading.read(counts)), None
     if _LEAST_SHARE * counts["filled"] <= counts["plain"] < counts["filled"] and not counts["codes"]:
         return None, CellNote(counts["plain"], total=counts["filled"])
     return None, _remark(texts, stated) or (None if stated else _mark_note(column, name))
@@ -220,7 +228,7 @@ def _choose(
     by_date = {form: counts[form] for form in dates}
     most = max((counts[form.dump()] for form in numbers), default=0)
     plain, iso, zones = counts["plain"], counts["iso"], counts["zones"]
-    best = max(plain, iso, most, *by_date.values(), 0)
+    best = max(plain, iso + zones, most, *by_date.values(), 0)
     if given and 2 * by_date[given] > counts["present"]:
         return _in_format(given, date_reading(given))
     if 2 * best <= counts["present"]:
@@ -228,17 +236,18 @@ def _choose(
     # Texts of digits with a leading zero are codes, such as postal codes.
     if plain == best and not counts["codes"] and not stated:
         return TextReading("finite number", "", decimal=decimal)
-    if iso == best:
-        if 0 < zones < iso:
-            zoned = 2 * zones > iso
-            noun = f"date with{'' if zoned else 'out'} a time zone"
-            return TextReading(noun, "timestamptz" if zoned else "timestamp", zoned=zoned)
-        return TextReading("date", "timestamptz" if zones else "timestamp" if counts["clocks"] else "date")
+    if iso + zones == best:
+        noun = f"date with{'' if zones > iso else 'out'} a time zone" if iso and zones else "date"
+        return TextReading(noun, "timestamptz" if zones > iso else "timestamp" if counts["clocks"] else "date")
     if best in by_date.values():
         form, other = choose_format(by_date)
         if "%" in assumed and by_date[assumed] == best:
             form, other = assumed, ""
-        return _in_format(form, date_reading(form, other), form if other else "")
+        reading = _in_format(form, date_reading(form, other), form if other else "")
+        zoned = "%z" in form
+        if any(count for each, count in by_date.items() if ("%z" in each) != zoned):
+            reading = replace(reading, noun=f"date with{'' if zoned else 'out'} a time zone")
+        return reading
     enough = most > MOST_TEXTS * counts["present"] or (numbers and numbers[0].kind != "unit")
     if numbers and most == best and not counts["codes"] and enough:
         return TextReading("finite number", "double", number_format=numbers[0])
@@ -246,7 +255,7 @@ def _choose(
 
 
 def _in_format(form: str, said: str, assumed: str = "") -> TextReading:
-    type_ = "timestamp" if re.search("%[HIMSf]", form) else "date"
+    type_ = "timestamptz" if re.search("%[zZ]", form) else "timestamp" if re.search("%[HIMSf]", form) else "date"
     return TextReading("date", type_, form, said=said, assumed=assumed)
 
 
@@ -329,11 +338,6 @@ def first_texts(relation: duckdb.DuckDBPyRelation, name: str) -> list[str]:
 def _remark(texts: Sequence[str], stated: bool) -> CellNote | None:
     remark = text_remark(texts, stated)
     return CellNote(remark=remark) if remark else None
-
-
-def in_iso(cell: str) -> str:
-    """Return the SQL condition that a cell begins like a date in ISO 8601."""
-    return f"regexp_matches(trim({cell}), '^[0-9]{{4}}-[0-9]{{1,2}}-[0-9]')"
 
 
 def quoted_name(name: str) -> str:

@@ -5,33 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from qkv.database.io.date_formats import candidate_formats, has_format, is_compact_date
+from qkv.core.times import candidate_formats, has_format, is_compact_date
 from qkv.database.io.number_formats import NumberFormat, affix_counts
 
 __all__ = ["MARKS", "MISSING", "MOST_TEXTS", "PLAIN", "numbers_remark", "text_remark"]
 
-MISSING: tuple[str, ...] = (
-    "",
-    "-",
-    "--",
-    "—",
-    "–",
-    ".",
-    "..",
-    "...",
-    "?",
-    "*",
-    "na",
-    "n/a",
-    "#n/a",
-    "#na",
-    "n.a.",
-    "nan",
-    "null",
+_MARKS = (
+    r"- -- --- — – . .. ... ? ?? * ** *** na n/a #n/a #na n.a. n.a n/a. nan null none nil \n <na> (null) #null! #ref!"
 )
+MISSING: tuple[str, ...] = ("", *_MARKS.split())
 MARKS = len(MISSING)
-"""The number of marks that are no words."""
-MISSING += ("none", "nil", "missing", "unknown", "not available", "#ref!", "#value!", "#div/0!", "inf", "-inf")
+"""The number of marks that are mentioned in a note about a column of texts."""
+MISSING += ("missing", "unknown", "not available", "#value!", "#div/0!", "inf", "-inf")
 MOST_TEXTS = 0.9
 """A column with a larger share of numbers of one unit is read as numbers, or mentioned if there are several units."""
 PLAIN = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?")
@@ -41,7 +26,9 @@ _LIKE_DATES = re.compile(
     r"[0-9]{4}-?W[0-9]{2}(-?[0-9])?|(?:19|20)[0-9]{2}-[0-3][0-9]{2}|"
     # A day or month, or both, and a year, with words of any language.
     r"[^0-9]{0,15}[0-9]{1,2}(?:[^0-9]{1,5}[0-9]{1,2})?[^0-9]{1,15}(?:19|20)[0-9]{2}(?:[^0-9].*)?|"
-    r"(?:19|20)[0-9]{2}[^0-9]{1,15}[0-9]{1,2}[^0-9]{0,15}",
+    r"(?:19|20)[0-9]{2}[^0-9]{1,15}[0-9]{1,2}[^0-9]{0,15}|"
+    # A time with a zone or other words that are not read.
+    r"(?:19|20)[0-9]{2}([-/.])[0-9]{1,2}\2[0-9]{1,2}[T ].*",
     re.IGNORECASE,
 )
 _DIGITS = ("%d%m%Y", "%m%d%Y")

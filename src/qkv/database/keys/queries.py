@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.times import numeric_order
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.io import arrow_columns
 from qkv.database.io.nanoseconds import plain_scalar, to_python, to_records
@@ -357,8 +358,11 @@ def _kind_error(value: object, column: Column) -> QueryError:
         "vector": f"a vector of {column.cells.shape[-1]} finite elements",
     }[column.kind]
     text = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "…"
+    form, first = column.date_format, {"d": ", day first", "m": ", month first"}
+    hint = f" in the format {form}{first.get(numeric_order(form)[:1], '')}" if form else ""
     return QueryError(
-        f"the query for the key {column.name!r} must be {expected}, got {text}. Use, for example, {_example(column)}."
+        f"the query for the key {column.name!r} must be {expected}{hint}, got {text}. Use, for example, "
+        f"{_example(column)}."
     )
 
 

@@ -192,6 +192,8 @@ class StoredDatabase(Queryable):
         delimiter: str | None = None,
         decimal: str | None = None,
         date_format: str | None = None,
+        header_row: int | None = None,
+        skip_footer: int | None = None,
     ) -> int:
         """Append rows, save them on disk as a new version, and return the number of the version.
 
@@ -204,6 +206,8 @@ class StoredDatabase(Queryable):
             delimiter: as in `Database.open`.
             decimal: as in `Database.open`; that of the store, if no cell of a column decides.
             date_format: as in `Database.open`; that of the store, if no cell of a column decides.
+            header_row: as in `Database.open`.
+            skip_footer: as in `Database.open`.
 
         Returns:
             The number of the new version.
@@ -216,7 +220,9 @@ class StoredDatabase(Queryable):
         names, notes = (*self.key, self.value), list[str]()
         schema = self.store.empty(self._visible).schema
         assumed = tuple({**stated_types(schema), **decided_formats(schema)}.items())
-        options = ReadOptions(encoding, delimiter, decimal, on_bad_cell, date_format, assumed=assumed)
+        options = ReadOptions(
+            encoding, delimiter, decimal, on_bad_cell, date_format, header_row, skip_footer, assumed=assumed
+        )
         tables = collect_notes(iterate_tables(source, names, options), names, notes)
         version = self.store.append(prepare_rows(self.encoding, tables, schema, self.name, progress))
         self.cell_notes = tuple(notes)
