@@ -28,9 +28,11 @@ from qkv.core.arrays import (
     is_tensor,
     library,
     namespace,
+    result_dtype,
     statically_known_true,
 )
 from qkv.core.axes import Axes
+from qkv.core.tile import Centre
 from qkv.core.typing import Array, Num, Shaped
 from qkv.errors import RefusedError
 from qkv.normalizers import NORMALIZERS
@@ -48,12 +50,22 @@ _Run = Callable[..., tuple[Result, Plan | None]]
 
 
 def lift_suffices(
-    score: Score, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], name: str
+    score: Score,
+    query: Num[Array, "*#batch q query_width"],
+    key: Num[Array, "*#batch k key_width"],
+    centre: Centre = None,
 ) -> Any:
-    """Return whether the lift of a bound score is accurate in the dtype `name`, as a bool, or an array if traced."""
-    for_keys, for_queries = LIFT_RANGES[name]
+    """Return whether the lift of a bound score is accurate for bound arrays, as a bool, or an array if traced.
+
+    Args:
+        score: a score whose logits cancel.
+        query: queries.
+        key: keys.
+        centre: the point that the score subtracts from both; None: that of `score.centre`.
+    """
+    for_keys, for_queries = LIFT_RANGES[dtype_name(key)]
     with ignore_numpy_warnings():
-        key_range, query_range = score.lift_range(query, key)
+        key_range, query_range = score.lift_range(query, key, centre)
     suffices = (key_range <= for_keys) & (query_range <= for_queries)
     if statically_known_true(suffices):
         return True
@@ -96,7 +108,7 @@ def run_precisely(
     if not traced:
         bound = score.bind(value, axes.batch, dtype, {"q": axes.q, "k": axes.k})
         sides = cast(query, dtype), cast(key, dtype)
-        suffices = lift_suffices(bound, *sides, name)
+        suffices = lift_suffices(bound, *sides)
         if suffices is True:
             return None
         if suffices is False and name == "float32" and (double := _float64(query)) is not None:
@@ -172,10 +184,9 @@ def _run_in(
     dtype: Any,
 ) -> tuple[Result, Plan | None]:
     """Run a call in float64, and cast its output and readouts to the dtypes of the call."""
-    from qkv.core.arrays import result_dtype
-
     out_dtype = result_dtype(*sides)
-    result, plan = run(*(cast(x, double) for x in sides), fields, readouts, *options)
+    query, key, value = sides  # the dtype of one of them decides for the others, which kernels may cast tile by tile
+    result, plan = run(cast(query, double), key, value, fields, readouts, *options)
 
     def narrowed(x: Any) -> Any:
         return cast(x, dtype) if is_floating(x) else x

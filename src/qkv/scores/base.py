@@ -192,11 +192,19 @@ class Score(Part, ABC):
         return self
 
     def lift_range(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
+        self,
+        query: Num[Array, "*#batch q query_width"],
+        key: Num[Array, "*#batch k key_width"],
+        centre: Centre = None,
     ) -> tuple[Num[Array, ""], Num[Array, ""]]:
         """Return the largest ‖k‖² and ‖q‖² of lifted keys and queries, if `cancels`; elements not finite are left out.
 
         The rounding errors of logits are about as large as those of the first number, or of the logit.
+
+        Args:
+            query: queries.
+            key: keys.
+            centre: the point that is subtracted from both; None: `centre(key)`.
         """
         raise NotImplementedError
 

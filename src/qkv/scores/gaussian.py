@@ -16,7 +16,7 @@ from qkv.core.arrays import dtype_name, is_array, itemsize, library, namespace, 
 from qkv.core.distances import squared_distances
 from qkv.core.guard import all_finite, zero_nonfinite
 from qkv.core.parts import array_field, expand_to_pairs, require_number
-from qkv.core.tile import Tile
+from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num
 from qkv.scores.base import GeneralScore, InnerProductScore, Score
 from qkv.scores.lifted_vectors import concat_features
@@ -107,10 +107,13 @@ class Gaussian(InnerProductScore):
         return -0.5 * namespace(query).sum(query * query, axis=-1)
 
     def lift_range(
-        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], centre: Centre = None
     ) -> tuple[Num[Array, ""], Num[Array, ""]]:
-        """Return the largest ‖k − c‖²/h² and ‖q − c‖²/h² of rows that are finite, where c is the mean of the keys."""
-        centre = self.centre(key)
+        """Return the largest ‖k − c‖²/h² and ‖q − c‖²/h² of rows that are finite, where c is `centre`."""
+        if centre is None:
+            centre = self.centre(key)
+        assert not isinstance(centre, tuple)
+        assert centre is not None
         if not all_finite(centre):
             centre = self.centre(zero_nonfinite(key))
         tile = replace(Tile.whole(query.shape[-2], key.shape[-2]), centre=centre)

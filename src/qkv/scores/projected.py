@@ -118,10 +118,13 @@ class Projected(WrapperScore):
         return self._with_inner(self.score.by_differences(*self._project(query, key)))
 
     def lift_range(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
+        self,
+        query: Num[Array, "*#batch q query_width"],
+        key: Num[Array, "*#batch k key_width"],
+        centre: Centre = None,
     ) -> tuple[Num[Array, ""], Num[Array, ""]]:
         """Return the range of the inner score for the projected queries and keys."""
-        return self.score.lift_range(*self._project(query, key))
+        return self.score.lift_range(*self._project(query, key), centre)
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
         """Return the point that the inner score subtracts from the projected queries and keys, or None."""

@@ -139,10 +139,15 @@ class SumOf(Score):
         return self._with_scores([score.by_differences(query, key) for score in self.scores])
 
     def lift_range(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
+        self,
+        query: Num[Array, "*#batch q query_width"],
+        key: Num[Array, "*#batch k key_width"],
+        centre: Centre = None,
     ) -> tuple[Num[Array, ""], Num[Array, ""]]:
         """Return the sums of the ranges of the scores that cancel."""
-        ranges = [score.lift_range(query, key) for score in self.scores if score.cancels]
+        centers = centre if isinstance(centre, tuple) else (None,) * len(self.scores)
+        own = zip(self.scores, centers, strict=True)
+        ranges = [score.lift_range(query, key, each) for score, each in own if score.cancels]
         return reduce(add, (each[0] for each in ranges)), reduce(add, (each[1] for each in ranges))
 
     def _with_scores(self, scores: Sequence[Score]) -> Score:
