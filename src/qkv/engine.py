@@ -40,7 +40,7 @@ from qkv.plan.observation import Observation
 from qkv.plan.precise_call import run_precisely
 from qkv.plan.step_cache import step_plan
 from qkv.readouts import Readout
-from qkv.scores import Score
+from qkv.scores import Gaussian, Score
 
 __all__ = ["Observation", "Prepared", "attend", "explain", "observe", "prepare"]
 
@@ -399,16 +399,22 @@ def _run(
         planned = plan_call(query, key, value, fields, readouts, *options)
         if found is not None:
             store_plan(*found, planned, query, key, value)
-    if fields[0] is not None and fields[0].cancels and not checked:
-        run = partial(_run, observed=observed, recomputes=recomputes)
-        precise = run_precisely(run, query, key, value, fields, readouts, (seed, kernel, memory), traced)
-        if precise is not None:
-            return precise
+    score = fields[0]
+    cancels = score is not None and score.cancels and not checked
+    kernel_checks = cached is not None and type(score) is Gaussian and cached.plan.kernel.checks_distances
+    precisely = partial(
+        run_precisely, partial(_run, observed=observed, recomputes=recomputes), query, key, value, fields, readouts,
+        (seed, kernel, memory), traced,
+    )  # fmt: skip
+    if cancels and not kernel_checks and (precise := precisely()) is not None:
+        return precise
     if cached is not None:
         if seed is None and not (observed and cached.holds_arrays):
             result = cached.run(query, key, value, fields)
             if result is not None:
                 return result, cached.plan
+        if cancels and kernel_checks and (precise := precisely()) is not None:
+            return precise
         plan = cached.with_parts(Spec(*fields), readouts) if cached.holds_arrays else cached.plan
         if cached.bound and seed is None:
             return plan.kernel.run(bind_unconverted(query, key, value, plan.problem), plan.problem), plan

@@ -24,8 +24,8 @@ from qkv.core.arrays import (
     dtype_name,
     ignore_numpy_warnings,
     is_floating,
-    is_ndarray,
     is_tensor,
+    itemsize,
     library,
     namespace,
     result_dtype,
@@ -44,7 +44,7 @@ from qkv.readouts.base import flatten, unflatten
 from qkv.scores import Gaussian, Score
 from qkv.scores.lifted_vectors import LIFT_RANGES
 
-__all__ = ["lift_suffices", "run_precisely"]
+__all__ = ["is_certainly_near", "lift_suffices", "run_precisely"]
 
 _Run = Callable[..., tuple[Result, Plan | None]]
 
@@ -96,7 +96,7 @@ def run_precisely(
     """
     score = fields[0]
     assert score is not None
-    if not traced and _is_certainly_near(score, query, key):
+    if not traced and is_certainly_near(score, query, key):
         return None
     axes = Axes.of(query.shape, key.shape, value.shape)
     if 0 in (axes.q, axes.k, axes.query_width):
@@ -133,25 +133,31 @@ def run_precisely(
     )
 
 
-def _is_certainly_near(score: Score, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> bool:
-    """Return whether two cheap bounds show that a lift is accurate: ‖k − c‖ ≤ 2 max ‖k‖, and the sum of all ‖q‖²."""
-    if type(score) is not Gaussian or not isinstance(h := score.bandwidth, (int, float)):
+def is_certainly_near(score: Score, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> bool:
+    """Return whether two cheap bounds show that a lift is accurate: ‖k − c‖ ≤ 2 max ‖k‖, and the sum of all ‖q‖².
+
+    They are computed for arrays of NumPy and PyTorch; otherwise the result is False.
+    """
+    if type(score) is not Gaussian or not (key.shape and 0 not in key.shape):
         return False
-    if is_ndarray(key) and is_ndarray(query):
-        if key.dtype.kind != "f" or not key.size:
+    h: Any = score.bandwidth
+    if isinstance(key, np.ndarray):
+        if not isinstance(query, np.ndarray) or key.dtype.kind != "f":
             return False
-        with ignore_numpy_warnings():
-            longest, total = np.einsum("...i,...i->...", key, key).max(), np.vdot(query, query)
-    elif is_tensor(key) and is_tensor(query) and not (_has_no_data(query, key) or 0 in key.shape):
-        norm = namespace(key).linalg.vector_norm
+        longest, total = np.einsum("...i,...i->...", key, key).max(), np.vdot(query, query)
+        h = abs(h).min() if isinstance(h, np.ndarray) else h
+    elif is_tensor(key) and is_tensor(query) and not _has_no_data(query, key):
+        tensors: Any = sys.modules["torch"]
+        norm = tensors.linalg.vector_norm
         try:
-            longest = norm(key.detach(), axis=-1).amax().item() ** 2
-            total = norm(query.detach()).item() ** 2
+            longest, total = norm(key.detach(), dim=-1).amax().item(), norm(query.detach()).item()
+            h = h.detach().abs().amin().item() if isinstance(h, tensors.Tensor) else h
         except RuntimeError:  # a tensor without data
             return False
+        longest, total = longest * longest, total * total
     else:
         return False
-    for_keys, for_queries = LIFT_RANGES["float64" if dtype_name(key) == "float64" else "float32"]
+    for_keys, for_queries = LIFT_RANGES["float64" if itemsize(dtype_name(key)) == 8 else "float32"]
     return bool(4 * longest <= for_keys * h * h and 4 * total <= for_queries * h * h)
 
 
