@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Never
 
 from qkv.core.arrays import as_array, library
@@ -36,9 +37,10 @@ from qkv.plan.explain_errors import explain_failure, refuse_unknown
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.observation import Observation
+from qkv.plan.precise_call import run_precisely
 from qkv.plan.step_cache import step_plan
 from qkv.readouts import Readout
-from qkv.scores import Score
+from qkv.scores import Gaussian, Score
 
 __all__ = ["Observation", "Prepared", "attend", "explain", "observe", "prepare"]
 
@@ -339,6 +341,17 @@ class Prepared:
                 f"query, key and value must be {plan.requested.library} arrays, as planned, got {given} arrays. "
                 "Prepare another plan, or call qkv.attend."
             )
+        precise, score = None, plan.problem.score
+        if score.cancels:
+            spec = plan.requested.spec
+            fields = spec.score, spec.normalizer, spec.mask, spec.positions, spec.dropout
+            options = seed, None, plan.requested.memory
+            run = partial(_run, observed=True)
+            precise = run_precisely(run, query, key, value, fields, plan.requested.readouts, options, "")
+        if precise is not None and precise[1] is not None:
+            return Observation(
+                precise[0].output, precise[0].readouts, precise[1].with_guards_taken(precise[0].guards)
+            )
         result = plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
         return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
 
@@ -355,10 +368,12 @@ def _run(
     enable_gqa: bool = False,
     observed: bool = False,
     recomputes: bool = False,
+    checked: bool = False,
 ) -> tuple[Result, Plan | None]:
     """Plan and run a call, and return the result and the plan. The plan is None under `torch.compile`.
 
-    If `observed` is False, the plan may have no parts. `recomputes` is as in `Problem.recomputes`.
+    If `observed` is False, the plan may have no parts. `recomputes` is as in `Problem.recomputes`. With
+    `checked`, a score whose logits cancel is used as it is.
     """
     if enable_gqa:
         return run_grouped(_run, query, key, value, fields, readouts, seed, kernel, memory, False, observed)
@@ -375,23 +390,37 @@ def _run(
     found = None
     if traced != "export":
         found = call_signature(query, key, value, fields, readouts, *options, type(memory).__name__)
-    cached = None if found is None else PLANS.get(found[0])
+    cached, planned = None if found is None else PLANS.get(found[0]), None
     if cached is None and found is not None and not (observed or readouts):
         cached = step_plan(
             *found, query, key, value, fields, lambda q, k, v: plan_call(q, k, v, fields, readouts, *options)
         )
+    if cached is None:
+        planned = plan_call(query, key, value, fields, readouts, *options)
+        if found is not None:
+            store_plan(*found, planned, query, key, value)
+    score = fields[0]
+    cancels = score is not None and score.cancels and not checked
+    kernel_checks = cached is not None and type(score) is Gaussian and cached.plan.kernel.checks_distances
+    precisely = partial(
+        run_precisely, partial(_run, observed=observed, recomputes=recomputes), query, key, value, fields, readouts,
+        (seed, kernel, memory), traced,
+    )  # fmt: skip
+    if cancels and not kernel_checks and (precise := precisely()) is not None:
+        return precise
     if cached is not None:
         if seed is None and not (observed and cached.holds_arrays):
             result = cached.run(query, key, value, fields)
             if result is not None:
                 return result, cached.plan
+        if cancels and kernel_checks and (precise := precisely()) is not None:
+            return precise
         plan = cached.with_parts(Spec(*fields), readouts) if cached.holds_arrays else cached.plan
         if cached.bound and seed is None:
             return plan.kernel.run(bind_unconverted(query, key, value, plan.problem), plan.problem), plan
     else:
-        plan = plan_call(query, key, value, fields, readouts, *options)
-        if found is not None:
-            store_plan(*found, plan, query, key, value)
+        assert planned is not None
+        plan = planned
     return plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan
 
 

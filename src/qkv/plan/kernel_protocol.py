@@ -52,6 +52,7 @@ class Kernel(ABC):
         casts_tiles: whether the kernel casts inputs to the dtype of accumulation tile by tile, and not at once.
         traceable: whether the kernel supports arrays without data, as in `torch.func.vmap` and `torch.export`.
         saves_statistics: whether backward in the operator of `torch.compile` does not run the forward pass again.
+        checks_distances: whether the function of `prepare` returns None for a `Gaussian` whose products lose digits.
         runs_on_gpu: whether the kernel runs on GPUs and states its work on them by `gpu_work`.
     """
 
@@ -61,6 +62,7 @@ class Kernel(ABC):
     casts_tiles: ClassVar[bool] = False
     traceable: ClassVar[bool] = False
     saves_statistics: ClassVar[bool] = False
+    checks_distances: ClassVar[bool] = False
     runs_on_gpu: ClassVar[bool] = False
 
     def refuse(self, problem: Problem) -> str | None:

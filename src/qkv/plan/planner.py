@@ -58,11 +58,17 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
     check_choice("kernel", kernel, (None, *(each.name for each in kernels)))
     problem, rewrites = rewrite(requested)
     choice = _choose(problem, kernels, kernel)
+    named = kernel
+    if not choice.able and problem.score is not requested.score and _choose(requested, kernels, kernel).able:
+        # The kernel computes inner products alone, and the simplified score is none, because it would lose digits.
+        kernel, choice = None, _choose(problem, kernels, None)
     if not choice.able:
         raise RefusedError(_refusal(problem, choice, kernel))
     chosen, fitted, cost = choice.able[0]
     reason = "named in the call"
-    if kernel is None:
+    if kernel is not named:
+        reason = f"in place of {named}, which would lose digits"
+    elif kernel is None:
         reason = "the only kernel that can run this call"
         if len(choice.able) > 1:
             reason = f"the lowest estimated time of the {len(choice.able)} kernels that can run this call"

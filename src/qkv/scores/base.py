@@ -71,6 +71,7 @@ class Score(Part, ABC):
         gates: (w, u, b, c) if the logit is <q, k> times σ(<w, q> + b + <u, k> + c) for a `gated_product`, or times
             σ(<w, q> + b) σ(<u, k> + c) for other scores; otherwise None.
         gated_product: whether the logit is <left_:w, right_:w> σ(left_w + right_w) with the last column w of both.
+        cancels: whether logits are differences of numbers that may be much larger, see `lift_range`.
         inner: the inner score, if this score changes each logit of an inner score; otherwise None.
         adds_offset: whether the logit is the logit of `inner` plus `offset(tile)`, which is independent of logits.
         tanh_cap: c if the logit is c · tanh(logit of `inner` / c) with a single number c; otherwise None.
@@ -103,6 +104,7 @@ class Score(Part, ABC):
     product_maps: tuple[Array | None, Array | None, float] | None = None
     gates: tuple[Array, Array, Array | float, Array | float] | None = None
     gated_product: bool = False
+    cancels: bool = False
     inner: Score | None = None
     adds_offset: bool = False
     tanh_cap: float | None = None
@@ -177,8 +179,34 @@ class Score(Part, ABC):
         return None
 
     def simplify(self, q: int, k: int) -> Score:
-        """Return a cheaper score with the same logits for `q` queries and `k` keys, or this score if there is none."""
+        """Return a cheaper or more precise score with the same logits for `q` queries and `k` keys, or this score."""
         return self
+
+    def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
+        """Return a score with the same logits whose rounding errors are small relative to each logit.
+
+        Args:
+            query: queries; None if they are unknown, or if the logits must not differ by a constant per query.
+            key: keys; None if `query` is None.
+        """
+        return self
+
+    def lift_range(
+        self,
+        query: Num[Array, "*#batch q query_width"],
+        key: Num[Array, "*#batch k key_width"],
+        centre: Centre = None,
+    ) -> tuple[Num[Array, ""], Num[Array, ""]]:
+        """Return the largest ‖k‖² and ‖q‖² of lifted keys and queries, if `cancels`; elements not finite are left out.
+
+        The rounding errors of logits are about as large as those of the first number, or of the logit.
+
+        Args:
+            query: queries.
+            key: keys.
+            centre: the point that is subtracted from both; None: `centre(key)`.
+        """
+        raise NotImplementedError
 
     def flatten(self) -> Score:
         """Return an equivalent score without redundant nesting, or this score if nothing can be removed."""

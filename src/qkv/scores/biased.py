@@ -75,7 +75,7 @@ class Biased(PointwiseScore):
     def simplify(self, q: int, k: int) -> Score:
         """Return an equal score with a bias per key if several queries share one row of `bias`, else this score."""
         if self.bias is None or self.bias.shape[-2] != 1 or self.bias.shape[-1] != k or q == 1:
-            return self
+            return super().simplify(q, k)
         return replace(self, bias=None, per_key=self.bias[..., 0, :])
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch #q #k"]:

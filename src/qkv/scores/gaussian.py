@@ -9,16 +9,22 @@ regression analysis.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
-from qkv.core.arrays import namespace, stop_gradient
+from qkv.core.arrays import dtype_name, is_array, itemsize, library, namespace, statically_known_true, stop_gradient, where
+from qkv.core.distances import squared_distances
+from qkv.core.guard import all_finite, zero_nonfinite
 from qkv.core.parts import array_field, expand_to_pairs, require_number
-from qkv.core.tile import Tile
+from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num
-from qkv.scores.base import InnerProductScore
+from qkv.scores.base import GeneralScore, InnerProductScore, Score
 from qkv.scores.lifted_vectors import concat_features
 
-__all__ = ["Gaussian"]
+__all__ = ["Gaussian", "GaussianOfDifferences"]
+
+_BLOCK = 2**18
+"""Number of elements of the blocks in which the largest length of a vector is computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +49,11 @@ class Gaussian(InnerProductScore):
 
     bandwidth: Array | float = array_field(default=1.0)
     lift_kind = "up_to_query_constant"
+
+    @property
+    def cancels(self) -> bool:  # type: ignore[override]
+        """Whether ‖q‖² − 2<q, k> + ‖k‖² is computed, which subclasses may replace."""
+        return type(self).lift is Gaussian.lift
 
     def validate(self) -> None:
         """Check that the bandwidth is positive if it is a number; the elements of an array are not checked."""
@@ -95,7 +106,94 @@ class Gaussian(InnerProductScore):
         query = self._scaled(query, tile)
         return -0.5 * namespace(query).sum(query * query, axis=-1)
 
+    def lift_range(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], centre: Centre = None
+    ) -> tuple[Num[Array, ""], Num[Array, ""]]:
+        """Return the largest ‖k − c‖²/h² and ‖q − c‖²/h² of rows that are finite, where c is `centre`."""
+        if centre is None:
+            centre = self.centre(key)
+        assert not isinstance(centre, tuple)
+        assert centre is not None
+        if not all_finite(centre):
+            centre = self.centre(zero_nonfinite(key))
+        tile = replace(Tile.whole(query.shape[-2], key.shape[-2]), centre=centre)
+        return self._largest_square(key, tile), self._largest_square(query, tile)
+
+    def _largest_square(self, x: Num[Array, "*#batch n width"], tile: Tile) -> Num[Array, ""]:
+        xp, n, found = namespace(x), x.shape[-2], None
+        step = n if library(x) in ("jax", "tensorflow") else max(1, _BLOCK * n // math.prod(x.shape))
+        for start in range(0, n, step):
+            scaled = self._scaled(zero_nonfinite(stop_gradient(x[..., start : start + step, :])), tile)
+            largest = stop_gradient(xp.max(xp.sum(scaled * scaled, axis=-1)))
+            found = largest if found is None else xp.maximum(found, largest)
+        return found
+
+    def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
+        """Return the score that computes −‖q − k‖²/2h² from differences, and differently for queries far from `key`."""
+        if query is None or key is None:
+            return GaussianOfDifferences(self.bandwidth)
+        xp, key = namespace(key), zero_nonfinite(stop_gradient(key))
+        centre = self.centre(key)
+        reach = xp.max(abs(key - centre), axis=(-2, -1)) * (4 * math.sqrt(key.shape[-1]))
+        if statically_known_true(xp.all(abs(stop_gradient(query) - centre) <= expand_to_pairs(reach))):
+            return GaussianOfDifferences(self.bandwidth)
+        return GaussianOfDifferences(self.bandwidth, centre, reach)
+
     def _scaled(self, x: Num[Array, "*#batch n width"], tile: Tile) -> Num[Array, "*#batch n width"]:
         centre = tile.centre
         assert not isinstance(centre, tuple)
         return (x if centre is None else x - centre) / expand_to_pairs(self.bandwidth)
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianOfDifferences(GeneralScore):
+    """The logits of `Gaussian`, computed from the differences of queries and keys.
+
+    Where a query q is so far from all keys that q − k rounds to q, differences would not tell the keys apart. With
+    x = (q − c)/h and y = (k − c)/h, the logits of such a query are <x, y> − ‖y‖²/2, which differs by ‖x‖²/2.
+
+    Args:
+        bandwidth: h > 0 in the unit of the keys, a number or one number per batch element.
+        centre_point: c, a point amid the keys, `(*batch, 1, width)`; None: no query is far.
+        reach: distance from c in a coordinate from which a query is far, a number per batch element.
+    """
+
+    bandwidth: Array | float = array_field(default=1.0)
+    centre_point: Array | None = array_field("one", "width", default=None)
+    reach: Array | None = array_field(default=None)
+    is_distance = True
+    saved_arrays = 1.0
+
+    def flop_per_logit(self, query_width: int, key_width: int) -> int:
+        """Return 3 operations per feature (difference, square and sum) plus 2."""
+        return 3 * max(query_width, key_width) + 2
+
+    def compare(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
+    ) -> Num[Array, "*#batch q k"]:
+        """Return −‖q − k‖²/2h² for each pair of a query q and a key k, for far queries up to a term of the query."""
+        if self.centre_point is None:
+            return self._from_differences(query, key)
+        xp, h = namespace(query), expand_to_pairs(self.bandwidth)
+        offset = query - self.centre_point
+        largest = xp.max(abs(stop_gradient(offset)), axis=-1, keepdims=True)
+        far = largest > expand_to_pairs(self.reach)
+        near = self._from_differences(where(far, self.centre_point, query), key)
+        # Logits of these queries differ so much that a smaller multiple has the same softmax, and does not overflow.
+        limit = 1e12 if itemsize(dtype_name(query)) < 8 else 1e100
+        scale = xp.minimum(xp.ones_like(largest), limit * h / where(far, largest, 1.0))
+        x, y = where(far, offset, 0.0) * scale / h, (key - self.centre_point) / h
+        products = xp.matmul(x, xp.matrix_transpose(y))
+        lengths = xp.matrix_transpose(0.5 * xp.sum(y * y, axis=-1, keepdims=True))
+        return where(far, products - scale * lengths, near)
+
+    def _from_differences(self, query: Array, key: Array) -> Num[Array, "*#batch q k"]:
+        h = self.bandwidth
+        if is_array(h):
+            h = expand_to_pairs(h)
+            return squared_distances(query, key) * (-0.5 / (h * h))
+        power = 2.0 ** -math.frexp(float(h))[1]  # a power of 2, so that only products that overflow or underflow are rounded
+        return squared_distances(query * power, key * power) * (-0.5 / (h * power) ** 2)
+
+    def __str__(self) -> str:
+        return f"{Gaussian(self.bandwidth)} from differences"

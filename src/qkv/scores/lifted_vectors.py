@@ -5,7 +5,15 @@ from __future__ import annotations
 from qkv.core.arrays import namespace, zeros
 from qkv.core.typing import Array, Num
 
-__all__ = ["column_of_ones", "concat_features", "product_bound"]
+__all__ = ["LIFT_RANGES", "column_of_ones", "concat_features", "product_bound"]
+
+
+LIFT_RANGES = {"float32": (2.0**8, 2.0**22), "float64": (2.0**24, 2.0**46)}
+"""Largest squared lengths of lifted keys and of lifted queries for which a sum that cancels is accurate, by dtype.
+
+The errors of logits are up to 3e-5 and 2e-9 with these lengths of keys. Those of the queries alone, which all logits of
+a query share, change a logit by less than 1.
+"""
 
 
 def concat_features(*arrays: Num[Array, "*#batch #n _"]) -> Num[Array, "*batch n width"]:

@@ -111,6 +111,21 @@ class Projected(WrapperScore):
         """Return the vectors of the inner score's `lift` for the projected queries and keys."""
         return self.score.lift(*self._project(query, key), tile)
 
+    def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
+        """Return this score of an inner score that is computed from differences of the projections."""
+        if query is None or key is None:
+            return super().by_differences()
+        return self._with_inner(self.score.by_differences(*self._project(query, key)))
+
+    def lift_range(
+        self,
+        query: Num[Array, "*#batch q query_width"],
+        key: Num[Array, "*#batch k key_width"],
+        centre: Centre = None,
+    ) -> tuple[Num[Array, ""], Num[Array, ""]]:
+        """Return the range of the inner score for the projected queries and keys."""
+        return self.score.lift_range(*self._project(query, key), centre)
+
     def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
         """Return the point that the inner score subtracts from the projected queries and keys, or None."""
         return self.score.centre(_linear(key, self.key_weight))

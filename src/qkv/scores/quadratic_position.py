@@ -7,7 +7,7 @@ Under softmax this is a Gaussian window around the query's position, with standa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from qkv.core.arrays import cast, namespace
@@ -15,7 +15,7 @@ from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Int, Num
 from qkv.scores.base import LiftKind, Score
-from qkv.scores.lifted_vectors import concat_features
+from qkv.scores.lifted_vectors import LIFT_RANGES, concat_features
 from qkv.scores.wrapper import PointwiseScore
 
 __all__ = ["QuadraticPosition"]
@@ -28,6 +28,7 @@ class QuadraticPosition(PointwiseScore):
     Args:
         score: the inner score.
         coefficient: c, the penalty per squared unit of distance, a number or one number per batch element.
+        lifted: whether kernels for inner products may compute the penalty as one, which the planner decides.
 
     Raises:
         PositionError: query and key differ in length and no positions are given.
@@ -42,13 +43,24 @@ class QuadraticPosition(PointwiseScore):
 
     score: Score
     coefficient: Array | float = array_field(default=1.0)
+    lifted: bool = True
     uses_positions: ClassVar[bool] = True
     adds_offset = True
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The value "up_to_query_constant", because `lift` omits −c·i², or None if the inner score has no lift."""
-        return "up_to_query_constant" if self.score.lift_kind else None
+        """The value "up_to_query_constant", because `lift` omits −c·i², or None if `offset` is used instead.
+
+        That is if the inner score has no lift, and for an array of coefficients, whose elements are unknown.
+        """
+        numeric = self.lifted and isinstance(self.coefficient, (int, float))
+        return "up_to_query_constant" if numeric and self.score.lift_kind else None
+
+    def simplify(self, q: int, k: int) -> Score:
+        """Return this score without its lift if 2c·i·j − c·j² − c·i² would lose digits for positions up to `k`."""
+        if self.lift_kind is None or abs(float(self.coefficient)) * (k / 2) ** 2 <= LIFT_RANGES["float32"][0]:
+            return self
+        return replace(self, lifted=False)
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile

@@ -7,6 +7,7 @@ With softmax, the weights are proportional to the product of the weights that th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -63,6 +64,11 @@ class SumOf(Score):
     def positional(self) -> bool:  # type: ignore[override]
         """Whether any of the summed scores depends on positions."""
         return any(score.positional for score in self.scores)
+
+    @property
+    def cancels(self) -> bool:  # type: ignore[override]
+        """Whether the logits of any of the summed scores cancel."""
+        return any(score.cancels for score in self.scores)
 
     @property
     def accepts_records(self) -> bool:  # type: ignore[override]
@@ -122,8 +128,31 @@ class SumOf(Score):
             scores += score.scores if isinstance(score, SumOf) else (score,)
         if len(scores) == 1:
             return scores[0]
-        unchanged = [id(score) for score in scores] == [id(score) for score in self.scores]
-        return self if unchanged else SumOf(tuple(scores))
+        return self._with_scores(scores) if len(scores) == len(self.scores) else SumOf(tuple(scores))
+
+    def simplify(self, q: int, k: int) -> Score:
+        """Return the sum of the simplified scores, or this score if none changes."""
+        return self._with_scores([score.simplify(q, k) for score in self.scores])
+
+    def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
+        """Return the sum of the scores that are computed from differences."""
+        return self._with_scores([score.by_differences(query, key) for score in self.scores])
+
+    def lift_range(
+        self,
+        query: Num[Array, "*#batch q query_width"],
+        key: Num[Array, "*#batch k key_width"],
+        centre: Centre = None,
+    ) -> tuple[Num[Array, ""], Num[Array, ""]]:
+        """Return the sums of the ranges of the scores that cancel."""
+        centers = centre if isinstance(centre, tuple) else (None,) * len(self.scores)
+        own = zip(self.scores, centers, strict=True)
+        ranges = [score.lift_range(query, key, each) for score, each in own if score.cancels]
+        return reduce(add, (each[0] for each in ranges)), reduce(add, (each[1] for each in ranges))
+
+    def _with_scores(self, scores: Sequence[Score]) -> Score:
+        same = all(new is old for new, old in zip(scores, self.scores, strict=True))
+        return self if same else SumOf(tuple(scores))
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
         """Return the sum of the query terms of the summed scores, or None if none has one."""

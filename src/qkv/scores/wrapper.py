@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from qkv.core.parts import delegates
@@ -14,7 +15,7 @@ __all__ = ["PointwiseScore", "WrapperScore"]
 
 
 @delegates("score", "accepts", "accepts_records", "default_normalizer", "elements_per_logit", "lifted_width")
-@delegates("score", "lift_description", "check_widths", "centre")
+@delegates("score", "lift_description", "check_widths", "centre", "cancels", "lift_range")
 class WrapperScore(Score):
     """Base class of scores that wrap an inner score and by default accept the same inputs as the inner score."""
 
@@ -34,6 +35,18 @@ class WrapperScore(Score):
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
         """Return the operations per logit of the inner score plus 4 for changing a logit, an estimate."""
         return self.score.flop_per_logit(query_width, key_width) + 4
+
+    def simplify(self, q: int, k: int) -> Score:
+        """Return this score with its inner score simplified for `q` queries and `k` keys."""
+        return self._with_inner(self.score.simplify(q, k))
+
+    def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
+        """Return this score of an inner score that is computed from differences."""
+        constant = self.adds_offset  # otherwise a constant per query would change the logits by more than a constant
+        return self._with_inner(self.score.by_differences(*((query, key) if constant else (None, None))))
+
+    def _with_inner(self, inner: Score) -> Score:
+        return self if inner is self.score else replace(self, score=inner)
 
     def _lift_description_with(self, addition: str) -> str:
         return ", ".join(words for words in (self.score.lift_description(), addition) if words)

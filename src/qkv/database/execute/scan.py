@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -30,6 +30,7 @@ from qkv.database.io import arrow_columns
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, DistanceComparison
 from qkv.normalizers import Identity
+from qkv.plan.precise_call import lift_suffices
 from qkv.scores.base import Score
 from qkv.store import Block
 from qkv.store.running_check import RunningCheck
@@ -101,7 +102,10 @@ class CellLogits(Logits[_CellRows]):
     def bind(self, key: Shaped[np.ndarray, "rows ..."]) -> BoundCall:
         """Return a bound call of the queries and a key array, from which logits are computed."""
         value = np.zeros((len(key), 1))
-        return bind_call(self.query, key, value, score=self.comparison.score, normalizer=Identity())
+        call = bind_call(self.query, key, value, score=self.comparison.score, normalizer=Identity())
+        if call.score.cancels and len(key) and lift_suffices(call.score, call.query, call.key) is not True:
+            call = replace(call, score=call.score.by_differences())
+        return call
 
     def compute(self, rows: _CellRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
         """Return the logits of the rows of a loaded tile, computed by the score of the comparison."""
@@ -229,7 +233,7 @@ class VectorLogits(Logits[_VectorRows]):
             return logits
         # ‖k − q‖² is a difference of squared norms, which is inaccurate if they are large relative to the bandwidth.
         largest = max(largest, float(self.square.max(initial=0)))
-        if self.dtype == np.float32 and _EPSILON * largest * self.factor > _TOLERANCE:
+        if np.finfo(self.dtype).eps * largest * self.factor > _TOLERANCE:
             return self._from_differences(matrix)
         if len(self._workspace) < len(norms):
             self._workspace = np.empty(len(norms), self.dtype)

@@ -38,6 +38,7 @@ from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost, memory_text
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
+from qkv.plan.precise_call import is_certainly_near
 from qkv.plan.problem import Problem
 from qkv.scores.base import Score
 
@@ -65,6 +66,8 @@ class BatchedKernel(Kernel):
     guards: ClassVar[tuple[str, ...]] = (
         "if query, key, value and output are finite: products of all pairs; else: the dense kernel",
     )
+
+    checks_distances: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:
         """Yield a reason for refusal for some normalizers, for text and for readouts."""
@@ -140,6 +143,8 @@ class BatchedKernel(Kernel):
         built: dict[torch.device, BatchedAttention] = {}
         unbound = {"tile": tile, "dropout": 0.0, "projected": False, "tile_dtype": None, "finite": (True, True)}
         rounded_to = problem.rounded_to
+        axes, number = problem.axes, problem.score.distance_factor is not None and not problem.score.arrays()
+        checks_itself = number and axes.query[:-2] == axes.key[:-2] == axes.value[:-2] == axes.batch
 
         def run(
             query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
@@ -150,6 +155,8 @@ class BatchedKernel(Kernel):
             if torch.is_autocast_enabled(sides[2].device.type):
                 return None
             attention = built.get(sides[2].device)
+            if score.cancels and not checks_itself and not is_certainly_near(score, query, key):
+                return None
             tensors: Sequence[Tensor | None] = sides[:2]
             if attention is None or not (fixed_mask and attention.pairs.direct):
                 bound = object.__new__(BoundCall)  # the constructor of a frozen class takes four times as long

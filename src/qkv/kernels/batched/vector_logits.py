@@ -30,6 +30,7 @@ from qkv.kernels.batched.pair_logits import (
     scaled_product,
 )
 from qkv.kernels.runtime.isolated_autograd import project_call
+from qkv.scores.lifted_vectors import LIFT_RANGES
 
 __all__ = ["Distances", "SquaredDistances", "TanhSums", "UnitProducts"]
 
@@ -152,13 +153,16 @@ class SquaredDistances(PairLogits):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, and queries and keys minus the mean key."""
+        """Return the scaled logits, and queries and keys minus the mean key, or None if keys are too far from it."""
         import torch
 
         query, key = cast("tuple[Tensor, Tensor]", tensors)
         total, share = key.sum(-2, keepdim=True), 1 / key.shape[-2]
         left, right = torch.sub(query, total, alpha=share), torch.sub(key, total, alpha=share)
         lengths = (right * right).sum(-1, keepdim=True).mT
+        farthest = LIFT_RANGES["float64" if key.dtype == torch.float64 else "float32"][0]
+        if lengths.amax().item() * (2 * self.factor) > farthest:
+            return None
         if not self.shift_invariant:
             lengths = lengths + (left * left).sum(-1, keepdim=True)
         factor = self.factor * self.normalizer_scale

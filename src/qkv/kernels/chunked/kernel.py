@@ -127,7 +127,8 @@ def attend_chunked(
 ) -> tuple[Result, Plan] | None:
     """Compute a call with chunked keys and values, and return the result and the plan.
 
-    Return None if whole rows of logits would exceed the memory limit; the caller should then concatenate the chunks.
+    Return None if whole rows of logits would exceed the memory limit, or if the logits of the score cancel, which a
+    check of all keys decides; the caller should then concatenate the chunks.
 
     Args:
         query: queries.
@@ -143,6 +144,8 @@ def attend_chunked(
     """
     import torch
 
+    if spec.score is not None and spec.score.cancels:
+        return None
     placeholders = key.placeholder(), value.placeholder()
     problem = read_problem(query, *placeholders, spec, tuple(readouts), memory)
     check_problem(problem)

@@ -26,6 +26,7 @@ from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.kernels.runtime.tile_loop import row_weights
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.scores import Score
+from qkv.scores.lifted_vectors import LIFT_RANGES
 
 __all__ = ["ProjectedKeys", "attend_projected"]
 
@@ -42,10 +43,11 @@ class ProjectedKeys:
     Args:
         score: the score.
         bound: the score, bound to the call.
+        dtype: dtype of the projections; float64 if those in the dtype of the call would lose digits.
     """
 
-    def __init__(self, score: Score, bound: Score) -> None:
-        self.signature, self.score, self.source = score.signature(), bound, score
+    def __init__(self, score: Score, bound: Score, dtype: torch.dtype) -> None:
+        self.signature, self.score, self.source, self.dtype = score.signature(), bound, score, dtype
         with torch.inference_mode(False):
             self.arrays = tuple(torch.as_tensor(x).clone() for x in score.arrays())
         self.centre: Centre = None
@@ -140,13 +142,11 @@ def attend_projected(
     known = kept is not None and kept.source is score
     if not known and not _is_supported(score, query.ndim):
         return None
-    k, batch, dtype = key.shape[-2], tuple(query.shape[:-2]), accumulation_dtype(query)
+    k, batch, out_dtype = key.shape[-2], tuple(query.shape[:-2]), accumulation_dtype(query)
     if kept is None or not kept.matches(score):
         score.check_widths(query.shape[-1], key.shape[-1])
-        bound = score.bind(query, batch, dtype, {"q": query.shape[-2], "k": k})
-        kept = ProjectedKeys(score, bound)
-        kept.start = kept.stop = first
-    bound = kept.score
+        kept = _nothing_kept(score, query, k, first, out_dtype)
+    bound, dtype = kept.score, kept.dtype
     if kept.stop < first:  # the window has passed all projected keys
         kept.start = kept.stop = first
         kept.buffer = None
@@ -161,18 +161,33 @@ def attend_projected(
         if len(_UNCHANGED) < _MAX_SIGNATURES:
             _UNCHANGED.add(kept.signature)
         return None
+    if score.cancels and float(right.abs().amax()) > LIFT_RANGES["float64" if dtype == torch.float64 else "float32"][0] / 2:
+        if dtype == torch.float64:
+            return None
+        kept = _nothing_kept(score, query, k, first, torch.float64)
+        return attend_projected(kept, query, key, value, first, score, normalizer, reach)
     if kept.stop < first + k:
         kept.append(right, first)
     reached = min(k, reach)
     tile = dataclasses.replace(Tile.whole(query.shape[-2], reached, batch, _LAST), centre=kept.centre)
     logits = typing.cast("Tensor", bound.projected_logits(left, kept.rows(first + k - reached), tile))
     own = normalizer.simplify(reached)
-    own = own.bind(query, batch, dtype, {"q": query.shape[-2], "k": reached}) if own.arrays() else own
-    weights = typing.cast("Tensor", row_weights(own, logits, tile))
-    output = _weighted_sum(weights, value, k - reached, dtype)
+    own = own.bind(query, batch, out_dtype, {"q": query.shape[-2], "k": reached}) if own.arrays() else own
+    weights = typing.cast("Tensor", row_weights(own, logits, tile)).to(out_dtype)
+    output = _weighted_sum(weights, value, k - reached, out_dtype)
     if not math.isfinite((output.sum() + query.sum()).item()):
         return None
     return output.to(value.dtype), kept
+
+
+def _nothing_kept(
+    score: Score, query: Float[Tensor, "*batch q width"], k: int, first: int, dtype: torch.dtype
+) -> ProjectedKeys:
+    """Return projections of no key yet."""
+    bound = score.bind(query, tuple(query.shape[:-2]), dtype, {"q": query.shape[-2], "k": k})
+    kept = ProjectedKeys(score, bound, dtype)
+    kept.start = kept.stop = first
+    return kept
 
 
 def _is_supported(score: Score, ndim: int) -> bool:

@@ -91,7 +91,7 @@ def attend_sharded(
     with torch.autocast(call.value.device.type, enabled=False):
         if torch.is_grad_enabled():
             refuse_closure_gradients(call)
-        call = shards.project(call)
+        call = shards.project(shards.precise(call))
         output = ring_attention()(call, shards, *call_tensors(call))
         return cast("Tensor", cast_array(output, call.out_dtype))
 

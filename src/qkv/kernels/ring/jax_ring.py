@@ -66,6 +66,8 @@ def attend_mapped(
             "group of torch.distributed for PyTorch tensors."
         )
     problem = read_problem(query, key, value, spec, (), memory)
+    if problem.score.cancels:  # nothing is known of the data
+        problem = replace(problem, spec=problem.spec.with_(score=problem.score.by_differences()))
     mesh, call, nonfinite = _bind(query, key, value, problem, axis, order, seed)
     arrays = [call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays()]
     floating = [is_floating(x) for x in arrays]

@@ -16,6 +16,7 @@ from qkv.kernels.ring.local_parts import local_mask, slice_part, travels
 from qkv.kernels.ring.transport import Pending, Ring
 from qkv.kernels.runtime.isolated_autograd import isolated_autograd, projects_nothing
 from qkv.kernels.runtime.tile_sizes import TileSizes
+from qkv.plan.precise_call import lift_suffices
 
 __all__ = ["Block", "Shards", "received", "travelling"]
 
@@ -164,6 +165,16 @@ class Shards:
             mask=mask,
             tile=tile,
         )
+
+    def precise(self, call: TorchCall) -> TorchCall:
+        """Return the call with a score of differences if products of the keys of any rank would lose digits."""
+        if not call.score.cancels:
+            return call
+        centre = self._mean_centre(call)  # on every rank, also on those without rows
+        empty = 0 in (*call.query.shape, *call.key.shape)
+        suffices = empty or (call.finite_sides and lift_suffices(call.score, call.query, call.key, centre) is True)
+        failed = self.ring.sum(call.key.new_tensor([0.0 if suffices else 1.0]))
+        return call if failed.item() == 0 else dataclasses.replace(call, score=call.score.by_differences())
 
     def project(self, call: TorchCall) -> TorchCall:
         """Return a call whose query and key are replaced by their projections, each computed by the rank that holds it.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qkv.plan.problem import Problem
-from qkv.plan.rewrites.bias_per_key import bias_per_key
 from qkv.plan.rewrites.constant_score import constant_score
 from qkv.plan.rewrites.double_negation import double_negation
 from qkv.plan.rewrites.flat_sum import flat_sum
 from qkv.plan.rewrites.mask_allows_all import mask_allows_all
+from qkv.plan.rewrites.simpler_score import simpler_score
 from qkv.plan.rewrites.top_of_few import top_of_few
 from qkv.plan.spec import Spec
 
@@ -23,6 +23,6 @@ REWRITES: tuple[Rewrite, ...] = (
     mask_allows_all,
     top_of_few,
     flat_sum,
-    bias_per_key,
+    simpler_score,
     constant_score,
 )

@@ -1,0 +1,231 @@
+"""Calls whose score subtracts large numbers: they run as planned, in float64, or with a score of differences.
+
+    −‖q − k‖²/2h² = <x, y> − ‖y‖²/2 − ‖x‖²/2        x = (q − c)/h, y = (k − c)/h, c: the mean of the keys
+
+The right side is a matrix product, but its rounding errors are about eps · max ‖y‖²/2, however near q is to k. It is
+used where this number (`Score.lift_range`) is at most `LIFT_RANGES`, which the data of each call decides. Otherwise
+the call runs in float64, whose limit is larger, and beyond that limit the score computes differences. Where there is
+no data to read, while a graph is traced, the score computes differences, or JAX and TensorFlow choose at run time.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from qkv.core.arrays import (
+    accumulation_dtype,
+    cast,
+    dtype_name,
+    ignore_numpy_warnings,
+    is_floating,
+    is_tensor,
+    itemsize,
+    library,
+    namespace,
+    result_dtype,
+    statically_known_true,
+)
+from qkv.core.axes import Axes
+from qkv.core.tile import Centre
+from qkv.core.typing import Array, Num, Shaped
+from qkv.errors import RefusedError
+from qkv.normalizers import NORMALIZERS
+from qkv.plan.cache import SpecFields
+from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.plan import Plan
+from qkv.readouts import LogSumExp, Readout
+from qkv.readouts.base import flatten, unflatten
+from qkv.scores import Gaussian, Score
+from qkv.scores.lifted_vectors import LIFT_RANGES
+
+__all__ = ["is_certainly_near", "lift_suffices", "run_precisely"]
+
+_Run = Callable[..., tuple[Result, Plan | None]]
+
+
+def lift_suffices(
+    score: Score,
+    query: Num[Array, "*#batch q query_width"],
+    key: Num[Array, "*#batch k key_width"],
+    centre: Centre = None,
+) -> Any:
+    """Return whether the lift of a bound score is accurate for bound arrays, as a bool, or an array if traced.
+
+    Args:
+        score: a score whose logits cancel.
+        query: queries.
+        key: keys.
+        centre: the point that the score subtracts from both; None: that of `score.centre`.
+    """
+    for_keys, for_queries = LIFT_RANGES[dtype_name(key)]
+    with ignore_numpy_warnings():
+        key_range, query_range = score.lift_range(query, key, centre)
+    suffices = (key_range <= for_keys) & (query_range <= for_queries)
+    if statically_known_true(suffices):
+        return True
+    return False if statically_known_true(~suffices) else suffices
+
+
+def run_precisely(
+    run: _Run,
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Num[Array, "*#batch k value_width"],
+    fields: SpecFields,
+    readouts: tuple[Readout, ...],
+    options: tuple[Any, ...],
+    traced: str,
+) -> tuple[Result, Plan | None] | None:
+    """Run a call in float64 or with a score of differences, and return its result and plan; None: run it as planned.
+
+    Args:
+        run: function that runs a call.
+        query: queries.
+        key: keys.
+        value: values.
+        fields: score, normalizer, mask, positions and dropout; the logits of the score cancel.
+        readouts: readouts of the weights.
+        options: seed, kernel and memory limit.
+        traced: kind of tracing that hides the data, as in `Problem.traced`, or "export".
+    """
+    score = fields[0]
+    assert score is not None
+    if not traced and is_certainly_near(score, query, key):
+        return None
+    axes = Axes.of(query.shape, key.shape, value.shape)
+    if 0 in (axes.q, axes.k, axes.query_width):
+        return None
+    dtype = accumulation_dtype(query, key, value)
+    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    traced = traced or ("no data" if _has_no_data(query, key) else "")
+    bound, sides, suffices = score, (query, key), None
+    if not traced:
+        bound = score.bind(value, axes.batch, dtype, {"q": axes.q, "k": axes.k})
+        sides = cast(query, dtype), cast(key, dtype)
+        suffices = lift_suffices(bound, *sides)
+        if suffices is True:
+            return None
+        if suffices is False and name == "float32" and (double := _float64(query)) is not None:
+            return _run_in(double, run, (query, key, value), fields, readouts, options, dtype)
+    normalizer = fields[1] or NORMALIZERS[score.default_normalizer]()
+    if len(axes.batch):  # arrays of a part have all batch axes or none
+        sides = tuple(namespace(x).reshape(x, (*(1,) * (len(axes.batch) + 2 - x.ndim), *x.shape)) for x in sides)
+    relative = not traced and normalizer.shift_invariant and not any(isinstance(each, LogSumExp) for each in readouts)
+    exact = (bound.by_differences(*(sides if relative else ())), *fields[1:])
+
+    def run_exactly() -> tuple[Result, Plan | None]:
+        try:
+            result, plan = run(query, key, value, exact, readouts, *options)
+        except RefusedError:  # the named kernel may compute inner products alone
+            result, plan = run(query, key, value, exact, readouts, options[0], None, *options[2:])
+        return replace(result, guards=(*result.guards, "too far apart for inner products: differences")), plan
+
+    if suffices is None or suffices is False or library(suffices) == "torch":
+        return run_exactly()
+    return _choose_when_run(
+        suffices, lambda: run(query, key, value, fields, readouts, *options, checked=True), run_exactly
+    )
+
+
+def is_certainly_near(score: Score, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> bool:
+    """Return whether two cheap bounds show that a lift is accurate: ‖k − c‖ ≤ 2 max ‖k‖, and the sum of all ‖q‖².
+
+    They are computed for arrays of NumPy and PyTorch; otherwise the result is False.
+    """
+    if type(score) is not Gaussian or not (key.shape and 0 not in key.shape):
+        return False
+    h: Any = score.bandwidth
+    if isinstance(key, np.ndarray):
+        if not isinstance(query, np.ndarray) or key.dtype.kind != "f":
+            return False
+        longest, total = np.einsum("...i,...i->...", key, key).max(), np.vdot(query, query)
+        h = abs(h).min() if isinstance(h, np.ndarray) else h
+    elif is_tensor(key) and is_tensor(query) and not _has_no_data(query, key):
+        tensors: Any = sys.modules["torch"]
+        norm = tensors.linalg.vector_norm
+        try:
+            longest, total = norm(key.detach(), dim=-1).amax().item(), norm(query.detach()).item()
+            h = h.detach().abs().amin().item() if isinstance(h, tensors.Tensor) else h
+        except RuntimeError:  # a tensor without data
+            return False
+        longest, total = longest * longest, total * total
+    else:
+        return False
+    for_keys, for_queries = LIFT_RANGES["float64" if itemsize(dtype_name(key)) == 8 else "float32"]
+    return bool(4 * longest <= for_keys * h * h and 4 * total <= for_queries * h * h)
+
+
+def _has_no_data(*arrays: Shaped[Array, "*_"]) -> bool:
+    """Return whether reading arrays is an error, as it is while a graph of CUDA is captured."""
+    if not any(is_tensor(x) and x.is_cuda for x in arrays):  # type: ignore[attr-defined]
+        return False
+    return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+
+
+def _float64(x: Shaped[Array, "*_"]) -> Any:
+    """Return the dtype float64 of the library of `x`, or None if it is absent, or slow because `x` is on a GPU."""
+    kind = library(x)
+    if kind == "jax":
+        import jax
+
+        return namespace(x).float64 if jax.config.jax_enable_x64 else None
+    if kind == "torch" and x.device.type != "cpu":  # type: ignore[attr-defined]
+        return None
+    return namespace(x).float64
+
+
+def _run_in(
+    double: Any,
+    run: _Run,
+    sides: tuple[Array, Array, Array],
+    fields: SpecFields,
+    readouts: tuple[Readout, ...],
+    options: tuple[Any, ...],
+    dtype: Any,
+) -> tuple[Result, Plan | None]:
+    """Run a call in float64, and cast its output and readouts to the dtypes of the call."""
+    out_dtype = result_dtype(*sides)
+    query, key, value = sides  # the dtype of one of them decides for the others, which kernels may cast tile by tile
+    result, plan = run(cast(query, double), key, value, fields, readouts, *options)
+
+    def narrowed(x: Any) -> Any:
+        return cast(x, dtype) if is_floating(x) else x
+
+    read = tuple(unflatten(tuple(map(narrowed, flatten(each))), each) for each in result.readouts)
+    note = "too far apart for inner products in float32: float64"
+    return Result(cast(result.output, out_dtype), read, (*result.guards, note)), plan
+
+
+def _choose_when_run(
+    suffices: Array, lifted: Callable[[], tuple[Result, Plan | None]], exact: Callable[[], tuple[Result, Plan | None]]
+) -> tuple[Result, Plan | None]:
+    """Return the result of `lifted` or of `exact`, between which a compiled function of JAX or TensorFlow chooses."""
+    found: list[tuple[Result, Plan | None]] = []
+
+    def arrays_of(function: Callable[[], tuple[Result, Plan | None]]) -> Callable[[], tuple[Array, ...]]:
+        def branch() -> tuple[Array, ...]:
+            found.append(function())
+            result = found[-1][0]
+            return (result.output, *(array for each in result.readouts for array in flatten(each)))
+
+        return branch
+
+    if library(suffices) == "jax":
+        import jax
+
+        arrays = list(jax.lax.cond(suffices, arrays_of(lifted), arrays_of(exact)))
+    else:
+        arrays = list(namespace(suffices).cond(suffices, arrays_of(lifted), arrays_of(exact)))
+    result, plan = found[0]
+    output, read = arrays.pop(0), []
+    for each in result.readouts:
+        count = len(flatten(each))
+        read.append(unflatten(tuple(arrays[:count]), each))
+        arrays = arrays[count:]
+    return Result(output, tuple(read), ("inner products or differences, chosen when the function runs",)), plan
