@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.tile import Tile
-from qkv.normalizers import Entmax15, Hard, Identity, Sample, Softmax, Sparsemax, TopK
+from qkv.normalizers import Entmax15, Hard, Identity, Sample, Sigmoid, Softmax, Sparsemax, TopK
 from qkv.normalizers.selection import is_selected
 from qkv.testing.accumulation import accumulate_tiles
 from qkv.testing.libraries import LIBRARIES, Setting, to_float64
@@ -149,10 +150,28 @@ def test_the_inner_normalizer_suffices_for_at_most_k_keys():
     assert [top.simplify(k) for k in (2, 3, 4)] == [inner, inner, top]
 
 
-def test_keys_of_rank_minus_infinity_are_not_selected_and_those_of_infinity_are():
-    rank = np.array([[np.inf, 1.0, -np.inf, np.nan]])
-    threshold = (np.array([[-np.inf]]), np.array([[9]]))
-    assert is_selected(rank, threshold, Tile.whole(1, 4)).tolist() == [[True, True, False, True]]
+@pytest.mark.parametrize("normalizer", [Hard(), Sample(), TopK(3), TopK(5, normalizer=Sigmoid())])
+def test_weights_from_logits_that_differ_in_the_last_bit_select_the_same_keys(normalizer):
+    rng = np.random.default_rng(0)
+    value, tile = rng.normal(size=(2, 40, 3)), Tile.whole(30, 40, (2,), seed=1)
+    logits = np.where(rng.random((2, 30, 40)) < 0.3, -np.inf, np.round(rng.normal(size=(2, 30, 40)), 1))
+    cuts = [(0, 16), (16, 40)]
+    output, summary = accumulate_tiles(normalizer, logits, value, tile, cuts, 0.0)
+    again = logits * (1 + rng.choice([-1, 0, 1], size=logits.shape) * 2.0**-52)
+    parts = [
+        normalizer.tile_weights(normalizer.prepare(again[..., a:b]), summary, tile.restrict((0, 30), (a, b)))
+        for a, b in cuts
+    ]
+    weights = np.concatenate(parts, -1)
+    assert_allclose(weights, normalizer.weights(logits, tile), atol=1e-14)
+    assert_allclose(weights @ value, output, atol=1e-14)
+
+
+def test_indices_outside_of_a_tile_select_nothing():
+    index = np.array([[-1, 3, 6, 9]])
+    assert is_selected(index, np.zeros((1, 4)), Tile.whole(1, 9).restrict((0, 1), (3, 7))).tolist() == [
+        [True, False, False, True]
+    ]
 
 
 def test_of_several_candidates_the_first_with_the_largest_rank_has_all_weight():

@@ -13,7 +13,7 @@ import numpy as np
 from qkv.core.arrays import is_ndarray, is_tensor, library, namespace, statically_known_true, stop_gradient, where
 from qkv.core.typing import Array, Bool, Int, Num, Tensor
 
-__all__ = ["finite_top_k_indices", "kth_largest", "top_k_mask", "top_k_indices"]
+__all__ = ["finite_top_k_indices", "index_mask", "kth_largest", "top_k_mask", "top_k_indices"]
 
 _LONG_ROW = 4096
 """Length from which candidates of a NumPy row are selected before its largest elements are."""
@@ -90,23 +90,37 @@ def top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]
     """
     if count >= x.shape[-1]:
         return namespace(x).ones_like(x, dtype=namespace(x).bool)
-    order, name = top_k_indices(x, count), library(x)
-    if is_tensor(x) and is_tensor(order):
-        import torch
-
-        return torch.zeros_like(x, dtype=torch.bool).scatter(-1, order, True)
-    if name == "tensorflow":
+    if library(x) == "tensorflow":
         # The rank of each entry is the inverse permutation of the order.
         rank = namespace(x).argsort(namespace(x).argsort(_nan_to_inf(x), descending=True))
         return rank < count
-    if name == "jax":
+    return index_mask(top_k_indices(x, count), x)
+
+
+def index_mask(index: Int[Array, "*batch top"], like: Num[Array, "*batch n"]) -> Bool[Array, "*batch n"]:
+    """Return a boolean array of the shape of `like` that is True at the elements of `index` of each row.
+
+    Elements of `index` that are negative or at least n are ignored. TensorFlow is not supported.
+
+    Example:
+        >>> index_mask(np.array([[2, -1, 7]]), np.zeros((1, 4)))
+        array([[False, False,  True, False]])
+    """
+    n = like.shape[-1]
+    # One more column takes the indices that are ignored.
+    index, shape = where((index < 0) | (index > n), n, index), (*like.shape[:-1], n + 1)
+    if is_tensor(like) and is_tensor(index):
+        import torch
+
+        return like.new_zeros(shape, dtype=torch.bool).scatter(-1, index, True)[..., :n]
+    if library(like) == "jax":
         import jax.numpy as jnp
 
-        chosen: Array = jnp.put_along_axis(jnp.zeros(x.shape, dtype=bool), order, True, axis=-1, inplace=False)
-        return chosen
-    mask = np.zeros(x.shape, dtype=bool)
-    np.put_along_axis(mask, np.asarray(order), True, axis=-1)
-    return mask
+        chosen: Array = jnp.put_along_axis(jnp.zeros(shape, dtype=bool), index, True, axis=-1, inplace=False)
+        return chosen[..., :n]
+    mask = np.zeros(shape, dtype=bool)
+    np.put_along_axis(mask, np.asarray(index), True, axis=-1)
+    return mask[..., :n]
 
 
 def kth_largest(x: Num[Array, "*batch n"], count: int) -> Num[Array, "*batch 1"]:

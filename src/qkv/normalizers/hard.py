@@ -16,7 +16,7 @@ from qkv.core.online_softmax import PartialResult, TopKeys
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.normalizers.base import Normalizer, Summary
-from qkv.normalizers.selection import is_selected, select_top, selection_threshold, top_keys_of_tile, weigh_top_keys
+from qkv.normalizers.selection import is_selected, select_top, top_keys_of_tile, weigh_top_keys
 
 __all__ = ["Hard", "OneHot"]
 
@@ -71,16 +71,16 @@ class OneHot(Normalizer):
     def finalize(
         self, partial: PartialResult, tile: Tile, dropout: float
     ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
-        """Return the value of each query's selected key as the output, and the key's rank and index as the summary."""
+        """Return the value of each query's selected key as the output, and the key's index as the summary."""
         assert isinstance(partial, TopKeys)
         weights = self._one(partial.logit, partial.rank != -namespace(partial.rank).inf)
-        return weigh_top_keys(weights, partial, tile, dropout), selection_threshold(partial)
+        return weigh_top_keys(weights, partial, tile, dropout), (partial.index,)
 
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
         """Return weight 1 for the selected key of each query if it is in the tile, and 0 for all other keys."""
-        return self._one(logits, is_selected(self.perturb(logits, tile), (summary[0], summary[1]), tile))
+        return self._one(logits, is_selected(summary[0], logits, tile))
 
     def _one(self, logits: Float[Array, "*batch q k"], chosen: Bool[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
         xp = namespace(logits)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from qkv.core.arrays import namespace, where, zeros
 from qkv.core.equation import apply_dropout
 from qkv.core.online_softmax import TopKeys
-from qkv.core.ordering import top_k_indices, top_k_mask
+from qkv.core.ordering import index_mask, top_k_indices, top_k_mask
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float, Int
+from qkv.core.typing import Array, Bool, Float, Int, Num
 
-__all__ = ["is_selected", "select_top", "selection_threshold", "top_keys_of_tile", "weigh_top_keys"]
+__all__ = ["is_selected", "select_top", "top_keys_of_tile", "weigh_top_keys"]
 
 
 def select_top(rank: Float[Array, "*batch q k"], count: int) -> Bool[Array, "*batch q k"]:
@@ -77,22 +77,18 @@ def weigh_top_keys(
     return xp.sum(xp.where(read, dropped * where(read, top.value, 0.0), 0 * dropped), axis=-2)
 
 
-def selection_threshold(top: TopKeys) -> tuple[Float[Array, "*batch q 1"], Int[Array, "*batch q 1"]]:
-    """Return the rank and the index of the last selected key of each query, `(*batch, q, 1)`.
-
-    `is_selected` uses both as a threshold.
-    """
-    return top.rank[..., -1:], top.index[..., -1:]
-
-
 def is_selected(
-    rank: Float[Array, "*batch q k"], threshold: tuple[Array, Array], tile: Tile
+    index: Int[Array, "*batch q n"], logits: Num[Array, "*batch q k"], tile: Tile
 ) -> Bool[Array, "*batch q k"]:
-    """Return a boolean array that is True for the tile's keys that rank no lower than the last selected key.
+    """Return a boolean array that is True for the tile's keys whose absolute index is an element of `index`.
 
-    `threshold` holds the rank and index of the last selected key, as returned by `selection_threshold`.
+    Weights are recomputed from the indices of `TopKeys`, not by a comparison with the rank of the last selected key:
+    the logits of a tile that is computed again may differ in the last bit. In PyTorch, `matmul` takes another path if
+    an argument requires a gradient.
+
+    Args:
+        index: `TopKeys.index` of all keys of the query; −1 if there are fewer keys.
+        logits: logits of the tile, of which only the shape is used.
+        tile: the tile.
     """
-    xp = namespace(rank)
-    index = tile.key_positions(rank)
-    better = (rank > threshold[0]) | ((rank == threshold[0]) & (index <= threshold[1])) | xp.isnan(rank)
-    return better & (rank != -xp.inf)
+    return index_mask(index - tile.first_key, logits)

@@ -19,7 +19,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer, Summary
-from qkv.normalizers.selection import is_selected, select_top, selection_threshold, top_keys_of_tile, weigh_top_keys
+from qkv.normalizers.selection import is_selected, select_top, top_keys_of_tile, weigh_top_keys
 from qkv.normalizers.softmax import Softmax
 
 __all__ = ["TopK"]
@@ -122,7 +122,7 @@ class TopK(Normalizer):
     def finalize(
         self, partial: PartialResult, tile: Tile, dropout: float
     ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
-        """Return the output, and a summary that starts with the rank and index of the last kept key of each query.
+        """Return the output, and a summary that starts with the indices of the kept keys of each query.
 
         The inner normalizer computes the weights and the remaining elements of the summary.
         """
@@ -137,14 +137,14 @@ class TopK(Normalizer):
         read = inner.support(row, weights)[..., 0, :]  # a weight may have underflowed to 0
         weights = weights[..., 0, :]
         output = weigh_top_keys(weights, partial, tile, dropout, read)
-        return output, (*selection_threshold(partial), *(x[..., 0, :] for x in summary))
+        return output, (partial.index, *(x[..., 0, :] for x in summary))
 
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
         """Return the weights that the inner normalizer computes for the tile's kept keys, and 0 for all other keys."""
-        kept = _mask_others(logits, is_selected(logits, (summary[0], summary[1]), tile))
-        return self.normalizer.tile_weights(kept, summary[2:], tile)
+        kept = _mask_others(logits, is_selected(summary[0], logits, tile))
+        return self.normalizer.tile_weights(kept, summary[1:], tile)
 
     def logit_gradient(
         self,
@@ -156,15 +156,15 @@ class TopK(Normalizer):
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
         """Return the gradient of the inner normalizer for the kept keys, and 0 for all other keys."""
-        kept = is_selected(logits, (summary[0], summary[1]), tile)
+        kept = is_selected(summary[0], logits, tile)
         gradient = self.normalizer.logit_gradient(
-            _mask_others(logits, kept), weights, weight_gradient, row_dot, summary[2:], tile
+            _mask_others(logits, kept), weights, weight_gradient, row_dot, summary[1:], tile
         )
         return where(kept, gradient, 0.0)
 
     def array_gradients(self, summary: Summary, row_dot: Float[Array, "*batch q 1"]) -> tuple[Array | None, ...]:
         """Return the gradient of each array of the inner normalizer for each row, or None if it has none."""
-        return self.normalizer.array_gradients(summary[2:], row_dot)
+        return self.normalizer.array_gradients(summary[1:], row_dot)
 
 
 def _mask_others(logits: Float[Array, "*batch q k"], kept: Bool[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:

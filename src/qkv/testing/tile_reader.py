@@ -77,7 +77,6 @@ class TileReader(Kernel):
                 continue
             if logits is None:  # the first tile is always accumulated: it allocates the results and includes the sink
                 logits = fully_masked(call, rows, limits[1])
-            # The logits must equal those of the forward pass bit for bit, because a normalizer may compare them.
             weights = normalizer.tile_weights(normalizer.prepare(logits), summary, tile)
             for accumulator in accumulators:
                 accumulator.update(logits, weights, normalizer, tile, index)
