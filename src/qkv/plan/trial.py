@@ -1,0 +1,393 @@
+"""Trial of the parts that users write: does each element depend on its own query and key alone, and on which parameters?
+
+Kernels evaluate a part on tiles and on some batch elements. The trial evaluates it once on at most 32 × 32 drawn pairs,
+and again on some of their queries, keys and batch elements, where the result must be the same. It runs once for each
+function and kind of arguments, in the library of the call, and sees no data of the call.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from itertools import islice, product
+from types import FunctionType
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from qkv.core.arrays import asarray_like, dtype_name, is_array, is_floating, library, to_numpy
+from qkv.core.batch import BatchIndex, take_batch
+from qkv.core.equation import BoundCall, take_range
+from qkv.core.function_part import FunctionPart, function_parts
+from qkv.core.parts import Part, UserAxes
+from qkv.core.tile import Tile
+from qkv.core.typing import Array, Shaped
+from qkv.errors import RefusedError
+from qkv.masks import Mask
+from qkv.normalizers import Normalizer
+from qkv.plan.problem import Problem
+from qkv.scores import Score
+
+__all__ = ["bind_functions", "check_functions", "doubts"]
+
+_PAIRS = 32
+_MAX_ELEMENTS = 2**22
+"""Largest number of pairs × features of a trial."""
+_MAX_TRIALS = 256
+_TRIALS: OrderedDict[Hashable, _Verdict] = OrderedDict()
+_WORDS = np.array(["Li", "Zhang", "Smith", "Jon Smith", "Ann", "Mary Ann", "Kowalski", "O'Brien"], dtype=object)
+_AT_ONCE = 'pass kernel="dense", which computes all pairs at once'
+_REMEDIES = {
+    "the other queries": "For a softmax over the queries, let lse = qkv.observe(key, query, query[..., :1], "
+    "readouts=[readouts.LogSumExp()]).readouts[0] and pass scores.Biased(score, per_key=-lse); for anything else "
+    f"{_AT_ONCE}",
+    "the other keys": f"Compute what all keys share before the call and pass it in parameters, or {_AT_ONCE}",
+    "the number of queries": f"Pass the number in parameters, or {_AT_ONCE}",
+    "the number of keys": f"Pass the number in parameters, or {_AT_ONCE}",
+    "the other batch elements": f"Compute what they share before the call and pass it in parameters, or {_AT_ONCE}",
+    "the excluded keys of its row": "Count or average the finite logits of a row alone, such as "
+    f"isfinite(logits).sum(-1), or {_AT_ONCE}",
+}
+"""What an element depends on besides its own pair or row, with what to do."""
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """Result of a trial.
+
+    Attributes:
+        batch_axes: for each part with a function, the number of leading axes of each parameter that are batch axes.
+        same_rank: whether functions need arguments with all batch axes of the call, also for one batch element.
+        finding: a key of `_REMEDIES`, or "" if nothing was found.
+        doubt: why the part could not be judged, or "".
+    """
+
+    batch_axes: tuple[tuple[int | None, ...], ...]
+    same_rank: bool = True
+    finding: str = ""
+    doubt: str = ""
+
+
+def check_functions(problem: Problem) -> None:
+    """Raise an error if a part of the user's own depends on more than the pair or row of each element.
+
+    Raises:
+        RefusedError: it does; the message names what the part depends on.
+    """
+    for part in _user_parts(problem):
+        finding = _verdict(part, problem).finding
+        if finding:
+            kind, element = ("normalizer", "weight") if isinstance(part, Normalizer) else ("score", "logit")
+            if isinstance(part, Mask):
+                kind, element = "mask", "element"
+            own = "row of logits" if kind == "normalizer" else "query and key"
+            raise RefusedError(
+                f"each {element} of the {kind} {part} must depend on its own {own} alone, because kernels compute a few "
+                f"queries and keys at a time, got one that depends on {finding}, in a trial on drawn arrays. "
+                f"{_REMEDIES[finding]}."
+            )
+
+
+def doubts(problem: Problem) -> list[str]:
+    """Return a sentence for each part of the user's own that the trial could not judge."""
+    found = [(part, _verdict(part, problem).doubt) for part in _user_parts(problem)]
+    return [f"{part}: it is not known whether elements depend on their own pair alone: {x}" for part, x in found if x]
+
+
+def bind_functions(call: BoundCall, problem: Problem) -> BoundCall:
+    """Return a call whose parts know which axes of the parameters of users' functions are batch axes."""
+    axes, changed = problem.axes, {}
+    if not axes.batch:
+        return call
+    for name in ("score", "normalizer", "mask"):
+        part = getattr(call, name)
+        if part is not None and function_parts(part):
+            verdict = _verdict(part, problem)
+            changed[name] = copy = part.map_arrays(lambda x: x)
+            ranks = (len(axes.query), len(axes.key)) if name == "score" else (len(axes.batch) + 2,)
+            for each, own in zip(function_parts(copy), verdict.batch_axes, strict=True):
+                each.with_batch_axes(own, ranks if verdict.same_rank else ())
+    return replace(call, **changed) if changed else call
+
+
+def _user_parts(problem: Problem) -> list[Part]:
+    spec = problem.spec
+    parts = [part for part in (spec.score, spec.normalizer, spec.mask) if part is not None]
+    return [part for part in parts if any(_is_users(each) for each in part.parts())]
+
+
+def _is_users(part: Part) -> bool:
+    return isinstance(part, FunctionPart) or not type(part).__module__.startswith("qkv.")
+
+
+def _verdict(part: Any, problem: Problem) -> _Verdict:
+    """Return the result of the trial of a score, normalizer or mask, which runs if it is not known."""
+    axes, functions = problem.axes, function_parts(part)
+    options = [own for each in functions for own in each.batch_axes_for(axes.batch)]
+    one = tuple(tuple(n == 1 for n in shape) for shape in (axes.query[:-1], axes.key[:-1], axes.batch))
+    masked = isinstance(part, Normalizer) and problem.spec.mask is not None
+    context = (tuple(options), one, axes.query_width, axes.key_width, axes.text, problem.library, problem.dtype, masked)
+    key = (_key(part), context)
+    found = _TRIALS.get(key)
+    if found is None:
+        if not _is_possible(problem.library):
+            return _Verdict(_declared(functions, options, None), doubt="arrays have no values here")
+        found = _TRIALS[key] = _try(part, problem, options, masked)
+        if len(_TRIALS) > _MAX_TRIALS:
+            _TRIALS.popitem(last=False)
+    return found
+
+
+def _key(value: Any) -> Hashable:
+    """Return a key of a part or its fields; a function that is defined anew for each call has that of its code."""
+    if isinstance(value, Part):
+        return type(value), *(_key(getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]
+    if isinstance(value, tuple):
+        return tuple(map(_key, value))
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return value.__code__, _key((*cells, *(value.__defaults__ or ())))
+    if is_array(value):
+        return library(value), tuple(value.shape), dtype_name(value)
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return type(value), value
+    try:
+        return ref(value)  # such as a module to which a function refers, which must not be kept
+    except TypeError:
+        return type(value), id(value)
+
+
+def _is_possible(kind: str) -> bool:
+    if kind != "torch":
+        return True
+    import torch
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    # Fake tensors have no values, and a counter of operations must not count the trial.
+    return not (torch.compiler.is_compiling() or _get_current_dispatch_mode_stack())
+
+
+def _declared(
+    functions: list[FunctionPart], options: list[tuple[int, ...]], chosen: tuple[int, ...] | None
+) -> tuple[tuple[int | None, ...], ...]:
+    """Return the batch axes of the parameters of each function: those `chosen`, or the only option of a parameter."""
+    flat = iter(chosen or [own[0] if len(own) == 1 else None for own in options])
+    return tuple(tuple(next(flat) for _ in each.parameters) for each in functions)
+
+
+def _try(part: Any, problem: Problem, options: list[tuple[int, ...]], masked: bool) -> _Verdict:
+    functions, axes = function_parts(part), problem.axes
+    # Lengths that differ from each other, and then those of the call, for functions that contain them.
+    drawn = tuple(n if n == 1 else 2 + at % 2 for at, n in enumerate(reversed(axes.batch)))[::-1]
+    lengths = max(1, min(_PAIRS, axes.q, axes.k))
+    found = _Verdict(_declared(functions, options, None), doubt="the function raised an error on drawn arrays")
+    for batch, n in dict.fromkeys([(drawn, _PAIRS), (axes.batch, _PAIRS), (axes.batch, lengths)]):
+        width = 1 if isinstance(part, (Normalizer, Mask)) else max(axes.query_width, axes.key_width, 1)
+        while math.prod(batch) * n * n * width > _MAX_ELEMENTS and n > 8:
+            n //= 2
+        if 0 in batch or math.prod(batch) * n * n * width > _MAX_ELEMENTS:
+            continue
+        for chosen in islice(product(*options), 64):
+            case = None
+            with _isolated(problem.library):
+                try:
+                    case = _Case(part, problem, chosen, batch, n)
+                    whole = case.evaluate()
+                except Exception:  # the function may fail on drawn arrays; the call itself reports what is wrong
+                    continue
+                found = case.judge(whole, _declared(functions, options, chosen), masked)
+            if found.finding != "the other batch elements":
+                return found
+        if found.finding:
+            return found
+    return found
+
+
+class _Case:
+    """A part with drawn arrays.
+
+    Args:
+        part: a score, normalizer or mask.
+        problem: the problem of a call with the part.
+        chosen: number of batch axes of each parameter of the functions of users.
+        batch: batch axes of the trial.
+        n: number of queries, and of keys.
+    """
+
+    def __init__(self, part: Any, problem: Problem, chosen: tuple[int, ...], batch: tuple[int, ...], n: int) -> None:
+        axes = problem.axes
+        self.n, self.batch, self.random = n, batch, np.random.default_rng(0)
+        self.reference, self.dtype = _reference(problem)
+        self.tile, self.text = Tile.whole(n, n, batch), axes.text
+        own, part = iter(chosen), part.map_arrays(lambda x: x)
+        for each in function_parts(part):
+            each.with_batch_axes(tuple(next(own) for _ in each.parameters), ())
+        self.part = part._map(self._draw)
+        self.sides: list[Array] = []
+        if isinstance(part, Normalizer):
+            self.sides = [self._numbers((*batch, n, n))]
+        elif isinstance(part, Score):
+            core = 1 if axes.text else 2
+            for shape in (axes.query, axes.key):
+                lead = self._batch_lengths(shape[: len(shape) - core])
+                words = _WORDS[self.random.integers(len(_WORDS), size=(*lead, n))] if axes.text else None
+                self.sides.append(self._numbers((*lead, n, shape[-1])) if words is None else words)  # type: ignore[arg-type]
+
+    def evaluate(self, rows: tuple[int, int] | None = None, cols: Any = None, index: BatchIndex = ()) -> np.ndarray:
+        """Return the elements of some queries, keys and batch elements of the trial."""
+        rows, cols = rows or (0, self.n), cols or (0, self.n)
+        index = index or tuple(slice(0, n) for n in self.batch)
+        tile = self.tile.select_batch(index).restrict(rows, cols)
+        part = self.part.select_batch(index).slice(slice(*rows), slice(*cols))
+        sides = [take_batch(x, index, 1 if self.text else 2) for x in self.sides]
+        if isinstance(part, Score):
+            out = part.logits(take_range(sides[0], rows), take_range(sides[1], cols), tile)
+        elif isinstance(part, Normalizer):
+            out = part.weights(sides[0][..., slice(*rows), slice(*cols)], tile)
+        else:
+            out = part.allowed(tile, self.reference)
+        found = to_numpy(out)
+        if found is None:
+            raise ValueError
+        return np.broadcast_to(found, (*tile.batch, rows[1] - rows[0], cols[1] - cols[0]))
+
+    def judge(self, whole: np.ndarray, axes: tuple[tuple[int | None, ...], ...], masked: bool) -> _Verdict:
+        """Return the verdict on a part, given its elements for all pairs."""
+        with _isolated(self._kind, seed=1):
+            if not _same(whole, self.evaluate()):
+                return _Verdict(axes, doubt="the function is random")
+        last = tuple(n - 1 for n in self.batch)
+        one, elements = tuple(slice(n, n + 1) for n in last), whole[last]
+        if last and not self._agrees(elements, index=one):
+            return _Verdict(axes, finding="the other batch elements")
+        same_rank = bool(last) and not self._agrees(elements, index=last)
+        half = self.n // 4, self.n // 4 + max(1, self.n // 2)
+        finding = ""
+        if not self._agrees(whole[..., slice(*half), :], rows=half):
+            finding = self._what(whole[..., slice(*half), :], 0, half)
+        elif not isinstance(self.part, Normalizer) and not self._agrees(whole[..., slice(*half)], cols=half):
+            finding = self._what(whole[..., slice(*half)], 1, half)
+        elif masked and isinstance(self.part, Normalizer):
+            kept, few = (0, half[1]), self.evaluate(cols=(0, half[1]))
+            excluded = np.where(np.arange(self.n) < half[1], np.asarray(self.sides[0]), -np.inf)
+            self.sides = [asarray_like(self.reference, excluded)]
+            if not self._agrees(few, kept_cols=kept):
+                finding = "the excluded keys of its row"
+        return _Verdict(axes, same_rank, finding)
+
+    def _agrees(self, expected: np.ndarray, kept_cols: tuple[int, int] | None = None, **cut: Any) -> bool:
+        try:
+            found = self.evaluate(**cut)
+        except Exception:
+            return False
+        found = found if kept_cols is None else found[..., slice(*kept_cols)]
+        return _same(expected, found.reshape(expected.shape) if found.size == expected.size else found)
+
+    def _what(self, elements: np.ndarray, side: int, half: tuple[int, int]) -> str:
+        """Return whether elements change with the other queries or keys, or with their number alone."""
+        name = ("queries", "keys")[side]
+        if isinstance(self.part, Mask):
+            return f"the number of {name}"
+        at, axis = min(side, len(self.sides) - 1), -1 if self.text else -2
+        drawn = np.asarray(self.sides[at])
+        inside = (np.arange(self.n) >= half[0]) & (np.arange(self.n) < half[1])
+        other = np.where(inside if self.text else inside[:, None], drawn, np.roll(drawn, self.n // 2, axis))
+        self.sides[at] = other if self.text else asarray_like(self.reference, other)  # type: ignore[assignment]
+        again = self.evaluate()
+        again = again[..., slice(*half), :] if side == 0 else again[..., slice(*half)]
+        return f"the number of {name}" if _same(elements, again) else f"the other {name}"
+
+    @property
+    def _kind(self) -> str:
+        return library(self.reference)
+
+    def _numbers(self, shape: tuple[int, ...]) -> Array:
+        return asarray_like(self.reference, self.random.standard_normal(shape).astype(self.dtype))
+
+    def _batch_lengths(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """Return batch axes of the trial in place of batch axes of the call."""
+        return tuple(n if n == 1 else m for n, m in zip(own, self.batch[len(self.batch) - len(own) :], strict=True))
+
+    def _draw(self, x: Shaped[Array, "*_"], names: tuple[str, ...] | None) -> Shaped[Array, "*_"]:
+        shape = tuple(x.shape)
+        if names is not None:
+            own = len(shape) - len(names)
+            core = tuple(
+                self.n if name in ("q", "k") and length != 1 else length
+                for name, length in zip(names, shape[own:], strict=True)
+            )
+            shape = (*self._batch_lengths(shape[:own]), *core)
+        if not is_floating(x):
+            # The size of a small number is varied, and the numbers stay small: they may be indices.
+            kind = "bool" if "bool" in dtype_name(x) else dtype_name(x)
+            return asarray_like(self.reference, (np.arange(math.prod(shape)) * 5 % 7 % 4).reshape(shape).astype(kind))
+        return asarray_like(self.reference, self.random.uniform(0.25, 0.75, shape).astype(self.dtype))
+
+
+def _reference(problem: Problem) -> tuple[Array, str]:
+    """Return an array of the library and device of a call, and the name of the dtype of accumulation."""
+    dtype = "float64" if problem.dtype == "float64" else "float32"
+    if problem.library == "torch":
+        import torch
+
+        gpu = problem.device.is_gpu and torch.cuda.is_available()
+        return torch.zeros((), device="cuda" if gpu else "cpu", dtype=getattr(torch, dtype)), dtype  # type: ignore[return-value]
+    if problem.library == "jax":
+        import jax.numpy as jnp
+
+        return jnp.zeros(()), dtype  # type: ignore[return-value]
+    if problem.library == "tensorflow":
+        import tensorflow as tf
+
+        return tf.zeros((), dtype), dtype
+    return np.zeros((), dtype), dtype  # type: ignore[return-value]
+
+
+@contextmanager
+def _isolated(kind: str, seed: int = 0) -> Iterator[None]:
+    """Evaluate functions without tracing and gradients, from fixed states of the global random generators."""
+    states = random.getstate(), np.random.get_state()
+    with ExitStack() as stack, warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        if kind == "torch":
+            import torch
+
+            for each in (
+                torch._C._DisableFuncTorch(),
+                torch.random.fork_rng(),
+                torch.no_grad(),
+                torch.autocast("cpu", enabled=False),
+            ):
+                stack.enter_context(each)
+            torch.manual_seed(seed)
+        elif kind == "jax":
+            import jax
+
+            stack.enter_context(jax.ensure_compile_time_eval())
+        elif kind == "tensorflow":
+            import tensorflow as tf
+
+            stack.enter_context(tf.init_scope())
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def _same(expected: np.ndarray, found: np.ndarray) -> bool:
+    """Return whether arrays are equal but for the rounding of sums in another order."""
+    if expected.shape != found.shape:
+        return False
+    if expected.dtype == bool:
+        return bool((expected == found).all())
+    largest = float(np.abs(expected, where=np.isfinite(expected), out=np.zeros(expected.shape)).max(initial=0.0))
+    return bool(np.allclose(found, expected, rtol=1e-3, atol=1e-3 * largest, equal_nan=True))
