@@ -77,7 +77,7 @@ class Custom(FunctionPart, Mask):
     def validate(self) -> None:
         """Check the fields, and convert `parameters` and `batch_axes` to tuples."""
         self.check_function(
-            "Pass a function of (query, key, *parameters) that returns booleans, such as lambda query, key: key <= query."
+            "Pass a function of (query, key, *parameters) that returns booleans, as lambda q, k: k <= q."
         )
         if self.align is not None:
             Positions(align=self.align)
@@ -166,7 +166,7 @@ class Custom(FunctionPart, Mask):
         shape = (*tile.batch, query.shape[-2], key.shape[-1])
         own = tuple(allowed.shape)
         extra = len(own) - len(shape)
-        if extra > 0 and all(n == 1 for n in own[:extra]):  # of the batch elements of this tile
+        if 0 < extra <= tile.removed_axes and all(n == 1 for n in own[:extra]):
             own = own[extra:]
             allowed = namespace(allowed).reshape(allowed, own)
         fits = len(own) <= len(shape) and all(n in (1, m) for n, m in zip(own[::-1], shape[::-1], strict=False))

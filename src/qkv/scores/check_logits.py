@@ -47,7 +47,7 @@ def check_logits(
         )
     shape = tuple(logits.shape)
     extra = len(shape) - 2 - len(tile.batch)
-    if extra > 0 and all(n == 1 for n in shape[:extra]):  # of the batch elements of this tile
+    if 0 < extra <= tile.removed_axes and all(n == 1 for n in shape[:extra]):
         shape = shape[extra:]
         logits = namespace(logits).reshape(logits, shape)
     # Lengths are symbols or unknown under torch.export and tf.function, which check the shapes by themselves.
