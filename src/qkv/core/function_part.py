@@ -7,6 +7,7 @@ a call, `plan/trial.py` finds which leading axes of each parameter are batch axe
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 from qkv.core.arrays import is_array, namespace
@@ -14,7 +15,30 @@ from qkv.core.parts import Part, UserAxes
 from qkv.core.typing import Array, Shaped
 from qkv.errors import OptionError, ShapeError
 
-__all__ = ["FunctionPart", "function_parts", "pad_axes"]
+__all__ = ["FunctionPart", "Verdict", "function_parts", "pad_axes"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of the trial of a score, normalizer or mask.
+
+    Attributes:
+        batch_axes: for each part with a function, the number of leading axes of each parameter that are batch axes;
+            None if it is not known.
+        same_rank: whether functions need arguments with all batch axes of the call, also for one batch element.
+        finding: what an element depends on besides its own pair or row, or "".
+        doubt: why the part could not be judged, or "".
+    """
+
+    batch_axes: tuple[tuple[int | None, ...], ...]
+    same_rank: bool = True
+    finding: str = ""
+    doubt: str = ""
+
+    @property
+    def divides(self) -> bool:
+        """Whether functions need other parameters or axes for some batch elements than for all."""
+        return bool(self.batch_axes) and (self.same_rank or any(own != 0 for each in self.batch_axes for own in each))
 
 
 class FunctionPart(Part):
@@ -73,11 +97,11 @@ class FunctionPart(Part):
             found.append(tuple(r for r in reversed(fits) if r == 0 or any(m != 1 for m in shape[:r])))
         return found
 
-    def with_batch_axes(self, own: tuple[int, ...] | None, ranks: tuple[int, ...]) -> Self:
+    def with_batch_axes(self, own: tuple[int | None, ...], ranks: tuple[int, ...]) -> Self:
         """Declare the batch axes of each parameter in place, in a copy that belongs to one call, and return it.
 
         Args:
-            own: number of leading axes of each parameter that are batch axes; None: unknown, so that the parameters
+            own: number of leading axes of each parameter that are batch axes; None: unknown, so that the parameter
                 cannot be divided.
             ranks: numbers of axes of the arguments of the function that a kernel must restore; () for any.
         """
@@ -94,8 +118,8 @@ class FunctionPart(Part):
     def _map(self, function: Callable[[Any, tuple[str, ...] | None], Any], *is_leaf: Any) -> Self:
         if "_own_axes" not in self.__dict__:
             return super()._map(function, *is_leaf)
-        own = self.__dict__["_own_axes"] or (None,) * len(self.parameters)
-        axes = iter([UserAxes.of(x, n) for x, n in zip(self.parameters, own, strict=True) if is_array(x)])
+        own = zip(self.parameters, self.__dict__["_own_axes"], strict=True)
+        axes = iter([UserAxes.of(x, n) for x, n in own if is_array(x)])
         return super()._map(lambda x, names: function(x, next(axes, None)), *is_leaf)
 
 
@@ -115,4 +139,4 @@ def pad_axes(x: Shaped[Array, "*shape"], rank: int) -> Shaped[Array, "*_"]:
 
 
 def _matches(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
-    return all(n in (1, m) for n, m in zip(shape, batch, strict=True))
+    return all(type(m) is not int or n in (1, m) for n, m in zip(shape, batch, strict=True))

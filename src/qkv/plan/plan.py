@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from qkv.plan.cost import Cost, counted, flop_text, memory_text, rounded_up, seconds_text
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
-from qkv.plan.trial import doubts
 
 __all__ = ["Plan", "Slowdown"]
 
@@ -89,7 +88,11 @@ class Plan:
             ("score", f"{requested.score}   {_score_fact(requested)}"),
             ("normalizer", f"{requested.normalizer}   {passes}"),
             ("mask", "none" if spec.mask is None else str(spec.mask)),
-            *(("not judged", text) for text in doubts(requested)),
+            *(
+                ("not judged", f"what it depends on besides its own pair: {x.doubt}")
+                for x in requested.trials
+                if x and x.doubt
+            ),
             ("positions", "" if spec.positions is None else str(spec.positions)),
             ("dropout", f"{spec.dropout:g} of the weights, from the seed" if spec.dropout else ""),
             ("readouts", ", ".join(map(str, requested.readouts))),

@@ -58,7 +58,7 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
         kernels, kernel = (kernel,), kernel.name
     check_choice("kernel", kernel, (None, *(each.name for each in kernels)))
     if kernel != "dense":
-        check_functions(requested)
+        requested = replace(requested, trials=check_functions(requested))
     problem, rewrites = rewrite(requested)
     choice = _choose(problem, kernels, kernel)
     if not choice.able:

@@ -13,9 +13,10 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from functools import partial
 from itertools import islice, product
-from types import FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 from weakref import ref
 
@@ -24,7 +25,7 @@ import numpy as np
 from qkv.core.arrays import asarray_like, dtype_name, is_array, is_floating, library, namespace, to_numpy
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import BoundCall, take_range
-from qkv.core.function_part import FunctionPart, function_parts
+from qkv.core.function_part import FunctionPart, Verdict, function_parts
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
@@ -35,13 +36,13 @@ from qkv.normalizers import Normalizer
 from qkv.plan.problem import Problem
 from qkv.scores import Score
 
-__all__ = ["bind_functions", "check_functions", "doubts"]
+__all__ = ["bind_functions", "check_functions"]
 
 _PAIRS = 32
 _MAX_ELEMENTS = 2**22
 """Largest number of pairs × features of a trial."""
 _MAX_TRIALS = 256
-_TRIALS: OrderedDict[Hashable, _Verdict] = OrderedDict()
+_TRIALS: OrderedDict[Hashable, Verdict] = OrderedDict()
 _WORDS = np.array(["Li", "Zhang", "Smith", "Jon Smith", "Ann", "Mary Ann", "Kowalski", "O'Brien"], dtype=object)
 _AT_ONCE = 'pass kernel="dense", which computes all pairs at once'
 _REMEDIES = {
@@ -58,110 +59,94 @@ _REMEDIES = {
 """What an element depends on besides its own pair or row, with what to do."""
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    """Result of a trial.
-
-    Attributes:
-        batch_axes: for each part with a function, the number of leading axes of each parameter that are batch axes.
-        same_rank: whether functions need arguments with all batch axes of the call, also for one batch element.
-        finding: a key of `_REMEDIES`, or "" if nothing was found.
-        doubt: why the part could not be judged, or "".
-    """
-
-    batch_axes: tuple[tuple[int | None, ...], ...]
-    same_rank: bool = True
-    finding: str = ""
-    doubt: str = ""
-
-
-def check_functions(problem: Problem) -> None:
-    """Raise an error if a part of the user's own depends on more than the pair or row of each element.
+def check_functions(problem: Problem) -> tuple[Verdict | None, ...]:
+    """Return the verdicts on score, normalizer and mask; None for a part that contains no part of the user's own.
 
     Raises:
-        RefusedError: it does; the message names what the part depends on.
+        RefusedError: an element depends on more than its own pair or row; the message names on what.
     """
-    for part in _user_parts(problem):
-        finding = _verdict(part, problem).finding
-        if finding:
-            kind, element = ("normalizer", "weight") if isinstance(part, Normalizer) else ("score", "logit")
-            if isinstance(part, Mask):
-                kind, element = "mask", "element"
-            own = "row of logits" if kind == "normalizer" else "query and key"
+    if problem.traced == "export":  # lengths may be symbols, and the dense kernel runs
+        return ()
+    verdicts = tuple([_verdict(part, problem) if _is_users(part) else None for part in _parts(problem)])
+    for part, verdict, kind in zip(_parts(problem), verdicts, ("score", "normalizer", "mask"), strict=True):
+        if verdict is not None and verdict.finding:
+            own, element = ("row of logits", "weight") if kind == "normalizer" else ("query and key", "logit")
             raise RefusedError(
-                f"each {element} of the {kind} {part} must depend on its own {own} alone, because kernels compute a "
-                f"few queries and keys at a time, got one that depends on {finding}, in a trial on drawn arrays. "
-                f"{_REMEDIES[finding]}."
+                f"each {'element' if kind == 'mask' else element} of the {kind} {part} must depend on its own {own} "
+                "alone, because kernels compute a few queries and keys at a time, got one that depends on "
+                f"{verdict.finding}, in a trial on drawn arrays. {_REMEDIES[verdict.finding]}."
             )
-
-
-def doubts(problem: Problem) -> list[str]:
-    """Return a sentence for each part of the user's own that the trial could not judge."""
-    found = [(part, _verdict(part, problem).doubt) for part in _user_parts(problem)]
-    return [f"{part}: it is not known whether elements depend on their own pair alone: {x}" for part, x in found if x]
+    return verdicts
 
 
 def bind_functions(call: BoundCall, problem: Problem) -> BoundCall:
     """Return a call whose parts know which axes of the parameters of users' functions are batch axes."""
     axes, changed = problem.axes, {}
-    if not axes.batch:
-        return call
-    for name in ("score", "normalizer", "mask"):
-        part = getattr(call, name)
-        if part is not None and function_parts(part):
-            verdict = _verdict(part, problem)
-            changed[name] = copy = part.map_arrays(lambda x: x)
-            ranks = (len(axes.query), len(axes.key)) if name == "score" else (len(axes.batch) + 2,)
-            for each, own in zip(function_parts(copy), verdict.batch_axes, strict=True):
-                each.with_batch_axes(own, ranks if verdict.same_rank else ())
+    for name, part, verdict in zip(("score", "normalizer", "mask"), _parts(problem), problem.trials, strict=False):
+        if verdict is None or not verdict.divides:
+            continue
+        functions = function_parts(part)
+        if list(map(len, verdict.batch_axes)) != [len(each.parameters) for each in functions]:
+            verdict = _verdict(part, problem)  # a rewrite changed the part
+        changed[name] = bound = getattr(call, name).map_arrays(lambda x: x)
+        ranks = (len(axes.query), len(axes.key)) if name == "score" else (len(axes.batch) + 2,)
+        for each, own in zip(function_parts(bound), verdict.batch_axes, strict=True):
+            each.with_batch_axes(own, ranks if verdict.same_rank else ())
     return replace(call, **changed) if changed else call
 
 
-def _user_parts(problem: Problem) -> list[Part]:
-    spec = problem.spec
-    parts = [part for part in (spec.score, spec.normalizer, spec.mask) if part is not None]
-    return [part for part in parts if any(_is_users(each) for each in part.parts())]
+def _parts(problem: Problem) -> tuple[Part | None, ...]:
+    return problem.spec.score, problem.spec.normalizer, problem.spec.mask
 
 
-def _is_users(part: Part) -> bool:
-    return isinstance(part, FunctionPart) or not type(part).__module__.startswith("qkv.")
+def _is_users(part: Part | None) -> bool:
+    """Return whether a part is, or contains, a part with a function or of a class of the user."""
+    inner = [] if part is None else part.parts()
+    return any(isinstance(each, FunctionPart) or not type(each).__module__.startswith("qkv.") for each in inner)
 
 
-def _verdict(part: Any, problem: Problem) -> _Verdict:
+def _verdict(part: Any, problem: Problem) -> Verdict:
     """Return the result of the trial of a score, normalizer or mask, which runs if it is not known."""
     axes, functions = problem.axes, function_parts(part)
     options = [own for each in functions for own in each.batch_axes_for(axes.batch)]
-    one = tuple(tuple(n == 1 for n in shape) for shape in (axes.query[:-1], axes.key[:-1], axes.batch))
+    one = tuple(tuple(type(n) is int and n == 1 for n in x) for x in (axes.query[:-1], axes.key[:-1], axes.batch))
     masked = isinstance(part, Normalizer) and problem.spec.mask is not None
     context = (tuple(options), one, axes.query_width, axes.key_width, axes.text, problem.library, problem.dtype, masked)
     key = (_key(part), context)
     found = _TRIALS.get(key)
     if found is None:
-        if not _is_possible(problem.library):
-            return _Verdict(_declared(functions, options, None), doubt="arrays have no values here")
+        if not _is_possible(problem.library) or any(type(n) is not int for n in (axes.query_width, axes.key_width)):
+            return Verdict(_declared(functions, options, None), doubt="arrays have no values here")
         found = _TRIALS[key] = _try(part, problem, options, masked)
         if len(_TRIALS) > _MAX_TRIALS:
             _TRIALS.popitem(last=False)
     return found
 
 
-def _key(value: Any) -> Hashable:
+def _key(value: Any, depth: int = 8) -> Hashable:
     """Return a key of a part or its fields; a function that is defined anew for each call has that of its code."""
     if isinstance(value, Part):
         return type(value), *(_key(getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]
-    if isinstance(value, tuple):
-        return tuple(map(_key, value))
+    if isinstance(value, tuple) and depth:
+        return tuple([_key(x, depth - 1) for x in value])
+    if isinstance(value, partial):
+        return partial, _key((value.func, *value.args, *value.keywords.items()), depth)
+    if isinstance(value, MethodType):
+        return MethodType, _key((value.__func__, value.__self__), depth)
     if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return value.__code__, _key((*cells, *(value.__defaults__ or ())))
+        # A function that calls itself refers to itself, so `depth` ends the search.
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        return value.__code__, _key((*cells, *(value.__defaults__ or ())), depth)
     if is_array(value):
         return library(value), tuple(value.shape), dtype_name(value)
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return type(value), value
     try:
-        return ref(value)  # such as a module to which a function refers, which must not be kept
+        key = ref(value)  # such as a module to which a function refers, which must not be kept
+        hash(key)
     except TypeError:
         return type(value), id(value)
+    return key
 
 
 def _is_possible(kind: str) -> bool:
@@ -182,13 +167,14 @@ def _declared(
     return tuple(tuple(next(flat) for _ in each.parameters) for each in functions)
 
 
-def _try(part: Any, problem: Problem, options: list[tuple[int, ...]], masked: bool) -> _Verdict:
+def _try(part: Any, problem: Problem, options: list[tuple[int, ...]], masked: bool) -> Verdict:
     functions, axes = function_parts(part), problem.axes
     # Lengths that differ from each other, and then those of the call, for functions that contain them.
-    drawn = tuple(n if n == 1 else 2 + at % 2 for at, n in enumerate(reversed(axes.batch)))[::-1]
-    lengths = max(1, min(_PAIRS, axes.q, axes.k))
-    found = _Verdict(_declared(functions, options, None), doubt="the function raised an error on drawn arrays")
-    for batch, n in dict.fromkeys([(drawn, _PAIRS), (axes.batch, _PAIRS), (axes.batch, lengths)]):
+    drawn = tuple(1 if type(n) is int and n == 1 else 2 + at % 2 for at, n in enumerate(reversed(axes.batch)))[::-1]
+    lengths = max(1, min(n for n in (_PAIRS, axes.q, axes.k) if type(n) is int))
+    found = Verdict(_declared(functions, options, None), doubt="the function raised an error on drawn arrays")
+    known = axes.batch if all(type(n) is int for n in axes.batch) else drawn
+    for batch, n in dict.fromkeys([(drawn, _PAIRS), (known, _PAIRS), (known, lengths)]):
         width = 1 if isinstance(part, (Normalizer, Mask)) else max(axes.query_width, axes.key_width, 1)
         while math.prod(batch) * n * n * width > _MAX_ELEMENTS and n > 8:
             n //= 2
@@ -238,7 +224,7 @@ class _Case:
                 words = _WORDS[self.random.integers(len(_WORDS), size=(*lead, length))] if axes.text else None
                 self.sides.append(self._numbers((*lead, length, shape[-1])) if words is None else words)  # type: ignore[arg-type]
 
-    def judge(self, axes: tuple[tuple[int | None, ...], ...], masked: bool) -> _Verdict:
+    def judge(self, axes: tuple[tuple[int | None, ...], ...], masked: bool) -> Verdict:
         """Return the verdict on a part with the given batch axes of the parameters of its functions.
 
         Any error of the function is raised for all pairs, but not for some of them.
@@ -259,9 +245,9 @@ class _Case:
         found = self._evaluate(cuts)
         whole = found["whole"]
         if not _same(whole, found["again"]):
-            return _Verdict(axes, doubt="the function is random")
+            return Verdict(axes, doubt="the function is random")
         if last and not _same(whole[last], found["one"]):
-            return _Verdict(axes, finding="the other batch elements")
+            return Verdict(axes, finding="the other batch elements")
         finding = ""
         if not _same(whole[..., slice(*rows), :], found["rows"]):
             finding = self._what(whole[..., slice(*rows), :], 0, half[0])
@@ -269,7 +255,7 @@ class _Case:
             finding = self._what(whole[..., slice(*cols)], 1, half[1])
         elif "few" in found and not _same(found["few"], found["excluded"][..., : cols[1]]):
             finding = "the excluded keys of its row"
-        return _Verdict(axes, "last" in found and not _same(whole[last], found["last"]), finding)
+        return Verdict(axes, "last" in found and not _same(whole[last], found["last"]), finding)
 
     def _evaluate(self, cuts: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """Return elements of the trial for the arguments in `cuts`, None where the function raised an error."""
