@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import qkv
 from qkv import masks, normalizers, scores
 from qkv.core.arrays import namespace
-from qkv.errors import ShapeError
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
 from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.row_blocks.kernel import RowBlocksKernel
@@ -133,7 +132,6 @@ def parts_of(call, array, score, power, limit):
 def check(library, call, kernel, seed):
     setting, rng = Setting(library, "float32" if library == "jax" else "float64"), np.random.default_rng(seed)
     sides, *given = arrays_of(call, rng)
-    mask, (q, k) = MASKS[call[6]], call[2]
     with np.errstate(invalid="ignore"):  # rows without an allowed key
         wanted = at_once(call, sides, *given)
     parts = parts_of(call, setting.array, *given)
@@ -173,9 +171,9 @@ def test_gradients_of_divided_parameters_are_those_of_the_function_at_once(call,
     call = (*call[:5], "none", "none") if online else (*call[:6], "none")
     sides, *given = arrays_of(call, np.random.default_rng(seed))
     leaves = [torch.tensor(x, requires_grad=True) for x in (*sides, *(x for x in given[:2] if x is not None))]
-    parts = parts_of(call, lambda x: x, *(leaves[3:] + [None, None])[:2], None)
+    parts = parts_of(call, lambda x: x, *[*leaves[3:], None, None][:2], None)
     got = qkv.attend(*leaves[:3], **parts, kernel=kernel)
-    wanted = at_once(call, leaves[:3], *(leaves[3:] + [None, None])[:2], None)
+    wanted = at_once(call, leaves[:3], *[*leaves[3:], None, None][:2], None)
     weight = torch.tensor(np.random.default_rng(seed + 1).normal(size=tuple(got.shape)))
     found = torch.autograd.grad((got * weight).sum(), leaves)
     expected = torch.autograd.grad((wanted * weight).sum(), leaves)
