@@ -82,10 +82,10 @@ def test_logits_that_broadcast_are_accepted(library):
     query, key, value = (setting.array(np.random.default_rng(0).normal(size=(2, n, 4))) for n in (5, 7, 7))
 
     def per_key(query, key):
-        return key.sum(axis=-1)[:1, None, :]
+        return key.sum(axis=-1)[:, None, :]
 
     output = qkv.attend(query, key, value, score=scores.Custom(per_key))
-    logits = np.asarray(key).sum(-1)[:1, None, :]
+    logits = np.asarray(key).sum(-1)[:, None, :]
     weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     assert_close(output, np.broadcast_to(weights @ np.asarray(value), (2, 5, 4)), 1e-5)
 

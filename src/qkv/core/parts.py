@@ -33,6 +33,7 @@ from qkv.errors import KindError, OptionError, ShapeError
 
 __all__ = [
     "Part",
+    "UserAxes",
     "array_field",
     "delegates",
     "expand_to_pairs",
@@ -74,6 +75,23 @@ def delegates(field: str, *names: str) -> Callable[[type[AnyPart]], type[AnyPart
         return cls
 
     return decorate
+
+
+class UserAxes(tuple[str, ...]):
+    """Axes after the batch axes of a parameter of a user's function, which keeps all its axes for any batch elements.
+
+    Attributes:
+        decided: whether the number of its batch axes is known; otherwise batch elements cannot be taken.
+    """
+
+    decided: bool
+
+    @classmethod
+    def of(cls, array: Shaped[Array, "*_"], batch_axes: int | None) -> UserAxes:
+        """Return the axes of an array with `batch_axes` batch axes, or None if their number is unknown."""
+        axes = cls(("",) * (array.ndim - (batch_axes or 0)))
+        axes.decided = batch_axes is not None
+        return axes
 
 
 def _delegate(field: str, name: str) -> property:
@@ -172,8 +190,26 @@ class Part:
         return self._map(slice_array)
 
     def select_batch(self, index: BatchIndex) -> Self:
-        """Return the part with its arrays restricted to the batch elements that `index` selects."""
-        return self._map(lambda x, names: x if names is None else take_batch(x, index, len(names)))
+        """Return the part with its arrays restricted to the batch elements that `index` selects.
+
+        Raises:
+            ShapeError: it is not known which axes of a parameter of a user's function are batch axes.
+        """
+        kept = tuple([slice(at, at + 1) if isinstance(at, int) else at for at in index])
+
+        def take(x: Array, names: tuple[str, ...] | None) -> Array:
+            if not isinstance(names, UserAxes):
+                return x if names is None else take_batch(x, index, len(names))
+            if not names.decided:
+                raise ShapeError(
+                    f"batch_axes of Custom must be given for a parameter of shape {tuple(x.shape)}, because a trial of "
+                    "the function did not show whether its leading axes are batch axes of the call, got None. Pass "
+                    "batch_axes=(1,) if the first axis of the only parameter is the axis of heads, or (0,) if all "
+                    "batch elements share it."
+                )
+            return take_batch(x, kept, len(names))
+
+        return self._map(take)
 
     def bind(
         self,
@@ -196,7 +232,7 @@ class Part:
         """
 
         def check(array: Array, names: tuple[str, ...] | None) -> Array:
-            if names is not None:
+            if names is not None and not isinstance(names, UserAxes):
                 _check_batch(type(self).__name__, array, names, batch)
                 _check_lengths(type(self).__name__, array, names, lengths or {})
             if library(array) != library(reference):

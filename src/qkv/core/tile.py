@@ -114,6 +114,11 @@ class Tile:
             batch_origin=(self.batch, index),
         )
 
+    @property
+    def removed_axes(self) -> int:
+        """Number of batch axes of the call that the tile lacks, because it has a single element of them."""
+        return 0 if self.batch_origin is None else len(self.batch_origin[0]) - len(self.batch)
+
     def offset(self, align: Align | None = None) -> Int[Array, "*batch"] | int:
         """Return the position of query 0 of the call as an int, or as an array with one int per batch element.
 

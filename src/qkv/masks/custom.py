@@ -10,11 +10,13 @@ from typing import Self
 
 import numpy as np
 
-from qkv.core.arrays import as_array, asarray_like, dtype_name, is_array, is_tensor, library, to_numpy
+from qkv.core.arrays import as_array, asarray_like, dtype_name, is_array, is_tensor, library, namespace, to_numpy
+from qkv.core.batch import BatchIndex
+from qkv.core.function_part import FunctionPart
 from qkv.core.positions import Align, Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, DType, Shaped
-from qkv.errors import GradientError, KindError, OptionError, ShapeError
+from qkv.errors import GradientError, KindError, ShapeError
 from qkv.masks.base import Coverage, Mask
 from qkv.masks.keys import coverage_of
 
@@ -28,7 +30,7 @@ _TileKey = tuple[tuple[int, int], tuple[int, int], int]
 
 
 @dataclass(frozen=True, eq=False)
-class Custom(Mask):
+class Custom(FunctionPart, Mask):
     """Mask that allows the pairs for which a function of the positions of query and key returns True.
 
     The function is called with integer arrays of positions that broadcast to the pairs of a tile, in the library of
@@ -41,11 +43,15 @@ class Custom(Mask):
         function: called as `function(query, key, *parameters)` with the positions of the queries, integers `(q, 1)`
             or `(*batch, q, 1)`, and of the keys, `(1, k)`. It returns booleans that broadcast to `(*batch, q, k)`,
             True for the pairs that may attend. Each element must depend only on the positions of its own pair.
-        parameters: arrays without batch axes, passed to the function after the positions in the library of the call.
+        parameters: arrays, passed to the function after the positions in the library of the call. Their leading axes
+            may be the last batch axes of the call, as in `scores.Custom`: `(heads, 1, 1)` has a number for each head.
         align: alignment of queries and keys; None: the `positions` of the call.
+        batch_axes: number of leading axes of each parameter that are batch axes; None: found by a trial.
 
     Raises:
-        OptionError: `function` is not callable, or `align` is unknown.
+        OptionError: `function` is not callable, `align` is unknown, or `batch_axes` does not match `parameters`.
+        RefusedError: raised by the call if a trial on drawn arrays shows that an element depends on the positions of
+            other pairs or on their number.
         KindError: raised by the call if the function does not return booleans.
         ShapeError: raised by the call if the result of the function does not broadcast to the pairs.
         GradientError: an array in `parameters` requires a gradient.
@@ -65,15 +71,14 @@ class Custom(Mask):
     function: Callable[..., Array]
     parameters: tuple[Array, ...] = ()
     align: Align | None = None
+    batch_axes: tuple[int, ...] | None = None
     bound_per_call = True
 
     def validate(self) -> None:
-        """Check that `function` is callable, and convert `parameters` to a tuple."""
-        if not callable(self.function):
-            raise OptionError(
-                f"function of Custom must be callable, got {self.function!r}. Pass a function of (query, key, "
-                "*parameters) that returns booleans, such as lambda query, key: key <= query."
-            )
+        """Check the fields, and convert `parameters` and `batch_axes` to tuples."""
+        self.check_function(
+            "Pass a function of (query, key, *parameters) that returns booleans, as lambda q, k: k <= q."
+        )
         if self.align is not None:
             Positions(align=self.align)
         object.__setattr__(self, "parameters", tuple([as_array(x) for x in self.parameters]))
@@ -102,6 +107,13 @@ class Custom(Mask):
         bound = super().bind(reference, batch, dtype, lengths)
         object.__setattr__(bound, "_evaluated", _Evaluated(reference, bound.parameters))
         return bound
+
+    def select_batch(self, index: BatchIndex) -> Self:
+        """Return the mask restricted to the batch elements that `index` selects, which caches its own tiles."""
+        selected, known = super().select_batch(index), self.__dict__.get("_evaluated")
+        if known is not None and not known.describes(selected.parameters):
+            object.__setattr__(selected, "_evaluated", _Evaluated(known.like, selected.parameters))
+        return selected
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
         """Return a boolean array that is True for the pairs of the tile for which the function returns True."""
@@ -151,14 +163,18 @@ class Custom(Mask):
             )
         if library(allowed) != library(key):
             allowed = asarray_like(key, allowed)
-        shape = (*tuple(query.shape)[:-2], query.shape[-2], key.shape[-1])
+        shape = (*tile.batch, query.shape[-2], key.shape[-1])
         own = tuple(allowed.shape)
+        extra = len(own) - len(shape)
+        if 0 < extra <= tile.removed_axes and all(n == 1 for n in own[:extra]):
+            own = own[extra:]
+            allowed = namespace(allowed).reshape(allowed, own)
         fits = len(own) <= len(shape) and all(n in (1, m) for n, m in zip(own[::-1], shape[::-1], strict=False))
         if not fits and all(isinstance(n, int) for n in (*own, *shape)):
             raise ShapeError(
                 f"the result of the function of Custom must broadcast to shape {shape}, got shape {own}. Compute each "
                 f"element from the positions of its own pair: query has shape {tuple(query.shape)} and key has shape "
-                f"{tuple(key.shape)}."
+                f"{tuple(key.shape)}. Pass arrays with batch axes as parameters."
             )
         return allowed
 
@@ -168,6 +184,7 @@ class _Evaluated:
 
     def __init__(self, reference: Array, parameters: tuple[Array, ...]) -> None:
         self.kind, self.device = library(reference), getattr(reference, "device", None)
+        self.like = reference
         self.parameters = parameters
         self.coverage: dict[_TileKey, Coverage] = {}
         self.allowed: dict[_TileKey, Array] = {}

@@ -9,16 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qkv.core.arrays import dtype_name, is_array, library, namespace, where
+from qkv.core.function_part import FunctionPart, pad_axes
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Shaped
-from qkv.errors import KindError, OptionError, ShapeError
+from qkv.errors import KindError, ShapeError
 from qkv.normalizers.base import Normalizer, excluded
 
 __all__ = ["Custom"]
 
 
 @dataclass(frozen=True, eq=False)
-class Custom(Normalizer):
+class Custom(FunctionPart, Normalizer):
     """Normalizer that computes the weights of each row by a function of the user.
 
     Kernels call the function with whole rows, in blocks of queries, so that memory is linear in the number of keys.
@@ -29,11 +30,14 @@ class Custom(Normalizer):
             returns weights of the same shape. The weights of a row must depend only on the logits of the row, and not
             on the number of excluded keys. Excluded keys get weight 0 whatever the function returns, and rows that
             exclude every key are not passed as such.
-        parameters: learned arrays without batch axes, passed to the function after the logits. Arrays that the
-            function closes over get no gradient.
+        parameters: learned arrays, passed to the function after the logits. Their leading axes may be the last batch
+            axes of the call, as in `scores.Custom`. Arrays that the function closes over get no gradient.
+        batch_axes: number of leading axes of each parameter that are batch axes; None: found by a trial.
 
     Raises:
-        OptionError: `function` is not callable.
+        OptionError: `function` is not callable, or `batch_axes` does not match `parameters`.
+        RefusedError: raised by the call if a trial on drawn arrays shows that a weight depends on other rows or batch
+            elements, or in a call with a mask on the number of excluded keys.
         KindError: raised by the call if the function does not return an array of the library of the logits.
         ShapeError: raised by the call if the function returns an array of another shape.
 
@@ -46,23 +50,21 @@ class Custom(Normalizer):
 
     function: Callable[..., Array]
     parameters: tuple[Array, ...] = ()
+    batch_axes: tuple[int, ...] | None = None
     online = False
     sums_to_one = False
 
     def validate(self) -> None:
-        """Check that `function` is callable, and convert `parameters` to a tuple."""
-        if not callable(self.function):
-            raise OptionError(
-                f"function of Custom must be callable, got {self.function!r}. Pass a function of (logits, *parameters) "
-                "that returns weights."
-            )
-        if not isinstance(self.parameters, tuple):
-            object.__setattr__(self, "parameters", tuple(self.parameters))
+        """Check the fields, and convert `parameters` and `batch_axes` to tuples."""
+        self.check_function("Pass a function of (logits, *parameters) that returns weights.")
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
         """Return the weights of whole rows that `function` computes, 0 for excluded keys."""
         if logits.shape[-1] == 0:
             return logits
+        if self.ranks and logits.ndim < self.ranks[0]:
+            weights = self.weights(pad_axes(logits, self.ranks[0]), tile)
+            return namespace(weights).reshape(weights, logits.shape)
         out = excluded(logits)
         # A row without keys would become NaN in most functions, and its gradient too.
         empty = namespace(logits).all(out, axis=-1, keepdims=True)

@@ -8,6 +8,7 @@ from qkv.core.typing import Array, Num, Shaped
 from qkv.plan.checks import read_seed
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
+from qkv.plan.trial import bind_functions
 
 __all__ = ["bind_problem", "bind_unconverted"]
 
@@ -22,7 +23,7 @@ def bind_problem(
 ) -> BoundCall:
     """Convert the arrays of a call to one dtype and one library, and return the call."""
     spec = problem.spec
-    return bind_call(
+    call = bind_call(
         query,
         key,
         value,
@@ -35,6 +36,7 @@ def bind_problem(
         cast_tiles=kernel.keeps_dtype(problem),
         axes=problem.axes,
     )
+    return bind_functions(call, problem)
 
 
 def bind_unconverted(
@@ -45,4 +47,4 @@ def bind_unconverted(
 ) -> BoundCall:
     """Return a call whose arrays need no conversion, which takes a tenth of the time of `bind_problem`."""
     parts = problem.score, problem.normalizer, problem.spec.mask
-    return BoundCall(query, key, value, *parts, problem.tile, 0.0, value.dtype)
+    return bind_functions(BoundCall(query, key, value, *parts, problem.tile, 0.0, value.dtype), problem)

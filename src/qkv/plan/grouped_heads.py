@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from qkv.core.arrays import as_array, is_text, namespace
+from qkv.core.function_part import function_parts
 from qkv.core.map_batch import map_batch
 from qkv.core.typing import Array, ArrayLike, Shaped
 from qkv.errors import ShapeError
+from qkv.masks import Mask
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.plan import Plan
 from qkv.readouts import Readout
@@ -115,7 +117,8 @@ def split_heads(
     """Return the arguments of a call with its axis of heads split into two, and its groups.
 
     The groups are None, and the axis of heads is not split, if every query head has its own key head, if a single key
-    head serves all, or if a readout selects heads by index; for the last, keys and values are copied for each head.
+    head serves all, if a readout selects heads by index, or if a function of the user gets arrays with the axes of the
+    call; for the last two, keys and values are copied for each head.
 
     Args:
         query: queries `(*batch, heads, q, width)`, or their shape as a tuple.
@@ -134,7 +137,8 @@ def split_heads(
     if groups.group == 1 or groups.key_heads == 1:
         return (sides[0], sides[1], sides[2]), parts, readouts, None
     cores = (1, 1, 2) if text else (2, 2, 2)
-    if any([readout.head_indices is not None for readout in readouts]):  # noqa: C419 -- torch.compile
+    functions = [not isinstance(each, Mask) or len(each.parameters) > 0 for each in function_parts(parts)]
+    if any([readout.head_indices is not None for readout in readouts]) or any(functions):  # noqa: C419 -- torch.compile
         copied = [_copy_heads(x, groups, core) for x, core in zip(sides[1:], cores[1:], strict=True)]
         return (sides[0], copied[0], copied[1]), parts, readouts, None
     split = []

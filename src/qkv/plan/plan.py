@@ -88,6 +88,11 @@ class Plan:
             ("score", f"{requested.score}   {_score_fact(requested)}"),
             ("normalizer", f"{requested.normalizer}   {passes}"),
             ("mask", "none" if spec.mask is None else str(spec.mask)),
+            *(
+                ("not judged", f"what it depends on besides its own pair: {x.doubt}")
+                for x in requested.trials
+                if x and x.doubt
+            ),
             ("positions", "" if spec.positions is None else str(spec.positions)),
             ("dropout", f"{spec.dropout:g} of the weights, from the seed" if spec.dropout else ""),
             ("readouts", ", ".join(map(str, requested.readouts))),

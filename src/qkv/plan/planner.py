@@ -26,6 +26,7 @@ from qkv.plan.plan import Plan, Slowdown
 from qkv.plan.problem import Problem
 from qkv.plan.rewrites import REWRITES
 from qkv.plan.time_model import estimated_seconds
+from qkv.plan.trial import check_functions
 
 __all__ = ["plan_problem", "rewrite"]
 
@@ -56,6 +57,8 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
     if isinstance(kernel, Kernel):
         kernels, kernel = (kernel,), kernel.name
     check_choice("kernel", kernel, (None, *(each.name for each in kernels)))
+    if kernel != "dense":
+        requested = replace(requested, trials=check_functions(requested))
     problem, rewrites = rewrite(requested)
     choice = _choose(problem, kernels, kernel)
     named = kernel

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from qkv.core.arrays import dtype_name, itemsize, requires_gradient
 from qkv.core.axes import Axes
+from qkv.core.function_part import Verdict
 from qkv.core.tile import Tile
 from qkv.normalizers import Normalizer
 from qkv.plan.devices import CPU, Device
@@ -37,6 +38,7 @@ class Problem:
         device: the processor on which the call runs.
         recomputes: whether kernels that do not save their statistics run the forward pass again in backward, as they
             do in the operator of `torch.compile`.
+        trials: verdicts on score, normalizer and mask by the trial of parts that users write; () before it.
     """
 
     spec: Spec
@@ -50,6 +52,7 @@ class Problem:
     device: Device = CPU
     rounded_to: str = ""
     recomputes: bool = False
+    trials: tuple[Verdict | None, ...] = ()
 
     @property
     def score(self) -> Score:

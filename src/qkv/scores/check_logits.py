@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qkv.core.arrays import dtype_name, is_array, is_text, library
+from qkv.core.arrays import dtype_name, is_array, is_text, library, namespace
 from qkv.core.checks import describe
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Shaped
@@ -46,12 +46,16 @@ def check_logits(
             f"logits of {owner} must be real numbers, got {dtype_name(logits)} elements. Convert them to real numbers."
         )
     shape = tuple(logits.shape)
+    extra = len(shape) - 2 - len(tile.batch)
+    if 0 < extra <= tile.removed_axes and all(n == 1 for n in shape[:extra]):
+        shape = shape[extra:]
+        logits = namespace(logits).reshape(logits, shape)
     # Lengths are symbols or unknown under torch.export and tf.function, which check the shapes by themselves.
     known = all(type(n) is int for n in (*shape, *lengths, *tile.batch))
     if known and not _broadcasts(shape, (*tile.batch, *lengths)):
         raise ShapeError(
             f"logits of {owner} must have shape (*batch, q, k), here {(*tile.batch, *lengths)}, got {shape}. Return "
-            "one logit for each pair of a query and a key."
+            "one logit for each pair of a query and a key, and pass arrays with batch axes as parameters."
         )
     return logits
 

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qkv.core.checks import takes_arguments
+from qkv.core.function_part import FunctionPart, pad_axes
 from qkv.core.typing import Array, Shaped
-from qkv.errors import KindError, OptionError
+from qkv.errors import KindError
 from qkv.scores.base import GeneralScore
 
 __all__ = ["Custom"]
 
 
 @dataclass(frozen=True, eq=False)
-class Custom(GeneralScore):
+class Custom(FunctionPart, GeneralScore):
     """Score that a user's function computes from a tile of queries and a tile of keys.
 
     Masks, kernels with memory linear in the lengths, gradients and EXPLAIN work as with any other score.
@@ -26,15 +27,21 @@ class Custom(GeneralScore):
         function: called as `function(query, key, *parameters)` with tiles `(*batch, q, query_width)` and
             `(*batch, k, key_width)`, returns `(*batch, q, k)`. Each logit must depend only on its own query and
             key.
-        parameters: learned arrays, passed to the function after the key. Arrays that the function closes over
-            get no gradient.
+        parameters: learned arrays, passed to the function after the key. Their leading axes may be the last batch
+            axes of the call: of a parameter `(heads, 1, 1)` or `(batch, heads)`, the function gets the elements of its
+            batch elements, with the same number of axes. Arrays that the function closes over get no gradient and are
+            not divided.
         elements: number of array elements in memory at once per logit, which determines the size of tiles;
             None: found by a trial on a few made-up rows in PyTorch, once for each function and shape, and otherwise the
             larger of the widths of query and key.
         accepts: the kind of queries and keys, "numbers", "text" or "any".
+        batch_axes: number of leading axes of each parameter that are batch axes of the call; None: found by a trial of
+            the function on drawn arrays.
 
     Raises:
-        OptionError: `function` is not callable.
+        OptionError: `function` is not callable, or `batch_axes` does not match `parameters`.
+        RefusedError: raised by the call if a trial on drawn arrays shows that a logit depends on other queries, keys or
+            batch elements, or on their number.
         GradientError: raised by the call if `function` closes over an array that requires a gradient.
         KindError: raised by the call if `function` takes other arguments, or does not return an array of real numbers
             of the library of the query.
@@ -51,16 +58,11 @@ class Custom(GeneralScore):
     parameters: tuple[Array, ...] = ()
     elements: int | None = None
     accepts: str = "numbers"
+    batch_axes: tuple[int, ...] | None = None
 
     def validate(self) -> None:
-        """Check that `function` is callable, and convert `parameters` to a tuple."""
-        if not callable(self.function):
-            raise OptionError(
-                f"function must be callable, got {self.function!r}. Pass a function of (query, key, *parameters) that "
-                "returns logits."
-            )
-        if not isinstance(self.parameters, tuple):
-            object.__setattr__(self, "parameters", tuple(self.parameters))
+        """Check the fields, and convert `parameters` and `batch_axes` to tuples."""
+        self.check_function("Pass a function of (query, key, *parameters) that returns logits.")
 
     @property
     def accepts_records(self) -> bool:  # type: ignore[override]
@@ -80,6 +82,8 @@ class Custom(GeneralScore):
         Raises:
             KindError: `function` takes other arguments.
         """
+        if self.ranks:
+            query, key = pad_axes(query, self.ranks[0]), pad_axes(key, self.ranks[1])
         try:
             return self.function(query, key, *self.parameters)
         except TypeError as error:

@@ -27,6 +27,7 @@ from qkv.kernels.tiled.kernel import BUDGET
 from qkv.plan.checks import read_problem, read_seed
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
+from qkv.plan.trial import bind_functions, check_functions
 
 if TYPE_CHECKING:
     import torch
@@ -175,4 +176,5 @@ def _bind(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[
         spec.dropout,
         out_dtype,
     )
+    call = bind_functions(call, replace(problem, trials=check_functions(problem)))
     return cast("TorchCall", call), max(pairs)

@@ -200,7 +200,10 @@ def _shifted(mask: Custom, first_key: int) -> Custom:
     def shifted(query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], *parameters: Shaped[Array, "*_"]) -> Array:
         return function(query + first_key, key + first_key, *parameters)
 
-    return dataclasses.replace(mask, function=shifted, align=None)
+    moved = mask.map_arrays(lambda x: x)  # a copy that knows which axes of the parameters are batch axes
+    object.__setattr__(moved, "function", shifted)
+    object.__setattr__(moved, "align", None)
+    return moved
 
 
 def _blocks(mask: Blocks, first_query: int, first_key: int) -> Blocks:
