@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.plan.plan import Plan
 
-__all__ = ["Answer", "Entry", "Evidence"]
+__all__ = ["Answer", "Call", "Entry", "Evidence"]
 
 Cell: TypeAlias = Any
 """A value of a table, of any type that Arrow columns hold."""
@@ -53,6 +53,25 @@ class Evidence:
     distance: float | None = None
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call of attention that ran for an answer. The weights of an answer are those of its last call.
+
+    Attributes:
+        score, normalizer: the score and the normalizer as text.
+        rows: the rows over which it ran, in words.
+        bandwidth: the bandwidth by key column, in the unit of the column (days for dates); empty without one.
+    """
+
+    score: str
+    normalizer: str
+    rows: str = "all rows"
+    bandwidth: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.score}, {self.normalizer} over {self.rows}"
+
+
 @dataclass(frozen=True, eq=False)
 class Entry:
     """The answer to one query, with row indices in place of rows. `Answer` documents the attributes."""
@@ -75,6 +94,15 @@ class Entry:
     gradient: dict[str, float | None] = field(default_factory=dict)
     gradient_error: dict[str, float | None] = field(default_factory=dict)
     fit_note: str = ""
+    missing_rows: tuple[int, ...] = ()
+    remarks: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
+    nearest: int = -1
+
+    def at(self, rows: Int[np.ndarray, " n"]) -> Entry:
+        """Return the entry with the row indices `rows[i]` in place of i."""
+        nearest = int(rows[self.nearest]) if self.nearest >= 0 else -1
+        return replace(self, rows=rows[self.rows], nearest=nearest)
 
 
 def _entry_field(name: str, doc: str) -> property:
@@ -152,6 +180,17 @@ class Answer:
     invalid = _entry_field("invalid", "Whether the query does not fit the key; `reason` then says why.")
     candidates = _entry_field(
         "candidates", "The keys that match the query equally well, so that there is no single answer; else empty."
+    )
+    missing_rows = _entry_field(
+        "missing_rows",
+        "The indices of the rows whose key is meant and whose value is missing. If no other row has this key and the "
+        "key is a text, category or identifier, there is no answer, and `reason` says so.",
+    )
+    remarks = _entry_field(
+        "remarks", "Sentences about this answer alone: the bandwidth of its group, and rows that are left out."
+    )
+    calls = _entry_field(
+        "calls", "The calls of attention that ran for this answer, as `Call`; the last one gives the weights."
     )
     probabilities = _entry_field(
         "probabilities",
