@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from qkv.core.typing import Float, Int, Num
-from qkv.database.io.formatting import format_estimate, format_key, format_query, format_statistics, format_value
+from qkv.database.io.formatting import format_estimate, format_failure, format_key, format_query, format_statistics, format_value
 from qkv.database.io.nanoseconds import records_of
 from qkv.database.io.python_cells import exact_array
 from qkv.errors import MissingPackageError, OptionError
@@ -56,6 +56,8 @@ class Evidence:
 @dataclass(frozen=True)
 class Call:
     """A call of attention that ran for an answer. The weights of an answer are those of its last call.
+
+    The calls before it look for keys that equal the query, and for the most similar key.
 
     Attributes:
         score, normalizer: the score and the normalizer as text.
@@ -300,7 +302,7 @@ class Answer:
         """Return an entry as one line of text, with its value or with the reason for "no match"."""
         query = format_query(entry.query, len(self.keys))
         if not entry.found:
-            return f"{query} → {'cannot be read' if entry.invalid else 'no match'}: {entry.reason}"
+            return f"{query} → {format_failure(entry)}: {entry.reason}"
         parts = [f"{query} → {format_estimate(entry)}", *format_statistics(entry)]
         return "   ".join(parts)
 

@@ -344,7 +344,8 @@ def _with_rows_of_one_key(lookup: _Call, queries: Queries, entries: list[Entry])
     if not found:
         return entries
     keys = lookup.comparison.key[[entries[index].rows[0] for index in found]]
-    lookup = replace(lookup, rows_text="the rows of one key")
+    one = "the rows of one key" if lookup.rows_text == "all rows" else f"{lookup.rows_text}, of one key"
+    lookup = replace(lookup, rows_text=one)
     answered, _ = lookup.answer(queries.take(np.array(found, np.int64)), keys)
     out = list(entries)
     for index, entry in zip(found, answered, strict=True):

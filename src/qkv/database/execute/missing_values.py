@@ -128,7 +128,7 @@ class _KeysWithoutValue:
         logit, key = keys.get(entry.nearest, (-np.inf, ()))
         other_logit, other_key = keys[other.nearest]
         better, calls = other_logit > logit + _SAME, (*entry.calls, *other.calls)
-        entry = replace(entry, calls=calls)
+        entry = replace(entry, calls=(*other.calls, *entry.calls))
         matched = entry.found or bool(entry.candidates)
         if not (other.found or other.candidates):
             return replace(entry, reason=other.reason, nearest=other.nearest) if better and not matched else entry
