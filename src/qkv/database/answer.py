@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from qkv.core.typing import Float, Int, Num
-from qkv.database.io.formatting import format_estimate, format_failure, format_key, format_query, format_statistics, format_value
+from qkv.database.io.formatting import (
+    format_estimate,
+    format_failure,
+    format_key,
+    format_query,
+    format_statistics,
+    format_value,
+)
 from qkv.database.io.nanoseconds import records_of
 from qkv.database.io.python_cells import exact_array
 from qkv.errors import MissingPackageError, OptionError
+from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -73,6 +82,12 @@ class Call:
     def __str__(self) -> str:
         return f"{self.score}, {self.normalizer} over {self.rows}"
 
+    @property
+    def summary(self) -> str:
+        """The normalizer, the name of the score, and the rows unless these are all."""
+        text = f"{self.normalizer} of {self.score.split('(')[0]}"
+        return text if self.rows == "all rows" else f"{text} over {self.rows}"
+
 
 @dataclass(frozen=True, eq=False)
 class Entry:
@@ -107,6 +122,22 @@ class Entry:
         return replace(self, rows=rows[self.rows], nearest=nearest)
 
 
+def call_text(entry: Entry) -> str:
+    """Return the calls that ran for an answer as the end of a sentence."""
+    if not entry.calls:
+        return ""
+    search = entry.calls[:-1] if entry.found else entry.calls
+    named = ", then by ".join(dict.fromkeys(replace(call, rows="all rows").summary for call in search))
+    parts = [f"searched by {named}"] * bool(search) + [f"weights by {entry.calls[-1].summary}"] * entry.found
+    return "; ".join(parts)
+
+
+def call_notes(counts: Counter[str]) -> tuple[str, ...]:
+    """Return sentences that state which calls ran, and for how many answers if these differ."""
+    every = counts.most_common()
+    return tuple(f"{text} ({counted(n, 'answer', 'answers')})" if len(every) > 1 else text for text, n in every)
+
+
 def _entry_field(name: str, doc: str) -> property:
     """Return a property of `Answer` that reads a field of its single entry, or a list with the field of each entry."""
     return property(lambda answer: answer._one_or_list([getattr(entry, name) for entry in answer.entries]), doc=doc)
@@ -119,9 +150,9 @@ class Answer:
     For a single query each property is one value; for several queries it is a list with one value per query.
     Indexing and iteration return the answer to each query. A query without a matching key has `found` False, the
     value None, no rows, and a `reason`. A query that several keys match equally
-    well has no value either, but `candidates` and the rows of these keys. `notes` says how the answers were computed;
-    those notes that say how cells of the columns were read, or that they were left out, are also in `column_notes`.
-    `votes` says whether values are votes rather than averages.
+    well has no value either, but `candidates` and the rows of these keys. `column_notes` say how cells of the columns
+    were read, or that they were left out; they are among `common_notes`, which hold for each of the answers. `votes`
+    says whether values are votes rather than averages.
 
     Example:
         >>> from qkv.database import Database
@@ -139,7 +170,7 @@ class Answer:
     value_name: str
     measure: str
     plan: Plan | StreamedPlan
-    notes: tuple[str, ...]
+    common_notes: tuple[str, ...]
     column_notes: tuple[str, ...] = ()
     votes: bool = False
 
@@ -198,6 +229,16 @@ class Answer:
         "probabilities",
         "Shares of the vote for texts, categories, booleans and identifiers, the largest first; else empty.",
     )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that say how the answers were computed: `common_notes`, and the calls that ran for each answer."""
+        return *self.common_notes, *call_notes(self.call_counts)
+
+    @property
+    def call_counts(self) -> Counter[str]:
+        """The number of answers by the calls that ran for them, in words."""
+        return Counter(text for entry in self.entries if (text := call_text(entry)))
 
     @property
     def recall(self) -> float | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Executor", "QueryResults", "build_entries"]
 
+_MOST_CALLS = 8
 NO_MATCHING_ROW = "no row satisfies the predicate"
 
 
@@ -64,6 +67,7 @@ class Executor(ABC):
         cell_notes: sentences about cells that are not what the column holds, such as "n/a" among prices.
         complete_rows: number of rows with key and value.
         selected_rows: number of these rows that satisfy the predicate; None without a predicate.
+        selected_count, selected_missing: number of all rows that satisfy the predicate, and of their missing cells.
         query_columns: the key columns by which queries are parsed.
         choices: the cache of what is chosen from the rows of a file.
         votes: whether answers are votes rather than averages, see `qkv.database.execute.interpretation`.
@@ -76,6 +80,8 @@ class Executor(ABC):
     cell_notes: tuple[str, ...] = ()
     complete_rows: int
     selected_rows: int | None = None
+    selected_count: int = 0
+    selected_missing: Mapping[str, int] = MappingProxyType({})
     query_columns: tuple[Column, ...]
     choices: ChoiceCache = NO_CACHE
     votes: bool = False
@@ -216,10 +222,8 @@ class Executor(ABC):
             notes += (comparison.normalizer_note,)
         if comparison.lookup() is not None and default and not comparison.one_key:
             notes += ("a query that equals a key is answered from the rows of this key alone",)
-        one_key = comparison.lookup() if comparison.one_key and default else None
         if comparison.mixes_keys and not (default and comparison.one_key) and normalizer.top_k != 1:
             notes += ("rows of different keys take part in one answer; omit score and normalizer for those of one key",)
-        notes += (f"weights by {normalizer if one_key is None else one_key.normalizer}",)
         if isinstance(plan, CandidatePlan):
             notes += (f"candidates: {plan.candidates}",)
         if options.linear:
@@ -232,6 +236,9 @@ class Executor(ABC):
             # Nothing was chosen from rows that do not exist.
             notes = (self._rows_note(),)
         names = self.key, self.value, comparison.measure
+        calls = Counter(str(call) for entry in entries for call in entry.calls).most_common(_MOST_CALLS)
+        ran = tuple(f"{text}: {counted(n, 'query', 'queries')}" for text, n in calls)
+        plan = replace(plan, calls=ran)
         return Answer(tuple(entries), parsed.single, self.table, *names, plan, notes, column_notes, self.votes)
 
     def _compare_fits(self, comparison: Comparison) -> tuple[str, ...]:
@@ -290,7 +297,12 @@ class Executor(ABC):
             note += f"; {self.table.num_rows - self.complete_rows:,} left out ({missing})"
         if self.selected_rows is None:
             return note
-        return f"{note}; {counted(self.selected_rows, 'row satisfies', 'rows satisfy')} the predicate"
+        every, lacking = self.selected_count, self.selected_missing
+        note += f"; {counted(every, 'row satisfies', 'rows satisfy')} the predicate"
+        if every == self.selected_rows:
+            return note
+        missing = ", ".join(f"{name} missing in {count:,}" for name, count in lacking.items() if count)
+        return f"{note}, of which {every - self.selected_rows:,} left out ({missing})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,7 +370,9 @@ def build_entries(
         return lower, upper
 
     nearest = np.where(results.weights[:, 0] == 0, -1, results.nearest).tolist()
-    call = Call(str(comparison.score), str(normalizer), rows_text, comparison.bandwidths(0) if comparison.key.size else {})
+    call = Call(
+        str(comparison.score), str(normalizer), rows_text, comparison.bandwidths(0) if comparison.key.size else {}
+    )
     entries = []
     for i, original in enumerate(queries.originals):
         own, remarks = _call_of_row(call, comparison, nearest[i])

@@ -145,7 +145,11 @@ class InMemoryExecutor(Executor):
         out = copy.copy(self)
         out.complete, out.without_value = self.complete & selected, self.without_value & selected
         out._rows_without_value = None
-        out.selected_rows = int(out.complete.sum())
+        out.selected_rows, out.selected_count = int(out.complete.sum()), int(selected.sum())
+        names = dict.fromkeys(self.key, ", ".join(self.encoded)) if self.encoded else {}
+        out.selected_missing = {
+            names.get(each.name, each.name): int((each.missing & selected).sum()) for each in self.columns
+        }
         out._present_names = None
         out._forget()
         out.choices = self.choices.with_rows(out.complete)
@@ -224,7 +228,9 @@ class InMemoryExecutor(Executor):
         """Yield the selected rows that have a key and no value; see `Executor.rows_without_value`."""
         if self._rows_without_value is None and self.without_value.any():
             rows = np.flatnonzero(self.without_value)
-            self._rows_without_value = RowsWithoutValue(self, rows, [column.take(rows) for column in self.query_columns])
+            self._rows_without_value = RowsWithoutValue(
+                self, rows, [column.take(rows) for column in self.query_columns]
+            )
         if self._rows_without_value is not None:
             yield self._rows_without_value.masked_by(options.mask)
 

@@ -82,6 +82,7 @@ class TableStatistics:
         tile: number of rows of a tile.
         path: the file in which the statistics are saved.
         made_from: identifies the rows and the options.
+        selected_missing: number of missing cells of the selected rows by column; empty if all rows are selected.
     """
 
     rows: int
@@ -95,6 +96,7 @@ class TableStatistics:
     tile: int = 0
     path: Path | None = None
     made_from: dict[str, object] = field(default_factory=dict)
+    selected_missing: dict[str, int] = field(default_factory=dict)
 
     @property
     def examples(self) -> Int[np.ndarray, " _"]:
@@ -158,6 +160,7 @@ def restricted_statistics(
     selection = digest(np.packbits(selected).tobytes())
     found = _load(_StatisticsScan(rows, key, value, folded, selected), [list(key), value, folded, selection], progress)
     # How cells are read does not depend on the selection, such as the origin from which timestamps are counted.
+    found.selected_missing = {name: column.missing for name, column in found.columns.items()}
     for name, column in found.columns.items():
         base = whole.columns[name]
         if column.mean and column.origin != base.origin:
@@ -303,7 +306,8 @@ class _StatisticsScan:
             if name not in self.first and not column.missing.all():
                 self.first[name] = column  # its origin and width are used for the following tiles
             columns[name] = column
-            self.statistics[name].missing += int(column.missing.sum())
+            lacking = column.missing if selected is None else column.missing & selected
+            self.statistics[name].missing += int(lacking.sum())
             if column.kind == "vector" and name in self.first:
                 self.statistics[name].width = self.first[name].cells.shape[1]
             if column.kind == "timestamp" and not column.missing.all():

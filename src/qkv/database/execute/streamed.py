@@ -125,7 +125,9 @@ class StreamedExecutor(Executor):
         out.statistics = statistics if self.cache else statistics.without_choices()
         out.choices = self.choices.with_rows(selected)
         out.selected = selected
-        out.selected_rows = out.statistics.complete
+        out.selected_rows, out.selected_count = out.statistics.complete, int(selected.sum())
+        names = dict.fromkeys(self.key, ", ".join(self.encoded)) if self.encoded else {}
+        out.selected_missing = {names.get(name, name): n for name, n in statistics.selected_missing.items()}
         out._columns = out._rows_without_value = None
         out._forget()
         out._interpret_values(out.value_column, out.statistics.columns[self.value].largest)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from qkv.database.io.formatting import (
     format_estimate,
+    format_failure,
     format_gradient,
     format_key,
     format_statistics,
@@ -33,7 +34,8 @@ def describe_answer(answer: Answer, points: TablePoints) -> dict[str, object]:
         "invalid": answer.invalid,
         "statistics": format_statistics(answer) if answer.found else [],
         "gradient": format_gradient(answer) if answer.found else [],
-        "fit_note": answer.fit_note,
+        "failure": format_failure(answer),
+        "fit_note": "; ".join([*([answer.fit_note] if answer.fit_note else []), *answer.remarks]),
         "value": place,
         "deviation": None if place is None or error is None else [place - error, place + error],
         "interval": ends or None,
