@@ -157,10 +157,11 @@ class Executor(ABC):
     def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
         """Yield the selected rows that have a key and no value, in parts."""
 
-    def key_text(self, row: int) -> str:
-        """Return the key of a row of the table as it is printed."""
+    def key_text(self, row: int, columns: tuple[int, ...] | None = None) -> str:
+        """Return the key of a row of the table, or its cells in some key columns, as answers print them."""
         (record,) = records_of(self.table, [row])
-        return ", ".join(format_key(record[name]) for name in self.encoded or self.key)
+        names = self.encoded or self.key
+        return ", ".join(format_key(record[name]) for name in (names[i] for i in columns or range(len(names))))
 
     @abstractmethod
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:

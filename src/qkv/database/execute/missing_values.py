@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings
-from qkv.core.printable import printable_key
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool
 from qkv.database.answer import Entry
@@ -137,7 +136,7 @@ class _KeysWithoutValue:
                 return self._with_remarks(entry, key, self.asked[index]) if entry.found else entry
             default = self.normalizer is self.comparison.normalizer
             tied = comparison.candidates(self.query[index], np.argsort(-logits, kind="stable"), default)
-            if self._label(other.nearest) in tied:
+            if self.executor.key_text(other.nearest) in tied:
                 tied = tuple(dict.fromkeys((*tied, *entry.candidates, *other.candidates)))
                 return Entry(entry.query, False, reason=ambiguous_reason(tied), candidates=tied, calls=calls)
             if not better:
@@ -145,7 +144,8 @@ class _KeysWithoutValue:
         if other.candidates:
             return replace(other, calls=calls)
         missing = self._rows_of(other_key, self.every)
-        reason = f"{self._label(other.nearest)} is in the table; its {self.value} is missing ({_numbers(missing)})"
+        label = self.executor.key_text(other.nearest)
+        reason = f"{label} is in the table; its {self.value} is missing ({_numbers(missing)})"
         return Entry(entry.query, False, reason=reason, missing_rows=missing, calls=calls, nearest=other.nearest)
 
     def _with_remarks(self, entry: Entry, key: tuple[object, ...], asked: tuple[object, ...]) -> Entry:
@@ -155,11 +155,11 @@ class _KeysWithoutValue:
         remarks = list(entry.remarks)
         if missing:
             rows, others = counted(len(missing), "row", "rows"), "" if key == exact else "; other keys give the value"
-            label = self._label(missing[0])
+            label = self.executor.key_text(missing[0])
             remarks.append(f"{self.value} is missing in {rows} of {label} ({_numbers(missing)}){others}")
         if len(group) > len(missing):
-            named = printable_key(", ".join(str(key[column]) for column in self.named))
-            remarks.append(f"{self.value} is missing in {counted(len(group), 'row', 'rows')} of {named}")
+            rows, label = counted(len(group), "row", "rows"), self.executor.key_text(group[0], self.named)
+            remarks.append(f"{self.value} is missing in {rows} of {label}")
         return replace(entry, missing_rows=(*entry.missing_rows, *missing), remarks=tuple(remarks))
 
     def _is_same(self, key: tuple[object, ...], other: tuple[object, ...]) -> bool:
@@ -169,9 +169,6 @@ class _KeysWithoutValue:
     def _rows_of(self, key: tuple[object, ...], columns: tuple[int, ...]) -> tuple[int, ...]:
         found = self.rows.rows_by_key(self.comparison, columns).get(tuple(key[column] for column in columns), ())
         return tuple(found)
-
-    def _label(self, row: int) -> str:
-        return self.executor.key_text(row)
 
 
 def key_cells(comparison: Comparison, columns: Sequence[KeyCells]) -> list[tuple[object, ...]]:
