@@ -80,7 +80,8 @@ class Call:
     bandwidth: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.score}, {self.normalizer} over {self.rows}"
+        width = ", ".join(f"{width:.9g} {name}" for name, width in self.bandwidth.items())
+        return f"{self.score}, {self.normalizer} over {self.rows}" + f", bandwidth {width}" * bool(width)
 
     @property
     def summary(self) -> str:
@@ -324,7 +325,7 @@ class Answer:
             lines += ["  " + self.headline(entry) for entry in self.entries[:10]]
             return "\n".join(lines + ["  …"] * (len(self.entries) > 10))
         (entry,) = self.entries
-        lines = [self.headline(entry)]
+        lines = [self.headline(entry), *(f"  {remark}" for remark in entry.remarks)]
         for evidence in self._evidence(entry):
             near = evidence.similarity if evidence.similarity is not None else evidence.distance
             measured = f"  {self.measure} {near:.3g}" if near is not None else ""
