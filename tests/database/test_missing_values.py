@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
-from qkv import masks
 from qkv.database import Database
-from qkv.errors import DataError
 
 FIRST = ["Jon", "John", "Joan", "Ann", "Anna", "Maria", "Mario", "José", "Jose"]
 LAST = ["Smith", "Smyth", "Gonzales", "Gonzalez", "Ray", "Reyes"]

@@ -49,7 +49,7 @@ def test_missing_targets_of_typed_columns_are_an_error(estimator, targets):
 
 def test_labels_of_texts_and_numbers_are_an_error():
     with pytest.raises(DataError, match=r"y must hold labels of one type, got int and str"):
-        AttentionClassifier(metric="none").fit(ROWS, LABELS["mixed"] * 6)
+        AttentionClassifier(metric="none").fit(ROWS, np.array(LABELS["mixed"] * 6, object))
 
 
 def test_missing_labels_of_further_rows_and_missing_classes_are_an_error():

@@ -435,6 +435,7 @@ def _call_of_row(call: Call, comparison: Comparison, row: int) -> tuple[Call, tu
     if score is comparison.score:
         return call, ()
     widths = comparison.bandwidths(row)
-    days = {column.name for column in comparison.key_columns if column.kind == "timestamp"}
+    parts = [part for _, part in comparison.parts] if isinstance(comparison, MixedComparison) else [comparison]
+    days = {column.name for part in parts for column in part.key_columns if column.kind == "timestamp"}
     text = ", ".join(f"{width:.3g} {'days of ' * (name in days)}{name}" for name, width in widths.items())
     return replace(call, score=str(score), bandwidth=widths), (f"bandwidth of the group of this answer: {text}",)
