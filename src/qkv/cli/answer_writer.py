@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qkv.core.printable import printable
+from qkv.database.answer import call_notes
 
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
@@ -27,9 +29,10 @@ class AnswerWriter(ABC):
         quote_formulas: write an apostrophe before texts that a spreadsheet would execute; only for CSV.
         gradient: print the gradient of each answer.
         plan: the execution plan of the first answers.
-        notes: the notes of the last answers.
+        notes: the notes of the last answers, and the calls that ran for all answers so far.
         column_notes: those of the notes that say how columns are read, and which cells are left out.
         invalid: the number of queries so far that could not be read.
+        calls: the number of answers so far by the calls that ran for them.
     """
 
     database: Queryable
@@ -41,10 +44,13 @@ class AnswerWriter(ABC):
     notes: tuple[str, ...] = ()
     column_notes: tuple[str, ...] = ()
     invalid: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
 
     def write(self, answers: Answer) -> None:
         """Print the answers to several queries, and store their plan and notes for `finish`."""
-        self.plan, self.notes, self.column_notes = self.plan or answers.plan, answers.notes, answers.column_notes
+        self.plan, self.column_notes = self.plan or answers.plan, answers.column_notes
+        self.calls += answers.call_counts
+        self.notes = *answers.common_notes, *call_notes(self.calls)
         self.invalid += sum(entry.invalid for entry in answers.entries)
         for answer in answers:
             self.write_one(answer)

@@ -48,6 +48,11 @@ class JsonWriter(AnswerWriter):
             line["reason"] = one.reason
         if one.candidates:
             line["candidates"] = one.candidates
+        if one.missing_rows:
+            line["missing_rows"] = one.missing_rows
+        if one.remarks:
+            line["remarks"] = one.remarks
+        line["calls"] = [vars(call) for call in one.calls]
         if one.column_notes:
             line["notes"] = one.column_notes
         if self.rows:

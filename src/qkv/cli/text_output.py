@@ -53,22 +53,28 @@ class TableWriter(AnswerWriter):
     def _print_headline(self, one: Answer) -> None:
         from rich.text import Text
 
-        from qkv.database.io.formatting import format_estimate, format_gradient, format_query, format_statistics
+        from qkv.database.io.formatting import (
+            format_estimate,
+            format_failure,
+            format_gradient,
+            format_query,
+            format_statistics,
+        )
 
         line = Text(format_query(one.query, len(one.keys)), style="bold")
         line.append(" → ", style="dim")
         if one.found:
             line.append(format_estimate(one), style="bold green")
         else:
-            line.append("cannot be read" if one.invalid else "no match", style="bold yellow")
+            line.append(format_failure(one), style="bold yellow")
             line.append(f": {one.reason}", style="yellow")
         self._console.print(line, soft_wrap=True)
         for text in self._fill(format_statistics(one)) if one.found else ():
             self._console.print(f"  {text}", style="dim", markup=False, soft_wrap=True)
         for text in self._fill(format_gradient(one)) if self.gradient and one.found else ():
             self._console.print(f"  {text}", markup=False, soft_wrap=True)
-        if one.fit_note:
-            self._console.print(f"  {one.fit_note}", style="yellow", markup=False, soft_wrap=True)
+        for text in ([one.fit_note] if one.fit_note else []) + list(one.remarks):
+            self._console.print(f"  {text}", style="yellow", markup=False, soft_wrap=True)
 
     def _fill(self, parts: list[str]) -> list[str]:
         """Return the parts as lines that fit the console, without breaking a part."""

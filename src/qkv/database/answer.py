@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from qkv.core.typing import Float, Int, Num
-from qkv.database.io.formatting import format_estimate, format_key, format_query, format_statistics, format_value
+from qkv.database.io.formatting import (
+    format_estimate,
+    format_failure,
+    format_key,
+    format_query,
+    format_statistics,
+    format_value,
+)
 from qkv.database.io.nanoseconds import records_of
 from qkv.database.io.python_cells import exact_array
 from qkv.errors import MissingPackageError, OptionError
+from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
     from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.plan.plan import Plan
 
-__all__ = ["Answer", "Entry", "Evidence"]
+__all__ = ["Answer", "Call", "Entry", "Evidence"]
 
 Cell: TypeAlias = Any
 """A value of a table, of any type that Arrow columns hold."""
@@ -53,6 +62,34 @@ class Evidence:
     distance: float | None = None
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call of attention that ran for an answer. The weights of an answer are those of its last call.
+
+    The calls before it look for keys that equal the query, and for the most similar key.
+
+    Attributes:
+        score, normalizer: the score and the normalizer as text.
+        rows: the rows over which it ran, in words.
+        bandwidth: the bandwidth by key column, in the unit of the column (days for dates); empty without one.
+    """
+
+    score: str
+    normalizer: str
+    rows: str = "all rows"
+    bandwidth: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        width = ", ".join(f"{width:.9g} {name}" for name, width in self.bandwidth.items())
+        return f"{self.score}, {self.normalizer} over {self.rows}" + f", bandwidth {width}" * bool(width)
+
+    @property
+    def summary(self) -> str:
+        """The normalizer, the name of the score, and the rows unless these are all."""
+        text = f"{self.normalizer} of {self.score.split('(')[0]}"
+        return text if self.rows == "all rows" else f"{text} over {self.rows}"
+
+
 @dataclass(frozen=True, eq=False)
 class Entry:
     """The answer to one query, with row indices in place of rows. `Answer` documents the attributes."""
@@ -75,6 +112,31 @@ class Entry:
     gradient: dict[str, float | None] = field(default_factory=dict)
     gradient_error: dict[str, float | None] = field(default_factory=dict)
     fit_note: str = ""
+    missing_rows: tuple[int, ...] = ()
+    remarks: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
+    nearest: int = -1
+
+    def at(self, rows: Int[np.ndarray, " n"]) -> Entry:
+        """Return the entry with the row indices `rows[i]` in place of i."""
+        nearest = int(rows[self.nearest]) if self.nearest >= 0 else -1
+        return replace(self, rows=rows[self.rows], nearest=nearest)
+
+
+def call_text(entry: Entry) -> str:
+    """Return the calls that ran for an answer as the end of a sentence."""
+    if not entry.calls:
+        return ""
+    search = entry.calls[:-1] if entry.found else entry.calls
+    named = ", then by ".join(dict.fromkeys(replace(call, rows="all rows").summary for call in search))
+    parts = [f"searched by {named}"] * bool(search) + [f"weights by {entry.calls[-1].summary}"] * entry.found
+    return "; ".join(parts)
+
+
+def call_notes(counts: Counter[str]) -> tuple[str, ...]:
+    """Return sentences that state which calls ran, and for how many answers if these differ."""
+    every = counts.most_common()
+    return tuple(f"{text} ({counted(n, 'answer', 'answers')})" if len(every) > 1 else text for text, n in every)
 
 
 def _entry_field(name: str, doc: str) -> property:
@@ -89,9 +151,9 @@ class Answer:
     For a single query each property is one value; for several queries it is a list with one value per query.
     Indexing and iteration return the answer to each query. A query without a matching key has `found` False, the
     value None, no rows, and a `reason`. A query that several keys match equally
-    well has no value either, but `candidates` and the rows of these keys. `notes` says how the answers were computed;
-    those notes that say how cells of the columns were read, or that they were left out, are also in `column_notes`.
-    `votes` says whether values are votes rather than averages.
+    well has no value either, but `candidates` and the rows of these keys. `column_notes` say how cells of the columns
+    were read, or that they were left out; they are among `common_notes`, which hold for each of the answers. `votes`
+    says whether values are votes rather than averages.
 
     Example:
         >>> from qkv.database import Database
@@ -109,7 +171,7 @@ class Answer:
     value_name: str
     measure: str
     plan: Plan | StreamedPlan
-    notes: tuple[str, ...]
+    common_notes: tuple[str, ...]
     column_notes: tuple[str, ...] = ()
     votes: bool = False
 
@@ -153,10 +215,31 @@ class Answer:
     candidates = _entry_field(
         "candidates", "The keys that match the query equally well, so that there is no single answer; else empty."
     )
+    missing_rows = _entry_field(
+        "missing_rows",
+        "The indices of the rows whose key is meant and whose value is missing. If no other row has this key and the "
+        "key is a text, category or identifier, there is no answer, and `reason` says so.",
+    )
+    remarks = _entry_field(
+        "remarks", "Sentences about this answer alone: the bandwidth of its group, and rows that are left out."
+    )
+    calls = _entry_field(
+        "calls", "The calls of attention that ran for this answer, as `Call`; the last one gives the weights."
+    )
     probabilities = _entry_field(
         "probabilities",
         "Shares of the vote for texts, categories, booleans and identifiers, the largest first; else empty.",
     )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that say how the answers were computed: `common_notes`, and the calls that ran for each answer."""
+        return *self.common_notes, *call_notes(self.call_counts)
+
+    @property
+    def call_counts(self) -> Counter[str]:
+        """The number of answers by the calls that ran for them, in words."""
+        return Counter(text for entry in self.entries if (text := call_text(entry)))
 
     @property
     def recall(self) -> float | None:
@@ -242,7 +325,7 @@ class Answer:
             lines += ["  " + self.headline(entry) for entry in self.entries[:10]]
             return "\n".join(lines + ["  …"] * (len(self.entries) > 10))
         (entry,) = self.entries
-        lines = [self.headline(entry)]
+        lines = [self.headline(entry), *(f"  {remark}" for remark in entry.remarks)]
         for evidence in self._evidence(entry):
             near = evidence.similarity if evidence.similarity is not None else evidence.distance
             measured = f"  {self.measure} {near:.3g}" if near is not None else ""
@@ -261,7 +344,7 @@ class Answer:
         """Return an entry as one line of text, with its value or with the reason for "no match"."""
         query = format_query(entry.query, len(self.keys))
         if not entry.found:
-            return f"{query} → {'cannot be read' if entry.invalid else 'no match'}: {entry.reason}"
+            return f"{query} → {format_failure(entry)}: {entry.reason}"
         parts = [f"{query} → {format_estimate(entry)}", *format_statistics(entry)]
         return "   ".join(parts)
 

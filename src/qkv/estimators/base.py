@@ -44,7 +44,7 @@ from qkv.estimators.row_tree import MIN_TREE_ROWS, RowTree, build_row_trees
 from qkv.estimators.saved_estimator import SavedEstimator
 from qkv.estimators.table_columns import is_frame, read_columns
 
-__all__ = ["AttentionEstimator", "RandomState"]
+__all__ = ["AttentionEstimator", "RandomState", "require_values"]
 
 RandomState = int | np.random.RandomState | None
 """Random state as scikit-learn takes it."""
@@ -274,6 +274,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         columns = self._read_columns(X, reset)
+        require_values(y)
         y = self._check_y(y)
         check_consistent_length(columns[0], y)
         return columns, y
@@ -392,3 +393,25 @@ def _has_objects(X: ArrayLike) -> bool:
     return isinstance(X, list) and any(
         isinstance(cell, str) for row in X if isinstance(row, list | tuple) for cell in row
     )
+
+
+def require_values(values: ArrayLike, name: str = "y") -> None:
+    """Raise a `DataError` that names the first missing value: None, NaN, NaT or `pandas.NA`.
+
+    Floats are checked where they are read.
+    """
+    # NumPy would read NaN among texts as the text "nan".
+    array = np.asarray(values, dtype=object if isinstance(values, list | tuple) else None)
+    if array.dtype.kind in "biufcSU" or not array.ndim:
+        return
+    if array.dtype.kind in "mM":
+        missing = np.flatnonzero(np.isnat(array.ravel()))
+    else:
+        cells = enumerate(array.ravel().tolist())
+        absent = [i for i, cell in cells if cell is None or type(cell).__name__ == "NAType" or bool(cell != cell)]
+        missing = np.array(absent, np.int64)
+    if len(missing):
+        raise DataError(
+            f"{name} must have no missing values, got {len(missing):,}, the first at index "
+            f"{int(missing[0]) // (array.size // len(array)):,}: {array.ravel()[missing[0]]!s}. Leave out these rows."
+        )

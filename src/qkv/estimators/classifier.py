@@ -12,7 +12,7 @@ from sklearn.utils.validation import column_or_1d
 
 from qkv.core.typing import ArrayLike, Float, Shaped
 from qkv.errors import DataError
-from qkv.estimators.base import AttentionEstimator
+from qkv.estimators.base import AttentionEstimator, require_values
 from qkv.estimators.fitted_rows import RowExplanation
 
 __all__ = ["AttentionClassifier"]
@@ -106,6 +106,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         """
         if hasattr(self, "keys_"):
             return self._add_rows(X, y)
+        if classes is not None:
+            require_values(classes, "classes")
         self._declared_classes = None if classes is None else np.unique(np.asarray(classes))
         return super().fit(X, y)
 
@@ -141,6 +143,9 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         y = column_or_1d(y, warn=True)
         if y.dtype.kind == "f":
             assert_all_finite(y, input_name="y")
+        kinds = sorted({type(label).__name__ for label in y.tolist()}) if y.dtype.kind == "O" else []
+        if len(kinds) > 1 and "str" in kinds:
+            raise DataError(f"y must hold labels of one type, got {' and '.join(kinds)}. Convert all of them to texts.")
         check_classification_targets(y)
         return np.asarray(y)
 

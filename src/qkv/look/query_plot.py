@@ -100,11 +100,11 @@ def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike
 
 def answer_title(answer: Answer) -> str:
     """Return a figure title with a query, its answer, and the standard error or the share of the vote, if any."""
-    from qkv.database.io.formatting import format_estimate, format_query
+    from qkv.database.io.formatting import format_estimate, format_failure, format_query
 
     query = _truncated(format_query(answer.query, len(answer.keys)), 40)
     if not answer.found:
-        return f"{query}  →  no match"
+        return f"{query}  →  {format_failure(answer)}"
     return f"{query}  →  {_truncated(format_estimate(answer), 60)}"
 
 

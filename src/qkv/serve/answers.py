@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from qkv.core.json_values import to_json
-from qkv.database.answer import Answer, Entry
+from qkv.database.answer import Answer, Call, Entry
 from qkv.errors import DamagedError, DataError
 from qkv.serve.evidence_rows import EvidenceRows
 from qkv.serve.typed_json import decode, encode
@@ -53,6 +53,8 @@ _SCALARS = (
     "gradient",
     "gradient_error",
     "fit_note",
+    "missing_rows",
+    "remarks",
 )
 """The fields of `Entry` that are sent as they are, besides its probabilities and its arrays."""
 
@@ -89,6 +91,7 @@ def _entry_object(answer: Answer, entry: Entry) -> dict[str, object]:
     fields: dict[str, object] = {"query": entry.query}
     fields |= {name: getattr(entry, name) for name in _SCALARS}
     fields["probabilities"] = entry.probabilities
+    fields["calls"] = [vars(call) for call in entry.calls]
     fields["rows"] = [
         {"weight": row.weight, "index": row.index}
         | ({answer.measure: getattr(row, answer.measure)} if answer.measure else {})
@@ -186,7 +189,7 @@ def exact_bytes(answered: Answered) -> bytes:
         "value_name": answer.value_name,
         "measure": answer.measure,
         "plan": str(answer.plan),
-        "notes": list(answer.notes),
+        "notes": list(answer.common_notes),
         "column_notes": list(answer.column_notes),
         "votes": answer.votes,
         "num_rows": evidence.num_rows,
@@ -199,6 +202,7 @@ def exact_bytes(answered: Answered) -> bytes:
 def _exact_entry(entry: Entry) -> dict[str, object]:
     fields = {name: encode(getattr(entry, name)) for name in _SCALARS}
     fields["probabilities"] = [[encode(name), encode(share)] for name, share in entry.probabilities.items()]
+    fields["calls"] = [vars(call) for call in entry.calls]
     return fields | {name: encode(getattr(entry, name)) for name in ("rows", "weights", "nearness")}
 
 
@@ -244,4 +248,4 @@ def read_exact(body: bytes, queries: tuple[object, ...]) -> tuple[Answer, int | 
 def _read_entry(fields: dict[str, Any], query: object) -> Entry:
     given = {name: decode(fields[name]) for name in (*_SCALARS, "rows", "weights", "nearness")}
     given["probabilities"] = {decode(name): decode(share) for name, share in fields["probabilities"]}
-    return Entry(query, **given)
+    return Entry(query, **given, calls=tuple(Call(**call) for call in fields["calls"]))

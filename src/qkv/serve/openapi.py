@@ -157,6 +157,16 @@ _ROW = {
         "record": _OBJECT,
     },
 }
+_CALL = {
+    "type": "object",
+    "required": ["score", "normalizer", "rows", "bandwidth"],
+    "properties": {
+        "score": {"type": "string"},
+        "normalizer": {"type": "string"},
+        "rows": {"type": "string", "description": "The rows over which the call ran."},
+        "bandwidth": {"type": "object", "description": "The bandwidth by key column, in its unit (days for dates)."},
+    },
+}
 _ANSWER = {
     "type": "object",
     "required": ["query", "found", "value", "reason", "rows"],
@@ -176,6 +186,9 @@ _ANSWER = {
         "gradient": {"type": "object"},
         "gradient_error": {"type": "object"},
         "fit_note": {"type": "string"},
+        "missing_rows": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        "remarks": {"type": "array", "items": {"type": "string"}},
+        "calls": {"type": "array", "items": _CALL},
         "rows": {"type": "array", "items": _ROW},
     },
 }

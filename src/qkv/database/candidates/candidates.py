@@ -187,7 +187,7 @@ class Candidates:
             values, every = aggregator_for(columns[-1], executor.votes), np.ones(len(rows), bool)
             own, masked = comparison.with_rows(columns[:-1]), replace(wide, mask=Pairs(allowed))
             found, plan = attend_to_rows(group, own, normalizer, values, every, masked, calibration)
-            found = [replace(entry, rows=rows[entry.rows]) for entry in found]
+            found = [entry.at(rows) for entry in found]
             for place in np.flatnonzero(~allowed.any(axis=1) & ~group.missing).tolist():
                 found[place] = Entry(found[place].query, False, reason=_NO_CANDIDATE)
             entries += found

@@ -88,7 +88,7 @@ class ClusterExecutor(StreamedExecutor):
         answer = super()._answer(queries, options)
         if not self.unreadable:
             return answer
-        return replace(answer, notes=(*answer.notes, self._unreadable_note()))
+        return replace(answer, common_notes=(*answer.common_notes, self._unreadable_note()))
 
     def _unreadable_note(self) -> str:
         lost = sum(self.fragments[index].rows for index in self.unreadable)

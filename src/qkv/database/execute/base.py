@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.database.answer import Answer, Entry
+from qkv.database.answer import Answer, Call, Entry
 from qkv.database.candidates.recall import CandidatePlan
 from qkv.database.choice_cache import NO_CACHE, ChoiceCache
 from qkv.database.execute.aggregates import Aggregate
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.calibration import calibrate
-from qkv.database.execute.group_answers import ambiguous_reason, run_by_group
+from qkv.database.execute.group_answers import run_by_group
 from qkv.database.execute.interpretation import identifier_note, is_vote, reading_notes, value_reason
 from qkv.database.execute.line_fit import check_line, comparison_note
-from qkv.database.execute.match_reasons import no_match_reasons
+from qkv.database.execute.match_reasons import ambiguous_reason, no_match_reasons
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, mean_precision, prediction_interval, standard_error
 from qkv.database.io import duckdb_reader
+from qkv.database.io.formatting import format_key
+from qkv.database.io.nanoseconds import records_of
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, MixedComparison
@@ -40,11 +44,13 @@ from qkv.plan.cost import counted
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from qkv.database.execute.in_memory import RowsWithoutValue
     from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.plan.plan import Plan
 
 __all__ = ["Executor", "QueryResults", "build_entries"]
 
+_MOST_CALLS = 8
 NO_MATCHING_ROW = "no row satisfies the predicate"
 
 
@@ -61,10 +67,12 @@ class Executor(ABC):
         cell_notes: sentences about cells that are not what the column holds, such as "n/a" among prices.
         complete_rows: number of rows with key and value.
         selected_rows: number of these rows that satisfy the predicate; None without a predicate.
+        selected_count, selected_missing: number of all rows that satisfy the predicate, and of their missing cells.
         query_columns: the key columns by which queries are parsed.
         choices: the cache of what is chosen from the rows of a file.
         votes: whether answers are votes rather than averages, see `qkv.database.execute.interpretation`.
         value_reason: why the values are read as identifiers; "" if they are not.
+        encoded: the key columns whose vectors are compared; empty if the cells of the key columns are.
     """
 
     table: pa.Table | StoredRows
@@ -72,10 +80,13 @@ class Executor(ABC):
     cell_notes: tuple[str, ...] = ()
     complete_rows: int
     selected_rows: int | None = None
+    selected_count: int = 0
+    selected_missing: Mapping[str, int] = MappingProxyType({})
     query_columns: tuple[Column, ...]
     choices: ChoiceCache = NO_CACHE
     votes: bool = False
     value_reason: str = ""
+    encoded: tuple[str, ...] = ()
 
     def __init__(self, key: tuple[str, ...], value: str, name: str, fold: bool) -> None:
         self.key, self.value, self.fold = key, value, fold
@@ -143,6 +154,16 @@ class Executor(ABC):
         """Return the key columns and the value column of some rows, whose indices are in ascending order."""
 
     @abstractmethod
+    def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
+        """Yield the selected rows that have a key and no value, in parts."""
+
+    def key_text(self, row: int, columns: tuple[int, ...] | None = None) -> str:
+        """Return the key of a row of the table, or its cells in some key columns, as answers print them."""
+        (record,) = records_of(self.table, [row])
+        names = self.encoded or self.key
+        return ", ".join(format_key(record[name]) for name in (names[i] for i in columns or range(len(names))))
+
+    @abstractmethod
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
         """Return a comparison over a sample of the selected rows, and the value column of the sample."""
 
@@ -202,10 +223,8 @@ class Executor(ABC):
             notes += (comparison.normalizer_note,)
         if comparison.lookup() is not None and default and not comparison.one_key:
             notes += ("a query that equals a key is answered from the rows of this key alone",)
-        one_key = comparison.lookup() if comparison.one_key and default else None
         if comparison.mixes_keys and not (default and comparison.one_key) and normalizer.top_k != 1:
             notes += ("rows of different keys take part in one answer; omit score and normalizer for those of one key",)
-        notes += (f"weights by {normalizer if one_key is None else one_key.normalizer}",)
         if isinstance(plan, CandidatePlan):
             notes += (f"candidates: {plan.candidates}",)
         if options.linear:
@@ -218,6 +237,9 @@ class Executor(ABC):
             # Nothing was chosen from rows that do not exist.
             notes = (self._rows_note(),)
         names = self.key, self.value, comparison.measure
+        calls = Counter(str(call) for entry in entries for call in entry.calls).most_common(_MOST_CALLS)
+        ran = tuple(f"{text}: {counted(n, 'query', 'queries')}" for text, n in calls)
+        plan = replace(plan, calls=ran)
         return Answer(tuple(entries), parsed.single, self.table, *names, plan, notes, column_notes, self.votes)
 
     def _compare_fits(self, comparison: Comparison) -> tuple[str, ...]:
@@ -276,7 +298,12 @@ class Executor(ABC):
             note += f"; {self.table.num_rows - self.complete_rows:,} left out ({missing})"
         if self.selected_rows is None:
             return note
-        return f"{note}; {counted(self.selected_rows, 'row satisfies', 'rows satisfy')} the predicate"
+        every, lacking = self.selected_count, self.selected_missing
+        note += f"; {counted(every, 'row satisfies', 'rows satisfy')} the predicate"
+        if every == self.selected_rows:
+            return note
+        missing = ", ".join(f"{name} missing in {count:,}" for name, count in lacking.items() if count)
+        return f"{note}, of which {every - self.selected_rows:,} left out ({missing})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,6 +338,7 @@ def build_entries(
     no_row_reason: str = "",
     table_rows: Int[np.ndarray, " n"] | None = None,
     top: int | None = None,
+    rows_text: str = "all rows",
 ) -> list[Entry]:
     """Return an `Entry` for each query, with its value and evidence or with the reason for "no match".
 
@@ -325,6 +353,7 @@ def build_entries(
         no_row_reason: the reason why all rows are excluded; "" if some are included.
         table_rows: the indices of these rows in the table; None if they are the whole table.
         top: number of rows in each entry; None for all.
+        rows_text: the rows over which the call ran, in words.
     """
     reasons = no_match_reasons(queries, query, comparison, results.nearest, results.weights, normalizer, no_row_reason)
     safe = np.maximum(results.rows, 0)
@@ -341,11 +370,18 @@ def build_entries(
         lower, upper = factors()[index].tolist()
         return lower, upper
 
+    nearest = np.where(results.weights[:, 0] == 0, -1, results.nearest).tolist()
+    call = Call(
+        str(comparison.score), str(normalizer), rows_text, comparison.bandwidths(0) if comparison.key.size else {}
+    )
     entries = []
     for i, original in enumerate(queries.originals):
+        own, remarks = _call_of_row(call, comparison, nearest[i])
+        near = nearest[i] if table_rows is None or nearest[i] < 0 else int(table_rows[nearest[i]])
+        blank = Entry(original, False, calls=(own,), nearest=near)
         if reasons[i]:
             invalid = bool(queries.errors and queries.errors[i])
-            entries.append(Entry(original, False, reason=reasons[i], invalid=invalid))
+            entries.append(replace(blank, reason=reasons[i], invalid=invalid))
             continue
         weighted = np.flatnonzero((results.rows[i] >= 0) & (results.weights[i] != 0))
         candidates: tuple[str, ...] = ()
@@ -363,7 +399,9 @@ def build_entries(
                 set(comparison.key[weighted_rows].tolist())
             )
             reason = ambiguous_reason(candidates, more)
-            entries.append(Entry(original, False, None, None, 0.0, reason, {}, *evidence, candidates=candidates))
+            rows, weights, near_rows = evidence
+            ambiguous = replace(blank, reason=reason, candidates=candidates, rows=rows, weights=weights)
+            entries.append(replace(ambiguous, nearness=near_rows))
             continue
         effective = np.nan if results.effective_rows is None else float(results.effective_rows[i])
         fit = aggregate.fit
@@ -383,6 +421,21 @@ def build_entries(
             gradient={} if fit is None else fit.gradient,
             gradient_error={} if fit is None else fit.gradient_error,
             fit_note="" if fit is None else fit.note,
+            remarks=remarks,
+            calls=(own,),
+            nearest=near,
         )
         entries.append(entry)
     return entries
+
+
+def _call_of_row(call: Call, comparison: Comparison, row: int) -> tuple[Call, tuple[str, ...]]:
+    """Return a call with the bandwidth of the group of a row, and a sentence that states a bandwidth of its own."""
+    score = comparison.score if row < 0 else comparison.score_of(row)
+    if score is comparison.score:
+        return call, ()
+    widths = comparison.bandwidths(row)
+    parts = [part for _, part in comparison.parts] if isinstance(comparison, MixedComparison) else [comparison]
+    days = {column.name for part in parts for column in part.key_columns if column.kind == "timestamp"}
+    text = ", ".join(f"{width:.3g} {'days of ' * (name in days)}{name}" for name, width in widths.items())
+    return replace(call, score=str(score), bandwidth=widths), (f"bandwidth of the group of this answer: {text}",)

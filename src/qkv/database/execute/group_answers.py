@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.printable import quoted_key
-from qkv.database.answer import Entry
+from qkv.database.answer import Call, Entry
+from qkv.database.execute.match_reasons import ambiguous_reason
+from qkv.database.execute.missing_values import with_missing_values
 from qkv.database.keys.comparisons import Comparison, MixedComparison
 from qkv.database.keys.find_group import GroupFinder, compare_texts_by_equality, with_texts
 from qkv.database.keys.queries import Queries
@@ -20,10 +23,7 @@ if TYPE_CHECKING:
     from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.plan.plan import Plan
 
-__all__ = ["ambiguous_reason", "finds_groups", "run_by_group"]
-
-# Number of candidates in the reason of an ambiguous query.
-_SHOWN = 5
+__all__ = ["finds_groups", "run_by_group"]
 
 
 def finds_groups(comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> bool:
@@ -41,35 +41,39 @@ def run_by_group(
 
     With candidates, it is over those rows.
     """
-    if options.candidates is not None:
-        return options.candidates.run(executor, queries, comparison, normalizer, options)
-    if not (isinstance(comparison, MixedComparison) and finds_groups(comparison, normalizer, options)):
-        return executor.run(queries, comparison, normalizer, options)
+    run = executor.run if options.candidates is None else partial(options.candidates.run, executor)
+    groups_of = comparison if options.candidates is None and finds_groups(comparison, normalizer, options) else None
+    if not isinstance(groups_of, MixedComparison):
+        entries, plan = run(queries, comparison, normalizer, options)
+        return with_missing_values(executor, queries, comparison, normalizer, options, entries), plan
+    comparison = groups_of
     finder = GroupFinder(comparison, queries)
     for rows, present in executor.group_rows(comparison, options):
         finder.update(rows, present)
+    for without_value in executor.rows_without_value(options):
+        finder.update(comparison.with_rows(without_value.query_columns), without_value.complete)
     groups = finder.find()
-    entries: dict[int, Entry] = {}
+    search = (Call(finder.score, "the largest sum", "all rows"),)
+    entries_by_index: dict[int, Entry] = {}
     found: list[int] = []
     others: list[int] = []
     for index, (group, original) in enumerate(zip(groups, queries.originals, strict=True)):
         if group.candidates:
             reason = ambiguous_reason(group.candidates)
-            entries[index] = Entry(original, False, reason=reason, candidates=group.candidates)
+            entries_by_index[index] = Entry(original, False, reason=reason, candidates=group.candidates, calls=search)
         elif group.reason:
-            entries[index] = Entry(original, False, reason=group.reason)
+            entries_by_index[index] = Entry(original, False, reason=group.reason, calls=search)
         else:
             (found if group.texts else others).append(index)
     chosen = with_texts(comparison, queries.take(np.array(found, np.int64)), [groups[index] for index in found])
-    answered, plan = executor.run(chosen, compare_texts_by_equality(comparison), normalizer, options)
-    entries.update(zip(found, answered, strict=True))
-    if others:
-        rest, _ = executor.run(queries.take(np.array(others, np.int64)), comparison, normalizer, options)
-        entries.update(zip(others, rest, strict=True))
-    return [entries[index] for index in range(len(queries))], plan
-
-
-def ambiguous_reason(candidates: tuple[str, ...], more: bool = False) -> str:
-    """Return the reason why a query that several keys, or more than these, match about equally well has no answer."""
-    shown = ", ".join(map(quoted_key, candidates[:_SHOWN])) + ", …" * (len(candidates) > _SHOWN)
-    return f"{len(candidates)}{' or more' * more} keys match about equally: {shown}; ask for one of them"
+    plans = []
+    for own, indices, equal in ((chosen, found, compare_texts_by_equality(comparison)), (None, others, comparison)):
+        if own is None and not indices:
+            continue
+        some = queries.take(np.array(indices, np.int64)) if own is None else own
+        answered, plan = executor.run(some, equal, normalizer, options)
+        answered = with_missing_values(executor, some, equal, normalizer, options, answered)
+        plans.append(plan)
+        for index, entry in zip(indices, answered, strict=True):
+            entries_by_index[index] = replace(entry, calls=(*search, *entry.calls))
+    return [entries_by_index[index] for index in range(len(queries))], plans[0]

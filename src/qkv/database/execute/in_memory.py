@@ -18,6 +18,7 @@ from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import NO_MATCHING_ROW, Executor, QueryResults, build_entries
 from qkv.database.execute.interpretation import votes_by_kind
 from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
+from qkv.database.execute.missing_values import key_cells
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, effective_rows
 from qkv.database.io.cell_notes import cell_note_of, line_note
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
     from qkv.plan.plan import Plan
 
-__all__ = ["InMemoryExecutor", "attend_to_rows"]
+__all__ = ["InMemoryExecutor", "RowsWithoutValue", "attend_to_rows"]
 
 _QUERIES_AT_ONCE = 1024
 # Text keys of so many rows are indexed at the first query, and found in groups of queries of this size.
@@ -70,6 +71,7 @@ class InMemoryExecutor(Executor):
     """
 
     table: pa.Table | StoredRows
+    rows_text = "all rows"
 
     def __init__(
         self,
@@ -90,7 +92,10 @@ class InMemoryExecutor(Executor):
         self.query_columns = tuple(Column.from_table(table, column, fold) for column in self.key)
         self._value_column = Column.from_table(table, value, fold)
         columns = {column.name: column for column in self.columns}
-        self.complete = ~np.logical_or.reduce([column.missing for column in columns.values()])
+        with_key = ~np.logical_or.reduce([column.missing for column in self.query_columns])
+        self.complete = with_key & ~self._value_column.missing
+        self.without_value = with_key & self._value_column.missing
+        self._rows_without_value: RowsWithoutValue | None = None
         missing = {name: int(column.missing.sum()) for name, column in columns.items()}
         notes = (note.text(name) for name in columns if (note := cell_note_of(table, name)))
         self.cell_notes = tuple(filter(None, (line_note(table), *notes)))
@@ -139,8 +144,13 @@ class InMemoryExecutor(Executor):
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
         """Return an executor over the selected rows, with the same arrays; see `Executor.restrict`."""
         out = copy.copy(self)
-        out.complete = self.complete & selected
-        out.selected_rows = int(out.complete.sum())
+        out.complete, out.without_value = self.complete & selected, self.without_value & selected
+        out._rows_without_value = None
+        out.selected_rows, out.selected_count = int(out.complete.sum()), int(selected.sum())
+        names = dict.fromkeys(self.key, ", ".join(self.encoded)) if self.encoded else {}
+        out.selected_missing = {
+            names.get(each.name, each.name): int((each.missing & selected).sum()) for each in self.columns
+        }
         out._present_names = None
         out._forget()
         out.choices = self.choices.with_rows(out.complete)
@@ -165,7 +175,8 @@ class InMemoryExecutor(Executor):
         calibration = partial(self.calibration, comparison, normalizer, options)
         indexed = self._is_indexed(normalizer, options) and len(queries)
         if not (indexed and isinstance(comparison, NameComparison) and isinstance(comparison.score, Names)):
-            return attend_to_rows(queries, comparison, normalizer, self.aggregator, self.complete, options, calibration)
+            rows = self.aggregator, self.complete, options, calibration, self.rows_text
+            return attend_to_rows(queries, comparison, normalizer, *rows)
         quiet = replace(options, progress=None)
         entries: list[Entry] = []
         plans = []
@@ -178,8 +189,8 @@ class InMemoryExecutor(Executor):
                 aggregator_for(columns[-1], self.votes),
                 np.ones(len(rows), bool),
             )
-            found, plan = attend_to_rows(group, own, normalizer, value, every, quiet, calibration)
-            entries += [replace(entry, rows=rows[entry.rows]) for entry in found]
+            found, plan = attend_to_rows(group, own, normalizer, value, every, quiet, calibration, self.rows_text)
+            entries += [entry.at(rows) for entry in found]
             plans.append(plan)
             report(options.progress, "answering", len(entries), len(queries))
         return entries, plans[0]
@@ -214,6 +225,16 @@ class InMemoryExecutor(Executor):
         mask = options.mask
         return np.asarray(self.complete & np.asarray(mask.array)) if isinstance(mask, KeysMask) else self.complete
 
+    def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
+        """Yield the selected rows that have a key and no value; see `Executor.rows_without_value`."""
+        if self._rows_without_value is None and self.without_value.any():
+            rows = np.flatnonzero(self.without_value)
+            self._rows_without_value = RowsWithoutValue(
+                self, rows, [column.take(rows) for column in self.query_columns]
+            )
+        if self._rows_without_value is not None:
+            yield self._rows_without_value.masked_by(options.mask)
+
     def read_rows(self, rows: Int[np.ndarray, " n"]) -> tuple[Column, ...]:
         """Return the key columns and the value column of some rows; see `Executor.read_rows`."""
         return tuple(column.take(rows) for column in self.columns)
@@ -224,6 +245,59 @@ class InMemoryExecutor(Executor):
         return comparison.with_rows([column.take(rows) for column in self.query_columns]), self.columns[-1].take(rows)
 
 
+class RowsWithoutValue(InMemoryExecutor):
+    """Executor over some rows of a table that have a key and no value, which finds the keys that queries mean.
+
+    Args:
+        like: the executor over the rows of the table that have a value.
+        places: the indices of the rows in the table.
+        columns: the key columns of the rows.
+
+    Attributes:
+        masked: whether `complete` excludes the rows that the mask of a call excludes.
+    """
+
+    masked = False
+
+    def __init__(self, like: Executor, places: Int[np.ndarray, " rows"], columns: Sequence[Column]) -> None:
+        import pyarrow as pa
+
+        Executor.__init__(self, like.key, like.value, like.name, like.fold)
+        self.places, self.query_columns = places, tuple(columns)
+        zeros = np.zeros(len(places))
+        self._value_column = Column(like.value, "number", zeros, zeros > 0, pa.float64())
+        self.complete, self.without_value = zeros == 0, zeros > 0
+        self._rows_without_value, self._present_names = None, None
+        self._aggregators, self._name_indexes = {}, {}
+        self._by_key: dict[object, dict[tuple[object, ...], list[int]]] = {}
+        self.rows_text = f"the rows without {like.value}"
+
+    def masked_by(self, mask: Mask | None) -> RowsWithoutValue:
+        """Return an executor over the rows that a mask of keys allows; the rows themselves for another mask."""
+        if not isinstance(mask, KeysMask) or np.ndim(np.asarray(mask.array)) != 1:
+            return self
+        out = copy.copy(self)
+        array = np.asarray(mask.array)
+        out.complete = np.broadcast_to(array if len(array) == 1 else array[self.places], len(self.places))
+        out.masked, out._present_names, out._by_key = True, None, {}
+        return out
+
+    def rows_by_key(self, comparison: Comparison, columns: tuple[int, ...]) -> dict[tuple[object, ...], list[int]]:
+        """Return the indices in the table of the rows by their cells in some columns, see `key_cells`."""
+        name = type(comparison), getattr(comparison, "folded", None), columns
+        if name not in self._by_key:
+            self._by_key[name] = found = {}
+            rows = zip(key_cells(comparison, self.query_columns), self.places.tolist(), self.complete, strict=True)
+            for key, row, present in rows:
+                if present:
+                    found.setdefault(tuple(key[column] for column in columns), []).append(row)
+        return self._by_key[name]
+
+    def calibration(self, comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> Calibration:
+        """Return the factors of normal values, as there are no values."""
+        return Calibration()
+
+
 def attend_to_rows(
     queries: Queries,
     comparison: Comparison,
@@ -232,6 +306,7 @@ def attend_to_rows(
     present: Bool[np.ndarray, " rows"],
     options: AskOptions,
     calibration: Callable[[], Calibration],
+    rows_text: str = "all rows",
 ) -> tuple[list[Entry], Plan]:
     """Compute attention over all rows for chunks of queries, and return the entries and the first chunk's plan.
 
@@ -243,10 +318,11 @@ def attend_to_rows(
         present: True for the rows that are included.
         options: the options, of which mask, top, seed and progress are used.
         calibration: returns the factors of prediction intervals.
+        rows_text: the rows in words.
     """
     mask = and_masks(None if present.all() else KeysMask(present), options.mask)
     line = find_coordinates(comparison) if options.linear else None
-    call = _Call(comparison, normalizer, aggregator, present, mask, options, calibration, line)
+    call = _Call(comparison, normalizer, aggregator, present, mask, options, calibration, line, rows_text)
     equal = comparison.lookup() if normalizer is comparison.normalizer else None
     lookup = None if equal is None else replace(call, comparison=equal, normalizer=equal.normalizer or normalizer)
     chunk = max(1, min(_QUERIES_AT_ONCE, _MOST_WEIGHTS // len(present)))
@@ -262,7 +338,7 @@ def attend_to_rows(
             if comparison.one_key:
                 similar = _with_rows_of_one_key(lookup, rest, similar)
             for index, entry in zip(others.tolist(), similar, strict=True):
-                answered[index] = entry
+                answered[index] = replace(entry, calls=(*answered[index].calls, *entry.calls))
         entries += answered
         plans.append(plan)
         report(options.progress, "answering", len(entries), len(queries))
@@ -275,12 +351,14 @@ def _with_rows_of_one_key(lookup: _Call, queries: Queries, entries: list[Entry])
     if not found:
         return entries
     keys = lookup.comparison.key[[entries[index].rows[0] for index in found]]
+    one = "the rows of one key" if lookup.rows_text == "all rows" else f"{lookup.rows_text}, of one key"
+    lookup = replace(lookup, rows_text=one)
     answered, _ = lookup.answer(queries.take(np.array(found, np.int64)), keys)
     out = list(entries)
     for index, entry in zip(found, answered, strict=True):
         nearness = entries[index].nearness
         similarity = None if nearness is None else np.full(len(entry.rows), nearness[0])
-        out[index] = replace(entry, nearness=similarity)
+        out[index] = replace(entry, nearness=similarity, calls=(*entries[index].calls, *entry.calls))
     return out
 
 
@@ -296,6 +374,7 @@ class _Call:
     options: AskOptions
     calibration: Callable[[], Calibration]
     line: Coordinates | None
+    rows_text: str
 
     def answer(self, queries: Queries, query: Shaped[np.ndarray, "q ..."] | None = None) -> tuple[list[Entry], Plan]:
         """Return the entries that answer some queries, and the plan.
@@ -328,9 +407,9 @@ class _Call:
             nearest = np.asarray(hard.readouts[0].keys)[:, 0]
         results = QueryResults(rows, weights, nearest, support, effective, aggregates)
         no_row = "" if self.present.any() else NO_MATCHING_ROW
-        value, top = self.aggregator.column, self.options.top
+        value, fields = self.aggregator.column, {"top": self.options.top, "rows_text": self.rows_text}
         entries = build_entries(
-            queries, query, self.comparison, results, self.normalizer, value, self.calibration, no_row, top=top
+            queries, query, self.comparison, results, self.normalizer, value, self.calibration, no_row, **fields
         )
         return entries, observed.plan
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
+from qkv.core.printable import quoted_key
 from qkv.core.typing import Float, Int, Shaped
 from qkv.database.keys.comparisons import Comparison
 from qkv.database.keys.queries import Queries
 from qkv.normalizers.base import Normalizer
 
-__all__ = ["no_match_reasons"]
+__all__ = ["ambiguous_reason", "no_match_reasons"]
+
+# Number of candidates in the reason of an ambiguous query.
+_SHOWN = 5
+
+
+def ambiguous_reason(candidates: tuple[str, ...], more: bool = False) -> str:
+    """Return the reason why a query that several keys, or more than these, match about equally well has no answer."""
+    shown = ", ".join(map(quoted_key, candidates[:_SHOWN])) + ", …" * (len(candidates) > _SHOWN)
+    return f"{len(candidates)}{' or more' * more} keys match about equally: {shown}; ask for one of them"
 
 
 def no_match_reasons(

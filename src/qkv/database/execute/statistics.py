@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TableStatistics", "load_statistics", "restricted_statistics"]
 
-_FORMAT = 8
+_FORMAT = 9
 _SUFFIX = ".statistics"
 _MOST_SAVED = 16
 _EXAMPLES = 256
@@ -75,12 +75,14 @@ class TableStatistics:
         columns: statistics by column name.
         sample: indices of a sample of the complete rows.
         incomplete_tiles: indices of the tiles with an incomplete row.
+        without_value: a bit for each row, 1 if it has a key and no value; empty if there is no such row.
         bandwidths: the bandwidths of standardized points that were chosen, for the fits "mean" and "linear", with
             " by vote" if answers are votes.
         nearest_quantiles: 99th percentiles of nearest-neighbor distances, by unit.
         tile: number of rows of a tile.
         path: the file in which the statistics are saved.
         made_from: identifies the rows and the options.
+        selected_missing: number of missing cells of the selected rows by column; empty if all rows are selected.
     """
 
     rows: int
@@ -88,16 +90,25 @@ class TableStatistics:
     columns: dict[str, _ColumnStatistics]
     sample: Int[np.ndarray, " _"]
     incomplete_tiles: Int[np.ndarray, " _"]
+    without_value: Int[np.ndarray, " bytes"]
     bandwidths: dict[str, Bandwidth] = field(default_factory=dict)
     nearest_quantiles: dict[str, float] = field(default_factory=dict)
     tile: int = 0
     path: Path | None = None
     made_from: dict[str, object] = field(default_factory=dict)
+    selected_missing: dict[str, int] = field(default_factory=dict)
 
     @property
     def examples(self) -> Int[np.ndarray, " _"]:
         """A few hundred evenly spaced elements of `sample`, or all of them if there are fewer."""
         return self.sample[:: max(1, len(self.sample) // _EXAMPLES)]
+
+    def rows_without_value(self, selected: Bool[np.ndarray, " rows"] | None) -> Int[np.ndarray, " _"]:
+        """Return the indices of the selected rows that have a key and no value."""
+        if not len(self.without_value):
+            return np.zeros(0, np.int64)
+        marked = np.unpackbits(self.without_value, count=self.rows).astype(bool)
+        return np.flatnonzero(marked if selected is None else marked & selected)
 
     def save(self) -> None:
         """Save the statistics in the cache folder. Errors are ignored, because the statistics can be computed again."""
@@ -109,7 +120,7 @@ class TableStatistics:
             "bandwidths": {name: asdict(bandwidth) for name, bandwidth in self.bandwidths.items()},
             "nearest_quantiles": self.nearest_quantiles,
         }
-        arrays = {"sample": self.sample, "incomplete_tiles": self.incomplete_tiles}
+        arrays = {"sample": self.sample, "incomplete_tiles": self.incomplete_tiles, "without_value": self.without_value}
         save_note(self.path, self.made_from, record, arrays)
         for older in sorted(self.path.parent.glob(f"*{_SUFFIX}"))[:-_MOST_SAVED]:
             older.unlink(missing_ok=True)
@@ -149,12 +160,13 @@ def restricted_statistics(
     selection = digest(np.packbits(selected).tobytes())
     found = _load(_StatisticsScan(rows, key, value, folded, selected), [list(key), value, folded, selection], progress)
     # How cells are read does not depend on the selection, such as the origin from which timestamps are counted.
+    found.selected_missing = {name: column.missing for name, column in found.columns.items()}
     for name, column in found.columns.items():
         base = whole.columns[name]
         if column.mean and column.origin != base.origin:
             column.mean = [mean + (column.origin - base.origin) for mean in column.mean]
         column.missing, column.origin, column.width = base.missing, base.origin, base.width
-    found.incomplete_tiles = whole.incomplete_tiles
+    found.incomplete_tiles, found.without_value = whole.incomplete_tiles, whole.without_value
     return found
 
 
@@ -190,7 +202,10 @@ def _saved(path: Path, made_from: dict[str, object], scan: _StatisticsScan) -> T
         chosen = Fields(fields.record("bandwidths"), note.path.name)
         bandwidths = {name: Bandwidth.parse(Fields(chosen.record(name), "the bandwidth")) for name in chosen.fields}
         sample, incomplete_tiles = note.array("sample", 1), note.array("incomplete_tiles", 1)
+        without_value = note.array("without_value", 1)
         if not all(_are_indices(each, rows) for each in (sample, incomplete_tiles)):
+            return None
+        if without_value.dtype != np.uint8 or len(without_value) not in (0, -(-rows // 8)):
             return None
         return TableStatistics(
             rows,
@@ -198,6 +213,7 @@ def _saved(path: Path, made_from: dict[str, object], scan: _StatisticsScan) -> T
             columns,
             sample.copy(),
             incomplete_tiles.copy(),
+            without_value.copy(),
             bandwidths,
             {name: quantiles.number(name) for name in quantiles.fields},
             scan.tile,
@@ -238,7 +254,8 @@ class _StatisticsScan:
         folded: bool,
         selected: Bool[np.ndarray, " rows"] | None = None,
     ) -> None:
-        self.rows, self.value, self.selected = rows, value, selected
+        self.rows, self.key, self.value, self.selected = rows, tuple(key), value, selected
+        self.without_value: Bool[np.ndarray, " rows"] | None = None
         self.names = tuple(dict.fromkeys((*key, value)))
         self.tile = rows.tile_rows(self.names)
         self.folded = folded
@@ -273,7 +290,9 @@ class _StatisticsScan:
             statistics.origin = self.earliest.get(name, 0)
         incomplete = np.array(incomplete_tiles, np.int64)
         sample = self.sampler.rows
-        return TableStatistics(self.rows.num_rows, complete, self.statistics, sample, incomplete, tile=self.tile)
+        without_value = np.zeros(0, np.uint8) if self.without_value is None else np.packbits(self.without_value)
+        arrays = sample, incomplete, without_value
+        return TableStatistics(self.rows.num_rows, complete, self.statistics, *arrays, tile=self.tile)
 
     def _add_tile(self, tile: RowTile, selected: Bool[np.ndarray, " rows"] | None) -> Bool[np.ndarray, " rows"]:
         """Add the selected rows of a tile, and return a boolean array that is True for those with key and value."""
@@ -287,7 +306,8 @@ class _StatisticsScan:
             if name not in self.first and not column.missing.all():
                 self.first[name] = column  # its origin and width are used for the following tiles
             columns[name] = column
-            self.statistics[name].missing += int(column.missing.sum())
+            lacking = column.missing if selected is None else column.missing & selected
+            self.statistics[name].missing += int(lacking.sum())
             if column.kind == "vector" and name in self.first:
                 self.statistics[name].width = self.first[name].cells.shape[1]
             if column.kind == "timestamp" and not column.missing.all():
@@ -295,6 +315,12 @@ class _StatisticsScan:
                 self.earliest[name] = min(earliest, self.earliest.get(name, earliest))
         missing += [column.missing for column in columns.values()]
         present = np.asarray(~np.logical_or.reduce(missing))
+        if self.value in columns and columns[self.value].missing.any():
+            keys = [column.missing for name, column in columns.items() if name in self.key]
+            alone = np.logical_and.reduce([columns[self.value].missing, *(~each for each in keys)])
+            if self.without_value is None:
+                self.without_value = np.zeros(self.rows.num_rows, bool)
+            self.without_value[tile.number : tile.number + len(alone)] = alone
         for name, column in columns.items():
             if column.kind == "text":
                 self.texts[name].add(column.cells[present])

@@ -25,6 +25,7 @@ from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
 from qkv.database.execute.example_rows import load_example_rows
 from qkv.database.execute.group_answers import finds_groups
+from qkv.database.execute.in_memory import RowsWithoutValue
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.sampled import SampledChooser
 from qkv.database.execute.scan import (
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["StreamedExecutor"]
+
+_ROWS_WITHOUT_VALUE = 2**18
+"""Number of rows without a value whose keys are in memory at a time."""
 
 
 class StreamedExecutor(Executor):
@@ -90,6 +94,7 @@ class StreamedExecutor(Executor):
         self.selected: Bool[np.ndarray, " rows"] | None = None
         self._columns: tuple[Column, ...] | None = None
         self._chooser: SampledChooser | None = None
+        self._rows_without_value: RowsWithoutValue | None = None
 
     @property
     def _names(self) -> list[str]:
@@ -120,8 +125,10 @@ class StreamedExecutor(Executor):
         out.statistics = statistics if self.cache else statistics.without_choices()
         out.choices = self.choices.with_rows(selected)
         out.selected = selected
-        out.selected_rows = out.statistics.complete
-        out._columns = None
+        out.selected_rows, out.selected_count = out.statistics.complete, int(selected.sum())
+        names = dict.fromkeys(self.key, ", ".join(self.encoded)) if self.encoded else {}
+        out.selected_missing = {names.get(name, name): n for name, n in statistics.selected_missing.items()}
+        out._columns = out._rows_without_value = None
         out._forget()
         out._interpret_values(out.value_column, out.statistics.columns[self.value].largest)
         return out
@@ -169,6 +176,19 @@ class StreamedExecutor(Executor):
     def read_rows(self, rows: Int[np.ndarray, " n"]) -> tuple[Column, ...]:
         """Return the key columns and the value column of some rows; see `Executor.read_rows`."""
         return self.read_columns(self.table.take(rows, self._names))
+
+    def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
+        """Yield the selected rows that have a key and no value; see `Executor.rows_without_value`."""
+        if self._rows_without_value is not None:
+            yield self._rows_without_value.masked_by(options.mask)
+            return
+        rows = self.statistics.rows_without_value(self.selected)
+        for start in range(0, len(rows), _ROWS_WITHOUT_VALUE):
+            some = rows[start : start + _ROWS_WITHOUT_VALUE]
+            part = RowsWithoutValue(self, some, self.read_rows(some)[:-1])
+            if len(some) == len(rows):
+                self._rows_without_value = part
+            yield part.masked_by(options.mask)
 
     def group_rows(
         self, comparison: MixedComparison, options: AskOptions

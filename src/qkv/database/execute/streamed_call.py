@@ -252,7 +252,7 @@ class StreamedCall:
         every = np.ones(len(rows), bool)
         values, how = aggregator_for(columns[-1], self.executor.votes), self.normalizer
         entries, _ = attend_to_rows(queries, comparison, how, values, every, options, self.calibration)
-        return [replace(entry, rows=rows[entry.rows]) for entry in entries]
+        return [entry.at(rows) for entry in entries]
 
     def _candidates(self, query: Shaped[np.ndarray, "q ..."], progress: Progress | None) -> Int[np.ndarray, " rows"]:
         """Return the indices of the rows that can have non-zero weight for some query."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "format_estimate",
+    "format_failure",
     "format_gradient",
     "format_key",
     "format_length",
@@ -177,6 +178,11 @@ def format_estimate(answer: Answer | Entry) -> str:
         share = f"{answer.probabilities[answer.value]:.0%}"
         return f"{text} ({share})" if not isinstance(error, float) else f"{text} ({share}, standard error {error:.1%})"
     return text if error is None else f"{text} ± {format_length(error)} (standard error)"
+
+
+def format_failure(answer: Answer | Entry) -> str:
+    """Return why an answer has no value in two words: before the reason, which says more."""
+    return "cannot be read" if answer.invalid else "no value" if answer.missing_rows else "no match"
 
 
 def format_statistics(answer: Answer | Entry) -> list[str]:

@@ -19,7 +19,9 @@ from qkv.errors import QueryError
 from qkv.normalizers import Sum
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
+from qkv.scores.by_column import ByColumn
 from qkv.scores.exact import Exact
+from qkv.scores.gaussian import Gaussian
 
 __all__ = [
     "Comparison",
@@ -118,6 +120,20 @@ class Comparison:
         return None
 
     @property
+    def named_columns(self) -> tuple[int, ...]:
+        """Indices of the key columns whose different cells mean different entities: texts, categories, identifiers."""
+        pairs = zip(self.columns, self.key_columns, strict=True)
+        return tuple(index for index, column in pairs if column.kind in ("text", "category"))
+
+    def score_of(self, row: int) -> Score:
+        """Return the score with which queries are compared with a row."""
+        return self.score
+
+    def bandwidths(self, row: int) -> dict[str, float]:
+        """Return the bandwidth with which queries are compared with a row by key column, in the column's own unit."""
+        return {}
+
+    @property
     def one_key(self) -> bool:
         """Whether the default answer comes from the rows with the most similar texts alone."""
         return False
@@ -199,6 +215,11 @@ class EqualityComparison(Comparison):
         if all(part.dtype == np.int64 for part in parts):
             return np.concatenate([*parts, unequal[:, None].astype(np.int64)], axis=1)
         return parts[0] if len(parts) == 1 else _tuples(parts, unequal)
+
+    @property
+    def named_columns(self) -> tuple[int, ...]:
+        """Indices of all compared columns."""
+        return self.columns
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
         """Return for each query the reason why its nearest row is not equal, or None if it is equal."""
@@ -298,6 +319,13 @@ class DistanceComparison(Comparison):
             reasons.append(f"the nearest key{self._key_text(row)} is {away}; {limit}" if far else None)
         return reasons
 
+    def bandwidths(self, row: int) -> dict[str, float]:
+        """Return the bandwidth of each column in its own unit, and in days for timestamps."""
+        width = getattr(self.score_of(row), "bandwidth", None)
+        if not isinstance(width, float | int) or len(self.scale) != len(self.key_columns):
+            return {}
+        return {c.name: float(width * scale) for c, scale in zip(self.key_columns, self.scale, strict=True)}
+
     def _key_text(self, row: int) -> str:
         if self.key_columns[0].kind == "vector":
             return ""
@@ -328,6 +356,11 @@ class GroupedDistanceComparison(DistanceComparison):
         """Return the Euclidean distance `(q, n)` of each query to the n rows listed for it in `rows`."""
         return replace(self, key=self.key[:, :-1]).distances(query[:, :-1], rows)
 
+    def score_of(self, row: int) -> Score:
+        """Return the Gaussian with the bandwidth of the group of a row."""
+        (width,) = self.score.arrays()
+        return Gaussian(float(np.asarray(width)) / float(self.key[row, -1]))
+
 
 @dataclass(frozen=True, eq=False)
 class MixedComparison(Comparison):
@@ -339,6 +372,22 @@ class MixedComparison(Comparison):
     def one_key(self) -> bool:
         """Whether a part compares texts such that the default answer comes from the most similar ones alone."""
         return any(part.one_key for _, part in self.parts)
+
+    @property
+    def named_columns(self) -> tuple[int, ...]:
+        """Indices of the key columns of texts, categories and identifiers."""
+        return tuple(index for _, part in self.parts for index in part.named_columns)
+
+    def score_of(self, row: int) -> Score:
+        """Return the score of all columns with the bandwidth of the group of a row."""
+        assert isinstance(self.score, ByColumn)
+        grouped = {name: part.score_of(row) for name, part in self.parts if isinstance(part, GroupedDistanceComparison)}
+        columns = tuple((name, grouped.get(name, score), weight) for name, score, weight in self.score.columns)
+        return ByColumn(columns) if grouped else self.score
+
+    def bandwidths(self, row: int) -> dict[str, float]:
+        """Return the bandwidths of all parts, with that of the group of a row."""
+        return {name: width for _, part in self.parts for name, width in part.bandwidths(row).items()}
 
     @property
     def mixes_keys(self) -> bool:

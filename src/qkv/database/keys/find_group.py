@@ -59,6 +59,11 @@ class GroupFinder:
         self._nearest = [[(-1.0, "")] * len(self._texts) for _ in range(count)]
         self._occurs = np.zeros((count, len(self._texts)), bool)
 
+    @property
+    def score(self) -> str:
+        """The score of the texts in words."""
+        return f"{Names()} of {', '.join(name for name, _ in self._texts)}"
+
     def update(self, comparison: MixedComparison, present: Bool[np.ndarray, " rows"]) -> None:
         """Compare the queries with the present rows of a comparison."""
         rows = np.flatnonzero(present)
@@ -199,7 +204,11 @@ def compare_texts_by_equality(comparison: MixedComparison) -> MixedComparison:
             (name, Exact() if isinstance(own, Names) else own, weight) for name, own, weight in comparison.score.columns
         )
     )
-    return replace(comparison, score=score)
+    parts = tuple(
+        (name, replace(part, threshold=1.0) if isinstance(part, NameComparison) else part)
+        for name, part in comparison.parts
+    )
+    return replace(comparison, score=score, parts=parts)
 
 
 def with_texts(comparison: MixedComparison, queries: Queries, groups: Sequence[FoundGroup]) -> Queries:

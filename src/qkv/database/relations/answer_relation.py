@@ -9,6 +9,7 @@ Only one part is in memory, so that millions of queries do not fill it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ import numpy as np
 
 from qkv.core.progress import report
 from qkv.core.typing import Int
-from qkv.database.answer import Answer
+from qkv.database.answer import Answer, call_notes, call_text
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.io.nanoseconds import to_python
 from qkv.database.keys.part_registry import parse_normalizer
@@ -50,7 +51,7 @@ class AnswerRelation:
         schema: the columns of the queries, then those of `AnswerColumns`. A column of the queries with the name of a
             column of answers gets the prefix `query_`.
         answer_schema: the columns of answers alone.
-        notes, plan: the notes and the execution plan of the answers.
+        notes, plan: the notes on the answers so far, and the execution plan of the first ones.
         answered, found, invalid: how many queries were answered, had a match, and could not be read.
 
     Raises:
@@ -63,7 +64,6 @@ class AnswerRelation:
     queries: QueryRelation
     options: AskOptions
     id: str | None = None
-    notes: tuple[str, ...] = field(default=(), init=False)
     answered: int = field(default=0, init=False)
     found: int = field(default=0, init=False)
     invalid: int = field(default=0, init=False)
@@ -89,8 +89,13 @@ class AnswerRelation:
             )
         fields = [each.with_name(name) for each, name in zip(carried, names, strict=True)]
         self.schema = pa.schema([*fields, *answers])
-        self.notes, self.plan = empty.notes, empty.plan
+        self._empty, self.plan, self._calls = empty, empty.plan, Counter[str]()
         self._draws = samples(self.database, self.options.normalizer)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes on the answers so far."""
+        return *self._empty.common_notes, *call_notes(self._calls)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the queries with their answers, as batches of at most 8,192 rows. The relation can be read once."""
@@ -123,6 +128,8 @@ class AnswerRelation:
         else:
             distinct, places = _distinct(queries)
         answer = self._ask(distinct, options)
+        self.plan = answer.plan if self.plan is self._empty.plan else self.plan
+        self._calls.update(text for place in places.tolist() if (text := call_text(answer.entries[place])))
         found = np.array([entry.found for entry in answer.entries], bool)[places]
         invalid = np.array([entry.invalid for entry in answer.entries], bool)[places]
         self.found, self.invalid = self.found + int(found.sum()), self.invalid + int(invalid.sum())

@@ -233,14 +233,14 @@ class Encoding:
             Entry(entry.query, False, reason=_UNKNOWN) if unknown else entry
             for entry, unknown in zip(answer.entries, encoded.unknown, strict=True)
         ]
-        first, *rest = answer.notes
+        first, *rest = answer.common_notes
         plan = answer.plan
         if isinstance(plan, StreamedPlan):
             plan = replace(plan, encoder=self.description)
         else:
             plan = replace(plan, rewrites=(f"keys to vectors by {self.description}", *plan.rewrites))
         notes = (first, f"keys and queries encoded by {self.description}", *rest)
-        return replace(answer, entries=tuple(entries), keys=key, plan=plan, notes=notes)
+        return replace(answer, entries=tuple(entries), keys=key, plan=plan, common_notes=notes)
 
     def _vectors(self, table: pa.Table) -> pa.Array:
         """Return the vectors of the keys of a table as an Arrow array, with null for rows without a valid vector.

@@ -54,4 +54,4 @@ def with_traffic(answer: Answer, url: str, traffic: Traffic) -> Answer:
         plan = replace(plan, read=text)
     else:
         plan = replace(plan, rewrites=(*plan.rewrites, f"rows read: {text}"))
-    return replace(answer, plan=plan, notes=(*answer.notes, f"read {text}"))
+    return replace(answer, plan=plan, common_notes=(*answer.common_notes, f"read {text}"))

@@ -384,6 +384,7 @@ class StoredDatabase(Queryable):
                 choices = ChoiceCache.of_store(self.store).for_rows(len(self.store))
                 kind = (InMemoryExecutor if isinstance(executor, InMemoryExecutor) else StreamedExecutor).__name__
                 executor.choices = choices.with_options(key=list(key), value=self.value, fold=self.fold, kind=kind)
+            executor.encoded = self.key if vectors else ()
             # A row lacks its vector if it lacks its key.
             names = dict.fromkeys(hidden, ", ".join(self.key))
             executor.missing_cells = {names.get(name, name): count for name, count in executor.missing_cells.items()}

@@ -14,6 +14,7 @@ import numpy as np
 from qkv.core.typing import Float
 from qkv.database.io.formatting import (
     format_estimate,
+    format_failure,
     format_gradient,
     format_key,
     format_query,
@@ -51,7 +52,8 @@ def describe_answer(answer: Answer, points: TablePoints) -> dict[str, object]:
         "invalid": answer.invalid,
         "statistics": format_statistics(answer) if answer.found else [],
         "gradient": format_gradient(answer) if answer.found else [],
-        "fit_note": answer.fit_note,
+        "failure": format_failure(answer),
+        "fit_note": "; ".join([*([answer.fit_note] if answer.fit_note else []), *answer.remarks]),
         "value": place,
         "deviation": None if place is None or error is None else [place - error, place + error],
         "interval": ends or None,

@@ -21,7 +21,7 @@ export function createAnswerPanel(meta, onPrinted) {
   ]);
 
   const fill = (/** @type {any} */ answer) => {
-    const strong = createElement("strong", { text: answer.found ? answer.estimate : answer.invalid ? "cannot be read" : "no match" });
+    const strong = createElement("strong", { text: answer.found ? answer.estimate : answer.failure });
     strong.classList.toggle("none", !answer.found);
     headline.replaceChildren(createElement("span", { class: "asked", text: `${answer.shown} → ` }), strong, answer.found ? "" : `: ${answer.reason}`);
     statistics.replaceChildren(...[...answer.statistics, ...answer.gradient, answer.fit_note].filter(Boolean).map((text) => createElement("li", { text })));

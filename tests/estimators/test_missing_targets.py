@@ -1,0 +1,60 @@
+"""Tests of missing values among the targets of estimators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qkv.errors import DataError
+from qkv.estimators import AttentionClassifier, AttentionRegressor
+
+ROWS = np.linspace(-1, 1, 12)[:, None]
+MISSING = {"pd.NA": pd.NA, "pd.NaT": pd.NaT, "None": None, "NaN": float("nan"), "NaT of NumPy": np.datetime64("NaT")}
+LABELS = {"texts": ["a", "b"], "whole numbers": [1, 2], "booleans": [True, False], "mixed": ["a", 1]}
+
+
+def _forms(values: list[object]) -> list[object]:
+    return [values, np.array(values, dtype=object), pd.Series(values, dtype=object)]
+
+
+@pytest.mark.parametrize("missing", MISSING)
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("estimator", [AttentionClassifier, AttentionRegressor])
+def test_a_missing_target_is_an_error_that_names_its_index(estimator, labels, missing):
+    targets = LABELS[labels] * 6
+    targets[7] = MISSING[missing]
+    for form in _forms(targets):
+        with pytest.raises(DataError, match=r"y must have no missing values, got 1, the first at index 7"):
+            estimator(metric="none").fit(ROWS, form)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        pd.Series(["a", pd.NA] * 6, dtype="string"),
+        pd.Series([True, pd.NA] * 6, dtype="boolean"),
+        pd.Series([1, pd.NA] * 6, dtype="Int64"),
+        pd.Series(["a", None] * 6, dtype="category"),
+        pd.Series([pd.Timestamp("2024-01-01"), pd.NaT] * 6),
+        np.array([1.0, np.nan] * 6),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("estimator", [AttentionClassifier, AttentionRegressor])
+def test_missing_targets_of_typed_columns_are_an_error(estimator, targets):
+    with pytest.raises(ValueError, match=r"y must have no missing values|Input y contains NaN"):
+        estimator(metric="none").fit(ROWS, targets)
+
+
+def test_labels_of_texts_and_numbers_are_an_error():
+    with pytest.raises(DataError, match=r"y must hold labels of one type, got int and str"):
+        AttentionClassifier(metric="none").fit(ROWS, np.array(LABELS["mixed"] * 6, object))
+
+
+def test_missing_labels_of_further_rows_and_missing_classes_are_an_error():
+    model = AttentionClassifier(metric="none").fit(ROWS, ["a", "b"] * 6)
+    with pytest.raises(DataError, match="y must have no missing values"):
+        model.partial_fit(ROWS[:2], np.array(["a", pd.NA], object))
+    with pytest.raises(DataError, match="classes must have no missing values"):
+        AttentionClassifier(metric="none").partial_fit(ROWS, ["a", "b"] * 6, classes=["a", "b", pd.NA])
