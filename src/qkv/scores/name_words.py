@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import Self
 
 import numpy as np
 
 from qkv.core.typing import Float, Int
-from qkv.scores.number_words import is_digits, number_form, number_value
+from qkv.scores.number_words import cache_of_short, is_digits, number_form, number_value
 
 __all__ = ["NameWords", "clean_name", "reduce_words"]
 
@@ -36,7 +35,7 @@ _WRITTEN = (
 _SEPARATED = ((re.compile(r"(?<=[0-9])(?=[^\W0-9_])(?!(?:st|nd|rd|th)\b)|(?<=[^\W0-9_])(?=[0-9])"), " "),)
 
 
-@lru_cache(2**14)
+@cache_of_short(2**14)
 def clean_name(text: str) -> str:
     """Return a text without accents and signs, in lower case, or the text itself if nothing is left.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, checkpoint
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Answer, Entry
 from qkv.database.candidates.recall import CandidatePlan
@@ -192,7 +192,7 @@ class Executor(ABC):
         normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
         if options.linear:
             check_line(comparison, normalizer, self.columns[-1])
-        entries, plan = run_by_group(self, parsed, comparison, normalizer, options)
+        entries, plan = self._run_valid(parsed, comparison, normalizer, options)
         column_notes = (*comparison.readings, *reading_notes(self.columns, self.query_columns), *self.cell_notes)
         if self.value_reason and self.votes and options.fit is None:
             column_notes += (identifier_note(self.value_column, self.value_reason),)
@@ -219,6 +219,20 @@ class Executor(ABC):
             notes = (self._rows_note(),)
         names = self.key, self.value, comparison.measure
         return Answer(tuple(entries), parsed.single, self.table, *names, plan, notes, column_notes, self.votes)
+
+    def _run_valid(
+        self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
+    ) -> tuple[list[Entry], Plan | StreamedPlan]:
+        """Answer the queries, of which no row is compared with those that are missing or do not fit the key."""
+        # What is drawn for a query depends on its place.
+        if not queries.missing.any() or (normalizer.stochastic and not queries.missing.all()):
+            return run_by_group(self, queries, comparison, normalizer, options)
+        valid = np.flatnonzero(~queries.missing)
+        found, plan = run_by_group(self, queries.take(valid), comparison, normalizer, options)
+        entries = list(map(missing_entry, queries.originals, queries.errors or ("",) * len(queries)))
+        for index, entry in zip(valid.tolist(), found, strict=True):
+            entries[index] = entry
+        return entries, plan
 
     def _compare_fits(self, comparison: Comparison) -> tuple[str, ...]:
         """Return a sentence if a line is clearly better than the mean. The last result is cached."""
@@ -277,6 +291,11 @@ class Executor(ABC):
         if self.selected_rows is None:
             return note
         return f"{note}; {counted(self.selected_rows, 'row satisfies', 'rows satisfy')} the predicate"
+
+
+def missing_entry(query: object, error: str) -> Entry:
+    """Return the entry of a query that is missing, or does not fit the key for the reason `error`."""
+    return Entry(query, False, reason=error or "the query is missing", invalid=bool(error))
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,6 +362,7 @@ def build_entries(
 
     entries = []
     for i, original in enumerate(queries.originals):
+        checkpoint()
         if reasons[i]:
             invalid = bool(queries.errors and queries.errors[i])
             entries.append(Entry(original, False, reason=reasons[i], invalid=invalid))
