@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from qkv.core.checks import check_choice
 from qkv.core.json_values import NUMBERS
+from qkv.core.progress import checkpoint
 from qkv.database.execute.interpretation import check_fit, check_threshold
 from qkv.errors import OptionError, QueryError
 from qkv.serve.limits import Limits
@@ -41,10 +43,10 @@ class Question:
     on_bad_query: str = "refuse"
     options: tuple[tuple[str, object], ...] = ()
 
-    @property
+    @cached_property
     def group(self) -> tuple[object, ...]:
-        """Questions with the same group can be answered by one call of `Database.ask`."""
-        return ("ask", *self.options)
+        """Questions with the same group can be answered by one call of `Database.ask`, in about the same time."""
+        return ("ask", *_order_of_size(self.queries), *self.options)
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -61,13 +63,27 @@ class Search:
     temperature: float = 1.0
     contributions: bool = field(default=True)
 
-    @property
+    @cached_property
     def group(self) -> tuple[object, ...]:
-        """Searches are run one after the other."""
-        return ("search",)
+        """Searches of about the same time are run one after the other."""
+        return ("search", *_order_of_size(self.queries))
 
     def __len__(self) -> int:
         return len(self.queries)
+
+
+def _order_of_size(queries: Sequence[object]) -> tuple[int, int]:
+    """Return the orders of magnitude of the number of queries and of the size of the largest one."""
+    return (len(queries) >> 4).bit_length(), (max(map(_size, queries), default=0) >> 6).bit_length()
+
+
+def _size(query: object) -> int:
+    """Return the number of characters and numbers of a query."""
+    if isinstance(query, Mapping):
+        return sum(map(_size, query.values()))
+    if isinstance(query, list | tuple) and not NUMBERS.issuperset(map(type, query)):
+        return sum(map(_size, query))
+    return len(query) if isinstance(query, Sized) else 1
 
 
 def parse_json_body(body: bytes) -> dict[str, Any]:
