@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Executor", "QueryResults", "build_entries"]
 
 NO_MATCHING_ROW = "no row satisfies the predicate"
+_MOST_CALIBRATIONS = 64
 
 
 class Executor(ABC):
@@ -163,7 +164,11 @@ class Executor(ABC):
                 return calibrate(*self.sample(comparison), normalizer, options.linear)
 
             cache = self.choices if named else NO_CACHE
-            self._calibrations[name] = cache.calibration(item, estimate)
+            found = cache.calibration(item, estimate)
+            if len(self._calibrations) >= _MOST_CALIBRATIONS:
+                self._calibrations.clear()
+            self._calibrations[name] = found
+            return found
         return self._calibrations[name]
 
     @abstractmethod

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import checkpoint
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.io import arrow_columns
 from qkv.database.io.nanoseconds import plain_scalar, to_python, to_records
@@ -118,6 +119,7 @@ class Queries:
         parts_given: list[tuple[object, ...]] = []
         errors = []
         for query in given:
+            checkpoint()
             try:
                 parts = tuple(_as_number(*pair) for pair in zip(_parts(query, columns), columns, strict=True))
                 cells_of_query = zip(parts, columns, strict=True)
@@ -356,7 +358,8 @@ def _kind_error(value: object, column: Column) -> QueryError:
         "timestamp": "a timestamp",
         "vector": f"a vector of {column.cells.shape[-1]} finite elements",
     }[column.kind]
-    text = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "…"
+    text = repr(value[:80] if isinstance(value, str | list | tuple) else value)
+    text = text if len(text) < 80 else text[:77] + "…"
     return QueryError(
         f"the query for the key {column.name!r} must be {expected}, got {text}. Use, for example, {_example(column)}."
     )
