@@ -197,12 +197,12 @@ class PresentNames:
             array([0])
         """
         index, text = self.index, clean_name(query)
-        if self.some.sum() <= count or not 0 < len(text) <= _LONGEST:
+        if self.some.sum() <= count or not text:
             return np.flatnonzero(self.present)
         held = index.holding(query)
         some = self.some if held is None else self.some & held
         own = index.numbers.get(query)
-        if held is not None and np.count_nonzero(some) <= _FEW_NAMES:
+        if len(text) > _LONGEST or (held is not None and np.count_nonzero(some) <= _FEW_NAMES):
             few = np.flatnonzero(some)
             least = np.zeros(len(index.texts))
             least[few] = score(np.array([query], object), index.names[few])[0]
