@@ -1,17 +1,19 @@
-"""The callback type `Progress` for long computations, and a progress bar for terminals."""
+"""Long computations: the callback type `Progress`, a progress bar for terminals, and checkpoints that may end them."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import rich.progress
 
-__all__ = ["Progress", "ProgressBar", "report", "track"]
+__all__ = ["Progress", "ProgressBar", "checkpoint", "current_check", "report", "track", "with_check"]
 
 Item = TypeVar("Item")
 
@@ -21,8 +23,45 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 _DELAY_SECONDS = 0.5
 
 
+_checks = threading.local()
+
+
+def checkpoint() -> None:
+    """Call the check of this thread, which may wait, or raise an exception to end the computation.
+
+    Computations call it at least every 50 ms where the time depends on what is asked.
+
+    Example:
+        >>> def stop():
+        ...     raise TimeoutError
+        >>> with with_check(stop):
+        ...     checkpoint()
+        Traceback (most recent call last):
+        TimeoutError
+    """
+    check = getattr(_checks, "function", None)
+    if check is not None:
+        check()
+
+
+def current_check() -> Callable[[], None] | None:
+    """Return the check of this thread, which a computation in several threads gives to each of them."""
+    return getattr(_checks, "function", None)
+
+
+@contextmanager
+def with_check(check: Callable[[], None] | None) -> Iterator[None]:
+    """Let `checkpoint` call a function in this thread during a `with` block; None: no function."""
+    before, _checks.function = current_check(), check
+    try:
+        yield
+    finally:
+        _checks.function = before
+
+
 def report(progress: Progress | None, task: str, done: int, total: int) -> None:
-    """Call `progress(task, done, total)`, or do nothing if `progress` is None."""
+    """Call `progress(task, done, total)` if it is not None, and `checkpoint`."""
+    checkpoint()
     if progress is not None:
         progress(task, done, total)
 

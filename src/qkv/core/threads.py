@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from qkv.core.progress import current_check, with_check
+
 __all__ = ["can_start_threads", "map_threads"]
 
 _Item = TypeVar("_Item")
@@ -27,5 +29,11 @@ def map_threads(function: Callable[[_Item], _Result], items: Iterable[_Item], co
     """
     if not can_start_threads():
         return [function(item) for item in items]
+    check = current_check()
+
+    def run(item: _Item) -> _Result:
+        with with_check(check):
+            return function(item)
+
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(function, items))
+        return list(pool.map(run, items))

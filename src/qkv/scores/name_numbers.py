@@ -19,13 +19,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from qkv.core.typing import Bool, Int
 from qkv.scores.name_words import NameWords, clean_name, reduce_words
-from qkv.scores.number_words import INTERCHANGEABLE, are_equal_numbers, is_digits, number_form, number_value
+from qkv.scores.number_words import (
+    INTERCHANGEABLE,
+    are_equal_numbers,
+    cache_of_short,
+    is_digits,
+    number_form,
+    number_value,
+)
 
 __all__ = ["QueryNumber", "holds_numbers", "matching_words", "query_numbers", "query_values"]
 
@@ -46,7 +52,7 @@ class QueryNumber:
     text: str
 
 
-@lru_cache(2**12)
+@cache_of_short(2**12)
 def query_numbers(query: str) -> tuple[QueryNumber, ...]:
     """Return the numbers and codes of a query.
 
@@ -55,7 +61,7 @@ def query_numbers(query: str) -> tuple[QueryNumber, ...]:
         ['II', '12', 'u1002', '13']
     """
     out: list[QueryNumber] = []
-    before: list[str] = []
+    before: list[str] = []  # the last word
     for token in query.split():
         words = clean_name(token).split()
         if any(map(is_digits, words)):
@@ -67,7 +73,7 @@ def query_numbers(query: str) -> tuple[QueryNumber, ...]:
                 for word, value in zip(words, values, strict=True)
                 if value
             ]
-        before += words
+        before = words[-1:] or before
     return tuple(dict.fromkeys(out))
 
 

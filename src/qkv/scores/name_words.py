@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import Self
 
 import numpy as np
 
+from qkv.core.progress import checkpoint
 from qkv.core.typing import Float, Int
-from qkv.scores.number_words import is_digits, number_form, number_value
+from qkv.scores.number_words import cache_of_short, is_digits, number_form, number_value
 
 __all__ = ["NameWords", "clean_name", "reduce_words"]
 
@@ -24,6 +24,7 @@ _LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th"
 # Apostrophes, accents and dots join the letters of a word (O'Hare, U.S.A.); other signs separate words.
 _JOINED = re.compile(r"['’‘`´]|\.(?![0-9])|(?<![0-9])\.")
 _SIGNS = re.compile(r"[^\w\n.]+|_")
+_NAMES_AT_ONCE = 2**11
 _SPACES = re.compile(r" {2,}")
 _DIGIT = re.compile("[0-9]")
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
@@ -36,7 +37,7 @@ _WRITTEN = (
 _SEPARATED = ((re.compile(r"(?<=[0-9])(?=[^\W0-9_])(?!(?:st|nd|rd|th)\b)|(?<=[^\W0-9_])(?=[0-9])"), " "),)
 
 
-@lru_cache(2**14)
+@cache_of_short(2**14)
 def clean_name(text: str) -> str:
     """Return a text without accents and signs, in lower case, or the text itself if nothing is left.
 
@@ -104,21 +105,31 @@ class NameWords:
     """
 
     def __init__(self, names: Sequence[str | None]) -> None:
-        cleaned = iter(_clean_all([name for name in names if name is not None]))
-        self.texts = [None if name is None else next(cleaned) for name in names]
-        split = [(text or "").split() for text in self.texts]
+        self.texts: list[str | None] = []
         codes: dict[str, int] = {}
-        flat = [codes.setdefault(word, len(codes)) for word in chain.from_iterable(split)]
-        self._set(list(codes), np.array(flat, np.intp), np.array([len(words) for words in split], np.intp))
+        flat: list[int] = []
+        counts: list[int] = []
+        for start in range(0, len(names), _NAMES_AT_ONCE):
+            checkpoint()
+            part = names[start : start + _NAMES_AT_ONCE]
+            cleaned = iter(_clean_all([name for name in part if name is not None]))
+            texts = [None if name is None else next(cleaned) for name in part]
+            split = [(text or "").split() for text in texts]
+            flat += [codes.setdefault(word, len(codes)) for word in chain.from_iterable(split)]
+            counts += map(len, split)
+            self.texts += texts
+        self._set(list(codes), np.array(flat, np.intp), np.array(counts, np.intp))
 
     def _set(self, vocabulary: list[str], codes: Int[np.ndarray, " n"], counts: Int[np.ndarray, " k"]) -> None:
         self.vocabulary, self.codes, self.counts = vocabulary, codes, counts
         self.lengths = np.array([len(word) for word in vocabulary], np.float64)
         self.digits = np.array([is_digits(word) for word in vocabulary], bool)
         self.first = np.array([ord(word[0]) for word in vocabulary], np.uint32)
+        checkpoint()
         numbers: dict[str, int] = {"": -1}
         values = [numbers.setdefault(number_value(word), len(numbers) - 1) for word in vocabulary]
         self.values, self.value_index = np.array(values, np.int64), numbers
+        checkpoint()
         self.forms = np.array([number_form(word) for word in vocabulary], np.int8)
         self.starts = np.cumsum(counts, dtype=np.intp) - counts
         self.letters = self.sums(self.lengths)
@@ -126,11 +137,8 @@ class NameWords:
     def select_words(self, indices: Int[np.ndarray, " words"]) -> Self:
         """Return a vocabulary of some words alone, without names."""
         out = object.__new__(type(self))
-        out.texts, out.vocabulary, out.value_index = (
-            [],
-            [self.vocabulary[i] for i in indices.tolist()],
-            self.value_index,
-        )
+        out.texts, out.value_index = [], self.value_index
+        out.vocabulary = [self.vocabulary[i] for i in indices.tolist()]
         out.codes = out.counts = out.starts = np.zeros(0, np.intp)
         out.letters = np.zeros(0)
         for name in ("lengths", "digits", "first", "values", "forms"):

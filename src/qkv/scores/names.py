@@ -31,12 +31,14 @@ problem, which takes the mean of max_b w(a, b) without K.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from qkv.core.progress import checkpoint
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.scores.name_numbers import holds_numbers, query_numbers, query_values
 from qkv.scores.name_words import NameWords, clean_name, reduce_words
@@ -44,7 +46,7 @@ from qkv.scores.number_words import INTERCHANGEABLE, is_digits, number_form
 from qkv.scores.string_functions import compare_all, string_functions
 from qkv.scores.text import TextScore
 
-__all__ = ["Names"]
+__all__ = ["Names", "QueryWords"]
 
 _DIFFERENT = 0.99
 _ERRORS_OF_SEVERAL_WORDS = 1.5
@@ -62,6 +64,49 @@ _BEGINS_WITHIN_WORD = (0.2, 0.7)
 # A word of a key counts as found if it is at least as similar as this to a word of the query.
 _FOUND = 0.75
 _ROUNDING = 1e-9
+_PAIRS_OF_WORDS = 2**17
+"""The most pairs of words that are compared at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class QueryWords:
+    """The different words of a query, so that the time of a comparison does not depend on how often each occurs.
+
+    Attributes:
+        words: the words.
+        values: the number of each word, see `qkv.scores.name_numbers.query_values`.
+        letters: number of letters of each word, times how often it occurs.
+        compared: whether the words of the query are not only single letters.
+    """
+
+    words: tuple[str, ...]
+    values: tuple[str, ...]
+    letters: Float[np.ndarray, " q"]
+    compared: bool
+
+    @classmethod
+    def of(cls, text: str) -> QueryWords:
+        """Return the words of a query without accents and signs.
+
+        Example:
+            >>> own = QueryWords.of("new york new york")
+            >>> own.words, own.letters.tolist()
+            (('new', 'york'), [6.0, 8.0])
+        """
+        own = text.split()
+        # The number of a word depends on its place.
+        counts = Counter(zip(own, query_values(own), strict=True))
+        letters = np.array([len(word) * count for (word, _), count in counts.items()], np.float64)
+        return cls(tuple(word for word, _ in counts), tuple(value for _, value in counts), letters, _are_compared(own))
+
+    def blocks(self, words: int) -> list[QueryWords]:
+        """Return the words in parts that are compared with a vocabulary of some length one after the other."""
+        step = max(1, _PAIRS_OF_WORDS // max(1, words))
+        starts = range(0, max(1, len(self.words)), step)
+        return [self._part(start, start + step) for start in starts] if len(starts) > 1 else [self]
+
+    def _part(self, start: int, stop: int) -> QueryWords:
+        return QueryWords(self.words[start:stop], self.values[start:stop], self.letters[start:stop], self.compared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +150,7 @@ class Names(TextScore):
         """
         words = NameWords(keys)
         text = clean_name(query)
-        similar, covered = self.compare_words(text, words)
-        share, _ = self.shares(text, similar, covered, words, words.codes, words.counts)
+        share, _, covered = self._shares_of_all(QueryWords.of(text), words)
         complete = (words.minima(covered) >= _FOUND) & (words.letters > 0) & (words.counts <= len(text.split()))
         return np.maximum(share, self.compare_whole([text], words.texts)[0]), complete
 
@@ -182,14 +226,14 @@ class Names(TextScore):
         return 1 - (1 - whole) / _ERRORS_OF_SEVERAL_WORDS if several else whole
 
     def compare_words(
-        self, text: str, words: NameWords
+        self, query: QueryWords, words: NameWords
     ) -> tuple[Float[np.ndarray, "q words"], Float[np.ndarray, " words"]]:
-        """Return w for the words of a text without accents and signs and a vocabulary, and max_a c for the vocabulary.
+        """Return w for the words of a query and a vocabulary, and max_a c for the vocabulary.
 
-        Both are 0 if the text has single letters alone.
+        Both are 0 if the query has single letters alone.
         """
-        own, vocabulary, lengths = text.split(), words.vocabulary, words.lengths
-        if not vocabulary or not _are_compared(own):
+        own, vocabulary, lengths = query.words, words.vocabulary, words.lengths
+        if not vocabulary or not query.compared:
             return np.zeros((len(own), len(vocabulary))), np.zeros(len(vocabulary))
         distance = string_functions().distance
         spelling = self.similarity(own, vocabulary)
@@ -197,7 +241,7 @@ class Names(TextScore):
         order = compare_all(own, vocabulary, scorer=distance.LCSseq.similarity, dtype="int32")
         size = np.array([len(word) for word in own])[:, None]
         shorter = np.minimum(size, lengths)
-        value = np.array([words.value_index.get(each, -2) if each else -1 for each in query_values(own)])[:, None]
+        value = np.array([words.value_index.get(each, -2) if each else -1 for each in query.values])[:, None]
         number = np.array([is_digits(word) for word in own])[:, None] | words.digits
         number |= (value != -1) & (words.values != -1)
         similar = np.where((spelling >= _LEAST_SPELLING) & (~number | (spelling == 1)), spelling, 0.0)
@@ -213,9 +257,21 @@ class Names(TextScore):
         covered = np.where(beginning & (similar < _BEGINNING), size / lengths, similar)
         return np.where(beginning, np.maximum(similar, _BEGINNING), similar), covered.max(axis=0)
 
+    def _shares_of_all(
+        self, query: QueryWords, words: NameWords
+    ) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"], Float[np.ndarray, " words"]]:
+        """Return Q, K and max_a c for all names of a vocabulary, in parts of the words of the query."""
+        share, covered = np.zeros(len(words.counts)), np.zeros(len(words.vocabulary))
+        for part in query.blocks(len(words.vocabulary)):
+            checkpoint()
+            similar, own = self.compare_words(part, words)
+            np.maximum(covered, own, out=covered)
+            share += self._found_letters(part, similar, words.codes, words.counts)
+        return share / max(query.letters.sum(), 1), self._named(covered, words, words.codes, words.counts), covered
+
     def shares(
         self,
-        text: str,
+        query: QueryWords,
         similar: Float[np.ndarray, "q words"],
         covered: Float[np.ndarray, " words"],
         words: NameWords,
@@ -225,20 +281,37 @@ class Names(TextScore):
         """Return Q and K for keys.
 
         Args:
-            text: the query without accents and signs.
-            similar: w for the words of the text and the vocabulary, from `compare_words`.
+            query: the words of the query.
+            similar: w for these words and the vocabulary, from `compare_words`.
             covered: the largest c for each word of the vocabulary, from `compare_words`.
             words: the vocabulary.
             codes: indices of the words of the keys, one key after the other.
             counts: number of words of each key.
         """
-        lengths = np.array([len(word) for word in text.split()], np.float64)
-        share = np.zeros(len(counts))
-        for length, row in zip(lengths, similar, strict=True):
-            share += length * reduce_words(np.maximum, row[codes], counts)
+        share = self._found_letters(query, similar, codes, counts) / max(query.letters.sum(), 1)
+        return share, self._named(covered, words, codes, counts)
+
+    def _found_letters(
+        self,
+        query: QueryWords,
+        similar: Float[np.ndarray, "q words"],
+        codes: Int[np.ndarray, " n"],
+        counts: Int[np.ndarray, " k"],
+    ) -> Float[np.ndarray, " k"]:
+        found = np.zeros(len(counts))
+        for letters, row in zip(query.letters, similar, strict=True):
+            found += letters * reduce_words(np.maximum, row[codes], counts)
+        return found
+
+    def _named(
+        self,
+        covered: Float[np.ndarray, " words"],
+        words: NameWords,
+        codes: Int[np.ndarray, " n"],
+        counts: Int[np.ndarray, " k"],
+    ) -> Float[np.ndarray, " k"]:
         letters = reduce_words(np.add, words.lengths[codes], counts)
-        named = reduce_words(np.add, (covered * words.lengths)[codes], counts)
-        return share / max(lengths.sum(), 1), named / np.maximum(letters, 1)
+        return reduce_words(np.add, (covered * words.lengths)[codes], counts) / np.maximum(letters, 1)
 
     def _similarities(self, query: Shaped[np.ndarray, " q"], key: Shaped[np.ndarray, " k"]) -> Float[np.ndarray, "q k"]:
         words = NameWords(key.tolist())
@@ -246,8 +319,7 @@ class Names(TextScore):
         out = self.compare_whole(cleaned, words.texts)
         for row, text, asked in zip(out, cleaned, query.tolist(), strict=True):
             if text is not None:
-                similar, covered = self.compare_words(text, words)
-                shares = self.shares(text, similar, covered, words, words.codes, words.counts)
+                shares = self._shares_of_all(QueryWords.of(text), words)[:2]
                 held = holds_numbers(query_numbers(asked), words, words.codes, words.counts)
                 row[:] = np.where(held, self.combine(row, *shares, self.begins(text, words.texts)), 0.0)
         none = np.array(None, dtype=object)

@@ -9,11 +9,16 @@ second  equals II and 2nd, but not two and 2: "Murder in the First" is not "Murd
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import TypeVar
 
 import numpy as np
 
-__all__ = ["INTERCHANGEABLE", "are_equal_numbers", "is_digits", "number_form", "number_value"]
+__all__ = ["INTERCHANGEABLE", "are_equal_numbers", "cache_of_short", "is_digits", "number_form", "number_value"]
+
+_Result = TypeVar("_Result")
+_LONGEST_CACHED = 255
 
 _ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
 _CARDINALS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
@@ -32,6 +37,21 @@ INTERCHANGEABLE = np.ones((5, 5), bool)
 """Whether words of two forms, from `number_form`, may stand for each other if their numbers are equal."""
 for _form, _other in ((_CARDINAL, _ORDINAL), (_CARDINAL, _WITH_SUFFIX), (_DIGITS, _ORDINAL)):
     INTERCHANGEABLE[_form, _other] = INTERCHANGEABLE[_other, _form] = False
+
+
+def cache_of_short(count: int) -> Callable[[Callable[[str], _Result]], Callable[[str], _Result]]:
+    """Cache the results of a function of a text, except for long texts, which would fill the memory."""
+
+    def decorate(function: Callable[[str], _Result]) -> Callable[[str], _Result]:
+        cached = lru_cache(count)(function)
+
+        @wraps(function)
+        def call(text: str) -> _Result:
+            return cached(text) if len(text) <= _LONGEST_CACHED else function(text)
+
+        return call
+
+    return decorate
 
 
 def is_digits(word: str) -> bool:
@@ -62,7 +82,7 @@ def are_equal_numbers(one: str, other: str) -> bool:
     return value != "" and value == number_value(other) and bool(INTERCHANGEABLE[number_form(one), number_form(other)])
 
 
-@lru_cache(2**14)
+@cache_of_short(2**14)
 def number_value(word: str) -> str:
     """Return the number that a word of a name is, in digits without zeros at the beginning, and "" for other words.
 

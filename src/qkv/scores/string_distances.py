@@ -10,7 +10,9 @@ Bit-parallel LCS-length computation revisited; Winkler (1990), String comparator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+from qkv.core.progress import checkpoint
 
 __all__ = ["OSA", "JaroWinkler", "LCSseq", "Levenshtein", "Prefix", "similarities", "token_set_ratio"]
 
@@ -46,9 +48,10 @@ class LCSseq:
     @staticmethod
     def similarity(first: str, second: str) -> int:
         """Return the length of the longest common subsequence of two strings."""
+        first, second = sorted((first, second), key=len, reverse=True)
         everything = (1 << len(first)) - 1
         positions, open_bits = _positions(first), everything
-        for character in second:
+        for character in _checked(second):
             matches = open_bits & positions.get(character, 0)
             open_bits = ((open_bits + matches) | (open_bits - matches)) & everything
         return len(first) - open_bits.bit_count()
@@ -117,6 +120,13 @@ def similarities(
     return rows
 
 
+def _checked(text: str) -> Iterator[str]:
+    """Yield the characters of a text, with checkpoints."""
+    for start in range(0, len(text), 256):
+        checkpoint()
+        yield from text[start : start + 256]
+
+
 def _positions(text: str) -> dict[str, int]:
     """Return for each character the bits of the positions at which it stands."""
     bits: dict[str, int] = {}
@@ -131,12 +141,13 @@ def _edits(first: str, second: str, swaps: bool) -> int:
     Bit i of `rises` and `falls` states whether the distance of the first i + 1 characters is one more or one less than
     that of the first i; bit i of `diagonal` whether a diagonal step costs nothing.
     """
+    first, second = sorted((first, second), key=len, reverse=True)
     size = len(first)
     if not size:
-        return len(second)
+        return 0
     everything, last = (1 << size) - 1, 1 << (size - 1)
     positions, rises, falls, diagonal, before, edits = _positions(first), everything, 0, 0, 0, size
-    for character in second:
+    for character in _checked(second):
         equal = positions.get(character, 0)
         swapped = ((~diagonal & equal) << 1) & before if swaps else 0
         diagonal = (((((equal & rises) + rises) ^ rises) | equal | falls) | swapped) & everything

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -70,9 +71,9 @@ class BM25:
         """
         found = np.zeros((len(queries), self.scores.shape[0]), np.float32)
         for at, words in enumerate(queries):
-            numbers = [self._numbers[word] for word in words if word in self._numbers]
-            if numbers:
-                found[at] = np.asarray(self.scores[:, numbers].sum(axis=1)).reshape(-1)
+            counts = Counter(self._numbers[word] for word in words if word in self._numbers)
+            if counts:
+                found[at] = self.scores[:, list(counts)] @ np.array(list(counts.values()), np.float32)
         return found
 
     def contributions(self, words: Sequence[str], passage: int) -> dict[str, float]:
@@ -80,10 +81,10 @@ class BM25:
 
         Contributions of repeated words are added up, and words that do not occur in the passage are left out.
         """
-        known = [word for word in words if word in self._numbers]
-        shares = self.scores[:, [self._numbers[word] for word in known]][[passage]].toarray()[0]
         found: dict[str, float] = {}
-        for word, share in zip(known, shares.tolist(), strict=True):
-            if share:
-                found[word] = found.get(word, 0.0) + share
+        for word, count in Counter(word for word in words if word in self._numbers).items():
+            column = slice(*self.scores.indptr[[self._numbers[word], self._numbers[word] + 1]])
+            share = self.scores.data[column][self.scores.indices[column] == passage]
+            if share.any():
+                found[word] = count * float(share[0])
         return found

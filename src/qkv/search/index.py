@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from qkv.core.checks import check_integers
-from qkv.core.progress import Progress, report
+from qkv.core.progress import Progress, checkpoint, report
 from qkv.core.typing import Float, Int
 from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25, Vocabulary
@@ -241,6 +241,7 @@ class Index:
         assert best.scores is not None
         scores = best.scores[0] - bound.center[0]
         for row, weight, score in zip(best.rows[0].tolist(), best.weights[0].tolist(), scores.tolist(), strict=True):
+            checkpoint()
             if row >= 0 and bound.found[0]:
                 record = self.table.slice(row, 1).to_pylist()[0]
                 place = record["name"], record["title"], record["text"], record["start"], record["end"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from qkv.core.json_values import to_json
+from qkv.core.progress import checkpoint
 from qkv.database.answer import Answer, Call, Entry
 from qkv.errors import DamagedError, DataError
 from qkv.serve.evidence_rows import EvidenceRows
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EXACT",
     "SentPlan",
+    "answer_bytes",
     "answer_object",
     "arrow_table",
     "exact_bytes",
@@ -86,7 +88,20 @@ def answer_object(answered: Answered) -> dict[str, Any]:
     }
 
 
+def answer_bytes(answered: Answered) -> bytes:
+    """Return the answers to a question as JSON, of which each is written by itself."""
+    found = answer_object(answered)
+    written = [_write(entry) for entry in found.pop("answers")]
+    return b'{"answers": [' + b", ".join(written) + b"], " + _write(found)[1:]
+
+
+def _write(value: object) -> bytes:
+    checkpoint()
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
 def _entry_object(answer: Answer, entry: Entry) -> dict[str, object]:
+    checkpoint()
     one = Answer((entry,), True, answer.table, answer.keys, answer.value_name, answer.measure, answer.plan, ())
     fields: dict[str, object] = {"query": entry.query}
     fields |= {name: getattr(entry, name) for name in _SCALARS}
@@ -109,6 +124,7 @@ def hits_object(answered: Answered) -> dict[str, Any]:
 
 
 def _hit_object(hit: Hit) -> object:
+    checkpoint()
     found: dict[str, object] = {"document": hit.document, "title": hit.title, "text": hit.text}
     found |= {"start": hit.start, "end": hit.end, "weight": hit.weight, "score": hit.score}
     if hit.contributions is not None:

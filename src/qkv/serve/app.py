@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qkv.core.extras import require_packages
 from qkv.errors import QkvError, RefusedError
 from qkv.serve import arrow_bodies
-from qkv.serve.answers import EXACT, answer_object, arrow_table, exact_bytes, hits_object, stream_bytes
+from qkv.serve.answers import EXACT, answer_bytes, arrow_table, exact_bytes, hits_object, stream_bytes
 from qkv.serve.describe import describe_store
+from qkv.serve.evidence_rows import EvidenceRows
 from qkv.serve.gate import Gate, error_bytes
 from qkv.serve.limits import Limits, RequestError, status_of
 from qkv.serve.media_types import choose_type, content_type
 from qkv.serve.metrics import Metrics
 from qkv.serve.openapi import openapi_document
-from qkv.serve.questions import Question, Search, parse_json_body, read_question, read_search
+from qkv.serve.questions import Question, Search, Work, parse_json_body, read_question, read_search
 from qkv.serve.served_store import Answered, ServedStore
 
 if TYPE_CHECKING:
@@ -29,13 +30,23 @@ if TYPE_CHECKING:
 __all__ = ["create_app"]
 
 _JSON, _ARROW = "application/json", arrow_bodies.MEDIA_TYPE
-_INLINE = 16
-"""Largest number of queries whose answers are written by the event loop, some 0.2 ms each, instead of by a thread."""
+_INLINE = 256
+"""Largest number of queries and rows whose answers are written by the event loop, some 20 µs each."""
+_INLINE_BYTES = 2**16
+"""Largest size of a body that is read by the event loop."""
+_PIECE, _EVIDENCE, _UNSENT = 2**18, 8, 32
+"""Bytes of an answer that are sent at once; most bytes of evidence, and of large answers that clients have not read, in
+units of the largest body."""
+_BYTES_PER_VALUE = 16
+"""A JSON body has fewer values than one for so many bytes of the largest body."""
+_WATCHED = 0.05
+"""Seconds after which the connection of a request that is not answered yet is watched."""
 _CONVERSIONS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("top", "seed"), int),
     **dict.fromkeys(("threshold", "mix", "temperature"), float),
     **dict.fromkeys(("printed", "contributions"), lambda text: {"true": True, "false": False}[text]),
 }
+_Result = TypeVar("_Result")
 Handler = Callable[["Request"], Awaitable["Response"]]
 
 
@@ -83,7 +94,7 @@ class _Routes:
 
     def __init__(self, served: ServedStore, limits: Limits, metrics: Metrics) -> None:
         self.served, self.limits, self.metrics = served, limits, metrics
-        self.active = 0
+        self.active = self.unsent = 0
 
     # -- POST -------------------------------------------------------------------------------------------
 
@@ -92,10 +103,10 @@ class _Routes:
         wanted = choose_type(request.headers.get("accept", ""), (_JSON, _ARROW, EXACT))
         answered = await self._answer(request, await self._question(request))
         if wanted == _JSON:
-            return await _written(answered, lambda: _dump(answer_object(answered)), wanted)
+            return await self._written(request, answered, lambda: answer_bytes(answered), wanted)
         if wanted == EXACT:
-            return await _written(answered, lambda: exact_bytes(answered), wanted)
-        return await _written(answered, lambda: stream_bytes(arrow_table(answered)), wanted)
+            return await self._written(request, answered, lambda: exact_bytes(answered), wanted)
+        return await self._written(request, answered, lambda: stream_bytes(arrow_table(answered)), wanted)
 
     async def explain(self, request: Request) -> Response:
         """Answer queries as `ask` does, and return the plan and the notes instead of the answers."""
@@ -104,7 +115,7 @@ class _Routes:
         answer = answered.answer
         assert answer is not None
         found = {"plan": str(answer.plan), "notes": list(answer.notes), "version": answered.version}
-        return await _written(answered, lambda: _dump(found), wanted)
+        return await self._written(request, answered, lambda: _dump(found), wanted)
 
     async def search(self, request: Request) -> Response:
         """Search passages; see `Search`."""
@@ -112,13 +123,15 @@ class _Routes:
             raise RequestError(404, "no search index is served. Start the server with --index.")
         wanted = choose_type(request.headers.get("accept", ""), (_JSON,))
         kind, body = await self._body(request)
-        if kind == _JSON:
-            search = read_search(_from_body(request, body), self.limits)
-        else:
+
+        def read() -> Search:
+            if kind == _JSON:
+                return read_search(self._from_body(request, body), self.limits)
             queries = arrow_bodies.read_queries(body, ("query",), self.limits.queries)
-            search = read_search(_from_url(request), self.limits, queries)
-        answered = await self._answer(request, search)
-        return await _written(answered, lambda: _dump(hits_object(answered)), wanted)
+            return read_search(_from_url(request), self.limits, queries)
+
+        answered = await self._answer(request, await self._run(request, read, len(body) <= _INLINE_BYTES))
+        return await self._written(request, answered, lambda: _dump(hits_object(answered)), wanted)
 
     # -- GET --------------------------------------------------------------------------------------------
 
@@ -170,10 +183,14 @@ class _Routes:
         if database is None:
             raise RequestError(404, "no store is served, but a search index alone. Ask it by POST /search.")
         kind, body = await self._body(request)
-        if kind == _JSON:
-            return read_question(_from_body(request, body), self.limits)
-        queries = arrow_bodies.read_queries(body, database.key, self.limits.queries)
-        return read_question(_from_url(request), self.limits, queries)
+
+        def read() -> Question:
+            if kind == _JSON:
+                return read_question(self._from_body(request, body), self.limits)
+            queries = arrow_bodies.read_queries(body, database.key, self.limits.queries)
+            return read_question(_from_url(request), self.limits, queries)
+
+        return await self._run(request, read, len(body) <= _INLINE_BYTES)
 
     async def _body(self, request: Request) -> tuple[str, bytes]:
         """Return the media type and the bytes of the body of a request."""
@@ -202,32 +219,94 @@ class _Routes:
         started: float = request.scope["qkv.started"]
         return max(0.0, started + self.limits.seconds - time.monotonic())
 
-    async def _answer(self, request: Request, question: Question | Search) -> Answered:
-        """Wait for the scan that answers a request; it is cancelled if it takes too long."""
+    async def _answer(self, request: Request, question: Question | Search | Work) -> Answered:
+        """Wait for the scan that answers a request; it is cancelled if it takes too long, or the client is gone."""
         try:
             future = self.served.submit(question)
         except RuntimeError as error:
             if isinstance(error, RefusedError):
                 raise
             raise RequestError(503, "the server is stopping. Ask another server.") from None
+        answer = asyncio.wrap_future(future)
         try:
             async with asyncio.timeout(self._remaining(request)):
-                return await asyncio.wrap_future(future)
+                if not (await asyncio.wait([answer], timeout=_WATCHED))[0]:
+                    gone = asyncio.ensure_future(_disconnection(request))
+                    try:
+                        await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        gone.cancel()
+                if not answer.done():
+                    raise RequestError(499, "the client must wait for the answer, but closed the connection. Wait.")
+                return answer.result()
         except TimeoutError:
             raise RequestError(
                 504, f"the answer took more than {self.limits.seconds:g} seconds. Ask fewer queries, or wait longer."
             ) from None
+        finally:
+            answer.cancel()
+
+    async def _run(self, request: Request, function: Callable[[], _Result], inline: bool) -> _Result:
+        """Return the result of a function, which takes turns with the scans unless it takes little time."""
+        if inline:
+            return function()
+        results: list[_Result] = []
+        await self._answer(request, Work(lambda: results.append(function())))
+        return results[0]
+
+    async def _written(
+        self, request: Request, answered: Answered, write: Callable[[], bytes], media_type: str
+    ) -> Response:
+        """Return a response whose body is written in turn with the scans if it is large."""
+        from starlette.responses import Response, StreamingResponse
+
+        answer, most = answered.answer, self.limits.body
+        size = len(answered.hits) if answer is None else len(answer)
+        if answer is not None and isinstance(table := answer.table, EvidenceRows):
+            rows = sum(len(entry.rows) for entry in answer.entries)
+            size += rows
+            if rows * table.row_bytes > _EVIDENCE * most:
+                raise RequestError(
+                    422,
+                    f"the rows of evidence must have at most {_EVIDENCE * most:,} bytes, eight times --max-body, got "
+                    f"{rows:,} rows of {table.row_bytes:,.0f} bytes. Ask fewer queries, or give a smaller top.",
+                )
+        body = await self._run(request, write, size <= _INLINE)
+        headers = {} if answered.version is None else {"Qkv-Version": str(answered.version)}
+        if len(body) <= 4 * _PIECE:
+            return Response(body, headers=headers, media_type=media_type)
+        if self.unsent + len(body) > _UNSENT * most:
+            message = "too many large answers wait for their clients to read them. Repeat it later."
+            raise RequestError(429, message, {"Retry-After": "1"})
+        headers["Content-Length"] = str(len(body))
+        return StreamingResponse(self._pieces(body), headers=headers, media_type=media_type)
+
+    async def _pieces(self, body: bytes) -> AsyncIterator[bytes]:
+        self.unsent += len(body)
+        try:
+            for start in range(0, len(body), _PIECE):
+                yield body[start : start + _PIECE]
+        finally:
+            self.unsent -= len(body)
+
+    def _from_body(self, request: Request, body: bytes) -> dict[str, Any]:
+        """Return the fields in a JSON body."""
+        if request.url.query:
+            raise RequestError(422, "options must be in the JSON body, got some in the URL. Write them into the body.")
+        values, most = sum(map(body.count, (b",", b"[", b"{"))), self.limits.body // _BYTES_PER_VALUE
+        if values > most:
+            raise RequestError(
+                413,
+                f"the body must have at most {most:,} values in JSON, for a --max-body of {self.limits.body:,} bytes, "
+                f"got {values:,}. Send several requests, or an Arrow stream.",
+            )
+        return parse_json_body(body)
 
 
-async def _written(answered: Answered, write: Callable[[], bytes], media_type: str) -> Response:
-    """Return a response whose body is written in a thread if it is large."""
-    from starlette.concurrency import run_in_threadpool
-    from starlette.responses import Response
-
-    size = len(answered.hits) if answered.answer is None else len(answered.answer)
-    body = write() if size <= _INLINE else await run_in_threadpool(write)
-    headers = {} if answered.version is None else {"Qkv-Version": str(answered.version)}
-    return Response(body, headers=headers, media_type=media_type)
+async def _disconnection(request: Request) -> None:
+    """Return when the client of a request whose body has been read closes the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _from_url(request: Request) -> dict[str, object]:
@@ -242,13 +321,6 @@ def _from_url(request: Request) -> dict[str, object]:
             kind = {int: "an integer", float: "a number"}.get(_CONVERSIONS[name], "true or false")  # type: ignore
             raise RequestError(422, f"{name} must be {kind} in the URL, got {text[:40]!r}. Correct it.") from None
     return found
-
-
-def _from_body(request: Request, body: bytes) -> dict[str, Any]:
-    """Return the fields in a JSON body."""
-    if request.url.query:
-        raise RequestError(422, "options must be in the JSON body, got some in the URL. Write them into the body.")
-    return parse_json_body(body)
 
 
 def _too_large(limits: Limits) -> RequestError:

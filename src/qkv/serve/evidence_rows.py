@@ -28,6 +28,9 @@ class EvidenceRows:
         indices: `(n,)`, the index of each row in the table, in ascending order.
         num_rows: the number of rows of the table.
 
+    Attributes:
+        row_bytes: the mean size of a row in memory.
+
     Example:
         >>> import pyarrow as pa
         >>> EvidenceRows(pa.table({"name": ["Li", "Hu"]}), np.array([3, 70]), 100).slice(70).to_pylist()
@@ -37,6 +40,7 @@ class EvidenceRows:
     def __init__(self, rows: pa.Table, indices: Int[np.ndarray, " n"], num_rows: int) -> None:
         self.rows, self.indices, self.num_rows = rows, indices, num_rows
         self.column_names: list[str] = rows.column_names
+        self.row_bytes = rows.nbytes / max(1, rows.num_rows)
         # A function of NumPy that releases the lock of Python would wait for the scans of other threads.
         self._places = {int(index): place for place, index in enumerate(indices)}
 

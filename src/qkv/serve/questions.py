@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
 from typing import Any
+from unicodedata import combining
 
 from qkv.core.checks import check_choice
 from qkv.core.json_values import NUMBERS
+from qkv.core.progress import checkpoint
 from qkv.database.execute.interpretation import check_fit, check_threshold
 from qkv.errors import OptionError, QueryError
 from qkv.serve.limits import Limits
 from qkv.serve.typed_json import decode
 
-__all__ = ["TEMPERATURES", "Question", "Search", "parse_json_body", "read_question", "read_search"]
+__all__ = ["TEMPERATURES", "Question", "Search", "Work", "parse_json_body", "read_question", "read_search"]
 
 TEMPERATURES = 1e-3, 1e6
 """Smallest and largest temperature of a search, with which float32 neither overflows nor loses scores."""
 _TEXT = 10_000
 """Largest number of characters of an option, such as a predicate."""
+_MARKS = 30
+"""Largest number of accents on a letter, as in the Stream-Safe Text Format of Unicode."""
+_QUERIES_OF_MOST_ROWS = 100
+"""Number of queries that may have the largest number of rows of evidence."""
 _DEEPEST = 32
 """Largest number of lists and objects within one another in a body."""
 _BAD_QUERIES = ("refuse", "report")
@@ -41,10 +49,10 @@ class Question:
     on_bad_query: str = "refuse"
     options: tuple[tuple[str, object], ...] = ()
 
-    @property
+    @cached_property
     def group(self) -> tuple[object, ...]:
-        """Questions with the same group can be answered by one call of `Database.ask`."""
-        return ("ask", *self.options)
+        """Questions with the same group can be answered by one call of `Database.ask`, in about the same time."""
+        return ("ask", *_order_of_size(self.queries), *self.options)
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -61,13 +69,42 @@ class Search:
     temperature: float = 1.0
     contributions: bool = field(default=True)
 
-    @property
+    @cached_property
     def group(self) -> tuple[object, ...]:
-        """Searches are run one after the other."""
-        return ("search",)
+        """Searches of about the same time are run one after the other."""
+        return ("search", *_order_of_size(self.queries))
 
     def __len__(self) -> int:
         return len(self.queries)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A function that takes turns with the scans, such as one that reads a large body or writes a large answer."""
+
+    run: Callable[[], None]
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """Each is run by itself."""
+        return ("work", self)
+
+    def __len__(self) -> int:
+        return 1
+
+
+def _order_of_size(queries: Sequence[object]) -> tuple[int, int]:
+    """Return the orders of magnitude of the number of queries and of the size of the largest one."""
+    return (len(queries) >> 4).bit_length(), (max(map(_size, queries), default=0) >> 6).bit_length()
+
+
+def _size(query: object) -> int:
+    """Return the number of characters and numbers of a query."""
+    if isinstance(query, Mapping):
+        return sum(map(_size, query.values()))
+    if isinstance(query, list | tuple) and not NUMBERS.issuperset(map(type, query)):
+        return sum(map(_size, query))
+    return len(query) if isinstance(query, Sized) else 1
 
 
 def parse_json_body(body: bytes) -> dict[str, Any]:
@@ -105,6 +142,7 @@ def _refuse_constant(name: str) -> None:
 
 def _forbidden(value: object, depth: int) -> str:
     """Return why a parsed value is refused; "" if it is not."""
+    checkpoint()
     if depth > _DEEPEST:
         return f"more than {_DEEPEST} lists and objects within one another"
     if isinstance(value, str) and not _is_unicode(value):
@@ -162,10 +200,39 @@ def read_question(fields: Mapping[str, Any], limits: Limits, queries: list[objec
         "where": reader.text("where"),
     }
     reader.finish()
+    if len(queries) * (options["top"] or 10) > limits.rows * _QUERIES_OF_MOST_ROWS:  # type: ignore[operator]
+        raise OptionError(
+            f"queries times top must be at most {limits.rows * _QUERIES_OF_MOST_ROWS:,}, {_QUERIES_OF_MOST_ROWS} times "
+            f"--max-rows, got {len(queries):,} queries with {options['top'] or 10:,} rows. Ask fewer of them."
+        )
     check_fit(options["fit"])  # type: ignore[arg-type]
     check_threshold(options["threshold"])
     given = tuple((name, value) for name, value in options.items() if value is not None)
-    return Question(tuple(map(decode, queries)), single, on_bad_query or "refuse", given)
+    return Question(tuple(map(_decode, queries)), single, on_bad_query or "refuse", given)
+
+
+def _decode(query: object) -> object:
+    """Return a query as it was encoded, after checking its texts."""
+    _check_texts(query)
+    return decode(query)
+
+
+def _check_texts(query: object) -> None:
+    """Raise an `OptionError` if a text in a query is too long, or takes quadratic time to be normalized."""
+    checkpoint()
+    if isinstance(query, dict):
+        query = list(query.values())
+    if isinstance(query, list) and not NUMBERS.issuperset(map(type, query)):
+        for part in query:
+            _check_texts(part)
+    if not isinstance(query, str):
+        return
+    if len(query) > _TEXT:
+        raise OptionError(f"query must have at most {_TEXT:,} characters, got {len(query):,}. Shorten it.")
+    if not query.isascii():
+        marks = max((len(list(run)) for mark, run in groupby(map(combining, query), bool) if mark), default=0)
+        if marks > _MARKS:
+            raise OptionError(f"query must have at most {_MARKS} accents on a letter, got {marks:,}. Remove some.")
 
 
 def read_search(fields: Mapping[str, Any], limits: Limits, queries: list[object] | None = None) -> Search:
@@ -191,6 +258,7 @@ def read_search(fields: Mapping[str, Any], limits: Limits, queries: list[object]
                 f"query must be a text with at least one word and at most {_TEXT:,} characters, got "
                 f"{str(query)[:40]!r}. Write the words to search."
             )
+        _check_texts(query)
         texts.append(query)
     top, mix = reader.integer("top", 1, limits.rows), reader.number("mix")
     temperature, contributions = reader.number("temperature"), reader.boolean("contributions")

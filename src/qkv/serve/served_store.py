@@ -13,7 +13,7 @@ from qkv.database.relations.answer_relation import samples
 from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DamagedStoreError, DataError, OptionError, QkvError, QueryError
 from qkv.serve.evidence_rows import EvidenceRows
-from qkv.serve.questions import Question, Search
+from qkv.serve.questions import Question, Search, Work
 from qkv.serve.scan_queue import ScanQueue
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ServedStore:
         self.index = index
         self.problem = ""
         self.observe = observe
-        self.queue: ScanQueue[Question | Search, Answered] = ScanQueue(self._run, interrupt=interrupt_thread)
+        self.queue: ScanQueue[Question | Search | Work, Answered] = ScanQueue(self._run, interrupt=interrupt_thread)
         self._source = database if isinstance(database, StoredDatabase) else None
         self._current = database
         self._reading = threading.Lock()
@@ -117,7 +117,7 @@ class ServedStore:
         """The version of the store that answers; None if the database is no store."""
         return _version(self._current)
 
-    def submit(self, request: Question | Search) -> Future[Answered]:
+    def submit(self, request: Question | Search | Work) -> Future[Answered]:
         """Add a request to those of the next scan, and return the future of its result.
 
         Raises:
@@ -170,12 +170,15 @@ class ServedStore:
             self.refresh()
 
     def _run(
-        self, requests: Sequence[Question | Search], raise_if_abandoned: Callable[[], None]
+        self, requests: Sequence[Question | Search | Work], raise_if_abandoned: Callable[[], None]
     ) -> list[Answered | BaseException]:
+        if isinstance(requests[0], Work):  # a group has one kind
+            requests[0].run()
+            return [Answered()]
         if self.observe is not None:
             self.observe(len(requests), sum(map(len, requests)))
         searches = [request for request in requests if isinstance(request, Search)]
-        if searches:  # a group has one kind
+        if searches:
             return [self._search(search, raise_if_abandoned) for search in searches]
         questions = [request for request in requests if isinstance(request, Question)]
         try:
@@ -251,7 +254,8 @@ def _prepare(database: Queryable) -> None:
     if not len(database):
         return
     rows = to_records(database.table.slice(0, min(_PREPARED, database.table.num_rows)))
-    database.ask([tuple(row[name] for name in database.key) for row in rows], top=1, on_bad_query="report")
+    keys = [tuple(row[name] for name in database.key) for row in rows]
+    database.ask(keys if len(database.key) > 1 else [key for (key,) in keys], top=1, on_bad_query="report")
 
 
 def _version(database: Queryable | None) -> int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, checkpoint
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Answer, Call, Entry
 from qkv.database.candidates.recall import CandidatePlan
@@ -52,6 +52,7 @@ __all__ = ["Executor", "QueryResults", "build_entries"]
 
 _MOST_CALLS = 8
 NO_MATCHING_ROW = "no row satisfies the predicate"
+_MOST_CALIBRATIONS = 64
 
 
 class Executor(ABC):
@@ -184,7 +185,11 @@ class Executor(ABC):
                 return calibrate(*self.sample(comparison), normalizer, options.linear)
 
             cache = self.choices if named else NO_CACHE
-            self._calibrations[name] = cache.calibration(item, estimate)
+            found = cache.calibration(item, estimate)
+            if len(self._calibrations) >= _MOST_CALIBRATIONS:
+                self._calibrations.clear()
+            self._calibrations[name] = found
+            return found
         return self._calibrations[name]
 
     @abstractmethod
@@ -213,7 +218,7 @@ class Executor(ABC):
         normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
         if options.linear:
             check_line(comparison, normalizer, self.columns[-1])
-        entries, plan = run_by_group(self, parsed, comparison, normalizer, options)
+        entries, plan = self._run_valid(parsed, comparison, normalizer, options)
         column_notes = (*comparison.readings, *reading_notes(self.columns, self.query_columns), *self.cell_notes)
         if self.value_reason and self.votes and options.fit is None:
             column_notes += (identifier_note(self.value_column, self.value_reason),)
@@ -241,6 +246,20 @@ class Executor(ABC):
         ran = tuple(f"{text}: {counted(n, 'query', 'queries')}" for text, n in calls)
         plan = replace(plan, calls=ran)
         return Answer(tuple(entries), parsed.single, self.table, *names, plan, notes, column_notes, self.votes)
+
+    def _run_valid(
+        self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
+    ) -> tuple[list[Entry], Plan | StreamedPlan]:
+        """Answer the queries, of which no row is compared with those that are missing or do not fit the key."""
+        # What is drawn for a query depends on its place.
+        if not queries.missing.any() or (normalizer.stochastic and not queries.missing.all()):
+            return run_by_group(self, queries, comparison, normalizer, options)
+        valid = np.flatnonzero(~queries.missing)
+        found, plan = run_by_group(self, queries.take(valid), comparison, normalizer, options)
+        entries = list(map(missing_entry, queries.originals, queries.errors or ("",) * len(queries)))
+        for index, entry in zip(valid.tolist(), found, strict=True):
+            entries[index] = entry
+        return entries, plan
 
     def _compare_fits(self, comparison: Comparison) -> tuple[str, ...]:
         """Return a sentence if a line is clearly better than the mean. The last result is cached."""
@@ -304,6 +323,11 @@ class Executor(ABC):
             return note
         missing = ", ".join(f"{name} missing in {count:,}" for name, count in lacking.items() if count)
         return f"{note}, of which {every - self.selected_rows:,} left out ({missing})"
+
+
+def missing_entry(query: object, error: str) -> Entry:
+    """Return the entry of a query that is missing, or does not fit the key for the reason `error`."""
+    return Entry(query, False, reason=error or "the query is missing", invalid=bool(error))
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,6 +400,7 @@ def build_entries(
     )
     entries = []
     for i, original in enumerate(queries.originals):
+        checkpoint()
         own, remarks = _call_of_row(call, comparison, nearest[i])
         near = nearest[i] if table_rows is None or nearest[i] < 0 else int(table_rows[nearest[i]])
         blank = Entry(original, False, calls=(own,), nearest=near)

@@ -54,8 +54,8 @@ _QUERIES_AT_ONCE = 1024
 # Text keys of so many rows are indexed at the first query, and found in groups of queries of this size.
 _INDEXED_ROWS = 20_000
 _QUERIES_FOUND_AT_ONCE = 32
-# Statistics need the weights of all rows: at most this many are held at once, 32 MiB of float64.
-_MOST_WEIGHTS = 4 * 2**20
+# Statistics need the weights of all rows: at most this many are held at once, 8 MiB of float64, between checkpoints.
+_MOST_WEIGHTS = 2**20
 
 
 class InMemoryExecutor(Executor):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import checkpoint
 from qkv.core.typing import Bool, Float, Shaped
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.execute.running_aggregates import StreamedAggregator
@@ -76,6 +77,7 @@ class TilePass:
         step = max(1, TILE_NUMBERS // (self.queries * (self.elements if logits_of is self.cell_logits else 1)))
         step = min(step, ROWS_AT_ONCE)
         for start in range(0, count, step):
+            checkpoint()
             stop = min(start + step, count)
             if excluded is not None and excluded[start:stop].all():
                 continue

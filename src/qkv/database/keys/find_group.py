@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qkv.core.printable import quoted_key
+from qkv.core.progress import checkpoint
 from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.keys.comparisons import Comparison, EqualityComparison, MixedComparison
 from qkv.database.keys.name_comparison import MARGIN, NameComparison, close_keys, mismatch_reason
@@ -93,6 +94,7 @@ class GroupFinder:
                 for (name, _), each in zip(self._texts, keys, strict=True)
             ]
             for number in some:
+                checkpoint()
                 own = np.flatnonzero(self._equals(number, key, rows))
                 first_of_group = own[np.unique(flat[own], return_index=True)[1]]
                 places = [each[first_of_group] for each in codes]

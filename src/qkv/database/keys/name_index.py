@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from qkv.core.progress import checkpoint
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.scores.name_numbers import holds_numbers, matching_words, query_numbers
 from qkv.scores.name_words import NameWords, clean_name
-from qkv.scores.names import Names
+from qkv.scores.names import Names, QueryWords
 from qkv.scores.number_words import is_digits, number_value
 
 __all__ = ["NameIndex", "PresentNames"]
@@ -130,20 +131,21 @@ class NameIndex:
         return np.sort(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
 
     def compare_words(
-        self, score: Names, text: str
+        self, score: Names, query: QueryWords
     ) -> tuple[Float[np.ndarray, "q words"], Float[np.ndarray, " words"]]:
         """Return the results of `Names.compare_words` for the whole vocabulary."""
-        own, words, letters = text.split(), self.words, self.word_letters
+        own, words, letters = query.words, self.words, self.word_letters
         similar, covered = np.zeros((len(own), len(words.vocabulary))), np.zeros(len(words.vocabulary))
         near = np.zeros(len(words.vocabulary), bool)
         for word in set(own):
+            checkpoint()
             shared = letters.shared(word)
             begins = letters.prefix[0] == _classes(word[0])[0]
             near |= letters.spelling(word, shared) >= score.least_spelling
             near |= begins & (shared == np.minimum(letters.lengths, min(len(word), _LONGEST)))
             near |= words.values == words.value_index.get(number_value(word) or " ", -2)
         some = np.flatnonzero(near)
-        similar[:, some], covered[some] = score.compare_words(text, words.select_words(some))
+        similar[:, some], covered[some] = score.compare_words(query, words.select_words(some))
         return similar, covered
 
     def holding(self, query: str) -> Bool[np.ndarray, " names"] | None:
@@ -195,12 +197,12 @@ class PresentNames:
             array([0])
         """
         index, text = self.index, clean_name(query)
-        if self.some.sum() <= count or not 0 < len(text) <= _LONGEST:
+        if self.some.sum() <= count or not text:
             return np.flatnonzero(self.present)
         held = index.holding(query)
         some = self.some if held is None else self.some & held
         own = index.numbers.get(query)
-        if held is not None and np.count_nonzero(some) <= _FEW_NAMES:
+        if len(text) > _LONGEST or (held is not None and np.count_nonzero(some) <= _FEW_NAMES):
             few = np.flatnonzero(some)
             least = np.zeros(len(index.texts))
             least[few] = score(np.array([query], object), index.names[few])[0]
@@ -227,21 +229,21 @@ class PresentNames:
         self, text: str, score: Names, some: Bool[np.ndarray, " names"], count: int
     ) -> Float[np.ndarray, " names"]:
         """Return the logits by words of the names in `some` that can be among the best `count` rows, 0 for others."""
-        index = self.index
-        similar, covered = index.compare_words(score, text)
-        lengths = np.array([len(word) for word in text.split()], np.float64)
+        index, query = self.index, QueryWords.of(text)
+        similar, covered = index.compare_words(score, query)
         # No name that holds no word like some words of the query exceeds the sum of the weights of the others.
-        weights = score.same_words * lengths * similar.max(axis=1, initial=0.0) / max(lengths.sum(), 1)
+        weights = score.same_words * query.letters * similar.max(axis=1, initial=0.0) / max(query.letters.sum(), 1)
         spans = np.diff(index.ends, prepend=0)
         order = np.argsort([spans[row > 0].sum() for row in similar], kind="stable")
         least, limit, seen = np.zeros(len(index.texts)), 0.0, np.zeros(len(index.texts), bool)
         for place, word in enumerate(order.tolist()):
             if limit > weights[order[place:]].sum() + _ROUNDING:
                 break
+            checkpoint()
             touched = index.holders(np.flatnonzero(similar[word]))
             touched = touched[some[touched] & ~seen[touched]]
             seen[touched] = True
-            share, of_key = score.shares(text, similar, covered, index.words, *index.words.codes_of(touched))
+            share, of_key = score.shares(query, similar, covered, index.words, *index.words.codes_of(touched))
             begins = np.zeros(len(touched))
             # The words of a beginning are found, the last one at least as an initial.
             likely = np.flatnonzero(share > _SHARE_OF_BEGINNING)
@@ -296,6 +298,7 @@ class PresentNames:
             if len(ahead) > _MOST_NAMES:
                 ahead = ahead[np.argsort(-logit[ahead], kind="stable")]
             for start in range(0, len(ahead), _MOST_NAMES):
+                checkpoint()
                 some = ahead[start : start + _MOST_NAMES]
                 some = some[logit[some] >= limit]
                 least_spelling = score.least_whole(limit, " " in text and bool(index.several[some].all()))

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import checkpoint
 from qkv.core.times import numeric_order
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.io import arrow_columns
@@ -119,6 +120,7 @@ class Queries:
         parts_given: list[tuple[object, ...]] = []
         errors = []
         for query in given:
+            checkpoint()
             try:
                 parts = tuple(_as_number(*pair) for pair in zip(_parts(query, columns), columns, strict=True))
                 cells_of_query = zip(parts, columns, strict=True)
@@ -357,9 +359,10 @@ def _kind_error(value: object, column: Column) -> QueryError:
         "timestamp": "a timestamp",
         "vector": f"a vector of {column.cells.shape[-1]} finite elements",
     }[column.kind]
-    text = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "…"
     form, first = column.date_format, {"d": ", day first", "m": ", month first"}
     hint = f" in the format {form}{first.get(numeric_order(form)[:1], '')}" if form else ""
+    text = repr(value[:80] if isinstance(value, str | list | tuple) else value)
+    text = text if len(text) < 80 else text[:77] + "…"
     return QueryError(
         f"the query for the key {column.name!r} must be {expected}{hint}, got {text}. Use, for example, "
         f"{_example(column)}."

@@ -17,6 +17,7 @@ import numpy as np
 from qkv.core.arrays import cast
 from qkv.core.batch import BatchIndex, batch_indices
 from qkv.core.equation import BoundCall
+from qkv.core.progress import checkpoint
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Shaped
 from qkv.kernels.numpy_blocks.accumulator import ExponentialAccumulator
@@ -74,6 +75,7 @@ def _attend_group(
     buffer = np.empty(math.prod(call.batch) * sizes.rows * sizes.cols, dtype=logits.dtype)
     ones = np.ones((sizes.cols, 1), dtype=logits.dtype)
     for cols in ranges(call.tile.k_total, sizes.cols):
+        checkpoint()
         keys: np.ndarray | None = None
         value: np.ndarray | None = None
         for block in blocks:

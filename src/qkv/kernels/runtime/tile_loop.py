@@ -10,6 +10,7 @@ from qkv.core.arrays import library, namespace, zeros
 from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import PartialResult
+from qkv.core.progress import checkpoint
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Tensor
 from qkv.kernels.runtime.thresholds import sparse_weights
@@ -106,6 +107,7 @@ def row_logits(call: BoundCall, rows: Limits, cols: int) -> Float[Array, "*batch
     """Return the logits of a range of queries and all keys, concatenated from tiles of `cols` keys."""
     tiles = []
     for limits in ranges(call.tile.k_total, cols):
+        checkpoint()
         logits = call.logits(rows, limits)
         tiles.append(fully_masked(call, rows, limits[1] - limits[0]) if logits is None else logits)
     return tiles[0] if len(tiles) == 1 else namespace(call.value).concat(tiles, axis=-1)
