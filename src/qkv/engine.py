@@ -349,9 +349,7 @@ class Prepared:
             run = partial(_run, observed=True)
             precise = run_precisely(run, query, key, value, fields, plan.requested.readouts, options, "")
         if precise is not None and precise[1] is not None:
-            return Observation(
-                precise[0].output, precise[0].readouts, precise[1].with_guards_taken(precise[0].guards)
-            )
+            return Observation(precise[0].output, precise[0].readouts, precise[1].with_guards_taken(precise[0].guards))
         result = plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
         return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
 

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from qkv.database import Database
-from qkv.database.io.duckdb_file import _first_sentence
+from qkv.database.io.duckdb_file import CLOSED, _first_sentence, open_connection
 from qkv.database.io.sources import suggest_name
 from qkv.errors import DataError, QueryError
 
@@ -235,7 +235,7 @@ def test_duckdb_prints_no_progress_of_slow_reads_into_answers():
     setting = "current_setting('enable_progress_bar')"
     answer = Database.sql(f"select 1 as x, {setting}::varchar as v", key="x", value="v").ask(1)
     assert answer.value == "false"
-    database = Database.open({"x": [1.0, 2.0], "v": [3.0, 4.0]}, key="x", value="v")
-    assert database.ask(1.0, where=f"not {setting}", score="exact").value == 3.0
-    with pytest.raises(QueryError):
-        database.ask(1.0, where="(select 1 from (set threads = 1))")
+    with open_connection(CLOSED, QueryError, "it failed", "") as connection:
+        assert connection.execute(f"select {setting}").fetchall() == [(False,)]
+        with pytest.raises(Exception, match="locked"):
+            connection.execute("set threads = 2")

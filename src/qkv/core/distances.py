@@ -73,7 +73,9 @@ def squared_distances(
     return _all_squares(query, key)
 
 
-def _all_squares(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]) -> Float[Array, "*batch q k"]:
+def _all_squares(
+    query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
+) -> Float[Array, "*batch q k"]:
     if query.shape[-1] == key.shape[-1] == 1:
         difference = query - namespace(key).matrix_transpose(key)
         return difference * difference

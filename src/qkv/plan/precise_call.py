@@ -10,7 +10,6 @@ no data to read, while a graph is traced, the score computes differences, or JAX
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +36,7 @@ from qkv.core.typing import Array, Num, Shaped
 from qkv.errors import RefusedError
 from qkv.normalizers import NORMALIZERS
 from qkv.plan.cache import SpecFields
-from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.kernel_protocol import Result
 from qkv.plan.plan import Plan
 from qkv.readouts import LogSumExp, Readout
 from qkv.readouts.base import flatten, unflatten

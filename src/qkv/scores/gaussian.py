@@ -12,7 +12,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from qkv.core.arrays import dtype_name, is_array, itemsize, library, namespace, statically_known_true, stop_gradient, where
+from qkv.core.arrays import (
+    dtype_name,
+    is_array,
+    itemsize,
+    library,
+    namespace,
+    statically_known_true,
+    stop_gradient,
+    where,
+)
 from qkv.core.distances import squared_distances
 from qkv.core.guard import all_finite, zero_nonfinite
 from qkv.core.parts import array_field, expand_to_pairs, require_number
@@ -192,7 +201,9 @@ class GaussianOfDifferences(GeneralScore):
         if is_array(h):
             h = expand_to_pairs(h)
             return squared_distances(query, key) * (-0.5 / (h * h))
-        power = 2.0 ** -math.frexp(float(h))[1]  # a power of 2, so that only products that overflow or underflow are rounded
+        power = (
+            2.0 ** -math.frexp(float(h))[1]
+        )  # a power of 2, so that only products that overflow or underflow are rounded
         return squared_distances(query * power, key * power) * (-0.5 / (h * power) ** 2)
 
     def __str__(self) -> str:

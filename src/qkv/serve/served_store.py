@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from qkv.database.io.duckdb_file import interrupt_thread
 from qkv.database.io.nanoseconds import to_records
+from qkv.database.io.predicates import PredicateProcess
 from qkv.database.relations.answer_relation import samples
 from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DamagedStoreError, DataError, OptionError, QkvError, QueryError
@@ -87,6 +88,7 @@ class ServedStore:
         self.index = index
         self.problem = ""
         self.observe = observe
+        self._predicates = PredicateProcess()
         self.queue: ScanQueue[Question | Search | Work, Answered] = ScanQueue(self._run, interrupt=interrupt_thread)
         self._source = database if isinstance(database, StoredDatabase) else None
         self._current = database
@@ -153,6 +155,7 @@ class ServedStore:
         """Stop looking for new versions, and cancel the requests that wait."""
         self._stop.set()
         self.queue.close()
+        self._predicates.close()
         if self._watcher is not None:
             self._watcher.join(5)
 
@@ -204,12 +207,13 @@ class ServedStore:
             raise_if_abandoned()
 
         queries = [query for question in questions for query in question.queries]
-        answer: Answer = database.ask(
-            queries,
-            on_bad_query="report",
-            progress=progress,
-            **options,  # type: ignore[arg-type]
-        )
+        with self._predicates.used():
+            answer: Answer = database.ask(
+                queries,
+                on_bad_query="report",
+                progress=progress,
+                **options,  # type: ignore[arg-type]
+            )
         answer = replace(answer, table=EvidenceRows.of(answer))
         results: list[Answered | BaseException] = []
         start = 0

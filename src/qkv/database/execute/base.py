@@ -27,9 +27,9 @@ from qkv.database.execute.line_fit import check_line, comparison_note
 from qkv.database.execute.match_reasons import ambiguous_reason, no_match_reasons
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, mean_precision, prediction_interval, standard_error
-from qkv.database.io import duckdb_reader
 from qkv.database.io.formatting import format_key
 from qkv.database.io.nanoseconds import records_of
+from qkv.database.io.predicates import matching_rows
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, MixedComparison
@@ -306,7 +306,7 @@ class Executor(ABC):
         if self._restricted is None or self._restricted[0] != predicate:
             rows = self.table
             streamed = isinstance(rows, StoredRows)
-            selected = rows.match(predicate) if streamed else duckdb_reader.matching_rows(rows, predicate)
+            selected = rows.match(predicate) if streamed else matching_rows(rows, predicate)
             self._restricted = predicate, self.restrict(selected, progress)
         return self._restricted[1]
 

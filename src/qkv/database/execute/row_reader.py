@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.typing import Bool, Int
-from qkv.database.io import duckdb_reader
 from qkv.database.io.nanoseconds import to_records
+from qkv.database.io.predicates import matching_rows, named_columns
 from qkv.store import Block, RemoteStore, Store
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ class StoredRows:
         """Return a boolean array that is True for each row that satisfies a SQL predicate.
 
         Raises:
-            QueryError: As in `duckdb_reader.matching_rows`.
+            QueryError: As in `predicates.matching_rows`.
         """
         named = predicate_columns(self.store, self.column_names, predicate)
         blocks = list(self.store.blocks(named))
@@ -128,18 +127,12 @@ class StoredRows:
 def predicate_columns(store: Store, columns: Sequence[str], predicate: str) -> list[str]:
     """Return the columns that a SQL predicate may read, so that the others are not read from an object store.
 
-    These are the columns whose names occur in the text. All columns are returned for a store on a disk, which maps
-    them without reading them, and for a predicate that can name columns in another way, such as `*` or `data`.
+    All columns are returned for a store on a disk, which maps them without reading them.
 
     Raises:
         QueryError: The predicate fails for a table without rows.
     """
-    if not isinstance(store, RemoteStore) or re.search(r"[*#]|\b(data|columns)\b", predicate, re.IGNORECASE):
-        return list(columns)
-    duckdb_reader.matching_rows(store.empty(columns), predicate)  # errors name all columns
-    text = predicate.casefold()
-    named = [name for name in columns if name.casefold().replace('"', '""') in text]
-    return named or list(columns)[:1]
+    return named_columns(store.empty(columns), predicate) if isinstance(store, RemoteStore) else list(columns)
 
 
 def match_blocks(
@@ -152,7 +145,7 @@ def match_blocks(
     Args:
         blocks: the blocks of a store.
         schema: their schema.
-        predicate: see `duckdb_reader.matching_rows`; it does not see deleted rows.
+        predicate: see `predicates.matching_rows`; it does not see deleted rows.
         deleted: whether the arrays include deleted rows, as False.
     """
     import pyarrow as pa
@@ -161,7 +154,7 @@ def match_blocks(
     present = None
     if any(block.present is not None for block in blocks):
         present = np.concatenate([_present(block) for block in blocks])
-    matches = duckdb_reader.matching_rows(table, predicate, present)
+    matches = matching_rows(table, predicate, present)
     parts = np.split(matches, np.cumsum([block.table.num_rows for block in blocks])[:-1]) if blocks else []
     if deleted:
         return parts

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from qkv.core.extras import require_packages
 from qkv.core.times import ISO, has_format, is_compact_date, iso_sql
@@ -36,6 +36,7 @@ __all__ = [
     "PARQUET",
     "OpenFile",
     "interrupt_thread",
+    "interruptible",
     "open_connection",
     "open_file",
     "run_typed",
@@ -47,7 +48,10 @@ PARQUET = (".parquet", ".pq")
 
 # By default DuckDB downloads a missing extension the first time a query names it.
 OFFLINE = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
-CLOSED = {**OFFLINE, "enable_external_access": "false"}
+# One thread, so that sums over all rows do not depend on the order in which threads end. DuckDB reads its temporary
+# folder whatever its access is, and variables of Python that are named like a table.
+CLOSED = {**OFFLINE, "enable_external_access": "false", "temp_directory": "", "threads": "1"}
+CLOSED |= {"python_enable_replacements": "false", "memory_limit": "2GiB"}
 # DuckDB 1.5 adds "<EMPTY MESSAGE>" and the place of the call.
 _INTERRUPTED = re.compile(r"\bKeyboardInterrupt: <EMPTY MESSAGE>\s|\bKeyboardInterrupt[:\s]*$")
 _T = TypeVar("_T")
@@ -62,47 +66,60 @@ def open_connection(
     with _signals_deferred():
         import duckdb
 
-    connection = duckdb.connect(config=settings)
+    with contextlib.closing(duckdb.connect(config=settings)) as connection, interruptible(connection):
+        try:
+            # DuckDB prints the progress of slow reads to standard output, where answers are.
+            connection.execute("set enable_progress_bar = false")
+            if settings is CLOSED:
+                connection.execute("set lock_configuration = true")
+            yield connection
+        except (duckdb.Error, RuntimeError) as error:
+            text = str(error)
+            # Ctrl-C while DuckDB reads a table of Arrow is wrapped: "counting the rows … failed: KeyboardInterrupt: ",
+            # or as the last line of a traceback.
+            wrapped = isinstance(error, duckdb.InvalidInputException) and _INTERRUPTED.search(text) is not None
+            if isinstance(error, duckdb.InterruptException) or text == "Query interrupted" or wrapped:
+                raise KeyboardInterrupt from None  # Ctrl-C
+            if not isinstance(error, duckdb.Error):
+                raise
+            raise error_class(f"{failure}: {_first_sentence(error)}. {remedy}") from None
+
+
+class Interruptible(Protocol):
+    """Something that runs, and can be ended from another thread."""
+
+    def interrupt(self) -> None:
+        """End what runs, which then raises an error in its own thread."""
+
+
+@contextmanager
+def interruptible(running: Interruptible) -> Iterator[None]:
+    """Let `interrupt_thread` end what runs in this thread during a `with` block."""
     thread = threading.get_ident()
-    before = _CONNECTIONS.get(thread)
-    _CONNECTIONS[thread] = connection
+    before = _RUNNING.get(thread)
+    _RUNNING[thread] = running
     try:
-        # DuckDB prints the progress of slow reads to standard output, where answers are.
-        connection.execute("set enable_progress_bar = false")
-        if settings is CLOSED:
-            connection.execute("set lock_configuration = true")
-        yield connection
-    except (duckdb.Error, RuntimeError) as error:
-        text = str(error)
-        # Ctrl-C while DuckDB reads a table of Arrow is wrapped: "counting the rows … failed: KeyboardInterrupt: ", or
-        # as the last line of a traceback.
-        wrapped = isinstance(error, duckdb.InvalidInputException) and _INTERRUPTED.search(text) is not None
-        if isinstance(error, duckdb.InterruptException) or text == "Query interrupted" or wrapped:
-            raise KeyboardInterrupt from None  # Ctrl-C
-        if not isinstance(error, duckdb.Error):
-            raise
-        raise error_class(f"{failure}: {_first_sentence(error)}. {remedy}") from None
+        yield
     finally:
         if before is None:
-            del _CONNECTIONS[thread]
+            del _RUNNING[thread]
         else:
-            _CONNECTIONS[thread] = before
-        connection.close()
+            _RUNNING[thread] = before
 
 
 def interrupt_thread(thread: int) -> None:
-    """Interrupt the query that DuckDB runs in a thread, if any, as Ctrl-C does: it raises a `KeyboardInterrupt`.
+    """Interrupt the query or predicate that runs in a thread, if any, as Ctrl-C does: it raises a `KeyboardInterrupt`.
 
     Args:
         thread: the identifier of the thread, see `threading.get_ident`.
     """
-    connection = _CONNECTIONS.get(thread)
-    if connection is not None:
-        connection.interrupt()
+    running = _RUNNING.get(thread)
+    if running is not None:
+        running.interrupt()
 
 
-_CONNECTIONS: dict[int, duckdb.DuckDBPyConnection] = {}
-"""The open connection of each thread that has one."""
+_RUNNING: dict[int, Interruptible] = {}
+"""What runs in each thread and can be interrupted."""
 
 
 @contextmanager

@@ -1,22 +1,13 @@
-"""Functions that read files and run SQL queries and predicates with DuckDB. No DuckDB extension is downloaded.
-
-Reading needs the file system and filtering does not, so `matching_rows` uses a connection that cannot open files
-and whose settings are locked.
-"""
+"""Functions that read files and run SQL queries with DuckDB. No DuckDB extension is downloaded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from qkv.core.typing import Bool
-from qkv.database.io import arrow_columns
 from qkv.database.io.bad_cells import Conversions, add_cell_notes, detect_conversions
 from qkv.database.io.cell_notes import with_line_note
 from qkv.database.io.duckdb_file import (
-    CLOSED,
     DELIMITED,
     JSON,
     OFFLINE,
@@ -36,11 +27,9 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-__all__ = ["DELIMITED", "JSON", "PARQUET", "matching_rows", "read_file", "read_parts", "run_sql"]
+__all__ = ["DELIMITED", "JSON", "PARQUET", "read_file", "read_parts", "run_sql"]
 
 _ROWS_PER_PART = 131_072
-_ROW = "__qkv_row"
-_PRESENT = "__qkv_present"
 _DEFAULTS = ReadOptions()
 
 
@@ -191,41 +180,3 @@ def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
                 f"query must be one SELECT statement, got {query!r}. Pass the SELECT statement that returns the rows."
             )
         return connection.sql(query).to_arrow_table()
-
-
-def matching_rows(
-    table: pa.Table, predicate: str, present: Bool[np.ndarray, " rows"] | None = None
-) -> Bool[np.ndarray, " rows"]:
-    """Return a boolean array that is True for each row of a table that satisfies a SQL predicate.
-
-    The predicate may refer to the whole table as `data`: `income > (select avg(income) from data)`. Null is not
-    true, as in SQL.
-
-    Args:
-        table: the table, read without a copy.
-        predicate: one SQL expression.
-        present: True for the rows that exist; other rows are not visible to the predicate. None: all rows exist.
-
-    Raises:
-        QueryError: The predicate does not parse, names an unknown column, or accesses other data.
-    """
-    numbered = table.append_column(_ROW, arrow_columns.row_numbers(table.num_rows))
-    if present is not None:
-        import pyarrow as pa
-
-        numbered = numbered.append_column(_PRESENT, pa.array(present))
-    failure = f"the predicate {predicate!r} failed"
-    remedy = f"Write SQL over the columns {', '.join(table.column_names)}, such as city = 'Oslo'."
-    with open_connection(CLOSED, QueryError, failure, remedy) as connection:
-        relation = connection.from_arrow(numbered)
-        if present is not None:
-            relation = relation.filter(_PRESENT).project(f"* exclude ({_PRESENT})")
-        relation.create_view("data")
-        # `filter` parses one expression, so a predicate cannot end the statement and begin another. DuckDB before 2.0
-        # also accepts ORDER BY after it, which cannot be within parentheses.
-        relation.filter(predicate)
-        matches = relation.filter(f"({predicate}\n)").select(_ROW).to_arrow_table()
-    mask = np.zeros(table.num_rows, bool)
-    for chunk in matches.column(0).chunks:
-        mask[arrow_columns.stored_numbers(chunk)] = True
-    return mask

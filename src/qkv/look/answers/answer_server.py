@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from qkv.database.io.predicates import PredicateProcess
 from qkv.look.answers.answer_page import AnswerPage
 from qkv.look.server import announce, guarded_app, print_now, serve_app, wait_for_interrupt
 
@@ -22,13 +23,17 @@ _MAX_REQUEST = 100_000
 """Maximum number of bytes of a request."""
 
 
-def _create_app(page: AnswerPage, hosts: set[str], token: str) -> Starlette:
+def _create_app(page: AnswerPage, hosts: set[str], token: str, predicates: PredicateProcess) -> Starlette:
     from starlette.concurrency import run_in_threadpool
     from starlette.responses import JSONResponse, PlainTextResponse
     from starlette.routing import Route
 
     def meta(_: Request) -> Response:
         return JSONResponse(page.meta())
+
+    def respond(given: object) -> dict[str, object]:
+        with predicates.used():
+            return page.respond(given)
 
     async def ask(request: Request) -> Response:
         body = b""
@@ -40,7 +45,7 @@ def _create_app(page: AnswerPage, hosts: set[str], token: str) -> Starlette:
             given = json.loads(body)
         except ValueError:
             return PlainTextResponse("the request must be JSON", 400)
-        return JSONResponse(await run_in_threadpool(page.respond, given))
+        return JSONResponse(await run_in_threadpool(respond, given))
 
     routes = [Route(f"/{token}/meta.json", meta), Route(f"/{token}/ask", ask, methods=["POST"])]
     return guarded_app(routes, hosts, token, "answers.html")
@@ -62,7 +67,10 @@ def serve_answers_in_thread(page: AnswerPage, port: int = 0) -> Iterator[str]:
         MissingPackageError: starlette or uvicorn is not installed.
     """
     token = secrets.token_urlsafe(16)
-    with serve_app(lambda hosts: _create_app(page, hosts, token), token, port) as address:
+    with (
+        contextlib.closing(PredicateProcess()) as predicates,
+        serve_app(lambda hosts: _create_app(page, hosts, token, predicates), token, port) as address,
+    ):
         yield address
 
 
