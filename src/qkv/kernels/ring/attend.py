@@ -175,4 +175,4 @@ def _bind(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[
         spec.dropout,
         out_dtype,
     )
-    return cast("TorchCall", call), max(pairs)
+    return cast("TorchCall", call.with_axes_of_values()), max(pairs)
