@@ -1,4 +1,4 @@
-"""What a call computes does not depend on which of its arrays repeat their batch axes, and which leave it to broadcast."""
+"""A call gives the same whether its arrays repeat batch axes or leave them to broadcast."""
 
 from __future__ import annotations
 
