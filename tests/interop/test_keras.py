@@ -159,3 +159,11 @@ def test_our_layers_differ_from_keras_where_we_say_so() -> None:
     assert max(found["output and weights of heads"]) < 1e-6
     assert found["config"] == {"normalizer": "sparsemax", "kernel": "dense", "memory": "1 GiB"}
     assert "softmax" in found["unknown normalizer"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "count"),
+    [pytest.param(name, 60, marks=() if name == "torch" else pytest.mark.long) for name in BACKENDS],
+)
+def test_causal_masks_windows_and_masks_of_tokens_count_along_the_axes_of_attention(backend: str, count: int) -> None:
+    assert run(backend, "tests.interop.keras_axes", str(count)) == {"calls": count, "different": []}

@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterator
 from typing import TypeVar
 
+from qkv.core.arrays import library, namespace
+from qkv.core.axes import broadcast_batch
 from qkv.core.typing import Array, Shaped
 
-__all__ = ["BatchIndex", "batch_indices", "batch_shape", "take_batch"]
+__all__ = ["BatchIndex", "batch_indices", "batch_shape", "take_batch", "with_equal_batch"]
 
 BatchIndex = tuple[int | slice, ...]
 AnyArray = TypeVar("AnyArray", bound=Array)
@@ -37,6 +39,20 @@ def take_batch(x: Shaped[AnyArray, "*_"], index: BatchIndex, core: int) -> Shape
     for at, length in zip(index[len(index) - own :], x.shape[:own], strict=True):
         entries.append(at if length != 1 else (0 if isinstance(at, int) else slice(None)))
     return x[tuple(entries)]  # type: ignore[return-value]
+
+
+def with_equal_batch(
+    query: Shaped[AnyArray, "*_ q width"], key: Shaped[AnyArray, "*_ k width"]
+) -> tuple[Shaped[AnyArray, "*_ q width"], Shaped[AnyArray, "*_ k width"]]:
+    """Return query and key, with the same batch axes where TensorFlow could not broadcast arrays of all their pairs.
+
+    TensorFlow does not support six axes of which each is broadcast in another array than the axis before it.
+    """
+    shapes = [tuple(x.shape) for x in (query, key)]
+    if max(map(len, shapes)) < 5 or library(query) != "tensorflow" or None in (*shapes[0][:-2], *shapes[1][:-2]):
+        return query, key
+    xp, batch = namespace(query), broadcast_batch(query=shapes[0][:-2], key=shapes[1][:-2])
+    return xp.broadcast_to(query, (*batch, *shapes[0][-2:])), xp.broadcast_to(key, (*batch, *shapes[1][-2:]))
 
 
 def batch_shape(batch: tuple[int, ...], index: BatchIndex) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from qkv.core.arrays import (
     where,
     zeros,
 )
-from qkv.core.axes import Axes
+from qkv.core.axes import Axes, broadcast_batch
 from qkv.core.batch import AnyArray, BatchIndex, take_batch
 from qkv.core.guard import all_finite, apply_weights, guarded_logits
 from qkv.core.positions import Positions
@@ -138,6 +138,13 @@ class BoundCall:
         `finite` still describes the original query and key.
         """
         return replace(self, query=query, key=key, projected=True, finite=(self.finite_sides, self.finite_value))
+
+    def with_axes_of_values(self) -> BoundCall:
+        """Return the call with views of its queries that have all batch axes, also those that only the values have."""
+        query, known = self.query, broadcast_batch(query=tuple(self.query.shape[:-2]), key=tuple(self.key.shape[:-2]))
+        if known == self.batch:
+            return self
+        return replace(self, query=namespace(query).broadcast_to(query, (*self.batch, *query.shape[-2:])))
 
     def with_arrays(self, tensors: Sequence[Shaped[Array, "*_"]]) -> BoundCall:
         """Return the call with its arrays replaced by arrays of the same elements, such as detached tensors.

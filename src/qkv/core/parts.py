@@ -244,6 +244,9 @@ class Part:
                 array = asarray_like(reference, array)
             if library(array) == "tensorflow" and dtype_name(array) == "int32":
                 array = cast(array, namespace(array).int64)  # TensorFlow compares no integers of different dtypes
+            if library(array) == "tensorflow" and names is not None and array.ndim - len(names) > 2:
+                core = tuple(array.shape[array.ndim - len(names) :])
+                array = namespace(array).broadcast_to(array, (*batch, *core))  # it broadcasts at most five axes
             return cast(array, dtype) if dtype is not None and is_floating(array) else array
 
         return self._map(check)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import namespace
+from qkv.core.batch import with_equal_batch
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
@@ -114,6 +115,7 @@ class Additive(GeneralScore):
     ) -> Num[Array, "*#batch q k"]:
         """Return the logits vᵀ tanh(left_i + right_j) of all pairs of a projected query and a projected key."""
         xp = namespace(left)
+        left, right = with_equal_batch(left, right)
         hidden = xp.tanh(left[..., :, None, :] + right[..., None, :, :])
         return xp.matmul(hidden, self.vector[..., None, :, None])[..., 0]
 

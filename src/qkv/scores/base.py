@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, TypeAlias, final
 
 from qkv.core.arrays import as_array, is_text, namespace
 from qkv.core.axes import broadcast_batch
+from qkv.core.batch import with_equal_batch
 from qkv.core.checks import describe
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
@@ -342,6 +343,7 @@ class GeneralScore(Score):
             KindError: `compare` did not return an array of real numbers of the library of `query`.
             ShapeError: the shape of this array does not broadcast to `(*batch, q, k)`.
         """
+        query, key = with_equal_batch(query, key)
         return check_logits(type(self).__name__, self.compare(query, key), query, key, tile)
 
 

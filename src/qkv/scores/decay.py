@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import cast, gather, is_array, library, namespace, zeros
+from qkv.core.batch import with_equal_batch
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Int, Num, Shaped
@@ -150,6 +151,7 @@ class Decay(WrapperScore):
     ) -> Num[Array, "*#batch #q #k"]:
         """Return the decayed logits of a tile from the projections of its queries and keys."""
         if self._per_feature:
+            left, right = with_equal_batch(left, right)
             products = left[..., :, None, :] * right[..., None, :, :]
             return namespace(left).sum(products * self._factors(tile, left), axis=-1)
         logits = self.score.projected_logits(left, right, tile)

@@ -9,7 +9,7 @@ from keras import ops
 
 from qkv.core.typing import Array, Float, Shaped
 from qkv.interop.keras.engine_call import EngineLayer
-from qkv.masks import Causal, Mask, Pairs, Window
+from qkv.masks import Causal, Keys, Mask, Pairs, Window
 from qkv.masks.base import and_masks
 from qkv.scores import ScaledDot
 
@@ -45,38 +45,46 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
     ) -> Mask | None:
         """Return one mask of qkv that combines all masks of Keras, or None if there are none.
 
-        `query` and `value` are not projected yet.
+        `query` and `value` are not projected yet. Causal masks and windows count the tokens along the axes of attention,
+        several axes in row-major order; Keras counts along axis 1, whatever the axes of attention are.
         """
-        mask: Mask | None = None
+        rank = len(query.shape) + 1
+        mask = self._pair_mask(attention_mask, rank)
+        if query_mask is not None:
+            mask = and_masks(mask, Pairs(ops.expand_dims(self._token_mask(query_mask, rank), -1)))
+        for key_or_value in (value_mask, key_mask):
+            if key_or_value is not None:
+                mask = and_masks(mask, Keys(self._token_mask(key_or_value, rank)))
+        if use_causal_mask:
+            mask = and_masks(mask, Causal("start"))
         window = getattr(self, "_sliding_window", None)  # Keras before 3.15 has no windows
-        # Keras applies causal masks and windows along the first axis after the batch; for others it builds an array.
-        one_axis = self._attention_axes == (1,)
-        if one_axis and use_causal_mask:
-            mask, use_causal_mask = Causal("start"), False
-        if one_axis and window is not None:
-            mask, self._sliding_window = and_masks(mask, Window(window - 1, window - 1)), None
-        try:
-            array = super()._compute_attention_mask(
-                query, value, query_mask, value_mask, key_mask, attention_mask, use_causal_mask
-            )
-        finally:
-            if window is not None:
-                self._sliding_window = window
-        return and_masks(self._pair_mask(array, len(query.shape) + 1), mask)
+        return mask if window is None else and_masks(mask, Window(window - 1, window - 1))
+
+    def _token_mask(self, mask: Shaped[Array, "batch *_"], rank: int) -> Shaped[Array, "batch *_ length"]:
+        """Return the boolean mask of Keras of the tokens of an input, for projected queries with `rank` axes."""
+        if len(mask.shape) == rank - 2:
+            mask = ops.transpose(mask, [n for n in self._order(rank) if n < rank - 2])
+        return self._merged(mask, rank, 1)
 
     def _pair_mask(self, mask: Shaped[Array, "*_"] | None, rank: int) -> Mask | None:
         """Return the mask of pairs for a boolean mask of Keras and projected queries with `rank` axes."""
-        if mask is None:
-            return None
+        return None if mask is None else Pairs(self._merged(mask, rank, 2))
+
+    def _merged(self, mask: Shaped[Array, "*_"], rank: int, sides: int) -> Shaped[Array, "*_"]:
+        """Return a mask with all batch axes of the projected queries, and one axis for the axes of attention of a side.
+
+        Its last axes are those of attention, once for the queries and once for the keys if `sides` is 2.
+        """
         mask, count = ops.cast(mask, "bool"), len(self._attention_axes)
-        while len(mask.shape) < rank - 1 + count:
+        own = sides * count
+        while len(mask.shape) < rank - 1 - count + own:
             # Keras inserts missing axes before the axes of attention.
-            mask = ops.expand_dims(mask, -2 * count - 1) if len(mask.shape) >= 2 * count else mask[None]
+            mask = ops.expand_dims(mask, -own - 1) if len(mask.shape) >= own else mask[None]
         if count > 1:
             lengths = ops.shape(mask)
-            sides = (math.prod(lengths[-2 * count : -count]), math.prod(lengths[-count:]))
-            mask = ops.reshape(mask, (*lengths[: -2 * count], *sides))
-        return Pairs(mask)
+            lead, last = lengths[: len(lengths) - own], lengths[len(lengths) - own :]
+            mask = ops.reshape(mask, (*lead, *(math.prod(last[n : n + count]) for n in range(0, own, count))))
+        return mask
 
     def _compute_attention(
         self,

@@ -90,7 +90,8 @@ class LinearKernel(Kernel):
             yield "it never computes the weights that dropout drops"
         _, offset, exact = split_causal(problem.score, problem.spec.mask, problem.tile)
         if not exact:
-            yield f"the mask {problem.spec.mask} is neither causal nor a mask of keys"
+            at = " at the positions of the decays" if decays else ""
+            yield f"the mask {problem.spec.mask} is neither causal{at} nor a mask of keys"
         elif decays and offset is None:
             yield "decays are a recurrence only with a causal mask"
 

@@ -133,13 +133,17 @@ def has_decay(score: Score) -> bool:
 def split_causal(score: Score, mask: Mask | None, tile: Tile) -> tuple[Mask | None, int | None, bool]:
     """Return a mask as a mask of keys and the offset of a causal mask, and whether both are equivalent to the mask.
 
-    If the score decays and no key is later than any query, the offset is the position of query 0 also without a causal
-    mask, which a rewrite has removed then.
+    If the score decays, a causal mask is equivalent only if its offset is the position of query 0, from which decays
+    count. If no key is later than any query, the offset is this position also without a causal mask, which a rewrite
+    has removed then.
     """
     keys, offset, exact = split_mask(mask, tile)
-    if exact and offset is None and has_decay(score):
+    if exact and has_decay(score):
         first = tile.offset()
-        offset = first if isinstance(first, int) and first >= tile.k_total - 1 else None
+        if offset is None:
+            offset = first if isinstance(first, int) and first >= tile.k_total - 1 else None
+        else:
+            exact = isinstance(first, int) and first == offset
     return keys, offset, exact
 
 

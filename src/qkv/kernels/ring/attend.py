@@ -177,4 +177,4 @@ def _bind(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[
         out_dtype,
     )
     call = bind_functions(call, replace(problem, trials=check_functions(problem)))
-    return cast("TorchCall", call), max(pairs)
+    return cast("TorchCall", call.with_axes_of_values()), max(pairs)

@@ -160,6 +160,8 @@ class TiledKernel(Kernel):
             if torch.is_grad_enabled() or any(requires_gradient(x) for x in call_tensors(call)):
                 refuse_closure_gradients(call)
             notes: list[str] = []
+            # Tiles of logits, which are overwritten in place, have all batch axes.
+            call = cast_type("TorchCall", call.with_axes_of_values())
             if SAVED.get() is None and supports_unchecked(call, problem):
                 output = unchecked_forward(call, tile_sizes(problem, self.budget), notes)
                 if output is not None:
