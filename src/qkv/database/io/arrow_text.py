@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from qkv.core.extras import missing_package
 from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.cell_notes import with_line_note
-from qkv.database.io.read_options import ReadOptions
+from qkv.database.io.read_options import ReadOptions, read_ends
 from qkv.database.io.table_layout import copy_table, read_layout
 from qkv.errors import DataError
 
@@ -57,7 +57,7 @@ def read_delimited(path: Path, kind: str, required: tuple[str, ...], options: Re
 
     if kind not in (".csv", ".tsv", ".txt") or options.encoding or options.decimal or options.date_format:
         raise missing_package(f"reading {path.name!r} with these options needs", "duckdb", "ask")
-    layout = read_layout(path, replace(options, delimiter="\t") if kind == ".tsv" else options, required)
+    layout = read_layout(read_ends(path), replace(options, delimiter="\t") if kind == ".tsv" else options, required)
     rows = io.StringIO()
     copy_table(path, layout, rows)
     names = next(layout.rows(rows.getvalue().splitlines(keepends=True)), (1, []))[1]

@@ -20,7 +20,7 @@ from qkv.core.times import ISO, has_format, is_compact_date, iso_sql
 from qkv.database.io.boolean_cells import has_one_spelling
 from qkv.database.io.exact_types import inexact_columns
 from qkv.database.io.identifier_names import has_identifier_name
-from qkv.database.io.read_options import ReadOptions, guess_encoding, in_utf_8, invalid_line
+from qkv.database.io.read_options import ReadOptions, guess_encoding, in_utf_8, invalid_line, read_ends
 from qkv.database.io.table_layout import Layout, copy_table, find_fault, read_layout
 from qkv.database.io.text_readings import first_texts, quoted_name
 from qkv.errors import DataError, QkvError
@@ -222,7 +222,8 @@ def open_file(path: str, kind: str, given: ReadOptions, required: tuple[str, ...
         open_connection(OFFLINE, DataError, failure, remedy) as connection,
     ):
         connection.execute("set TimeZone = 'UTC'")
-        layout = read_layout(file, given, required) if kind in DELIMITED else Layout()
+        ends = read_ends(file)
+        layout = read_layout(ends, given, required) if kind in DELIMITED else Layout()
         try:
             yield OpenFile(path, kind, connection, file, Path(folder), given, layout)
         except duckdb_error as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gzip
+import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,11 +26,12 @@ __all__ = [
     "in_utf_8",
     "invalid_line",
     "open_binary",
+    "read_ends",
     "unpacking_errors",
 ]
 
 COMPRESSIONS = (".gz", ".zst")
-_BLOCK = 1 << 20
+_BLOCK, _END = 1 << 20, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -121,22 +123,24 @@ def unpacking_errors() -> tuple[type[Exception], ...]:
     return OSError, EOFError, _gzip()[1]
 
 
-def _check_complete(path: Path) -> None:
-    """Raise an error for a compressed file that is truncated or whose checksum does not match.
+def read_ends(path: Path) -> tuple[bytes, bytes]:
+    """Return the first and the last 64 KiB of a file, which overlap if it is shorter.
 
-    DuckDB verifies no checksums. It returns the first rows of a truncated .zst file, and before version 2.0 also those
-    of a truncated .gz file, without an error.
+    A compressed file is read to its end: DuckDB verifies no checksums. It returns the first rows of a truncated .zst
+    file, and before version 2.0 also those of a truncated .gz file, without an error.
 
     Raises:
-        DataError: The file is truncated or damaged.
+        DataError: The file is compressed, and truncated or damaged.
     """
     suffix = path.suffix.lower()
-    if suffix not in COMPRESSIONS:
-        return
     try:
         with open_binary(path) as file:
-            while file.read(_BLOCK):
-                pass
+            head = tail = file.read(_END)
+            if suffix not in COMPRESSIONS and path.stat().st_size > 2 * _END:
+                file.seek(-_END, os.SEEK_END)
+            while block := file.read(_BLOCK):
+                tail = (tail + block)[-_END:]
+            return head, tail
     except unpacking_errors() as error:
         kind, reason = "gzip" if suffix == ".gz" else "zstd", str(error).rstrip(". ")
         raise DataError(
@@ -171,10 +175,9 @@ def in_utf_8(path: Path, encoding: str | None) -> Iterator[Path]:
     """Yield the path of a temporary copy of a file in UTF-8, or `path` if the encoding is None.
 
     Raises:
-        DataError: The file is not text in this encoding, or as in `_check_complete`.
+        DataError: The file is not text in this encoding.
     """
     if encoding is None or codecs.lookup(encoding).name == "utf-8":
-        _check_complete(path)
         yield path
         return
     suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]

@@ -19,12 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary, unpacking_errors
+from qkv.database.io.read_options import ReadOptions, open_binary
 from qkv.errors import DataError, OptionError
 
 __all__ = ["Layout", "copy_table", "find_fault", "read_layout"]
 
-_BLOCK = 1 << 16
 _DELIMITERS = ",;\t|"
 _MOST_LINES = 50
 """Maximum number of lines at the end that are no rows."""
@@ -106,29 +105,30 @@ class Layout:
                 raise DataError(f"line {first:,} cannot be read: {error}. Check its quotation marks.") from None
 
 
-def read_layout(path: Path, options: ReadOptions, required: tuple[str, ...]) -> Layout:
+def read_layout(ends: tuple[bytes, bytes], options: ReadOptions, required: tuple[str, ...]) -> Layout:
     """Return the layout of a delimited file in UTF-8.
 
     Args:
-        path: the file, which may be compressed.
+        ends: its first and its last bytes, as `read_ends` returns them.
         options: the delimiter, the line of the header and the number of lines at the end, if they are given.
         required: columns that the header holds, if it has them.
 
     Raises:
         OptionError: The file has no line of the number of the header.
     """
-    head, tail, whole = _ends(path)
+    head, tail = (part.decode("utf-8-sig", "replace") for part in ends)
+    whole = ends[0].endswith(ends[1])
     mixed = len(_line_ends(head) | _line_ends(tail)) > 1 or "\r" in _line_ends(head)
     lines = re.split("\r\n?|\n", head)
     if not whole:
         lines = lines[:-1]
-    first = (options.header_row or 1) - 1
-    if first >= len(lines):
-        raise OptionError(f"header_row must be one of the first {len(lines)} lines, got {first + 1}. Correct it.")
-    names = set(required)
-    layout = _best_layout(lines[first:], options.delimiter, () if options.header_row else tuple(names), first)
+    given = options.header_row
+    if given and not "".join(lines[given - 1 : given]).strip():
+        raise OptionError(f"header_row must be the number of a line with names, got {given}. Correct it.")
+    layout = _best_layout(lines[given - 1 if given else 0 :], options.delimiter, () if given else required)
+    layout = replace(layout, above=given - 1) if given else layout
     rows = list(layout.rows(f"{line}\n" for line in lines[layout.above :]))
-    if options.header_row:
+    if given:
         layout = replace(layout, header=tuple(cell.strip() for cell in rows[0][1]), width=len(rows[0][1]))
     comments = any(_is_comment(layout, cells) for _, cells in rows)
     last = lines[max(layout.above + 1, 1) :] if whole else re.split("\r\n?|\n", tail)[1:]
@@ -139,28 +139,11 @@ def read_layout(path: Path, options: ReadOptions, required: tuple[str, ...]) -> 
     return replace(layout, note=_note(lines[: layout.above], last[len(last) - below :], comments, total))
 
 
-def _ends(path: Path) -> tuple[str, str, bool]:
-    """Return the first and the last text of a file, and whether the first one is all of it."""
-    try:
-        with open_binary(path) as file:
-            head = tail = file.read(_BLOCK)
-            if path.suffix.lower() not in COMPRESSIONS and path.stat().st_size > 2 * _BLOCK:
-                file.seek(-_BLOCK, io.SEEK_END)
-            rest = b""
-            while block := file.read(_BLOCK):
-                rest = (rest + block)[-_BLOCK:]
-                tail = rest
-    except unpacking_errors():
-        return "", "", True
-    texts = (part.decode("utf-8-sig", "replace") for part in (head, tail))
-    return next(texts), next(texts), not rest
-
-
 def _line_ends(text: str) -> set[str]:
     return set(re.findall("\r\n|\r|\n", re.sub('"[^"]*"', "", text.removesuffix("\r"))))
 
 
-def _best_layout(lines: list[str], delimiter: str | None, required: tuple[str, ...], above: int) -> Layout:
+def _best_layout(lines: list[str], delimiter: str | None, required: tuple[str, ...]) -> Layout:
     """Return the layout with which a line holds the required columns, and most lines have as many cells."""
     text = "\n".join(lines)
     quotes = [('"', '"')]
@@ -172,7 +155,7 @@ def _best_layout(lines: list[str], delimiter: str | None, required: tuple[str, .
         for each in delimiter or _DELIMITERS:
             layout = Layout(each, quote, escape)
             rows = [row for row in layout.rows(f"{line}\n" for line in lines) if any(cell.strip() for cell in row[1])]
-            layout, score = _scored(layout, rows, required, above)
+            layout, score = _scored(layout, rows, required)
             if score > most:
                 best, most = layout, score
         if most[0] and most[2] == 1:
@@ -183,7 +166,7 @@ def _best_layout(lines: list[str], delimiter: str | None, required: tuple[str, .
 
 
 def _scored(
-    layout: Layout, rows: list[tuple[int, list[str]]], required: tuple[str, ...], above: int
+    layout: Layout, rows: list[tuple[int, list[str]]], required: tuple[str, ...]
 ) -> tuple[Layout, tuple[float, float, float, float]]:
     """Return a layout with the header, and how well it fits: more is better."""
     if not rows:
@@ -198,7 +181,7 @@ def _scored(
         fitting = [index for index, cells in enumerate(stripped) if len(cells) == width] or [0]
         # The cells of a title are empty but for the first.
         place = next((index for index in fitting[:_MOST_LINES] if all(stripped[index][1:])), fitting[0])
-    layout = replace(layout, width=width, above=above + rows[place][0] - 1)
+    layout = replace(layout, width=width, above=rows[place][0] - 1)
     layout = replace(layout, header=tuple(stripped[place])) if places else layout
     fit = sum(layout.fits(cells) for _, cells in rows[place:]) / len(rows[place:])
     return layout, (float(bool(places)), float(width > 1), fit, width)
@@ -217,8 +200,8 @@ def _lines_below(layout: Layout, lines: list[str]) -> int:
         cells = next(iter(layout.rows([line])), (1, []))[1]
         filled = [cell.strip() for cell in cells if cell.strip()]
         if not filled:
-            # A blank line is left out with the lines below it, or if it has delimiters.
-            below = count if below == count - 1 and (below or line.strip()) else below
+            # DuckDB skips blank lines, but not those with delimiters.
+            below = count if below or line else 0
             continue
         remark = _TOTAL.fullmatch(filled[0]) or _REMARK.match(filled[0])
         if layout.fits(cells) and not (remark and (len(filled) < layout.width or filled[0].find(":") > 0)):
