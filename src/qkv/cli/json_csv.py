@@ -52,7 +52,7 @@ class JsonWriter(AnswerWriter):
             line["missing_rows"] = one.missing_rows
         if one.remarks:
             line["remarks"] = one.remarks
-        line["calls"] = [vars(call) for call in one.calls]
+        line["calls"] = [call.record() for call in one.calls]
         if one.column_notes:
             line["notes"] = one.column_notes
         if self.rows:

@@ -32,9 +32,13 @@ if TYPE_CHECKING:
 
     from qkv.database.execute.row_reader import StoredRows
     from qkv.database.execute.stream_plan import StreamedPlan
+    from qkv.normalizers.base import Normalizer
     from qkv.plan.plan import Plan
+    from qkv.scores.base import Score
 
-__all__ = ["Answer", "Call", "Entry", "Evidence"]
+__all__ = ["Answer", "Call", "Entry", "Evidence", "RanCalls", "call_notes", "call_text"]
+
+_MOST_CALLS = 8
 
 Cell: TypeAlias = Any
 """A value of a table, of any type that Arrow columns hold."""
@@ -62,20 +66,20 @@ class Evidence:
     distance: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """A call of attention that ran for an answer. The weights of an answer are those of its last call.
 
     The calls before it look for keys that equal the query, and for the most similar key.
 
     Attributes:
-        score, normalizer: the score and the normalizer as text.
+        score, normalizer: the score and the normalizer; their texts if a server has sent the answer.
         rows: the rows over which it ran, in words.
         bandwidth: the bandwidth by key column, in the unit of the column (days for dates); empty without one.
     """
 
-    score: str
-    normalizer: str
+    score: Score | str
+    normalizer: Normalizer | str
     rows: str = "all rows"
     bandwidth: dict[str, float] = field(default_factory=dict)
 
@@ -86,8 +90,27 @@ class Call:
     @property
     def summary(self) -> str:
         """The normalizer, the name of the score, and the rows unless these are all."""
-        text = f"{self.normalizer} of {self.score.split('(')[0]}"
+        text = f"{self.normalizer} of {str(self.score).split('(')[0]}"
         return text if self.rows == "all rows" else f"{text} over {self.rows}"
+
+    def record(self) -> dict[str, object]:
+        """Return the attributes as texts and numbers."""
+        parts = {"score": str(self.score), "normalizer": str(self.normalizer)}
+        return {**parts, "rows": self.rows, "bandwidth": self.bandwidth}
+
+
+class RanCalls:
+    """The calls of some answers, whose text has a line for each different call with the number of queries."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = entries
+
+    def __str__(self) -> str:
+        counts = Counter[str]()
+        for call, count in Counter(call for entry in self._entries for call in entry.calls).items():
+            counts[str(call)] += count
+        lines = [f"{text}: {counted(count, 'query', 'queries')}" for text, count in counts.most_common(_MOST_CALLS)]
+        return "\n".join(lines + ["…"] * (len(counts) > _MOST_CALLS))
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ class Plan:
         slower: names of the other kernels that can run the problem, each with its estimated cost.
         slowdown: estimate of how much the memory budget slows the call down; None if by at most 1.5 ×.
         guards_taken: outcome of the kernel's guards on the data; empty before the plan has run.
-        calls: the calls of attention that ran for the queries of a table, of which this plan is one.
+        calls: an object whose text lists the calls that ran for the queries of a table, of which this plan is one.
     """
 
     requested: Problem
@@ -61,7 +61,7 @@ class Plan:
     slower: tuple[tuple[str, Cost], ...] = ()
     slowdown: Slowdown | None = None
     guards_taken: tuple[str, ...] = ()
-    calls: tuple[str, ...] = ()
+    calls: object = ""
 
     def with_guards_taken(self, guards_taken: tuple[str, ...]) -> Plan:
         """Return a copy of the plan that states the outcome of the kernel's guards on the data."""
@@ -107,7 +107,7 @@ class Plan:
             ("slowdown", "" if self.slowdown is None else str(self.slowdown)),
             *(("slower", f"{name}: {_cost(cost, on_gpu)}") for name, cost in self.slower),
             *(("refused", f"{name}: {sentence}") for name, sentence in self.refused),
-            *(("" if n else "calls", text) for n, text in enumerate(self.calls)),
+            *(("" if n else "calls", text) for n, text in enumerate(str(self.calls).splitlines())),
         ]
         return "\n".join(_row(name, text) for name, text in rows if text)
 

@@ -106,7 +106,7 @@ def _entry_object(answer: Answer, entry: Entry) -> dict[str, object]:
     fields: dict[str, object] = {"query": entry.query}
     fields |= {name: getattr(entry, name) for name in _SCALARS}
     fields["probabilities"] = entry.probabilities
-    fields["calls"] = [vars(call) for call in entry.calls]
+    fields["calls"] = [call.record() for call in entry.calls]
     fields["rows"] = [
         {"weight": row.weight, "index": row.index}
         | ({answer.measure: getattr(row, answer.measure)} if answer.measure else {})
@@ -218,7 +218,7 @@ def exact_bytes(answered: Answered) -> bytes:
 def _exact_entry(entry: Entry) -> dict[str, object]:
     fields = {name: encode(getattr(entry, name)) for name in _SCALARS}
     fields["probabilities"] = [[encode(name), encode(share)] for name, share in entry.probabilities.items()]
-    fields["calls"] = [vars(call) for call in entry.calls]
+    fields["calls"] = [call.record() for call in entry.calls]
     return fields | {name: encode(getattr(entry, name)) for name in ("rows", "weights", "nearness")}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -15,7 +14,7 @@ import numpy as np
 
 from qkv.core.progress import Progress, checkpoint
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.database.answer import Answer, Call, Entry
+from qkv.database.answer import Answer, Call, Entry, RanCalls
 from qkv.database.candidates.recall import CandidatePlan
 from qkv.database.choice_cache import NO_CACHE, ChoiceCache
 from qkv.database.execute.aggregates import Aggregate
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Executor", "QueryResults", "build_entries"]
 
-_MOST_CALLS = 8
 NO_MATCHING_ROW = "no row satisfies the predicate"
 _MOST_CALIBRATIONS = 64
 
@@ -242,9 +240,7 @@ class Executor(ABC):
             # Nothing was chosen from rows that do not exist.
             notes = (self._rows_note(),)
         names = self.key, self.value, comparison.measure
-        calls = Counter(str(call) for entry in entries for call in entry.calls).most_common(_MOST_CALLS)
-        ran = tuple(f"{text}: {counted(n, 'query', 'queries')}" for text, n in calls)
-        plan = replace(plan, calls=ran)
+        plan = replace(plan, calls=RanCalls(entries))
         return Answer(tuple(entries), parsed.single, self.table, *names, plan, notes, column_notes, self.votes)
 
     def _run_valid(
@@ -395,18 +391,16 @@ def build_entries(
         return lower, upper
 
     nearest = np.where(results.weights[:, 0] == 0, -1, results.nearest).tolist()
-    call = Call(
-        str(comparison.score), str(normalizer), rows_text, comparison.bandwidths(0) if comparison.key.size else {}
-    )
+    call = Call(comparison.score, normalizer, rows_text, comparison.bandwidths(0) if len(comparison.key) else {})
     entries = []
     for i, original in enumerate(queries.originals):
         checkpoint()
         own, remarks = _call_of_row(call, comparison, nearest[i])
         near = nearest[i] if table_rows is None or nearest[i] < 0 else int(table_rows[nearest[i]])
-        blank = Entry(original, False, calls=(own,), nearest=near)
         if reasons[i]:
             invalid = bool(queries.errors and queries.errors[i])
-            entries.append(replace(blank, reason=reasons[i], invalid=invalid))
+            calls = () if queries.missing[i] else (own,)
+            entries.append(Entry(original, False, reason=reasons[i], invalid=invalid, calls=calls, nearest=near))
             continue
         weighted = np.flatnonzero((results.rows[i] >= 0) & (results.weights[i] != 0))
         candidates: tuple[str, ...] = ()
@@ -424,9 +418,8 @@ def build_entries(
                 set(comparison.key[weighted_rows].tolist())
             )
             reason = ambiguous_reason(candidates, more)
-            rows, weights, near_rows = evidence
-            ambiguous = replace(blank, reason=reason, candidates=candidates, rows=rows, weights=weights)
-            entries.append(replace(ambiguous, nearness=near_rows))
+            fields = {"candidates": candidates, "calls": (own,), "nearest": near}
+            entries.append(Entry(original, False, None, None, 0.0, reason, {}, *evidence, **fields))
             continue
         effective = np.nan if results.effective_rows is None else float(results.effective_rows[i])
         fit = aggregate.fit
@@ -463,4 +456,4 @@ def _call_of_row(call: Call, comparison: Comparison, row: int) -> tuple[Call, tu
     parts = [part for _, part in comparison.parts] if isinstance(comparison, MixedComparison) else [comparison]
     days = {column.name for part in parts for column in part.key_columns if column.kind == "timestamp"}
     text = ", ".join(f"{width:.3g} {'days of ' * (name in days)}{name}" for name, width in widths.items())
-    return replace(call, score=str(score), bandwidth=widths), (f"bandwidth of the group of this answer: {text}",)
+    return replace(call, score=score, bandwidth=widths), (f"bandwidth of the group of this answer: {text}",)

@@ -71,7 +71,7 @@ class InMemoryExecutor(Executor):
     """
 
     table: pa.Table | StoredRows
-    rows_text = "all rows"
+    rows_text, indexed_rows = "all rows", _INDEXED_ROWS
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class InMemoryExecutor(Executor):
         return entries, plans[0]
 
     def _is_indexed(self, normalizer: Normalizer, options: AskOptions) -> bool:
-        few = len(self.complete) < _INDEXED_ROWS or not self.complete.any() or options.mask is not None
+        few = len(self.complete) < self.indexed_rows or not self.complete.any() or options.mask is not None
         return not few and normalizer.top_k is not None and not normalizer.stochastic
 
     def _find(self, comparison: NameComparison, queries: Queries, count: int) -> Int[np.ndarray, " n"]:
@@ -257,7 +257,7 @@ class RowsWithoutValue(InMemoryExecutor):
         masked: whether `complete` excludes the rows that the mask of a call excludes.
     """
 
-    masked = False
+    masked, indexed_rows = False, 256
 
     def __init__(self, like: Executor, places: Int[np.ndarray, " rows"], columns: Sequence[Column]) -> None:
         import pyarrow as pa

@@ -31,7 +31,7 @@ class StreamedPlan:
         encoder: the encoder of keys and queries in words; "" if there is none.
         cluster: the workers that read the rows in words; "" if this process does.
         read: the bytes and requests that were read from an object store in words; "" for a store on a disk.
-        calls: the calls of attention that ran, in words.
+        calls: an object whose text lists the calls of attention that ran.
     """
 
     name: str
@@ -52,7 +52,7 @@ class StreamedPlan:
     encoder: str = ""
     cluster: str = ""
     read: str = ""
-    calls: tuple[str, ...] = ()
+    calls: object = ""
 
     def __str__(self) -> str:
         method = (
@@ -78,7 +78,7 @@ class StreamedPlan:
                 f"about {memory_text(self.memory)} in memory"
                 + ("" if self.grows else ", independent of the number of rows"),
             ),
-            *(("" if n else "calls", text) for n, text in enumerate(self.calls)),
+            *(("" if n else "calls", text) for n, text in enumerate(str(self.calls).splitlines())),
         ]
         return "\n".join(
             textwrap.fill(
