@@ -26,7 +26,7 @@ from qkv.database import Database
 HOSTILE = 6
 """Number of hostile clients."""
 _ROWS = 30_000
-_SYLLABLES = "ba be bi bo da de di do ka ke ki ko la le li lo ma me mi mo na ne ni no ra re ri ro sa se si so".split()
+_SYLLABLES = [first + second for first in "bdklmnrs" for second in "aeio"]
 Fields = dict[str, object]
 
 
@@ -124,13 +124,13 @@ def send(port: int, path: str, body: bytes, seconds: float) -> tuple[int, bytes]
     return int(head.split()[1]), content
 
 
-def attack(port: int, seed: int, stop: threading.Event, seen: Seen) -> None:
+def attack(port: int, seed: int, stop: threading.Event, seen: Seen, longest: float = 20.0) -> None:
     """Send costly requests until an event; most connections are closed before the answer."""
     rng = random.Random(seed)
     while not stop.is_set():
         path, body = hostile_request(rng)
         try:
-            seen.count(send(port, path, body, rng.choice((0.05, 0.3, 2.0, 20.0)))[0])
+            seen.count(send(port, path, body, min(longest, rng.choice((0.05, 0.3, 2.0, 20.0))))[0])
         except (OSError, ValueError, IndexError) as error:
             seen.count(type(error).__name__)
 
@@ -156,23 +156,24 @@ def run(minutes: float, rows: int = _ROWS, memory: str = "512 MiB", hostile: int
     with tempfile.TemporaryDirectory() as folder:
         names = create_store(Path(folder) / "people", rows, seed)
         command = [sys.executable, "-m", "qkv", "serve", str(Path(folder) / "people"), "--port", "0"]
-        server = subprocess.Popen([*command, "--memory", memory, "--timeout", "30"], stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline().split()[0].rpartition(":")[2])
-            return _attack_server(server.pid, port, names, minutes, hostile, seed)
-        finally:
-            server.terminate()
+        command += ["--memory", memory, "--timeout", "30"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
-                server.wait(40)
-            except subprocess.TimeoutExpired:
-                server.kill()
+                assert server.stdout is not None
+                port = int(server.stdout.readline().split()[0].rpartition(":")[2])
+                return _attack_server(server.pid, port, names, minutes, hostile, seed)
+            finally:
+                server.terminate()
+                try:
+                    server.wait(40)
+                except subprocess.TimeoutExpired:
+                    server.kill()
 
 
 def _attack_server(process: int, port: int, names: list[str], minutes: float, hostile: int, seed: int) -> Seen:
     seen, stop = Seen(), threading.Event()
     send(port, "/ask", json.dumps({"query": names[0]}).encode(), 60)
-    clients = [threading.Thread(target=attack, args=(port, seed + n, stop, seen)) for n in range(hostile)]
+    clients = [threading.Thread(target=attack, args=(port, seed + n, stop, seen, 30 * minutes)) for n in range(hostile)]
     clients.append(threading.Thread(target=ask, args=(port, names, seed + hostile, stop, seen)))
     for client in clients:
         client.start()

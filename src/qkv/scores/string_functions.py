@@ -19,7 +19,7 @@ from qkv.core.typing import Num, Shaped
 
 __all__ = ["compare_all", "require_string_functions", "string_functions"]
 
-_PAIRS, _LETTERS = 2**17, 10**8
+_PAIRS, _LETTERS = 2**16, 10**8
 """The most pairs of texts, and of letters, that are compared between two checkpoints, in some 30 ms."""
 _SAMPLED = 256
 """For fewer letters of queries, and more choices, the number of letters is estimated."""

@@ -201,6 +201,8 @@ class _Routes:
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self.limits.body:
             raise _too_large(self.limits)
+        from starlette.requests import ClientDisconnect
+
         parts, size = [], 0
         try:
             async with asyncio.timeout(self._remaining(request)):
@@ -213,6 +215,8 @@ class _Routes:
             raise RequestError(
                 408, f"the body must arrive within {self.limits.seconds:g} seconds. Send it faster."
             ) from None
+        except ClientDisconnect:
+            raise RequestError(499, "the client must send the whole body, but closed the connection.") from None
         return kind, b"".join(parts)
 
     def _remaining(self, request: Request) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import socket
 import threading
@@ -55,6 +56,8 @@ def run_server(
     """
     limits = limits or Limits()
     server, listener, address = _create(served, host, port, token, limits)
+    # A collection of all objects of a large table would stop every request for a second.
+    gc.freeze()
     try:
         notify(address)
         server.run(sockets=[listener])
