@@ -31,6 +31,7 @@ class StreamedPlan:
         encoder: the encoder of keys and queries in words; "" if there is none.
         cluster: the workers that read the rows in words; "" if this process does.
         read: the bytes and requests that were read from an object store in words; "" for a store on a disk.
+        missing: the fragments and rows that could not be read in words; "" if all were read.
     """
 
     name: str
@@ -51,6 +52,7 @@ class StreamedPlan:
     encoder: str = ""
     cluster: str = ""
     read: str = ""
+    missing: str = ""
 
     def __str__(self) -> str:
         method = (
@@ -69,6 +71,7 @@ class StreamedPlan:
             ("logits", self.logits),
             *([("cluster", self.cluster)] if self.cluster else []),
             *([("read", self.read)] if self.read else []),
+            *([("missing", self.missing)] if self.missing else []),
             (
                 "cost",
                 f"{counted(self.passes, 'pass', 'passes')} over {memory_text(self.bytes)}, "
