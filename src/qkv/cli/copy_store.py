@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from qkv.cli.verify_store import StorePath, describe_damages, print_wrapped
 from qkv.core.progress import ProgressBar
+from qkv.errors import DamagedStoreError
 
 __all__ = ["copy", "export"]
 
@@ -45,7 +47,9 @@ def copy(
         copied = store.copy(opened, target, backend=backend, overwrite=overwrite, progress=progress)
     rows = counted(len(copied), "row", "rows")
     print_wrapped(f"{rows} of version {opened.version} of {opened.path.name} copied to {target}")
-    describe_damages(opened.damages)
+    if opened.damages:
+        describe_damages(replace(damage, versions=(opened.version,)) for damage in opened.damages)
+        raise DamagedStoreError(f"the copy {target!r} must have all rows, but {opened.skipped}. Restore the files.")
 
 
 def export(

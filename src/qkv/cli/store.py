@@ -215,6 +215,7 @@ def versions(path: StorePath) -> None:
         written = version.written.astimezone().isoformat(" ", "seconds")
         lost = f", {version.lost:,} lost" if version.lost else ""
         print(f"{version.number:>8}  {written}  {version.operation:<8} {counted(version.rows, 'row', 'rows')}{lost}")
+    _open(path).versions()  # an error names what is damaged
 
 
 @store.command(short_help="Merge small blocks and free disk space.")

@@ -36,6 +36,7 @@ def _describe_database(database: Queryable, version: int | None) -> dict[str, ob
         "votes": database.votes,
         "rows": len(database),
         "version": version,
+        "missing": database.store.skipped if isinstance(database, StoredDatabase) else "",
     }
 
 

@@ -240,7 +240,7 @@ class ArrowStore(Store):
         modified = modified if self._checksums else set()
         if not self._skip:
             self._modified |= modified
-        found = list(damages)
+        found = [*damages, *self._damages_of(known)]
         for file in checked:
             found += row_files.find_damages(self._rows, file, modified.__contains__, schema)
         found += attached_damages(self.path, manifest.metadata)
@@ -261,6 +261,11 @@ class ArrowStore(Store):
             present[row_file.name] = row_files.load_present(self._rows, row_file, self._checksums)
         self._manifest, self._mapped, self._present, self.damages = manifest, mapped, present, found
         self.version, self.metadata, self.schema = manifest.number, manifest.metadata, schema
+
+    def _damages_of(self, known: frozenset[RowFile]) -> list[Damage]:
+        """Return the damages of files that are not checked again."""
+        names = {f"rows/{file.name}" for file in row_files.with_deleted(known)}
+        return [damage for damage in self.damages if damage.file in names]
 
     def _append(self, tables: Iterator[pa.Table]) -> None:
         parts = (part for rows in tables for part in row_files.split_table(rows))

@@ -19,7 +19,7 @@ from qkv.core.checksums import checksums_wanted
 from qkv.core.progress import Progress
 from qkv.core.typing import Int
 from qkv.errors import DamagedStoreError, OptionError
-from qkv.store.block import Block, Damage
+from qkv.store.block import Block, Damage, unread_text
 from qkv.store.fitting import fit_table
 from qkv.store.locking import writer_lock
 from qkv.store.object_path import ObjectPath
@@ -264,6 +264,15 @@ class Store(ABC):
                 return block
         raise self._missing_block(name)
 
+    @property
+    def skipped(self) -> str:
+        """What is missing because damaged files of the open version were skipped, in words; "" if nothing is."""
+        lost = [damage for damage in self.damages if damage.rows]
+        others = [str(damage) for damage in self.damages if not damage.rows]
+        total, rows = len(lost) + len(self.block_names()), sum(damage.rows for damage in lost)
+        texts = [unread_text([f"{each.file}: {each.problem}" for each in lost], total, rows)] if lost else []
+        return "; ".join([*texts, *([f"damaged files: {', '.join(others)}"] if others else [])])
+
     def _missing_block(self, name: str) -> DamagedStoreError:
         problems = [str(damage) for damage in self.damages if name in damage.file] or [f"{name}: missing"]
         return DamagedStoreError(
@@ -302,7 +311,8 @@ class Store(ABC):
         return fit_table(table, self.schema if schema is None else schema, self.path.name)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path.name}: {len(self):,} rows, version {self.version})"
+        skipped = f"; {self.skipped}" if self.damages else ""
+        return f"{type(self).__name__}({self.path.name}: {len(self):,} rows, version {self.version}{skipped})"
 
     # -- for implementations ----------------------------------------------------------------------------
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from qkv.core.typing import Bool
+from qkv.plan.cost import counted
 from qkv.store.running_check import RunningCheck
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Block", "Damage", "Verification", "verify_repeatedly"]
+__all__ = ["Block", "Damage", "Verification", "unread_text", "verify_repeatedly"]
 
 _MOST_PASSES = 20
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,20 @@ class Verification:
     rows: int
     lost: int
     unchecked: int = 0
+
+
+def unread_text(fragments: Sequence[str], total: int, rows: int) -> str:
+    """Return which fragments of how many could not be read, and how many rows are left out because of them.
+
+    Example:
+        >>> unread_text(["rows/a.arrow: missing"], 3, 1000)
+        '1 of 3 fragments could not be read, 1,000 rows left out: rows/a.arrow: missing'
+    """
+    more = f"; and {len(fragments) - _SHOWN} more" if len(fragments) > _SHOWN else ""
+    return (
+        f"{len(fragments)} of {counted(total, 'fragment', 'fragments')} could not be read, "
+        f"{counted(rows, 'row', 'rows')} left out: {'; '.join(fragments[:_SHOWN])}{more}"
+    )
 
 
 def verify_repeatedly(verify_once: Callable[[], Verification]) -> Verification:

@@ -226,7 +226,7 @@ class RemoteStore(ArrowStore):
     ) -> None:
         """Open the version of a manifest. Its files are read and verified when they are used."""
         schema = parse_schema(manifest.schema_bytes, f"version {manifest.number} of {self.path.name!r}")
-        found = list(damages)
+        found = [*damages, *self._damages_of(known)]
         if self._skip:
             for file in manifest.row_files:
                 if file not in known:

@@ -299,7 +299,8 @@ def find_damages(
         expected = deleted_schema() if schema is not None and file is not row_file else schema
         problem = find_problem(folder, file, read(file.name), expected)
         if problem is not None:
-            damages.append(Damage(f"{folder.name}/{file.name}", problem, row_file.present_rows))
+            # The rows are lost once, also where both files are damaged.
+            damages.append(Damage(f"{folder.name}/{file.name}", problem, 0 if damages else row_file.present_rows))
     return damages
 
 

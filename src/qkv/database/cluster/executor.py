@@ -31,18 +31,18 @@ from qkv.database.partials.part_records import normalizer_record
 from qkv.database.partials.query_partial import QueryPartial, Subject
 from qkv.database.partials.row_lists import FRAGMENT_ROWS
 from qkv.database.partials.scan_rows import check_mergeable
+from qkv.database.storage.remote_answers import with_missing
 from qkv.errors import DamagedStoreError, QkvError
 from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import counted
 from qkv.store import Store
+from qkv.store.block import unread_text
 
 if TYPE_CHECKING:
     from qkv.core.typing import Bool
     from qkv.database.keys.comparisons import Comparison
 
 __all__ = ["ClusterExecutor"]
-
-_SHOWN = 3
 
 
 class _Unreadable(threading.local):
@@ -88,16 +88,12 @@ class ClusterExecutor(StreamedExecutor):
         answer = super()._answer(queries, options)
         if not self.unreadable:
             return answer
-        return replace(answer, common_notes=(*answer.common_notes, self._unreadable_note()))
+        return with_missing(answer, self._unreadable_note())
 
     def _unreadable_note(self) -> str:
         lost = sum(self.fragments[index].rows for index in self.unreadable)
         named = [f"{self.fragments[index].name}: {reason}" for index, reason in sorted(self.unreadable.items())]
-        more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-        return (
-            f"{len(named)} of {counted(len(self.fragments), 'fragment', 'fragments')} could not be read, "
-            f"{counted(lost, 'row', 'rows')} left out: {'; '.join(named[:_SHOWN])}{more}"
-        )
+        return unread_text(named, len(self.fragments), lost)
 
     def _call(
         self,

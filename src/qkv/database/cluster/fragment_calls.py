@@ -6,6 +6,7 @@ its fragments; the scheduler merges those of all workers.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -124,6 +125,8 @@ class StoreFragments:
 
     def __init__(self, store: Store, key: tuple[str, ...], value: str, scheduler: Scheduler | None) -> None:
         self.store, self.key, self.value, self.scheduler = store.snapshot(), key, value, scheduler
+        if self.store.damages:
+            warnings.warn(f"{store.path.name!r}: {store.skipped}", UserWarning, stacklevel=4)
         named = zip(self.store.block_names(), self.store.block_lengths(), strict=True)
         self.fragments = [FragmentRows(index, *pair) for index, pair in enumerate(named)]
 

@@ -32,6 +32,7 @@ class StreamedPlan:
         cluster: the workers that read the rows in words; "" if this process does.
         read: the bytes and requests that were read from an object store in words; "" for a store on a disk.
         calls: an object whose text lists the calls of attention that ran.
+        missing: the fragments and rows that could not be read in words; "" if all were read.
     """
 
     name: str
@@ -53,6 +54,7 @@ class StreamedPlan:
     cluster: str = ""
     read: str = ""
     calls: object = ""
+    missing: str = ""
 
     def __str__(self) -> str:
         method = (
@@ -71,6 +73,7 @@ class StreamedPlan:
             ("logits", self.logits),
             *([("cluster", self.cluster)] if self.cluster else []),
             *([("read", self.read)] if self.read else []),
+            *([("missing", self.missing)] if self.missing else []),
             (
                 "cost",
                 f"{counted(self.passes, 'pass', 'passes')} over {memory_text(self.bytes)}, "

@@ -12,7 +12,7 @@ from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.plan.cost import counted, memory_text
 from qkv.store import RemoteStore, Store, Traffic
 
-__all__ = ["load_executor", "with_traffic"]
+__all__ = ["load_executor", "with_missing", "with_traffic"]
 
 
 def load_executor(
@@ -42,6 +42,16 @@ def load_executor(
     executor = InMemoryExecutor(store.to_table(list(dict.fromkeys((*key, value)))), tuple(key), value, name, fold)
     executor.table = StoredRows(store, hidden)
     return executor
+
+
+def with_missing(answer: Answer, text: str) -> Answer:
+    """Return a copy of an answer whose notes and plan state which fragments are missing."""
+    plan = answer.plan
+    if isinstance(plan, StreamedPlan):
+        plan = replace(plan, missing="; ".join([*([plan.missing] if plan.missing else []), text]))
+    else:
+        plan = replace(plan, rewrites=(*plan.rewrites, f"missing: {text}"))
+    return replace(answer, plan=plan, common_notes=(*answer.common_notes, text))
 
 
 def with_traffic(answer: Answer, url: str, traffic: Traffic) -> Answer:

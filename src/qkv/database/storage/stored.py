@@ -33,7 +33,7 @@ from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.part_registry import parse_score
 from qkv.database.protocol import Queryable
 from qkv.database.storage.encoding import Encoding
-from qkv.database.storage.remote_answers import load_executor, with_traffic
+from qkv.database.storage.remote_answers import load_executor, with_missing, with_traffic
 from qkv.database.storage.row_preparation import prepare_rows
 from qkv.errors import DataError
 from qkv.plan.cost import counted, memory_bytes
@@ -121,10 +121,13 @@ class StoredDatabase(Queryable):
             if threshold is None and (score == self.score or not vectors):
                 threshold = self.threshold
         options = replace(options, score=score, normalizer=normalizer, threshold=threshold)
-        if not isinstance(self.store, RemoteStore):
-            return self._answer(queries, options, vectors)
-        before = self.store.traffic
+        before = self.store.traffic if isinstance(self.store, RemoteStore) else None
         answer = self._answer(queries, options, vectors)
+        if self.store.damages and self.store.skipped:
+            answer = with_missing(answer, self.store.skipped)
+        if before is None:
+            return answer
+        assert isinstance(self.store, RemoteStore)
         return with_traffic(answer, str(self.store.path), self.store.traffic - before)
 
     def _answer(self, queries: object, options: AskOptions, vectors: bool) -> Answer:
@@ -180,6 +183,7 @@ class StoredDatabase(Queryable):
             key += f" by {self.encoding.name}"
         missing = self.store.unchecked
         unchecked = f", no checksums of {counted(missing, 'file', 'files')}" if missing else ""
+        unchecked += f"; {self.store.skipped}" if self.store.damages else ""
         return f"Database({self.name}: {key} → {self.value}, {rows}, version {self.version}{unchecked})"
 
     def append(
