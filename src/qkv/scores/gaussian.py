@@ -12,8 +12,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from qkv.core.arrays import dtype_name, is_array, itemsize, library, namespace, statically_known_true, stop_gradient, where
-from qkv.core.distances import squared_distances
+from qkv.core.arrays import (
+    dtype_name,
+    is_array,
+    itemsize,
+    library,
+    namespace,
+    statically_known_true,
+    stop_gradient,
+    where,
+)
 from qkv.core.guard import all_finite, zero_nonfinite
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Centre, Tile
@@ -161,7 +169,6 @@ class GaussianOfDifferences(GeneralScore):
     bandwidth: Array | float = array_field(default=1.0)
     centre_point: Array | None = array_field("one", "width", default=None)
     reach: Array | None = array_field(default=None)
-    is_distance = True
     saved_arrays = 1.0
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
@@ -191,9 +198,19 @@ class GaussianOfDifferences(GeneralScore):
         h = self.bandwidth
         if is_array(h):
             h = expand_to_pairs(h)
-            return squared_distances(query, key) * (-0.5 / (h * h))
-        power = 2.0 ** -math.frexp(float(h))[1]  # a power of 2, so that only products that overflow or underflow are rounded
-        return squared_distances(query * power, key * power) * (-0.5 / (h * power) ** 2)
+            return _squares(query, key) * (-0.5 / (h * h))
+        power = (
+            2.0 ** -math.frexp(float(h))[1]
+        )  # a power of 2, so that only products that overflow or underflow are rounded
+        return _squares(query * power, key * power) * (-0.5 / (h * power) ** 2)
 
     def __str__(self) -> str:
         return f"{Gaussian(self.bandwidth)} from differences"
+
+
+def _squares(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]) -> Num[Array, "*#batch q k"]:
+    if query.shape[-1] == key.shape[-1] == 1:
+        difference = query - namespace(key).matrix_transpose(key)
+        return difference * difference
+    difference = query[..., :, None, :] - key[..., None, :, :]
+    return namespace(query).sum(difference * difference, axis=-1)

@@ -161,7 +161,10 @@ def attend_projected(
         if len(_UNCHANGED) < _MAX_SIGNATURES:
             _UNCHANGED.add(kept.signature)
         return None
-    if score.cancels and float(right.abs().amax()) > LIFT_RANGES["float64" if dtype == torch.float64 else "float32"][0] / 2:
+    if (
+        score.cancels
+        and float(right.abs().amax()) > LIFT_RANGES["float64" if dtype == torch.float64 else "float32"][0] / 2
+    ):
         if dtype == torch.float64:
             return None
         kept = _nothing_kept(score, query, k, first, torch.float64)
