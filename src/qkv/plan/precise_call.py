@@ -113,8 +113,8 @@ def run_precisely(
         if suffices is False and name == "float32" and (double := _float64(query)) is not None:
             return _run_in(double, run, (query, key, value), fields, readouts, options, dtype)
     normalizer = fields[1] or NORMALIZERS[score.default_normalizer]()
-    if len(axes.batch):  # arrays of a part have all batch axes or none
-        sides = tuple(namespace(x).reshape(x, (*(1,) * (len(axes.batch) + 2 - x.ndim), *x.shape)) for x in sides)
+    missing = [len(axes.batch) + 2 - x.ndim for x in sides]  # arrays of a part have all batch axes or none
+    sides = tuple(x[(None,) * n] if n else x for x, n in zip(sides, missing, strict=True))
     relative = not traced and normalizer.shift_invariant and not any(isinstance(each, LogSumExp) for each in readouts)
     exact = (bound.by_differences(*(sides if relative else ())), *fields[1:])
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from qkv.core.arrays import (
     dtype_name,
@@ -128,13 +129,13 @@ class Gaussian(InnerProductScore):
         return self._largest_square(key, tile), self._largest_square(query, tile)
 
     def _largest_square(self, x: Num[Array, "*#batch n width"], tile: Tile) -> Num[Array, ""]:
-        xp, n, found = namespace(x), x.shape[-2], None
-        step = n if library(x) in ("jax", "tensorflow") else max(1, _BLOCK * n // math.prod(x.shape))
-        for start in range(0, n, step):
-            scaled = self._scaled(zero_nonfinite(stop_gradient(x[..., start : start + step, :])), tile)
-            largest = stop_gradient(xp.max(xp.sum(scaled * scaled, axis=-1)))
-            found = largest if found is None else xp.maximum(found, largest)
-        return found
+        xp, pieces = namespace(x), [x]
+        if library(x) in ("numpy", "torch"):
+            n = x.shape[-2]
+            step = max(1, _BLOCK * n // math.prod(x.shape))
+            pieces = [x[..., start : start + step, :] for start in range(0, n, step)]
+        scaled = (stop_gradient(self._scaled(zero_nonfinite(stop_gradient(piece)), tile)) for piece in pieces)
+        return reduce(xp.maximum, [xp.max(xp.sum(each * each, axis=-1)) for each in scaled])
 
     def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
         """Return the score that computes −‖q − k‖²/2h² from differences, and differently for queries far from `key`."""
@@ -199,9 +200,7 @@ class GaussianOfDifferences(GeneralScore):
         if is_array(h):
             h = expand_to_pairs(h)
             return _squares(query, key) * (-0.5 / (h * h))
-        power = (
-            2.0 ** -math.frexp(float(h))[1]
-        )  # a power of 2, so that only products that overflow or underflow are rounded
+        power = 2.0 ** -math.frexp(float(h))[1]  # a power of 2, with which products are exact
         return _squares(query * power, key * power) * (-0.5 / (h * power) ** 2)
 
     def __str__(self) -> str:
