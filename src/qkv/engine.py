@@ -341,15 +341,13 @@ class Prepared:
                 f"query, key and value must be {plan.requested.library} arrays, as planned, got {given} arrays. "
                 "Prepare another plan, or call qkv.attend."
             )
-        precise, score = None, plan.problem.score
-        if score.cancels:
+        if plan.problem.score.cancels:  # the data decides how it is computed
             spec = plan.requested.spec
             fields = spec.score, spec.normalizer, spec.mask, spec.positions, spec.dropout
-            options = seed, None, plan.requested.memory
-            run = partial(_run, observed=True)
-            precise = run_precisely(run, query, key, value, fields, plan.requested.readouts, options, "")
-        if precise is not None and precise[1] is not None:
-            return Observation(precise[0].output, precise[0].readouts, precise[1].with_guards_taken(precise[0].guards))
+            options = plan.requested.readouts, seed, plan.kernel, plan.requested.memory
+            result, ran = _run(query, key, value, fields, *options, observed=True)
+            assert ran is not None
+            return Observation(result.output, result.readouts, ran.with_guards_taken(result.guards))
         result = plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
         return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
 

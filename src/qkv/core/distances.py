@@ -13,8 +13,7 @@ relative error of a distance is below 64 times that of a rounding; if there are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
             """Save tensors for backward."""
 
 
-__all__ = ["distance_gradients", "distances", "pair_distances", "squared_distances"]
+__all__ = ["distance_gradients", "distances", "pair_distances"]
 
 _MIN_WIDTH = 12
 """Width from which matrix products are faster than differences."""
@@ -55,56 +54,31 @@ def distances(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k w
         key: keys.
     """
     if library(query, key) == "torch" and not tracing_mode(query, key) and cast("Tensor", query).device.type != "meta":
-        return _torch_distances(cast("Tensor", query), cast("Tensor", key), _forward, _backward)
+        return _torch_distances(cast("Tensor", query), cast("Tensor", key))
     return _all_differences(query, key)
-
-
-def squared_distances(
-    query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
-) -> Float[Array, "*batch q k"]:
-    """Return ‖q − k‖² for each pair of a query q and a key k, which is differentiable any number of times.
-
-    Args:
-        query: queries.
-        key: keys.
-    """
-    if library(query, key) == "torch" and not tracing_mode(query, key) and cast("Tensor", query).device.type != "meta":
-        return _torch_distances(cast("Tensor", query), cast("Tensor", key), _forward_squares, _backward_squares)
-    return _all_squares(query, key)
-
-
-def _all_squares(
-    query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
-) -> Float[Array, "*batch q k"]:
-    if query.shape[-1] == key.shape[-1] == 1:
-        difference = query - namespace(key).matrix_transpose(key)
-        return difference * difference
-    difference = query[..., :, None, :] - key[..., None, :, :]
-    return namespace(query).sum(difference * difference, axis=-1)
 
 
 def _all_differences(
     query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
 ) -> Float[Array, "*batch q k"]:
-    square = _all_squares(query, key)
+    xp = namespace(query)
+    difference = query[..., :, None, :] - key[..., None, :, :]
+    square = xp.sum(difference * difference, axis=-1)
     zero = square == 0
-    return where(zero, 0.0, namespace(query).sqrt(where(zero, 1.0, square)))
+    return where(zero, 0.0, xp.sqrt(where(zero, 1.0, square)))
 
 
 def _torch_distances(
-    query: Num[Tensor, "*#batch q width"],
-    key: Num[Tensor, "*#batch k width"],
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
+    query: Num[Tensor, "*#batch q width"], key: Num[Tensor, "*#batch k width"]
 ) -> Float[Tensor, "*batch q k"]:
     import torch
 
     if not (query.dtype == key.dtype and query.dtype in (torch.float32, torch.float64)):
-        return cast("Tensor", (_all_differences if forward is _forward else _all_squares)(query, key))
+        return cast("Tensor", _all_differences(query, key))
     batch = np.broadcast_shapes(query.shape[:-2], key.shape[:-2])
     count = math.prod(batch)
     sides = [x.expand(*batch, *x.shape[-2:]).reshape(count, *x.shape[-2:]) for x in (query, key)]
-    result: Tensor = autograd_function(forward, backward)(*sides)
+    result: Tensor = autograd_function(_forward, _backward)(*sides)
     return result.view(*batch, *result.shape[-2:])
 
 
@@ -197,38 +171,13 @@ def _backward(ctx: _Context, gradient: Float[Tensor, "batch q k"]) -> tuple[Tens
 
     query, key, found, near = ctx.saved_tensors
     with torch.autocast(query.device.type, enabled=False):
-        if torch.is_grad_enabled():
-            return _differentiable_gradients(_all_differences, query, key, gradient)
+        if torch.is_grad_enabled():  # for second derivatives, which cdist lacks
+            sides = [x.view_as(x) for x in (query, key)]
+            again = cast("Tensor", _all_differences(*sides))
+            wanted = [x for x in sides if x.requires_grad]
+            gradients = iter(torch.autograd.grad(again, wanted, gradient, create_graph=True))
+            return tuple([next(gradients) if x.requires_grad else None for x in sides])
         return distance_gradients(query, key, found, near, gradient)
-
-
-def _forward_squares(
-    ctx: _Context, query: Float[Tensor, "batch q width"], key: Float[Tensor, "batch k width"]
-) -> Float[Tensor, "batch q k"]:
-    return _forward(ctx, query, key).square()
-
-
-def _backward_squares(ctx: _Context, gradient: Float[Tensor, "batch q k"]) -> tuple[Tensor | None, ...]:
-    import torch
-
-    query, key, found, near = ctx.saved_tensors
-    with torch.autocast(query.device.type, enabled=False):
-        if torch.is_grad_enabled():
-            return _differentiable_gradients(_all_squares, query, key, gradient)
-        return distance_gradients(query, key, found, near, 2 * found * gradient)
-
-
-def _differentiable_gradients(
-    function: Callable[..., Array], query: Tensor, key: Tensor, gradient: Float[Tensor, "batch q k"]
-) -> tuple[Tensor | None, ...]:
-    """Return gradients that can be differentiated again, which `cdist` lacks."""
-    import torch
-
-    sides = [x.view_as(x) for x in (query, key)]
-    again = cast("Tensor", function(*sides))
-    wanted = [x for x in sides if x.requires_grad]
-    gradients = iter(torch.autograd.grad(again, wanted, gradient, create_graph=True))
-    return tuple([next(gradients) if x.requires_grad else None for x in sides])
 
 
 def _gradients_by_products(

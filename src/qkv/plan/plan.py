@@ -102,6 +102,7 @@ class Plan:
             ("kernel", f"{self.kernel.name}   {self.reason}"),
             ("", self.kernel.describe(self.problem)),
             *(("guard", text) for text in self.kernel.guards_of(self.problem)),
+            ("guard", _DISTANCES if self.problem.score.cancels else ""),
             *(("guard taken", text) for text in self.guards_taken),
             ("cost", _cost(self.cost, on_gpu) + f"; {memory_text(requested.memory)} allowed"),
             ("slowdown", "" if self.slowdown is None else str(self.slowdown)),
@@ -112,6 +113,13 @@ class Plan:
         return "\n".join(_row(name, text) for name, text in rows if text)
 
     __repr__ = __str__
+
+
+_DISTANCES = (
+    "if all keys are within 16 bandwidths of their mean (float64: 4,096): products as above; else: in float64, and "
+    "where that does not suffice from differences"
+)
+"""Guard of scores whose logits cancel, the square roots of `LIFT_RANGES`; `precise_call.py` checks it."""
 
 
 def _row(name: str, text: str) -> str:

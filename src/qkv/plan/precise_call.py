@@ -4,8 +4,8 @@
 
 The right side is a matrix product, but its rounding errors are about eps · max ‖y‖²/2, however near q is to k. It is
 used where this number (`Score.lift_range`) is at most `LIFT_RANGES`, which the data of each call decides. Otherwise
-the call runs in float64, whose limit is larger, and beyond that limit the score computes differences. Where there is
-no data to read, while a graph is traced, the score computes differences, or JAX and TensorFlow choose at run time.
+the call runs in float64, whose limit is larger, and beyond that limit the score computes differences. While a graph is
+traced, so that there is no data, the score computes differences; JAX and TensorFlow choose when the function runs.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def run_precisely(
         if suffices is False and name == "float32" and (double := _float64(query)) is not None:
             return _run_in(double, run, (query, key, value), fields, readouts, options, dtype)
     normalizer = fields[1] or NORMALIZERS[score.default_normalizer]()
-    if len(axes.batch):  # arrays of a part have all batch axes or none
-        sides = tuple(namespace(x).reshape(x, (*(1,) * (len(axes.batch) + 2 - x.ndim), *x.shape)) for x in sides)
+    missing = [len(axes.batch) + 2 - x.ndim for x in sides]  # arrays of a part have all batch axes or none
+    sides = tuple(x[(None,) * n] if n else x for x, n in zip(sides, missing, strict=True))
     relative = not traced and normalizer.shift_invariant and not any(isinstance(each, LogSumExp) for each in readouts)
     exact = (bound.by_differences(*(sides if relative else ())), *fields[1:])
 
@@ -125,11 +125,18 @@ def run_precisely(
             result, plan = run(query, key, value, exact, readouts, options[0], None, *options[2:])
         return replace(result, guards=(*result.guards, "too far apart for inner products: differences")), plan
 
-    if suffices is None or suffices is False or library(suffices) == "torch":
+    if suffices is None or suffices is False or readouts or library(query) == "torch":
         return run_exactly()
-    return _choose_when_run(
-        suffices, lambda: run(query, key, value, fields, readouts, *options, checked=True), run_exactly
-    )
+    plans: list[Plan | None] = []
+
+    def run_lifted() -> Array:
+        result, plan = run(query, key, value, fields, readouts, *options, checked=True)
+        plans.append(plan)
+        return result.output
+
+    choose: Any = sys.modules["jax"].lax.cond if library(query) == "jax" else namespace(query).cond
+    output = choose(suffices, run_lifted, lambda: run_exactly()[0].output)
+    return Result(output, (), ("products or differences, chosen when the function runs",)), plans[0]
 
 
 def is_certainly_near(score: Score, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> bool:
@@ -199,32 +206,3 @@ def _run_in(
     read = tuple(unflatten(tuple(map(narrowed, flatten(each))), each) for each in result.readouts)
     note = "too far apart for inner products in float32: float64"
     return Result(cast(result.output, out_dtype), read, (*result.guards, note)), plan
-
-
-def _choose_when_run(
-    suffices: Array, lifted: Callable[[], tuple[Result, Plan | None]], exact: Callable[[], tuple[Result, Plan | None]]
-) -> tuple[Result, Plan | None]:
-    """Return the result of `lifted` or of `exact`, between which a compiled function of JAX or TensorFlow chooses."""
-    found: list[tuple[Result, Plan | None]] = []
-
-    def arrays_of(function: Callable[[], tuple[Result, Plan | None]]) -> Callable[[], tuple[Array, ...]]:
-        def branch() -> tuple[Array, ...]:
-            found.append(function())
-            result = found[-1][0]
-            return (result.output, *(array for each in result.readouts for array in flatten(each)))
-
-        return branch
-
-    if library(suffices) == "jax":
-        import jax
-
-        arrays = list(jax.lax.cond(suffices, arrays_of(lifted), arrays_of(exact)))
-    else:
-        arrays = list(namespace(suffices).cond(suffices, arrays_of(lifted), arrays_of(exact)))
-    result, plan = found[0]
-    output, read = arrays.pop(0), []
-    for each in result.readouts:
-        count = len(flatten(each))
-        read.append(unflatten(tuple(arrays[:count]), each))
-        arrays = arrays[count:]
-    return Result(output, tuple(read), ("inner products or differences, chosen when the function runs",)), plan

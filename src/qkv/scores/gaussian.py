@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from qkv.core.arrays import (
     dtype_name,
@@ -22,7 +23,6 @@ from qkv.core.arrays import (
     stop_gradient,
     where,
 )
-from qkv.core.distances import squared_distances
 from qkv.core.guard import all_finite, zero_nonfinite
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Centre, Tile
@@ -129,13 +129,13 @@ class Gaussian(InnerProductScore):
         return self._largest_square(key, tile), self._largest_square(query, tile)
 
     def _largest_square(self, x: Num[Array, "*#batch n width"], tile: Tile) -> Num[Array, ""]:
-        xp, n, found = namespace(x), x.shape[-2], None
-        step = n if library(x) in ("jax", "tensorflow") else max(1, _BLOCK * n // math.prod(x.shape))
-        for start in range(0, n, step):
-            scaled = self._scaled(zero_nonfinite(stop_gradient(x[..., start : start + step, :])), tile)
-            largest = stop_gradient(xp.max(xp.sum(scaled * scaled, axis=-1)))
-            found = largest if found is None else xp.maximum(found, largest)
-        return found
+        xp, pieces = namespace(x), [x]
+        if library(x) in ("numpy", "torch"):
+            n = x.shape[-2]
+            step = max(1, _BLOCK * n // math.prod(x.shape))
+            pieces = [x[..., start : start + step, :] for start in range(0, n, step)]
+        scaled = (stop_gradient(self._scaled(zero_nonfinite(stop_gradient(piece)), tile)) for piece in pieces)
+        return reduce(xp.maximum, [xp.max(xp.sum(each * each, axis=-1)) for each in scaled])
 
     def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
         """Return the score that computes −‖q − k‖²/2h² from differences, and differently for queries far from `key`."""
@@ -170,7 +170,6 @@ class GaussianOfDifferences(GeneralScore):
     bandwidth: Array | float = array_field(default=1.0)
     centre_point: Array | None = array_field("one", "width", default=None)
     reach: Array | None = array_field(default=None)
-    is_distance = True
     saved_arrays = 1.0
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
@@ -200,11 +199,17 @@ class GaussianOfDifferences(GeneralScore):
         h = self.bandwidth
         if is_array(h):
             h = expand_to_pairs(h)
-            return squared_distances(query, key) * (-0.5 / (h * h))
-        power = (
-            2.0 ** -math.frexp(float(h))[1]
-        )  # a power of 2, so that only products that overflow or underflow are rounded
-        return squared_distances(query * power, key * power) * (-0.5 / (h * power) ** 2)
+            return _squares(query, key) * (-0.5 / (h * h))
+        power = 2.0 ** -math.frexp(float(h))[1]  # a power of 2, with which products are exact
+        return _squares(query * power, key * power) * (-0.5 / (h * power) ** 2)
 
     def __str__(self) -> str:
         return f"{Gaussian(self.bandwidth)} from differences"
+
+
+def _squares(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]) -> Num[Array, "*#batch q k"]:
+    if query.shape[-1] == key.shape[-1] == 1:
+        difference = query - namespace(key).matrix_transpose(key)
+        return difference * difference
+    difference = query[..., :, None, :] - key[..., None, :, :]
+    return namespace(query).sum(difference * difference, axis=-1)

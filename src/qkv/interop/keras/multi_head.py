@@ -60,7 +60,7 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         window = getattr(self, "_sliding_window", None)  # Keras before 3.15 has no windows
         return mask if window is None else and_masks(mask, Window(window - 1, window - 1))
 
-    def _token_mask(self, mask: Shaped[Array, "batch *_"], rank: int) -> Shaped[Array, "batch *_ length"]:
+    def _token_mask(self, mask: Shaped[Array, batch * _], rank: int) -> Shaped[Array, "batch *_ length"]:
         """Return the boolean mask of Keras of the tokens of an input, for projected queries with `rank` axes."""
         if len(mask.shape) == rank - 2:
             mask = ops.transpose(mask, [n for n in self._order(rank) if n < rank - 2])

@@ -143,7 +143,7 @@ class BatchedKernel(Kernel):
         built: dict[torch.device, BatchedAttention] = {}
         unbound = {"tile": tile, "dropout": 0.0, "projected": False, "tile_dtype": None, "finite": (True, True)}
         rounded_to = problem.rounded_to
-        axes, number = problem.axes, problem.score.distance_factor is not None and not problem.score.arrays()
+        axes, number = problem.axes, not problem.score.arrays() and problem.score.distance_factor is not None
         checks_itself = number and axes.query[:-2] == axes.key[:-2] == axes.value[:-2] == axes.batch
 
         def run(
