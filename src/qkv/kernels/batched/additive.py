@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.microbenchmarks import has_fast_tanh
+from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, has_fast_tanh
 
 __all__ = ["STEP_BYTES", "tanh_sum_gradients", "tanh_sums"]
 
@@ -45,7 +45,8 @@ def tanh_sums(
 ) -> tuple[Float[Tensor, "*_"] | None, ...] | None:
     """Return the logits Σ_h v_h tanh(left_ih + right_jh) of all pairs, or None if the ranges are too large for it.
 
-    They are too large if both sides of a hidden unit are far from 0 after centering, or if an element is not finite.
+    They are too large if both sides of a hidden unit are far from 0 after centering, if an element is not finite, or
+    if the vector is so large that the error of the expansion would show in the logits.
 
     Args:
         left: projected queries.
@@ -61,6 +62,9 @@ def tanh_sums(
 
     (batch, q, hidden), k = left.shape, right.shape[1]
     fast = has_fast_tanh(left)
+    # NaN fails this comparison and those below.
+    if not float(torch.linalg.vector_norm(vector, math.inf)) * hidden <= LARGEST_FACTOR[left.element_size()]:
+        return None
     if batch * q * k * hidden <= (_FEW_ELEMENTS_FAST if fast else _FEW_ELEMENTS[gradient]):
         # Without a gradient NaN shows in the output, and σ(∞) is 1 as it should be.
         if gradient and not math.isfinite((left.sum() + right.sum()).item()):
@@ -84,7 +88,6 @@ def tanh_sums(
     limit = _MAX_HALF_RANGE[left.element_size()]
     low, high = torch.aminmax(left)
     low_key, high_key = torch.aminmax(right)
-    # NaN fails all comparisons.
     if not (-limit <= float(low) and float(high) <= limit and -limit <= float(low_key) and float(high_key) <= limit):
         center = _center(left, right, vector)
         if center is None:

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from typing import cast
 
 from qkv.core.typing import Float, Int, Tensor
-from qkv.kernels.runtime.microbenchmarks import faster_ops
+from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, faster_ops
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_
 from qkv.kernels.tiled.logits.centering import center_sides
@@ -115,7 +115,7 @@ def prepare_units(
     half_ranges: list[float] = measured.tolist()
     most = expansion_limit(left.element_size())
     # NaN in v would spread to the other units of its group, and a huge element would overflow the numerator.
-    moderate_vector = bool((vector.abs() < 2.0**30).all())
+    moderate_vector = float(vector.abs().sum()) <= LARGEST_FACTOR[vector.element_size()]
     near = [h for h, half_range in enumerate(half_ranges) if moderate_vector and half_range <= most]
     far = [h for h, half_range in enumerate(half_ranges) if not (moderate_vector and half_range <= most)]
     forward: list[TanhExpansion | _ElementwiseTanh] = []

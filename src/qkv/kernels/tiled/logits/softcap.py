@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.microbenchmarks import FasterOps
+from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, FasterOps
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_
 from qkv.kernels.tiled.logits.inner_product import InnerProductLogits
@@ -23,6 +23,8 @@ class SoftcapLogits(TileLogits):
         assert score.inner is not None
         assert score.tanh_cap is not None
         self._cap = score.tanh_cap
+        if self._cap > LARGEST_FACTOR[call.value.element_size()]:
+            self.ops = replace(ops, sigmoid_tanh=False)
         self._inner = InnerProductLogits(replace(call, score=score.inner), 1.0 / self._cap, ops)
 
     def logits(
