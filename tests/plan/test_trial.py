@@ -10,6 +10,7 @@ import pytest
 import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.arrays import namespace
+from qkv.core.function_part import key_of_code
 from qkv.errors import OptionError, RefusedError, ShapeError
 from qkv.plan import trial
 from qkv.testing.libraries import LIBRARIES, Setting
@@ -196,8 +197,8 @@ def test_functions_of_every_kind_have_a_key_that_is_the_same_for_the_same_code()
         lambda: held.score,
         lambda: lambda q, k: product(q, k),
     ):
-        assert trial._key(scores.Custom(make())) == trial._key(scores.Custom(make()))
-    assert trial._key(partial(softmax, axis=-1)) != trial._key(partial(softmax, axis=-2))
+        assert key_of_code(scores.Custom(make())) == key_of_code(scores.Custom(make()))
+    assert key_of_code(partial(softmax, axis=-1)) != key_of_code(partial(softmax, axis=-2))
 
 
 def test_batch_axes_that_the_trial_cannot_find_must_be_given():
