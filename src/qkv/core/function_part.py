@@ -31,12 +31,14 @@ class Verdict:
         same_rank: whether functions need arguments with all batch axes of the call, also for one batch element.
         finding: what an element depends on besides its own pair or row, or "".
         doubt: why the part could not be judged, or "".
+        random: whether the function returned other elements for the same arrays.
     """
 
     batch_axes: tuple[tuple[int | None, ...], ...]
     same_rank: bool = True
     finding: str = ""
     doubt: str = ""
+    random: bool = False
 
     @property
     def divides(self) -> bool:
@@ -138,7 +140,7 @@ def function_parts(value: object) -> list[FunctionPart]:
 def key_of_code(value: Any, depth: int = 8) -> Hashable:
     """Return a key of a part or its fields; a function that is defined anew for each call has that of its code."""
     if isinstance(value, Part):
-        return type(value), *(key_of_code(getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]
+        return type(value), *(key_of_code(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, tuple):
         return tuple([key_of_code(x, depth - 1) for x in value]) if depth else ()
     if isinstance(value, partial):

@@ -221,7 +221,7 @@ class _Case:
         found = self._evaluate(cuts)
         whole = found["whole"]
         if not _same(whole, found["again"]):
-            return Verdict(axes, doubt="the function is random")
+            return Verdict(axes, doubt="the function is random", random=True)
         if last and not _same(whole[last], found["one"]):
             return Verdict(axes, finding="the other batch elements")
         same_rank = "last" in found and not _same(whole[last], found["last"])
