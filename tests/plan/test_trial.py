@@ -10,6 +10,7 @@ import pytest
 import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.arrays import namespace
+from qkv.core.function_part import key_of_code
 from qkv.errors import OptionError, RefusedError, ShapeError
 from qkv.plan import trial
 from qkv.testing.libraries import LIBRARIES, Setting
@@ -141,6 +142,24 @@ def test_a_random_function_runs_and_the_plan_says_that_it_cannot_be_judged():
         assert "the function is random" in str(qkv.explain(x, x, x, score=scores.Custom(function)))
 
 
+def test_gradients_of_a_random_function_are_those_of_its_output():
+    torch = pytest.importorskip("torch")
+    drawn = []
+
+    def function(q, k):
+        drawn.append(torch.rand(q.shape[-2], k.shape[-2], dtype=q.dtype))
+        return q @ k.mT * drawn[-1]
+
+    x = torch.randn(40, 3, dtype=torch.float64, requires_grad=True)
+    got = qkv.attend(x, x, x, score=scores.Custom(function))
+    (found,) = torch.autograd.grad(got.sin().sum(), x)
+    wanted = (x @ x.mT * drawn[-1]).softmax(-1) @ x
+    assert torch.allclose(got, wanted)
+    assert torch.allclose(found, torch.autograd.grad(wanted.sin().sum(), x)[0])
+    with pytest.raises(RefusedError, match=r"kernel must be 'dense' for gradients of a random function, got 'tiled'\."):
+        qkv.attend(x, x, x, score=scores.Custom(function), kernel="tiled")
+
+
 def test_global_random_generators_are_left_as_they_were():
     torch = pytest.importorskip("torch")
 
@@ -196,8 +215,8 @@ def test_functions_of_every_kind_have_a_key_that_is_the_same_for_the_same_code()
         lambda: held.score,
         lambda: lambda q, k: product(q, k),
     ):
-        assert trial._key(scores.Custom(make())) == trial._key(scores.Custom(make()))
-    assert trial._key(partial(softmax, axis=-1)) != trial._key(partial(softmax, axis=-2))
+        assert key_of_code(scores.Custom(make())) == key_of_code(scores.Custom(make()))
+    assert key_of_code(partial(softmax, axis=-1)) != key_of_code(partial(softmax, axis=-2))
 
 
 def test_batch_axes_that_the_trial_cannot_find_must_be_given():

@@ -6,16 +6,19 @@ a call, `plan/trial.py` finds which leading axes of each parameter are batch axe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any, Self
+from weakref import ref
 
-from qkv.core.arrays import is_array, namespace
+from qkv.core.arrays import dtype_name, is_array, library, namespace
 from qkv.core.parts import Part, UserAxes
 from qkv.core.typing import Array, Shaped
 from qkv.errors import OptionError, ShapeError
 
-__all__ = ["FunctionPart", "Verdict", "function_parts", "pad_axes"]
+__all__ = ["FunctionPart", "Verdict", "function_parts", "key_of_code", "pad_axes"]
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,14 @@ class Verdict:
         same_rank: whether functions need arguments with all batch axes of the call, also for one batch element.
         finding: what an element depends on besides its own pair or row, or "".
         doubt: why the part could not be judged, or "".
+        random: whether the function returned other elements for the same arrays.
     """
 
     batch_axes: tuple[tuple[int | None, ...], ...]
     same_rank: bool = True
     finding: str = ""
     doubt: str = ""
+    random: bool = False
 
     @property
     def divides(self) -> bool:
@@ -130,6 +135,32 @@ def function_parts(value: object) -> list[FunctionPart]:
     if isinstance(value, FunctionPart):
         return [value]
     return function_parts(tuple(value.__dict__.values())) if isinstance(value, Part) else []
+
+
+def key_of_code(value: Any, depth: int = 8) -> Hashable:
+    """Return a key of a part or its fields; a function that is defined anew for each call has that of its code."""
+    if isinstance(value, Part):
+        return type(value), *(key_of_code(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, tuple):
+        return tuple([key_of_code(x, depth - 1) for x in value]) if depth else ()
+    if isinstance(value, partial):
+        return partial, key_of_code((value.func, *value.args, *value.keywords.items()), depth)
+    if isinstance(value, MethodType):
+        return MethodType, key_of_code((value.__func__, value.__self__), depth)
+    if isinstance(value, FunctionType):
+        # A function that calls itself refers to itself, so `depth` ends the search.
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        return value.__code__, key_of_code((*cells, *(value.__defaults__ or ())), depth)
+    if is_array(value):
+        return library(value), tuple(value.shape), dtype_name(value)
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return type(value), value
+    try:
+        key = ref(value)  # such as a module to which a function refers, which must not be kept
+        hash(key)
+    except TypeError:
+        return type(value), id(value)
+    return key
 
 
 def pad_axes(x: Shaped[Array, "*shape"], rank: int) -> Shaped[Array, "*_"]:

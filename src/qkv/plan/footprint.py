@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from threading import Lock
-from types import FunctionType
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import accumulation_dtype
 from qkv.core.axes import Axes
+from qkv.core.function_part import key_of_code
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Shaped, Tensor
+from qkv.core.typing import Shaped, Tensor
 from qkv.scores.base import GeneralScore, Score
 from qkv.scores.custom import Custom
 
@@ -57,7 +57,7 @@ def elements_by_trial(score: Score, axes: Axes, dtype: str) -> int | None:
     if axes.pairs * max(axes.query_width, axes.key_width) < _MIN_ELEMENTS:
         return None
     lead = axes.query[:-2], axes.key[:-2]
-    signature = (_function_signature(score), lead, axes.query_width, axes.key_width, dtype)
+    signature = (key_of_code(score), lead, axes.query_width, axes.key_width, dtype)
     with _LOCK:
         if signature in _TRIALS:
             return _TRIALS[signature]
@@ -71,18 +71,6 @@ def elements_by_trial(score: Score, axes: Axes, dtype: str) -> int | None:
         if len(_TRIALS) > _MAX_TRIALS:
             _TRIALS.popitem(last=False)
     return elements
-
-
-def _function_signature(score: Score) -> Hashable:
-    """Return the signature of a score; a function that is defined anew for each call has that of its code."""
-    function = score.function if isinstance(score, Custom) else None
-    if not isinstance(function, FunctionType):
-        return score.signature()
-    assert isinstance(score, Custom)
-    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
-    stand_in = cast("Callable[..., Array]", len)
-    closed = Custom(stand_in, (*score.parameters, *cells, *(function.__defaults__ or ()))).signature()
-    return function.__code__, closed
 
 
 def _trial(score: GeneralScore, axes: Axes, dtype: str) -> int | None:

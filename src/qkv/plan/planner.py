@@ -59,6 +59,14 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
     check_choice("kernel", kernel, (None, *(each.name for each in kernels)))
     if kernel != "dense":
         requested = replace(requested, trials=check_functions(requested))
+        if requested.gradient and any(verdict is not None and verdict.random for verdict in requested.trials):
+            # Other kernels call a function again in backward, which would then return other numbers.
+            if kernel is not None:
+                raise RefusedError(
+                    f"kernel must be 'dense' for gradients of a random function, got {kernel!r}. Pass that kernel, "
+                    "which calls the function once, or draw the numbers before the call."
+                )
+            kernels = [each for each in kernels if each.name == "dense"] or kernels
     problem, rewrites = rewrite(requested)
     choice = _choose(problem, kernels, kernel)
     named = kernel

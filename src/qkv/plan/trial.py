@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from importlib import import_module
 from itertools import islice, product
-from types import CellType, FunctionType, MethodType
 from typing import Any
-from weakref import ref
 
 import numpy as np
 
-from qkv.core.arrays import asarray_like, dtype_name, is_array, is_floating, library, namespace, to_numpy
+from qkv.core.arrays import asarray_like, dtype_name, is_floating, is_tensor, library, namespace, to_numpy
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import BoundCall, take_range
-from qkv.core.function_part import FunctionPart, Verdict, function_parts
+from qkv.core.function_part import FunctionPart, Verdict, function_parts, key_of_code
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
@@ -114,7 +113,7 @@ def _verdict(part: Any, problem: Problem) -> Verdict:
     one = tuple(tuple(type(n) is int and n == 1 for n in x) for x in (axes.query[:-1], axes.key[:-1], axes.batch))
     masked = isinstance(part, Normalizer) and problem.spec.mask is not None
     context = (tuple(options), one, axes.query_width, axes.key_width, axes.text, problem.library, problem.dtype, masked)
-    key = (_key(part), context)
+    key = (key_of_code(part), context)
     found = _TRIALS.get(key)
     if found is None:
         if not _is_possible(problem.library) or any(type(n) is not int for n in (axes.query_width, axes.key_width)):
@@ -123,32 +122,6 @@ def _verdict(part: Any, problem: Problem) -> Verdict:
         if len(_TRIALS) > _MAX_TRIALS:
             _TRIALS.popitem(last=False)
     return found
-
-
-def _key(value: Any, depth: int = 8) -> Hashable:
-    """Return a key of a part or its fields; a function that is defined anew for each call has that of its code."""
-    if isinstance(value, Part):
-        return type(value), *(_key(getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]
-    if isinstance(value, tuple):
-        return tuple([_key(x, depth - 1) for x in value]) if depth else ()
-    if isinstance(value, partial):
-        return partial, _key((value.func, *value.args, *value.keywords.items()), depth)
-    if isinstance(value, MethodType):
-        return MethodType, _key((value.__func__, value.__self__), depth)
-    if isinstance(value, FunctionType):
-        # A function that calls itself refers to itself, so `depth` ends the search.
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-        return value.__code__, _key((*cells, *(value.__defaults__ or ())), depth)
-    if is_array(value):
-        return library(value), tuple(value.shape), dtype_name(value)
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return type(value), value
-    try:
-        key = ref(value)  # such as a module to which a function refers, which must not be kept
-        hash(key)
-    except TypeError:
-        return type(value), id(value)
-    return key
 
 
 def _is_possible(kind: str) -> bool:
@@ -224,7 +197,7 @@ class _Case:
             for shape, length in ((axes.query, self.lengths[0]), (axes.key, self.lengths[1])):
                 lead = self._batch_lengths(shape[: len(shape) - core])
                 words = _WORDS[self.random.integers(len(_WORDS), size=(*lead, length))] if axes.text else None
-                self.sides.append(self._numbers((*lead, length, shape[-1])) if words is None else words)  # type: ignore[arg-type]
+                self.sides.append(self._numbers((*lead, length, shape[-1])) if words is None else words)
 
     def judge(self, axes: tuple[tuple[int | None, ...], ...], masked: bool) -> Verdict:
         """Return the verdict on a part with the given batch axes of the parameters of its functions.
@@ -248,7 +221,7 @@ class _Case:
         found = self._evaluate(cuts)
         whole = found["whole"]
         if not _same(whole, found["again"]):
-            return Verdict(axes, doubt="the function is random")
+            return Verdict(axes, doubt="the function is random", random=True)
         if last and not _same(whole[last], found["one"]):
             return Verdict(axes, finding="the other batch elements")
         same_rank = "last" in found and not _same(whole[last], found["last"])
@@ -296,7 +269,12 @@ class _Case:
         side: int = 0,
     ) -> Array:
         """Return the elements of some queries, keys and batch elements."""
-        _seed(library(self.reference), seed)
+        for draw in (
+            random.seed,
+            np.random.seed,
+            *([sys.modules["torch"].manual_seed] if is_tensor(self.reference) else []),
+        ):
+            draw(seed)
         rows, cols = rows or (0, self.lengths[0]), cols or (0, self.lengths[1])
         index = index or tuple(slice(0, n) for n in self.batch)
         tile = self.tile.select_batch(index).restrict(rows, cols)
@@ -319,7 +297,7 @@ class _Case:
         drawn, n = np.asarray(self.sides[at]), self.lengths[side]
         inside = (np.arange(n) >= half[0]) & (np.arange(n) < half[1])
         other = np.where(inside if self.text else inside[:, None], drawn, np.roll(drawn, n // 2, axis))
-        self.sides[at] = other if self.text else asarray_like(self.reference, other)  # type: ignore[assignment]
+        self.sides[at] = other if self.text else asarray_like(self.reference, other)
         again = self._evaluate({"whole": {}})["whole"]
         again = again[..., slice(*half), :] if side == 0 else again[..., slice(*half)]
         return f"the number of {name}" if _same(elements, again) else f"the other {name}"
@@ -350,60 +328,36 @@ class _Case:
 def _reference(problem: Problem) -> tuple[Array, str]:
     """Return an array of the library and device of a call, and the name of the dtype of accumulation."""
     dtype = "float64" if problem.dtype == "float64" else "float32"
-    if problem.library == "torch":
-        import torch
-
-        gpu = problem.device.is_gpu and torch.cuda.is_available()
-        return torch.zeros((), device="cuda" if gpu else "cpu", dtype=getattr(torch, dtype)), dtype  # type: ignore[return-value]
-    if problem.library == "jax":
-        import jax.numpy as jnp
-
-        return jnp.zeros(()), dtype  # type: ignore[return-value]
-    if problem.library == "tensorflow":
-        import tensorflow as tf
-
-        return tf.zeros((), dtype), dtype
-    return np.zeros((), dtype), dtype  # type: ignore[return-value]
+    module = import_module("jax.numpy" if problem.library == "jax" else problem.library)
+    reference = module.zeros((), dtype=getattr(module, dtype))
+    on_gpu = problem.library == "torch" and problem.device.is_gpu and module.cuda.is_available()
+    return reference.cuda() if on_gpu else reference, dtype
 
 
 @contextmanager
 def _isolated(kind: str) -> Iterator[None]:
     """Evaluate functions without tracing and gradients, and restore the global random generators."""
-    states = random.getstate(), np.random.get_state()
+    module, states = import_module(kind), (random.getstate(), np.random.get_state())
+    contexts: dict[str, Callable[[], list[AbstractContextManager[Any]]]] = {
+        "numpy": list,
+        "torch": lambda: [
+            module._C._DisableFuncTorch(),
+            module.random.fork_rng(),
+            module.no_grad(),
+            module.autocast("cpu", enabled=False),
+        ],
+        "jax": lambda: [module.ensure_compile_time_eval()],
+        "tensorflow": lambda: [module.init_scope()],
+    }
     with ExitStack() as stack, warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        if kind == "torch":
-            import torch
-
-            for each in (
-                torch._C._DisableFuncTorch(),
-                torch.random.fork_rng(),
-                torch.no_grad(),
-                torch.autocast("cpu", enabled=False),
-            ):
-                stack.enter_context(each)
-        elif kind == "jax":
-            import jax
-
-            stack.enter_context(jax.ensure_compile_time_eval())
-        elif kind == "tensorflow":
-            import tensorflow as tf
-
-            stack.enter_context(tf.init_scope())
+        for each in contexts[kind]():
+            stack.enter_context(each)
         try:
             yield
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-
-
-def _seed(kind: str, seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    if kind == "torch":
-        import torch
-
-        torch.manual_seed(seed)
 
 
 def _same(expected: np.ndarray, found: np.ndarray | None) -> bool:

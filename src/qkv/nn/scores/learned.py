@@ -287,13 +287,14 @@ class _GivenParameters(LearnedScore):
 class Custom(_GivenParameters):
     """`scores.Custom` with learned parameters: logit(q, k) = function(query, key, *parameters).
 
-    Parameters are the same for all heads. Their initial values are given by the caller.
+    Initial values are given by the caller. The leading axes of a parameter may be the heads, as in `scores.Custom`.
 
     Args:
         function: maps `(query (*batch, q, query_width), key (*batch, k, key_width), *parameters)` to logits
             `(*batch, q, k)`; each logit must depend on its own query and key alone.
         parameters: initial values, passed to the function after the key.
         elements: as in `scores.Custom`.
+        batch_axes: as in `scores.Custom`.
 
     Example:
         >>> far = Custom(1, function=lambda q, k, s: -s * (q - k.mT) ** 2, parameters=(torch.ones(()),))
@@ -307,20 +308,21 @@ class Custom(_GivenParameters):
         function: Callable[..., Float[Tensor, "*batch q k"]],
         parameters: tuple[Float[Tensor, "*_"], ...] = (),
         elements: int | None = None,
+        batch_axes: tuple[int, ...] | None = None,
     ) -> None:
         """Store the function, and create learned parameters from copies of the arrays `parameters`."""
-        self.function, self.elements = function, elements
+        self.function, self.elements, self.batch_axes = function, elements, batch_axes
         self.learn(parameters)
 
     def forward(self) -> scores.Score:
         """Return a `scores.Custom` with the function of this module and its current parameters."""
-        return scores.Custom(self.function, (*self.parameters_given,), self.elements)
+        return scores.Custom(self.function, (*self.parameters_given,), self.elements, batch_axes=self.batch_axes)
 
 
 class Features(_GivenParameters):
     """`scores.Features` with learned parameters: logit(q, k) = <φ(q), φ(k)>, φ(x) = function(x, *parameters).
 
-    Parameters are the same for all heads. Their initial values are given by the caller.
+    Initial values are given by the caller. The leading axes of a parameter may be the heads, as in `scores.Custom`.
 
     Args:
         function: as in `scores.Features`.
