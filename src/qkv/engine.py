@@ -21,7 +21,7 @@ from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, ArrayLike, Num, Shaped
 from qkv.errors import KindError, ShapeError
 from qkv.kernels import KERNELS
-from qkv.kernels.compiled.operator import compiled_attend, refuse_observe
+from qkv.kernels.compiled.operator import break_graph, compiled_attend, run_uncompiled
 from qkv.kernels.plan_call import plan_call
 from qkv.kernels.transforms.call import run_transformed
 from qkv.masks import Mask
@@ -176,13 +176,30 @@ def observe(
     if unknown:
         refuse_unknown("observe", unknown)
     fields = score, normalizer, mask, positions, dropout
+    arguments = query, key, value, fields, readouts, seed, kernel, memory, enable_gqa
+    if tracing_mode(query, key, value) == "compile":
+        break_graph()
+        return run_uncompiled(_observe, *arguments)
+    return _observe(*arguments)
+
+
+def _observe(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    fields: SpecFields,
+    readouts: Sequence[Readout],
+    seed: Seed | None,
+    kernel: str | Kernel | None,
+    memory: int | str | None,
+    enable_gqa: bool,
+) -> Observation:
     try:
         result, plan = _run(query, key, value, fields, as_readouts(readouts), seed, kernel, memory, enable_gqa, True)
     except (TypeError, AttributeError, RuntimeError):
         explain_failure(query, key, value, kernel, memory)
         raise
-    if plan is None:
-        refuse_observe()
+    assert plan is not None
     return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
 
 
@@ -328,7 +345,8 @@ class Prepared:
         """
         query, key, value = (as_array(x) for x in (query, key, value))
         if tracing_mode(query, key, value) == "compile":
-            refuse_observe()
+            break_graph()
+            return run_uncompiled(self, query, key, value, seed=seed)
         plan, axes = self.plan, self.plan.requested.axes
         shapes = tuple(tuple(x.shape) for x in (query, key, value))
         if shapes != (axes.query, axes.key, axes.value):

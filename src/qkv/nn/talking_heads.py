@@ -67,13 +67,16 @@ class MixedWeights(Normalizer):
 
 
 def _mix_heads(
-    mix: Float[Tensor, "heads heads"] | None,
+    mix: Float[Tensor, "*_ heads heads"] | None,
     x: Float[Array, "*batch heads q k"],
     out: Bool[Array, "*batch heads q k"],
     fill: float,
 ) -> Float[Array, "*batch heads q k"]:
     assert isinstance(x, Tensor)
     assert isinstance(out, Tensor)
+    assert mix is not None
+    if mix.ndim > 2:  # the last batch axis is that of the heads, which have one matrix together
+        mix = mix.squeeze(-3)
     clean = torch.where(out, torch.zeros_like(x), x)
-    mixed = torch.einsum("hg,...gqk->...hqk", mix, clean)
+    mixed = torch.einsum("...hg,...gqk->...hqk", mix, clean)
     return torch.where(out, torch.full_like(mixed, fill), mixed)

@@ -32,7 +32,7 @@ class TopK(Normalizer):
 
     Args:
         k: number of keys, at least 1. Rows with fewer keys keep all of them.
-        normalizer: the inner normalizer, which computes the weights of the kept keys.
+        normalizer: the inner normalizer, which computes the weights of the kept keys; None: `Softmax()`.
 
     Raises:
         OptionError: `k` is not a positive integer, or `normalizer` is not a `Normalizer`.
@@ -44,17 +44,22 @@ class TopK(Normalizer):
     """
 
     k: int
-    normalizer: Normalizer = Softmax()
+    normalizer: Normalizer = None  # type: ignore[assignment]  # Softmax(), which torch.compile cannot trace as a default
     selects_keys: ClassVar[bool] = True
     has_threshold_bound: ClassVar[bool] = True
 
     def validate(self) -> None:
         """Check that `k` is a positive integer and that `normalizer` is a `Normalizer`."""
         require_positive_integer("TopK", "k", self.k)
+        if self.normalizer is None:
+            object.__setattr__(self, "normalizer", Softmax())
         if not isinstance(self.normalizer, Normalizer):
             raise OptionError(
                 f"normalizer of TopK must be a Normalizer, got {self.normalizer!r}. Pass one, such as Softmax()."
             )
+
+    def __str__(self) -> str:
+        return f"TopK({self.k})" if str(self.normalizer) == "Softmax()" else super().__str__()
 
     @property
     def online(self) -> bool:  # type: ignore[override]

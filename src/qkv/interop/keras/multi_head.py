@@ -45,7 +45,7 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
     ) -> Mask | None:
         """Return one mask of qkv that combines all masks of Keras, or None if there are none.
 
-        `query` and `value` are not projected yet. Causal masks and windows count the tokens along the axes of attention,
+        `query` and `value` are not projected yet. Causal masks and windows count tokens along the axes of attention,
         several axes in row-major order; Keras counts along axis 1, whatever the axes of attention are.
         """
         rank = len(query.shape) + 1
@@ -60,7 +60,7 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         window = getattr(self, "_sliding_window", None)  # Keras before 3.15 has no windows
         return mask if window is None else and_masks(mask, Window(window - 1, window - 1))
 
-    def _token_mask(self, mask: Shaped[Array, batch * _], rank: int) -> Shaped[Array, "batch *_ length"]:
+    def _token_mask(self, mask: Shaped[Array, "*_"], rank: int) -> Shaped[Array, "*_"]:
         """Return the boolean mask of Keras of the tokens of an input, for projected queries with `rank` axes."""
         if len(mask.shape) == rank - 2:
             mask = ops.transpose(mask, [n for n in self._order(rank) if n < rank - 2])

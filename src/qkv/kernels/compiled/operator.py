@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
     from qkv.plan.cache import SpecFields
 
-__all__ = ["compiled_attend", "operator_arguments", "refuse", "refuse_observe"]
+__all__ = ["break_graph", "compiled_attend", "operator_arguments", "refuse", "run_uncompiled"]
 
+T = TypeVar("T")
 _Run = Callable[..., Array]
 _Needed = tuple[bool, ...] | None
 _Structure: TypeAlias = "str | tuple[_Structure, ...]"
@@ -111,20 +112,36 @@ def operator_arguments(
 def refuse(message: str) -> NoReturn:
     """Raise a `RefusedError` with `message`, about a call that is being compiled.
 
-    The compiler runs this function instead of tracing it.
+    The compiler runs this function instead of tracing it. It takes other errors than its own for faults of its own.
 
     Raises:
         RefusedError: always.
     """
-    raise RefusedError(message)
+    from torch._dynamo.exc import Unsupported
+
+    raise type("RefusedError", (RefusedError, Unsupported), {})(message)
 
 
-def refuse_observe() -> NoReturn:
-    """Raise a `RefusedError` because `observe` or a prepared plan is called in a function that is compiled."""
-    refuse(
-        "torch.compile cannot trace qkv.observe and prepared plans. Call qkv.attend in compiled functions, or mark the "
-        "function that calls them with torch.compiler.disable."
-    )
+def break_graph() -> None:
+    """Make `torch.compile` run the rest of the calling function without compiling it, if the graph may break.
+
+    Raises:
+        RefusedError: the graph must not break, since it was compiled with `fullgraph=True`.
+    """
+    import torch
+
+    if torch._guards.TracingContext.try_get() is not None:
+        refuse(
+            "fullgraph must be False to call qkv.observe or a prepared plan under torch.compile, which cannot trace "
+            "them, got True. Call qkv.attend in this function, or call them outside of it."
+        )
+
+
+def run_uncompiled(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Return the result of a function that `torch.compile` does not compile. Call `break_graph` before."""
+    import torch
+
+    return cast("T", torch.compiler.disable(function)(*arguments, **named))  # type: ignore[no-untyped-call]
 
 
 # -- flattening of parts to tensors and constants --------------------------------------------------------
@@ -266,7 +283,7 @@ def _in_functorch() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
 
 
-for _function in (_register_call, _uses_random_numbers, _in_functorch, refuse):
+for _function in (_register_call, _uses_random_numbers, _in_functorch, refuse, break_graph):
     # This has the effect of `torch.compiler.assume_constant_result`, which would import the compiler together with qkv.
     vars(_function)["_dynamo_marked_constant"] = True
 
