@@ -72,12 +72,13 @@ def test_marks_of_missing_cells_do_not_make_a_column_texts(tmp_path):
     assert "x: 5 cells are not finite numbers, such as '-', left out" in answer.notes
 
 
-def test_marks_of_missing_cells_among_texts_are_mentioned(tmp_path):
+@pytest.mark.parametrize("mark", ["n/a", "N/A", r"\N", "**", "none", "n.a."])
+def test_marks_of_missing_cells_among_texts_are_mentioned(mark, tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text("x,v\n1,red\n2,n/a\n3,blue\n4,red\n")
-    note = """v holds texts, and 'n/a' is one of them; --where "v <> 'n/a'" leaves it out"""
-    assert Database.open(path, "x", "v").ask(2).column_notes == (note,)
-    answer = Database.open(path, "x", "v").ask(2, where="v <> 'n/a'", score="exact")
+    path.write_text(f"x,v\n1,red\n2,{mark}\n3,blue\n4,red\n")
+    (note,) = Database.open(path, "x", "v").ask(2).column_notes
+    assert note.startswith(f"v holds texts, and {mark!r} is one of them; --where ")
+    answer = Database.open(path, "x", "v").ask(2, where=f"v <> '{mark}'", score="exact")
     assert not answer.found
     path.write_text("x,v\n1,red\n2,\n3,Unknown\n")
     assert Database.open(path, "x", "v").ask(1).column_notes == ()

@@ -115,6 +115,16 @@ def test_texts_with_a_few_odd_ones_are_identifiers_and_the_odd_ones_keys(name, c
         assert database.ask(query + "0").reason == "no key equals the query"
 
 
+@pytest.mark.parametrize("name", ["part_no", "Roll No", "Event No", "Inv No", "Nr", "Postleitzahl", "sku"])
+def test_identifiers_with_an_exponent_are_the_texts_that_were_written(name, tmp_path):
+    draw = random.Random(name)
+    cells = [*("1E05", "100000", "2E3", "2000"), *map(str, draw.sample(range(10**4, 10**6), 20))]
+    draw.shuffle(cells)
+    (tmp_path / "t.csv").write_text(f"{name},v\n" + "".join(f"{cell},{row}\n" for row, cell in enumerate(cells)))
+    database = Database.open(tmp_path / "t.csv", key=name, value="v")
+    assert [database.ask(cell).value for cell in cells] == list(range(24))
+
+
 def test_texts_of_which_some_are_digits_stay_names():
     answer = Database.open({"house": ["12", "14", "14 B", "Mill"], "v": [1, 2, 3, 4]}, key="house", value="v").ask(
         "mil"

@@ -83,6 +83,12 @@ def test_a_total_of_which_all_cells_are_filled_is_a_row_and_mentioned(tmp_path):
     assert opened(tmp_path / "t.csv", content, skip_footer=1).table.num_rows == 2
 
 
+def test_a_last_row_with_too_many_cells_is_an_error_and_a_remark_is_not(tmp_path):
+    with pytest.raises(DataError, match=r"line 3 of .* must have 2 cells, as the header has, got 3: 'Bob,2,5'"):
+        opened(tmp_path / "t.csv", "name,pay\nAnn,1\nBob,2,5\n")
+    assert opened(tmp_path / "t.csv", "name,pay\nAnn,1\nSource: a, b, c and d\n").table.num_rows == 1
+
+
 @pytest.mark.parametrize("row", [0, 2, 9])
 def test_a_header_row_that_is_no_line_is_refused(row, tmp_path):
     with pytest.raises(OptionError, match="header_row must be"):

@@ -213,11 +213,10 @@ def ask(
         )
     reading: dict[str, Any] = {"encoding": encoding, "delimiter": delimiter, "decimal": decimal}
     reading |= {"date_format": date_format, "header_row": header_row, "skip_footer": skip_footer}
-    given = [f"--{name.replace('_', '-')}" for name, option in reading.items() if option is not None]
-    if given and (stored or sql is not None):
-        where = "qkv store create and append" if stored else "read_csv in the SQL"
-        source_kind = "a store" if stored else "--sql"
-        raise OptionError(f"{given[0]} must be used with a table, got {source_kind}. Pass it to {where}.")
+    refused = [f"--{name.replace('_', '-')}" for name, option in reading.items() if option is not None]
+    if refused and (stored or sql is not None):
+        kind, place = ("a store", "qkv store create and append") if stored else ("--sql", "read_csv in the SQL")
+        raise OptionError(f"{refused[0]} must be used with a table, got {kind}. Pass it to {place}.")
 
     from qkv.cli.json_csv import CsvWriter, JsonWriter
     from qkv.cli.query_input import number_lines, read_queries

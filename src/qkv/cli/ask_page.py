@@ -73,7 +73,7 @@ def describe_table(
     options = columns | {name: text for name, text in reading.items() if text is not None}
     if memory != "512 MiB":
         options["memory"] = memory
-    words = [part for name, text in options.items() for part in (f"--{name.replace('_', '-')}", text)]
+    words = [part for name, text in options.items() for part in (f"--{name.replace('_', '-')}", str(text))]
     words += [] if version is None else ["--version", str(version)]
     named = "".join(f", {name}={text!r}" for name, text in options.items())
     if sql is not None:

@@ -412,7 +412,8 @@ def _parse_iso(text: str) -> dt.datetime:
         raise ValueError(text)
     numbers = [*re.findall("[0-9]+", bare), "0", "0", "0"]
     fraction = numbers[6] if "." in bare else ""
-    moment = dt.datetime(*map(int, numbers[:6]), int(fraction[:6].ljust(6, "0")))  # type: ignore[arg-type]
+    year, month, day, hour, minute, second = map(int, numbers[:6])
+    moment = dt.datetime(year, month, day, hour, minute, second, int(fraction[:6].ljust(6, "0")))
     return _in_zone(moment, zone) if zone else moment
 
 

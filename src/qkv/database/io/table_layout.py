@@ -204,7 +204,9 @@ def _lines_below(layout: Layout, lines: list[str]) -> int:
             below = count if below or line else 0
             continue
         remark = _TOTAL.fullmatch(filled[0]) or _REMARK.match(filled[0])
-        if layout.fits(cells) and not (remark and (len(filled) < layout.width or filled[0].find(":") > 0)):
+        # A line with more cells than the header is an error, unless it is a remark with commas.
+        row = layout.fits(cells) and not (remark and (len(filled) < layout.width or filled[0].find(":") > 0))
+        if row or (len(cells) > layout.width and not remark):
             return below
         below = count
         if count > _MOST_LINES:
