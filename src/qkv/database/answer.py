@@ -93,6 +93,12 @@ class Call:
         text = f"{self.normalizer} of {str(self.score).split('(')[0]}"
         return text if self.rows == "all rows" else f"{text} over {self.rows}"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and self.record() == other.record()
+
+    def __hash__(self) -> int:
+        return hash((self.rows, *self.bandwidth.items()))
+
     def record(self) -> dict[str, object]:
         """Return the attributes as texts and numbers."""
         parts = {"score": str(self.score), "normalizer": str(self.normalizer)}

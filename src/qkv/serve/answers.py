@@ -60,6 +60,9 @@ _SCALARS = (
 )
 """The fields of `Entry` that are sent as they are, besides its probabilities and its arrays."""
 
+_ARRAYS = ("rows", "weights", "nearness", "nearest")
+"""The fields of `Entry` that name rows."""
+
 
 class SentPlan:
     """The text of a plan that a server sent. `print(plan)` shows it."""
@@ -219,7 +222,7 @@ def _exact_entry(entry: Entry) -> dict[str, object]:
     fields = {name: encode(getattr(entry, name)) for name in _SCALARS}
     fields["probabilities"] = [[encode(name), encode(share)] for name, share in entry.probabilities.items()]
     fields["calls"] = [call.record() for call in entry.calls]
-    return fields | {name: encode(getattr(entry, name)) for name in ("rows", "weights", "nearness")}
+    return fields | {name: encode(getattr(entry, name)) for name in _ARRAYS}
 
 
 def read_exact(body: bytes, queries: tuple[object, ...]) -> tuple[Answer, int | None]:
@@ -262,6 +265,6 @@ def read_exact(body: bytes, queries: tuple[object, ...]) -> tuple[Answer, int | 
 
 
 def _read_entry(fields: dict[str, Any], query: object) -> Entry:
-    given = {name: decode(fields[name]) for name in (*_SCALARS, "rows", "weights", "nearness")}
+    given = {name: decode(fields[name]) for name in (*_SCALARS, *_ARRAYS)}
     given["probabilities"] = {decode(name): decode(share) for name, share in fields["probabilities"]}
     return Entry(query, **given, calls=tuple(Call(**call) for call in fields["calls"]))

@@ -418,8 +418,8 @@ def build_entries(
                 set(comparison.key[weighted_rows].tolist())
             )
             reason = ambiguous_reason(candidates, more)
-            fields = {"candidates": candidates, "calls": (own,), "nearest": near}
-            entries.append(Entry(original, False, None, None, 0.0, reason, {}, *evidence, **fields))
+            ambiguous = Entry(original, False, None, None, 0.0, reason, {}, *evidence, candidates=candidates)
+            entries.append(replace(ambiguous, calls=(own,), nearest=near))
             continue
         effective = np.nan if results.effective_rows is None else float(results.effective_rows[i])
         fit = aggregate.fit

@@ -175,8 +175,8 @@ class InMemoryExecutor(Executor):
         calibration = partial(self.calibration, comparison, normalizer, options)
         indexed = self._is_indexed(normalizer, options) and len(queries)
         if not (indexed and isinstance(comparison, NameComparison) and isinstance(comparison.score, Names)):
-            rows = self.aggregator, self.complete, options, calibration, self.rows_text
-            return attend_to_rows(queries, comparison, normalizer, *rows)
+            own_rows = self.aggregator, self.complete, options, calibration, self.rows_text
+            return attend_to_rows(queries, comparison, normalizer, *own_rows)
         quiet = replace(options, progress=None)
         entries: list[Entry] = []
         plans = []
@@ -286,7 +286,8 @@ class RowsWithoutValue(InMemoryExecutor):
         """Return the indices in the table of the rows by their cells in some columns, see `key_cells`."""
         name = type(comparison), getattr(comparison, "folded", None), columns
         if name not in self._by_key:
-            self._by_key[name] = found = {}
+            found: dict[tuple[object, ...], list[int]] = {}
+            self._by_key[name] = found
             rows = zip(key_cells(comparison, self.query_columns), self.places.tolist(), self.complete, strict=True)
             for key, row, present in rows:
                 if present:
@@ -407,10 +408,9 @@ class _Call:
             nearest = np.asarray(hard.readouts[0].keys)[:, 0]
         results = QueryResults(rows, weights, nearest, support, effective, aggregates)
         no_row = "" if self.present.any() else NO_MATCHING_ROW
-        value, fields = self.aggregator.column, {"top": self.options.top, "rows_text": self.rows_text}
-        entries = build_entries(
-            queries, query, self.comparison, results, self.normalizer, value, self.calibration, no_row, **fields
-        )
+        value, text = self.aggregator.column, self.rows_text
+        shown = queries, query, self.comparison, results, self.normalizer, value, self.calibration, no_row
+        entries = build_entries(*shown, top=self.options.top, rows_text=text)
         return entries, observed.plan
 
     def _observe(

@@ -78,6 +78,7 @@ class _KeysWithoutValue:
     ) -> None:
         self.executor, self.rows, self.queries, self.comparison = executor, rows, queries, comparison
         self.normalizer, self.value, self.query = normalizer, executor.value, comparison.query_array(queries.columns)
+        self.any_mask = False
         self.asked = key_cells(comparison, queries.columns)
         self.every = tuple(range(len(self.asked[0])))
         whole = bool(executor.encoded) or isinstance(comparison, EqualityComparison)
@@ -85,6 +86,7 @@ class _KeysWithoutValue:
 
     def answer(self, options: AskOptions, entries: list[Entry]) -> list[Entry]:
         """Return the entries of all queries."""
+        self.any_mask = options.mask is not None and not self.rows.masked
         nearest = np.unique(np.array([entry.nearest for entry in entries if entry.nearest >= 0], np.int64))
         cells = key_cells(self.comparison, self.executor.read_rows(nearest)[:-1]) if len(nearest) else []
         keys = dict(zip(nearest.tolist(), cells, strict=True))
@@ -143,7 +145,7 @@ class _KeysWithoutValue:
                 return entry
         if other.candidates:
             return replace(other, calls=calls)
-        missing = self._rows_of(other_key, self.every)
+        missing = self._rows_of(other_key, self.every) or (other.nearest,)
         label = self.executor.key_text(other.nearest)
         reason = f"{label} is in the table; its {self.value} is missing ({_numbers(missing)})"
         return Entry(entry.query, False, reason=reason, missing_rows=missing, calls=calls, nearest=other.nearest)
@@ -167,8 +169,9 @@ class _KeysWithoutValue:
         return all(key[column] == other[column] for column in self.named)
 
     def _rows_of(self, key: tuple[object, ...], columns: tuple[int, ...]) -> tuple[int, ...]:
-        found = self.rows.rows_by_key(self.comparison, columns).get(tuple(key[column] for column in columns), ())
-        return tuple(found)
+        """Return the rows with the cells of a key in some columns; none if a mask allows other rows for each query."""
+        rows = {} if self.any_mask else self.rows.rows_by_key(self.comparison, columns)
+        return tuple(rows.get(tuple(key[column] for column in columns), ()))
 
 
 def key_cells(comparison: Comparison, columns: Sequence[KeyCells]) -> list[tuple[object, ...]]:
