@@ -315,7 +315,7 @@ class Names(TextScore):
         counts: Int[np.ndarray, " k"],
     ) -> Float[np.ndarray, " k"]:
         letters = reduce_words(np.add, words.lengths[codes], counts)
-        return reduce_words(np.add, (covered * words.lengths)[codes], counts) / np.maximum(letters, 1)
+        return np.asarray(reduce_words(np.add, (covered * words.lengths)[codes], counts) / np.maximum(letters, 1))
 
     def _similarities(self, query: Shaped[np.ndarray, " q"], key: Shaped[np.ndarray, " k"]) -> Float[np.ndarray, "q k"]:
         words = NameWords(key.tolist())
