@@ -94,18 +94,17 @@ class QueryWords:
             (('new', 'york'), [6.0, 8.0])
         """
         own = text.split()
+        values = query_values(own)
+        if len(set(own)) == len(own):
+            letters = np.array(list(map(len, own)), np.float64)
+            return cls(tuple(own), tuple(values), letters, _are_compared(own))
         # The number of a word depends on its place.
-        counts = Counter(zip(own, query_values(own), strict=True))
+        counts = Counter(zip(own, values, strict=True))
         letters = np.array([len(word) * count for (word, _), count in counts.items()], np.float64)
         return cls(tuple(word for word, _ in counts), tuple(value for _, value in counts), letters, _are_compared(own))
 
-    def blocks(self, words: int) -> list[QueryWords]:
-        """Return the words in parts that are compared with a vocabulary of some length one after the other."""
-        step = max(1, _PAIRS_OF_WORDS // max(1, words))
-        starts = range(0, max(1, len(self.words)), step)
-        return [self._part(start, start + step) for start in starts] if len(starts) > 1 else [self]
-
-    def _part(self, start: int, stop: int) -> QueryWords:
+    def part(self, start: int, stop: int) -> QueryWords:
+        """Return some of the words."""
         return QueryWords(self.words[start:stop], self.values[start:stop], self.letters[start:stop], self.compared)
 
 
@@ -261,9 +260,14 @@ class Names(TextScore):
         self, query: QueryWords, words: NameWords
     ) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"], Float[np.ndarray, " words"]]:
         """Return Q, K and max_a c for all names of a vocabulary, in parts of the words of the query."""
+        step = max(1, _PAIRS_OF_WORDS // max(1, len(words.vocabulary)))
+        if step >= len(query.words):
+            similar, covered = self.compare_words(query, words)
+            return *self.shares(query, similar, covered, words, words.codes, words.counts), covered
         share, covered = np.zeros(len(words.counts)), np.zeros(len(words.vocabulary))
-        for part in query.blocks(len(words.vocabulary)):
+        for start in range(0, len(query.words), step):
             checkpoint()
+            part = query.part(start, start + step)
             similar, own = self.compare_words(part, words)
             np.maximum(covered, own, out=covered)
             share += self._found_letters(part, similar, words.codes, words.counts)
@@ -311,7 +315,7 @@ class Names(TextScore):
         counts: Int[np.ndarray, " k"],
     ) -> Float[np.ndarray, " k"]:
         letters = reduce_words(np.add, words.lengths[codes], counts)
-        return reduce_words(np.add, (covered * words.lengths)[codes], counts) / np.maximum(letters, 1)
+        return np.asarray(reduce_words(np.add, (covered * words.lengths)[codes], counts) / np.maximum(letters, 1))
 
     def _similarities(self, query: Shaped[np.ndarray, " q"], key: Shaped[np.ndarray, " k"]) -> Float[np.ndarray, "q k"]:
         words = NameWords(key.tolist())

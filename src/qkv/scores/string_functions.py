@@ -23,8 +23,12 @@ _PAIRS, _LETTERS = 2**16, 10**8
 """The most pairs of texts, and of letters, that are compared between two checkpoints, in some 30 ms."""
 _SAMPLED = 256
 """For fewer letters of queries, and more choices, the number of letters is estimated."""
-_QUADRATIC = ("distance.OSA.normalized_similarity", "distance.Levenshtein.normalized_similarity")
-_QUADRATIC += ("distance.LCSseq.similarity", "fuzz.token_set_ratio")
+_QUADRATIC = (
+    "distance.OSA.normalized_similarity",
+    "distance.Levenshtein.normalized_similarity",
+    "distance.LCSseq.similarity",
+    "fuzz.token_set_ratio",
+)
 """The similarities of which a single pair of texts can take longer."""
 
 
@@ -113,7 +117,7 @@ def _compare_blocks(
         # The functions in Python take several times as long, but have checkpoints.
         name = next((name for name in _QUADRATIC if attrgetter(name)(string_functions()) == scorer), None)
         if name is not None:
-            out[:] = _cdist(queries, choices, scorer=attrgetter(name)(_python_functions()), dtype=out.dtype)
+            out[:] = [[attrgetter(name)(_python_functions())(queries[0], choices[0])]]
             return
     if out.size == 1 or (out.size <= _PAIRS and _letters(queries, choices) <= _LETTERS):
         out[:] = _compare_block(queries, choices, scorer, out.dtype, cutoff)
@@ -152,7 +156,7 @@ def _cdist(
     *,
     scorer: Callable[[str, str], float],
     dtype: str,
-    score_cutoff: float | None = None,
+    score_cutoff: float | None,
 ) -> Num[np.ndarray, "q k"]:
     from qkv.scores.string_distances import similarities
 

@@ -63,5 +63,7 @@ def map_batch(
     """Apply a function of arrays `(q,)` and `(k,)` to each batch element and stack the results as float64."""
     query, key = np.asarray(query), np.asarray(key)
     if query.ndim == key.ndim == 1:
+        if not len(query):  # the words of the keys are not needed
+            return np.zeros((0, len(key)))
         return np.asarray(function(query, key), dtype=np.float64)
     return np.asarray(np.vectorize(function, otypes=[np.float64], signature="(q),(k)->(q,k)")(query, key))

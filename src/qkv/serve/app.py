@@ -236,8 +236,9 @@ class _Routes:
             async with asyncio.timeout(self._remaining(request)):
                 if not (await asyncio.wait([answer], timeout=_WATCHED))[0]:
                     gone = asyncio.ensure_future(_disconnection(request))
+                    either: list[asyncio.Future[Any]] = [answer, gone]
                     try:
-                        await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
+                        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                     finally:
                         gone.cancel()
                 if not answer.done():

@@ -52,7 +52,12 @@ class Question:
     @cached_property
     def group(self) -> tuple[object, ...]:
         """Questions with the same group can be answered by one call of `Database.ask`, in about the same time."""
-        return ("ask", *_order_of_size(self.queries), *self.options)
+        return ("ask", self.size, *self.options)
+
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """The orders of magnitude of the number of queries and of the size of the largest one."""
+        return _order_of_size(self.queries)
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -72,7 +77,12 @@ class Search:
     @cached_property
     def group(self) -> tuple[object, ...]:
         """Searches of about the same time are run one after the other."""
-        return ("search", *_order_of_size(self.queries))
+        return ("search", self.size)
+
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """As for a question."""
+        return _order_of_size(self.queries)
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -82,7 +92,8 @@ class Search:
 class Work:
     """A function that takes turns with the scans, such as one that reads a large body or writes a large answer."""
 
-    run: Callable[[], None]
+    run: Callable[[], object]
+    size: tuple[int, int] = (1, 0)
 
     @property
     def group(self) -> tuple[object, ...]:

@@ -31,6 +31,10 @@ class Groupable(Protocol):
     def group(self) -> tuple[object, ...]:
         """The name of the group."""
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """The order of magnitude of the request; smaller ones are answered first."""
+
     def __len__(self) -> int: ...
 
 
@@ -76,15 +80,16 @@ class _Scan(Generic[_Request, _Result]):
 class ScanQueue(Generic[_Request, _Result]):
     """Requests that wait for a scan, and the threads that run scans, one at a time.
 
-    A scan answers the request that has waited longest, and all waiting requests of its group, up to `most` queries.
+    A scan answers the request that has waited longest of the smallest ones, and all waiting requests of its group, up
+    to `most` queries.
     A single client is answered at once. After a scan of several requests, whose clients are about to ask again, the
     next scan waits until as many requests have come, but at most a quarter of the time of the last scan and 250 ms;
     otherwise the first client would be alone in a scan, and all others would wait for it.
 
-    A scan that has run for 50 ms is suspended at its next checkpoint if other requests wait, and continues when no scan
-    is left that has run for less time. So a request waits for at most one slice of another's scan if its own is short.
-    Of more than 16 scans that have begun, the others start again later. A request whose future was cancelled is left
-    out, and a scan all of whose requests were cancelled is ended at its next checkpoint by the exception `Abandoned`.
+    A scan that has run for 50 ms is suspended at its next checkpoint if requests of other groups wait, and continues
+    when no scan is left that has run for less time. So a short request waits for one slice of another's scan. Of more
+    than 16 scans that have begun, the others start again later. A request whose future was cancelled is left out, and a
+    scan all of whose requests were cancelled is ended at its next checkpoint by the exception `Abandoned`.
 
     Args:
         run: answers requests of one group: returns one result or exception per request, in their order. Its second
@@ -193,11 +198,11 @@ class ScanQueue(Generic[_Request, _Result]):
                     self._changed.notify_all()  # all that waited were cancelled: a suspended scan continues
 
     def _take(self) -> list[_Job[_Request, _Result]]:
-        """Remove the request that has waited longest and those of its group from the queue, and return them."""
+        """Remove a request and those of its group from the queue, and return them."""
         jobs: list[_Job[_Request, _Result]] = []
         others: deque[_Job[_Request, _Result]] = deque()
         queries = 0
-        for job in self._waiting:
+        for job in sorted(self._waiting, key=lambda job: job.request.size):
             if job.future.cancelled():
                 continue
             fits = not jobs or queries + len(job.request) <= self._most
@@ -222,11 +227,13 @@ class ScanQueue(Generic[_Request, _Result]):
         with self._changed:
             if self._turn is scan:
                 scan.used, scan.began = scan.used + now - scan.began, now
-                if self._waiting and not self._idle:
+                # Those of its own group take as long: they are answered together afterwards.
+                others = any(job.request.group != scan.jobs[0].request.group for job in self._waiting)
+                if others and not self._idle:
                     if len(self._threads) == _THREADS:
                         raise _Postponed
                     self._start_thread()
-                if not self._waiting and scan.used < _SLICE + min(
+                if not others and scan.used < _SLICE + min(
                     (other.used for other in self._suspended), default=scan.used
                 ):
                     return

@@ -323,6 +323,7 @@ class Executor(ABC):
 
 def missing_entry(query: object, error: str) -> Entry:
     """Return the entry of a query that is missing, or does not fit the key for the reason `error`."""
+    checkpoint()
     return Entry(query, False, reason=error or "the query is missing", invalid=bool(error))
 
 

@@ -135,12 +135,14 @@ class Queries:
                 errors.append(str(error))
         cells, missing_cells = [], []
         for index, column in enumerate(columns):
+            checkpoint()
             parsed = [row[index] for row in rows]
             missing_cells.append(np.array([cell is None for cell in parsed], dtype=bool))
             own = [parts[index] for parts in parts_given]
             integers, unequal = _integers(own, missing_cells[-1], column)
             original = np.array(list(map(_text, own)), object) if column.original is not None else None
             cells.append(QueryCells(_stack(parsed, column), integers, unequal, original))
+        checkpoint()
         missing = np.logical_or.reduce(missing_cells)
         originals = tuple(display_form(query, [column.name for column in columns]) for query in given)
         return Queries(originals, tuple(cells), missing, single, tuple(missing_cells), tuple(errors))
