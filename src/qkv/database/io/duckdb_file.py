@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -19,7 +20,15 @@ from qkv.database.io.boolean_cells import has_one_spelling
 from qkv.database.io.date_formats import has_format, is_compact_date
 from qkv.database.io.exact_types import inexact_columns
 from qkv.database.io.identifier_names import has_identifier_name
-from qkv.database.io.read_options import ReadOptions, first_line, guess_encoding, in_utf_8, split_line
+from qkv.database.io.read_options import (
+    ReadOptions,
+    check_lines,
+    first_line,
+    guess_encoding,
+    in_utf_8,
+    longest_line,
+    split_line,
+)
 from qkv.database.io.text_readings import first_texts, quoted_name
 from qkv.errors import DataError, QkvError
 
@@ -166,7 +175,7 @@ class OpenFile:
 @contextmanager
 def open_file(path: str, kind: str, given: ReadOptions) -> Iterator[OpenFile]:
     """Yield a file that DuckDB can open."""
-    options = {"delimiter": "\t"} if kind == ".tsv" else {}
+    options: dict[str, object] = {"delimiter": "\t"} if kind == ".tsv" else {}
     options |= {"delimiter": given.delimiter} if given.delimiter else {}
     options |= {"decimal": given.decimal} if given.decimal else {}
     failure = f"{path!r} cannot be read as {kind[1:]}"
@@ -175,8 +184,13 @@ def open_file(path: str, kind: str, given: ReadOptions) -> Iterator[OpenFile]:
     # A reader that is closed when the interpreter ends cannot import modules.
     duckdb_error = _duckdb_error()
     with in_utf_8(Path(path), encoding) as file:
-        # Glob characters in a path are escaped as character classes, so that the path names one file.
-        literal = "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
+        if kind in DELIMITED:
+            check_lines(file)
+            options |= {"max_line_size": longest_line()} if longest_line() > 2_000_000 else {}
+        # Glob characters in a path are escaped as character classes, so that the path names one file; a path that
+        # begins with "~" would be that of a home folder.
+        named = os.path.abspath(file) if str(file).startswith("~") else str(file)
+        literal = "".join(f"[{c}]" if c in "*?[" else c for c in named)
 
         with open_connection(OFFLINE, DataError, failure, remedy) as connection:
 
