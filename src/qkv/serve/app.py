@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["create_app"]
 
 _JSON, _ARROW = "application/json", arrow_bodies.MEDIA_TYPE
+_DISCARDED = 16
+"""Largest body that is read to its end and discarded, in largest bodies."""
 _INLINE = 16
 """Largest number of queries whose answers are written by the event loop, some 0.2 ms each, instead of by a thread."""
 _CONVERSIONS: dict[str, Callable[[str], object]] = {
@@ -182,16 +184,22 @@ class _Routes:
         if headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, "the body must have no Content-Encoding. Send it without compression.")
         length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > self.limits.body:
+        large = length.isdigit() and int(length) > self.limits.body
+        if large and "expect" in headers:  # the client sends the body after it is told to continue
             raise _too_large(self.limits)
         parts, size = [], 0
         try:
             async with asyncio.timeout(self._remaining(request)):
                 async for part in request.stream():
                     size += len(part)
-                    if size > self.limits.body:
-                        raise _too_large(self.limits)
-                    parts.append(part)
+                    large = large or size > self.limits.body
+                    if not large:
+                        parts.append(part)
+                    elif size > _DISCARDED * self.limits.body:
+                        break
+                # A client that sends sees no response, so that a body is discarded that is not much too large.
+                if large:
+                    raise _too_large(self.limits)
         except TimeoutError:
             raise RequestError(
                 408, f"the body must arrive within {self.limits.seconds:g} seconds. Send it faster."
