@@ -117,7 +117,7 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
         "versions": [1],
         "lost": "24 rows of version 1, all columns",
     }
-    assert qkv("store", "versions", people)[0] == 0
+    assert qkv("store", "versions", people)[0] == 2
 
 
 @pytest.mark.parametrize(

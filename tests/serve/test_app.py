@@ -1,6 +1,7 @@
 """Each request gets its answer or one status and one sentence."""
 
 import json
+import socket
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ from qkv.database import Database
 from qkv.serve import Limits, ServedStore
 from qkv.serve.answers import stream_bytes
 from qkv.serve.arrow_bodies import MEDIA_TYPE
+from qkv.serve.server import serve_in_thread
 
 from .conftest import PAY, sender
 
@@ -214,3 +216,44 @@ def test_a_server_with_an_index_alone_answers_searches(tmp_path):
         assert send("POST", "/ask", json={"query": "ring"}).status_code == 404
         assert send("POST", "/search", json={"query": "ring", "mix": 2}).status_code == 422
         assert send("POST", "/search", json={"query": " "}).status_code == 422
+
+
+def exchange(address: str, head: str, *parts: bytes) -> bytes:
+    """Return the response to a request that is sent as bytes, whose last parts may not be accepted."""
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    lines = f"{head}\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        for part in (lines.encode(), *parts):
+            connection.sendall(part)
+        received = b""
+        while more := connection.recv(65536):
+            received += more
+    return received
+
+
+def test_a_request_that_two_programs_may_read_differently_is_refused_by_400(served):
+    body = b'{"query": 1}'
+    with serve_in_thread(served) as address:
+        right = f"Origin: {address}"
+        assert exchange(address, f"POST /ask HTTP/1.1\r\n{right}\r\nContent-Length: 12", body).startswith(
+            b"HTTP/1.1 200"
+        )
+        for headers, sent in (
+            ("Content-Length: 12\r\nTransfer-Encoding: chunked", b"c\r\n" + body + b"\r\n0\r\n\r\n"),
+            ("Transfer-Encoding: chunked\r\nContent-Length: 12", b"c\r\n" + body + b"\r\n0\r\n\r\n"),
+            (f"Origin: http://evil.example\r\n{right}\r\nContent-Length: 12", body),
+            (f"{right}\r\norigin: http://evil.example\r\nContent-Length: 12", body),
+            ("Authorization: Bearer a\r\nAuthorization: Bearer b\r\nContent-Length: 12", body),
+        ):
+            assert exchange(address, f"POST /ask HTTP/1.1\r\n{headers}", sent).startswith(b"HTTP/1.1 400"), headers
+
+
+def test_a_client_that_is_still_sending_a_large_body_gets_413(served):
+    part = b"x" * 2**16
+    with serve_in_thread(served, limits=Limits(body=2**20)) as address:
+        for headers, parts in (
+            (f"Content-Length: {100 * 2**16}", [part] * 100),
+            ("Transfer-Encoding: chunked", [b"10000\r\n" + part + b"\r\n"] * 100 + [b"0\r\n\r\n"]),
+            (f"Content-Length: {10 * 2**20}\r\nExpect: 100-continue", []),
+        ):
+            assert exchange(address, f"POST /ask HTTP/1.1\r\n{headers}", *parts).startswith(b"HTTP/1.1 413"), headers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -122,6 +123,11 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _fail(error.format_message()) if error.format_message() else 2
+        if isinstance(error, MemoryError):
+            return _fail("the memory must suffice for the rows. Use fewer rows, or a store and qkv ask --memory.")
+        if isinstance(error, OSError) and error.errno == errno.EBADF and not error.filename:
+            _ignore_closed_pipe()
+            return _fail("standard output must be open, got a closed one. Redirect it to /dev/null to discard it.")
         if isinstance(error, OSError):
             reason = error.strerror or str(error)
             return _fail(f"{error.filename!r} cannot be used: {reason}." if error.filename else reason)

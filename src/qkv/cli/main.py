@@ -11,6 +11,7 @@ Exit codes:
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,11 +23,22 @@ __all__ = ["main", "run"]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command `qkv` and exit the process with its exit code."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A terminal that cannot encode an arrow gets a question mark instead of a traceback.
             stream.reconfigure(errors="replace")
     sys.exit(run(arguments))
+
+
+def _open_closed_streams() -> None:
+    """Open the standard streams that the caller closed (`>&-`), so that no other file takes their places.
+
+    Nothing can be read from them. Writing to the standard output fails, and messages are discarded.
+    """
+    for name, mode, flags in (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

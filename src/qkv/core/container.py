@@ -83,7 +83,7 @@ def _item_size(dtype: str) -> int:
         return 1
     try:
         parsed = np.dtype(dtype) if len(dtype) <= 4 else None
-    except TypeError:
+    except (TypeError, ValueError):  # half of a surrogate pair
         return -1
     return parsed.itemsize if parsed is not None and parsed.kind in _KINDS and parsed.str == dtype else -1
 

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["cross_site_reason"]
+__all__ = ["ambiguous_reason", "cross_site_reason"]
+
+_SINGLE = (
+    *(b"authorization", b"content-length", b"content-type", b"host", b"origin", b"sec-fetch-dest", b"sec-fetch-mode"),
+    *(b"sec-fetch-site", b"transfer-encoding"),
+)
+
+
+def ambiguous_reason(names: Sequence[bytes]) -> str:
+    """Return why two programs may read a request in different ways; "" if there is one way.
+
+    Args:
+        names: the names of its headers in lower case.
+
+    Example:
+        >>> ambiguous_reason([b"host", b"origin", b"origin"])
+        'the header Origin must be given once, got it repeatedly'
+    """
+    if b"content-length" in names and b"transfer-encoding" in names:
+        return "the length of the body must be given once, got Content-Length and Transfer-Encoding"
+    twice = next((name.decode().title() for name in _SINGLE if names.count(name) > 1), "")
+    return twice and f"the header {twice} must be given once, got it repeatedly"
 
 
 def cross_site_reason(headers: Mapping[str, str], hosts: Collection[str]) -> str:

@@ -75,6 +75,8 @@ def parse_json(data: bytes | str, name: str) -> object:
     try:
         text = data if isinstance(data, str) else data.decode("utf-8", "surrogatepass")
         value: object = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # raises an error for half of a surrogate pair
     except RecursionError:
         value = None
         deep = True

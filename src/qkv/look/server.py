@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from qkv.core.extras import require_packages
 from qkv.core.progress import Progress
-from qkv.core.request_guard import cross_site_reason
+from qkv.core.request_guard import ambiguous_reason, cross_site_reason
 from qkv.errors import OptionError
 from qkv.look.bundle import WEB_FILES, read_web_file
 from qkv.look.html_export import html_pieces
@@ -199,6 +199,8 @@ def _refusal(request: Request, hosts: set[str], token: str) -> tuple[int, str] |
     if it contains the token, except when a person follows a link to the page.
     """
     path = request.scope["path"]
+    if reason := ambiguous_reason([name.lower() for name, _ in request.scope["headers"]]):
+        return 400, reason
     if reason := cross_site_reason(request.headers, hosts):
         return 403, reason
     if not secrets.compare_digest("".join(path.split("/")[1:2]).encode("utf-8", "replace"), token.encode()):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from qkv.database.io.read_options import unpacked_blocks, unpacking_errors
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
@@ -83,13 +83,12 @@ def read_file(path: Path) -> str:
         DataError: the file cannot be read, or is not UTF-8.
     """
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+        text = (b"".join(unpacked_blocks(path)) if path.suffix == ".gz" else path.read_bytes()).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DataError(
             f"the file {str(path)!r} must be UTF-8 text, got another encoding. Save the file as UTF-8."
         ) from None
-    except (EOFError, OSError) as error:
+    except unpacking_errors() as error:
         why = getattr(error, "strerror", None) or error
         raise DataError(
             f"the file {str(path)!r} must be readable, but reading it failed: {why}. Check the path and the file."

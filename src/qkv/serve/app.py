@@ -41,6 +41,8 @@ _BYTES_PER_VALUE = 16
 """A JSON body has fewer values than one for so many bytes of the largest body."""
 _WATCHED = 0.05
 """Seconds after which the connection of a request that is not answered yet is watched."""
+_DISCARDED = 16
+"""Largest body that is read to its end and discarded, in largest bodies."""
 _CONVERSIONS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("top", "seed"), int),
     **dict.fromkeys(("threshold", "mix", "temperature"), float),
@@ -199,7 +201,8 @@ class _Routes:
         if headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, "the body must have no Content-Encoding. Send it without compression.")
         length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > self.limits.body:
+        large = length.isdigit() and int(length) > self.limits.body
+        if large and "expect" in headers:  # the client sends the body after it is told to continue
             raise _too_large(self.limits)
         from starlette.requests import ClientDisconnect
 
@@ -208,9 +211,14 @@ class _Routes:
             async with asyncio.timeout(self._remaining(request)):
                 async for part in request.stream():
                     size += len(part)
-                    if size > self.limits.body:
-                        raise _too_large(self.limits)
-                    parts.append(part)
+                    large = large or size > self.limits.body
+                    if not large:
+                        parts.append(part)
+                    elif size > _DISCARDED * self.limits.body:
+                        break
+                # A client that sends sees no response, so that a body is discarded that is not much too large.
+                if large:
+                    raise _too_large(self.limits)
         except TimeoutError:
             raise RequestError(
                 408, f"the body must arrive within {self.limits.seconds:g} seconds. Send it faster."

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qkv.core.request_guard import cross_site_reason
+from qkv.core.request_guard import ambiguous_reason, cross_site_reason
 from qkv.serve.tokens import matches
 
 if TYPE_CHECKING:
@@ -70,9 +70,12 @@ class Gate:
                 message["headers"] = [*message.get("headers", []), *_HEADERS]
             await send(message)
 
+        names = [name.lower() for name, _ in scope["headers"]]
         try:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-            refused = self._refusal(scope, headers)
+            reason = ambiguous_reason(names)
+            ambiguous = (400, f"{reason}. Correct the request.", {"Connection": "close"}) if reason else None
+            refused = ambiguous or self._refusal(scope, headers)
             if refused is None:
                 await self.app(scope, receive, send_counted)
             else:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from qkv.core.extras import missing_package
-from qkv.errors import OptionError, StorageError
+from qkv.errors import DataError, OptionError, StorageError
 from qkv.store.object_client import ObjectClient
 from qkv.store.object_path import Folder, ObjectPath
 
@@ -73,6 +73,8 @@ def locate(path: Location, options: StorageOptions = None) -> Folder:
                 f"storage_options must be None for a folder, got {', '.join(options)} for {str(path)!r}. Omit them."
             )
         text = os.fspath(path)
+        if "\0" in str(text):
+            raise DataError(f"path must be that of a folder, got {text!r}. Remove the null character.")
         return Path(unquote(urlsplit(text).path)) if text.lower().startswith("file://") else Path(text)
     url = str(path).rstrip("/")
     scheme = url.partition(":")[0].lower()

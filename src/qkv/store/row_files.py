@@ -294,7 +294,7 @@ def find_damages(
         read: a function of a file name that returns whether the contents of the file are verified.
         schema: the schema of the rows, by which verified contents are validated; None: only checksums are verified.
     """
-    damages = []
+    damages: list[Damage] = []
     for file in with_deleted([row_file]):
         expected = deleted_schema() if schema is not None and file is not row_file else schema
         problem = find_problem(folder, file, read(file.name), expected)

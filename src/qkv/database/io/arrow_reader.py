@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qkv.database.io.read_options import COMPRESSIONS
+from qkv.database.io.read_options import COMPRESSIONS, unpacked_blocks, unpacking_errors
 from qkv.errors import DamagedError, DataError
 from qkv.store.arrow_files import first_line, map_file, parse_table
 
@@ -43,11 +43,10 @@ def read_arrow(path: Path) -> pa.Table:
 
     try:
         if path.suffix.lower() in COMPRESSIONS:
-            with pa.input_stream(str(path)) as stream:
-                data = pa.py_buffer(stream.read())
+            data = pa.py_buffer(b"".join(unpacked_blocks(path)))
         else:
             data = map_file(path)
-    except (pa.ArrowException, OSError, EOFError) as error:
+    except (pa.ArrowException, *unpacking_errors()) as error:
         raise DataError(f"{path.name!r} cannot be read as Arrow: {first_line(error)}. {_REMEDY}") from None
     if data[:4].to_pybytes() == b"FEA1":
         data = _converted(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -20,7 +21,15 @@ from qkv.core.times import ISO, has_format, is_compact_date, iso_sql
 from qkv.database.io.boolean_cells import has_one_spelling
 from qkv.database.io.exact_types import inexact_columns
 from qkv.database.io.identifier_names import has_identifier_name
-from qkv.database.io.read_options import ReadOptions, guess_encoding, in_utf_8, invalid_line, read_ends
+from qkv.database.io.read_options import (
+    ReadOptions,
+    check_lines,
+    guess_encoding,
+    in_utf_8,
+    invalid_line,
+    longest_line,
+    read_ends,
+)
 from qkv.database.io.table_layout import Layout, copy_table, find_fault, read_layout
 from qkv.database.io.text_readings import first_texts, quoted_name
 from qkv.errors import DataError, QkvError
@@ -172,8 +181,10 @@ class OpenFile:
             if not file.exists():
                 with file.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
                     copy_table(self.readable, self.layout, out)
-        # Glob characters in a path are escaped as character classes, so that the path names one file.
-        literal = "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
+        # Glob characters in a path are escaped as character classes, so that the path names one file; a path that
+        # begins with "~" would be that of a home folder.
+        named = os.path.abspath(file) if str(file).startswith("~") else str(file)
+        literal = "".join(f"[{c}]" if c in "*?[" else c for c in named)
         if self.kind in PARQUET:
             return self.connection.read_parquet(literal)
         if self.kind in JSON and isinstance(types := more.pop("dtype", None), dict):
@@ -182,8 +193,9 @@ class OpenFile:
             return self.connection.read_json(literal, columns={**detected, **types})
         if self.kind in JSON:
             return self.connection.read_json(literal, **more)
-        decimal = {"decimal": self.given.decimal} if self.given.decimal else {}
-        return self.connection.read_csv(literal, **{**self.layout.options(), **decimal, **more})
+        options = {"decimal": self.given.decimal} if self.given.decimal else {}
+        options |= {"max_line_size": longest_line()} if longest_line() > 2_000_000 else {}
+        return self.connection.read_csv(literal, **{**self.layout.options(), **options, **more})
 
     def correct(self) -> bool:
         """Look for the fault of a delimited file that DuckDB cannot read, and return whether it can be read now.
@@ -222,6 +234,8 @@ def open_file(path: str, kind: str, given: ReadOptions, required: tuple[str, ...
         open_connection(OFFLINE, DataError, failure, remedy) as connection,
     ):
         connection.execute("set TimeZone = 'UTC'")
+        if kind in DELIMITED:
+            check_lines(file)
         ends = read_ends(file)
         layout = read_layout(ends, given, required) if kind in DELIMITED else Layout()
         try:

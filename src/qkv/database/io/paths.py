@@ -35,11 +35,9 @@ def expand_paths(source: object, suffixes: Sequence[str], compressions: Sequence
     out: list[Path] = []
     for each in given:
         path = Path(each)
-        if "://" in str(each) or not str(each):
-            raise DataError(
-                f"source must be a file or a folder, got {str(each)!r}. "
-                + ("Download the file, and name the copy." if each else "Name a file; . is the current folder.")
-            )
+        if "://" in str(each) or "\0" in str(each) or not str(each):
+            remedy = "Download the file, and name the copy." if "://" in str(each) else "Name a file."
+            raise DataError(f"source must be a file or a folder, got {str(each)!r}. {remedy}")
         if path.is_dir():
             endings = tuple(s + c for s in suffixes for c in ("", *compressions))
             tables = sorted(p for p in path.iterdir() if p.is_file() and p.name.lower().endswith(endings))

@@ -183,7 +183,11 @@ def _within(seconds: float) -> Iterator[Callable[[Callable[[], None]], None]]:
     late, timers = threading.Event(), list[threading.Timer]()
 
     def start(interrupt: Callable[[], None]) -> None:
-        timers.append(threading.Timer(seconds, lambda: (late.set(), interrupt())))
+        def end() -> None:
+            late.set()
+            interrupt()
+
+        timers.append(threading.Timer(seconds, end))
         timers[0].daemon = True
         if can_start_threads():
             timers[0].start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gzip
+import mmap
 import os
 import tempfile
 import zlib
@@ -18,15 +19,19 @@ from typing import IO, cast
 from qkv.core.checks import check_choice
 from qkv.core.times import is_date_format
 from qkv.errors import DataError, OptionError
+from qkv.plan.cost import memory_bytes, memory_text
 
 __all__ = [
     "COMPRESSIONS",
     "ReadOptions",
+    "check_lines",
     "guess_encoding",
     "in_utf_8",
     "invalid_line",
+    "longest_line",
     "open_binary",
     "read_ends",
+    "unpacked_blocks",
     "unpacking_errors",
 ]
 
@@ -123,6 +128,55 @@ def unpacking_errors() -> tuple[type[Exception], ...]:
     return OSError, EOFError, _gzip()[1]
 
 
+def unpacked_blocks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file, decompressed as by `open_binary`, in blocks.
+
+    Raises:
+        DataError: The file grows to more than 64 MiB and to more than a hundred times its size, or to more than the
+            environment variable QKV_UNPACKED allows.
+    """
+    most = (
+        _limit("QKV_UNPACKED", max(2**26, 100 * path.stat().st_size)) if path.suffix.lower() in COMPRESSIONS else None
+    )
+    size = 0
+    with open_binary(path) as file:
+        while block := file.read(_BLOCK):
+            size += len(block)
+            if most is not None and size > most:
+                raise DataError(
+                    f"{str(path)!r} must be at most {memory_text(most)} when it is decompressed, got more. Set "
+                    "QKV_UNPACKED='8 GiB' in the environment if this is right."
+                )
+            yield block
+
+
+def longest_line() -> int:
+    """Return the most bytes of a line of a delimited file, which the environment variable QKV_LINE raises."""
+    return _limit("QKV_LINE", 2_000_000)
+
+
+def check_lines(path: Path) -> None:
+    """Raise a `DataError` for a delimited file with a line that is too long, on which readers would spend a minute."""
+    most = longest_line()
+    if path.suffix.lower() in COMPRESSIONS or path.stat().st_size <= most:
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = 0
+        while start + most < len(data):
+            # The last end within reach, so that most of the file is not read.
+            end = max(data.rfind(b"\n", start, start + most), data.rfind(b"\r", start, start + most))
+            if end < 0:
+                raise DataError(
+                    f"a line of {str(path)!r} must have at most {most:,} bytes, got more from byte {start:,} on. Check "
+                    "the quotation marks, or set QKV_LINE='128 MiB' in the environment for longer lines."
+                )
+            start = end + 1
+
+
+def _limit(name: str, usual: int) -> int:
+    return memory_bytes(os.environ[name]) if os.environ.get(name) else usual
+
+
 def read_ends(path: Path) -> tuple[bytes, bytes]:
     """Return the first and the last 64 KiB of a file, which overlap if it is shorter.
 
@@ -134,13 +188,16 @@ def read_ends(path: Path) -> tuple[bytes, bytes]:
     """
     suffix = path.suffix.lower()
     try:
-        with open_binary(path) as file:
-            head = tail = file.read(_END)
-            if suffix not in COMPRESSIONS and path.stat().st_size > 2 * _END:
-                file.seek(-_END, os.SEEK_END)
-            while block := file.read(_BLOCK):
-                tail = (tail + block)[-_END:]
+        if suffix in COMPRESSIONS:
+            head = tail = b""
+            for block in unpacked_blocks(path):
+                head, tail = (head + block)[:_END] if len(head) < _END else head, (tail + block)[-_END:]
             return head, tail
+        with path.open("rb") as file:
+            head = tail = file.read(_END)
+            if path.stat().st_size > 2 * _END:
+                file.seek(-_END, os.SEEK_END)
+            return head, (tail + file.read())[-_END:]
     except unpacking_errors() as error:
         kind, reason = "gzip" if suffix == ".gz" else "zstd", str(error).rstrip(". ")
         raise DataError(
@@ -185,9 +242,9 @@ def in_utf_8(path: Path, encoding: str | None) -> Iterator[Path]:
         copy = Path(folder) / f"table{suffixes[-1] if suffixes else ''}"
         failures: tuple[type[Exception], ...] = (UnicodeError, *unpacking_errors())
         try:
-            with open_binary(path) as file, copy.open("w", encoding="utf-8", newline="") as out:
+            with copy.open("w", encoding="utf-8", newline="") as out:
                 decoder = codecs.getincrementaldecoder(encoding)()
-                while block := file.read(_BLOCK):
+                for block in unpacked_blocks(path):
                     out.write(decoder.decode(block))
                 out.write(decoder.decode(b"", True))
         except failures as error:

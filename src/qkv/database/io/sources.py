@@ -153,7 +153,7 @@ def describe(source: object) -> str:
         return names[0] if len(names) == 1 else f"{len(names):,} files ({_range(names)})"
     if isinstance(source, io.IOBase):
         name = getattr(source, "name", "")
-        return "standard input" if name == "<stdin>" else str(name) or "the open file"
+        return "standard input" if name in ("<stdin>", 0) else str(name) or "the open file"
     return f"the {type(source).__name__}"
 
 
