@@ -135,7 +135,7 @@ class Draw:
     def score(self, name: str, within: str = "ScaledDot", width: int | None = None) -> Drawn:
         """Return a score; `within` is the one inside of it, where it has one."""
         shape, width = self.shape, self.shape.width if width is None else width
-        lead, hidden = self.lead(), self.one_of(1, 3, 6, 16)
+        lead, hidden = self.lead(), self.one_of(1, 6, 16, 24)
         wrapped = (self.score(within, width=width),) if name in WRAPPERS and name not in ("Projected", "SumOf") else ()
         arguments: dict[str, Any] = {}
         if name == "Dot":
