@@ -195,6 +195,7 @@ def rows_of(call: RandomCall, rng: np.random.Generator) -> Any:
     return np.arange(q) if q <= 150 else np.unique([0, q - 1, *rng.integers(0, q, size=22)])
 
 
+@np.errstate(all="ignore")
 def expected(call: RandomCall, rows: Any, **changes: Any) -> Expected:
     """Return what the oracle computes of the queries `rows`, with some arrays or parts of the call changed."""
     x = {"query": call.query, "key": call.key, "value": call.value, "score": call.score, "normalizer": call.normalizer}
@@ -234,6 +235,7 @@ class Bounds:
     readout: Any
 
 
+@np.errstate(all="ignore")
 def bounds_of(call: RandomCall, wanted: Expected, rows: Any, dtype: str) -> Bounds:
     """Return the bounds of the errors of a call that is computed in float32, or in float64 if that is the dtype."""
     unit = EPSILON["float64" if dtype == "float64" else "float32"]
@@ -277,6 +279,7 @@ def reach_of(normalizer: Drawn) -> Any:
     return oracle.per_pair(normalizer.arguments.get("temperature", 1.0)) if normalizer.name == "Softmax" else np.inf
 
 
+@np.errstate(all="ignore")
 def check_output(
     call: RandomCall, got: Any, readout: Any, dtype: str, rows: Any, wanted: Expected, bounds: Bounds
 ) -> None:
@@ -333,6 +336,7 @@ def trained(call: RandomCall, which: str, rng: np.random.Generator) -> list[bool
     return [(name == which.removeprefix("not ")) != which.startswith("not ") for name in names]
 
 
+@np.errstate(all="ignore")
 def check_directions(
     call: RandomCall,
     gradients: Sequence[Any],

@@ -36,10 +36,8 @@ GIVEN = {
     "layout": ("contiguous", "reversed", "fortran", "strided", "read only"),
     "gradient": ("none",),
 }
-SHORT, COVERED_SHORT = 250, 0
-"""Rows of the design that `make test` runs, and pairs that they cover."""
-COVERED = (0, 0)
-"""Pairs that all rows cover, and pairs that a kernel refuses."""
+COVERED_SHORT, COVERED = 2500, 8000
+"""Pairs of features that the rows of `make test` cover at least, and all rows."""
 
 
 def layout(x: Any, kind: str) -> Any:
@@ -95,21 +93,20 @@ def run_row(row: Row, seed: int, counts: Counts) -> None:
         raise
 
 
-def test_the_first_rows_of_the_design_agree_with_plain_numpy() -> None:
+def test_each_path_agrees_with_plain_numpy() -> None:
     design, counts = Design(FEATURES | GIVEN, accepts), Counts()
-    for seed, row in zip(range(SHORT), design.rows(), strict=False):
+    for seed, row in enumerate(design.rows(groups=1)):
         run_row(row, seed, counts)
     assert counts.compared > 0.8 * counts.rows
-    assert design.count()[0] == COVERED_SHORT
+    assert design.count()[0] > COVERED_SHORT
 
 
 @pytest.mark.long
 def test_three_thousand_random_calls_agree_with_plain_numpy() -> None:
     design, counts = Design(FEATURES | GIVEN, accepts), Counts()
-    rows = list(design.rows())
-    assert design.count() == COVERED
-    for seed, row in enumerate(rows):
+    for seed, row in enumerate(design.rows()):
         run_row(row, seed, counts)
+    assert design.count()[0] > COVERED
     rng = np.random.default_rng(1)
     while counts.calls < 3000:
         row = random_row(rng, {name: values[rng.integers(len(values))] for name, values in GIVEN.items()})
