@@ -1,18 +1,20 @@
-"""Draws random calls as plain float64 NumPy arrays and names of parts; `oracle.py` computes their results."""
+"""Draws the calls of the rows of a covering design as plain float64 NumPy arrays and names of parts.
+
+`oracle.py` computes their results.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tests.random_calls.oracle import Drawn, allowed_pairs, logits_of, positions, smallest_gap
+from tests.random_calls.covering import FEATURES, WRAPPERS, Row, fits
+from tests.random_calls.oracle import Drawn, allowed_pairs
 
-__all__ = ["RandomCall", "Shape", "SHAPES", "draw_call", "draw_shape", "redraw"]
-
-NONNEGATIVE = ("Features", "Constant", "Exact")  # scores that the normalizer Sum accepts
-GENERAL = ("Laplace", "Boxcar", "Epanechnikov", "Triangular", "Exact", "Custom")
+__all__ = ["RandomCall", "Shape", "draw_call", "draw_shape", "random_row", "redraw", "repeated"]
 
 
 @dataclass(frozen=True)
@@ -25,39 +27,49 @@ class Shape:
     key_batch: tuple[int, ...] = ()
     value_batch: tuple[int, ...] = ()
     grouped: bool = False  # fewer heads of keys and values than of queries
+    query_batch: tuple[int, ...] | None = None  # None: that of the call
+
+    @property
+    def queries(self) -> tuple[int, ...]:
+        return self.batch if self.query_batch is None else self.query_batch
 
     def __str__(self) -> str:
         axes = f"{self.batch}/{self.key_batch}/{self.value_batch}"
         return f"{axes} {self.q}×{self.k}×{self.width}→{self.value_width}{' grouped' if self.grouped else ''}"
 
 
-SHAPES = (
-    Shape(4, 6, 3, 2, (2, 2), (2, 2), (2, 2)),
-    Shape(1, 9, 4, 4, (2,), (2,), (1,)),
-    Shape(5, 5, 2, 3),
-    Shape(7, 3, 1, 1, (2, 4), (2, 2), (2, 2), grouped=True),
-    Shape(3, 0, 2, 2, (2,), (2,), (2,)),
-    Shape(0, 4, 2, 2, (2,), (2,), (2,)),
-)
-"""Shapes for the libraries that compile a function for every shape."""
+LENGTHS = {
+    "empty": ((0, 4), (3, 0)),
+    "one query": ((1, 1), (1, 9), (1, 40)),
+    "short": ((2, 3), (5, 5), (8, 3), (3, 17), (17, 17)),
+    "medium": ((40, 40), (67, 40), (30, 131)),
+}
+"""Numbers of queries and keys. At a chosen length they are equal."""
 
 
-def draw_shape(rng: np.random.Generator) -> Shape:
-    lengths = [0, 1, 1, 2, 3, 5, 8, 17, 40 if rng.random() < 0.8 else 300]
-    q, k = (int(rng.choice(lengths)) for _ in range(2))
-    if rng.random() < 0.3:
-        q = k
+def draw_shape(rng: np.random.Generator, row: Row, chosen: int | None = None) -> Shape:
+    """Return a shape of the lengths and batch axes of a row; `chosen` is the length in place of that of the row."""
+    of_row = LENGTHS.get(row["length"], ((40, 40),))
+    q, k = (chosen, chosen) if chosen else of_row[rng.integers(len(of_row))]
     width, value_width = int(rng.choice([1, 2, 3, 4, 8, 16])), int(rng.choice([1, 2, 3, 5, 8]))
-    if rng.random() < 0.15:
-        heads = int(rng.choice([1, 2]))
-        lead = (2,) if rng.random() < 0.5 else ()
-        return Shape(q, k, width, value_width, (*lead, 2 * heads), (*lead, heads), (*lead, heads), grouped=True)
-    batch: tuple[int, ...] = ((), (2,), (3,), (2, 3), (1, 2), (2, 1, 2))[rng.integers(6)]
-    key_batch, value_batch = (
-        tuple(1 if rng.random() < 0.25 else n for n in batch)[0 if rng.random() < 0.8 else len(batch) :]
-        for _ in range(2)
-    )
-    return Shape(q, k, width, value_width, batch, key_batch, value_batch)
+    axes: dict[str, tuple[tuple[int, ...], ...]] = {  # of the call, the keys, the values and the queries
+        "none": ((), (), ()),
+        "heads": ((2,), (2,), (2,)),
+        "broadcast": ((2, 3), (2, 1), (1, 3)),
+        "grouped": ((2, 4), (2, 2), (2, 2)),
+        "values": ((2,), (), (2,), ()),
+        "two axes": ((2, 1, 2), (1, 2), (2, 1, 1)),
+    }
+    batch, key_batch, value_batch, *query_batch = axes[row["batch"]]
+    return Shape(q, k, width, value_width, batch, key_batch, value_batch, row["batch"] == "grouped", *query_batch)
+
+
+def random_row(rng: np.random.Generator, row: Row) -> Row:
+    """Return a row with random values of all features that `row` does not have."""
+    while True:
+        found = {name: values[rng.integers(len(values))] for name, values in FEATURES.items()} | row
+        if fits(found):
+            return found
 
 
 @dataclass(frozen=True)
@@ -74,9 +86,13 @@ class RandomCall:
     start: Any
     position: dict[str, Any] | None
     poisoned: tuple[Any, Any, Any]
+    readout: str | None = None
+    dropout: float = 0.0
+    seed: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.shape} {self.score} {self.normalizer} mask={self.mask} positions={self.position}"
+        more = f"positions={self.position} readout={self.readout} dropout={self.dropout}"
+        return f"{self.shape} {self.score} {self.normalizer} mask={self.mask} {more}"
 
     @property
     def repeats(self) -> int:
@@ -116,12 +132,11 @@ class Draw:
     def lead(self) -> tuple[int, ...]:
         return self.heads if self.chance(0.3) else ()
 
-    def score(self, names: tuple[str, ...], depth: int = 0, width: int | None = None) -> Drawn:
-        shape = self.shape
-        name, width = self.one_of(*names), shape.width if width is None else width
-        lead, hidden = self.lead(), self.one_of(1, 3, 6)
-        plain = ("Dot", "ScaledDot", "Gaussian", "Additive", "Laplace", "Cosine")
-        wrapped = () if name not in WRAPPERS else (self.score(plain if depth else plain + WRAPPERS, depth + 1, width),)
+    def score(self, name: str, within: str = "ScaledDot", width: int | None = None) -> Drawn:
+        """Return a score; `within` is the one inside of it, where it has one."""
+        shape, width = self.shape, self.shape.width if width is None else width
+        lead, hidden = self.lead(), self.one_of(1, 6, 16, 24)
+        wrapped = (self.score(within, width=width),) if name in WRAPPERS and name not in ("Projected", "SumOf") else ()
         arguments: dict[str, Any] = {}
         if name == "Dot":
             arguments = {"scale": self.one_of(1.0, 0.5, -0.3)}
@@ -146,9 +161,10 @@ class Draw:
             arguments = {"function": self.one_of("elu", "relu")}
         elif name == "Projected":
             arguments = {key: self.normal(3, width, scale=0.7) for key in ("query_weight", "key_weight")}
-            wrapped = (self.score(plain, 2, 3),)
+            wrapped = (self.score(within, width=3),)
         elif name == "SumOf":
-            wrapped = tuple(self.score(plain + WRAPPERS, depth + 1, width) for _ in range(self.one_of(2, 3)))
+            others = [self.score(self.one_of("Dot", "Additive", "Gaussian"), width=width)] * self.one_of(1, 2)
+            wrapped = (self.score(within, width=width), *others)
         elif name in ("Gaussian", "Laplace"):
             arguments = {"bandwidth": self.positive()}
         elif name in ("Boxcar", "Epanechnikov", "Triangular"):
@@ -172,16 +188,7 @@ class Draw:
             arguments = {"scale": self.round(self.rng.uniform(0.5, 2.0))}
         return Drawn(name, arguments, wrapped)
 
-    def normalizer(self, score: Drawn, suited: tuple[Any, Any] | None = None) -> Drawn:
-        if suited is not None:
-            names = [n for n in suited[1] if n != "Sum" or score.name in NONNEGATIVE]
-            return self.named_normalizer(self.one_of(*names))
-        names = ["Softmax"] * 4 + ["Mean", "Identity", "Sigmoid", "Hard", "TopK", "TopK"]
-        names += ["Sparsemax", "Entmax15", "Entmax", "Custom"]
-        names += ["Sum"] * 8 if score.name in NONNEGATIVE else []
-        return self.named_normalizer(self.one_of(*names))
-
-    def named_normalizer(self, name: str) -> Drawn:
+    def normalizer(self, name: str) -> Drawn:
         arguments: dict[str, Any] = {}
         if name == "Softmax" and self.chance(0.5):
             arguments["temperature"] = self.positive()
@@ -196,17 +203,17 @@ class Draw:
         inner = ()
         if name == "TopK":
             arguments["k"] = int(self.one_of(1, 2, 3, 7))
-            inner = (self.named_normalizer(self.one_of("Softmax", "Sigmoid", "Sparsemax", "Entmax15")),)
+            inner = (self.normalizer(self.one_of("Softmax", "Sigmoid", "Sparsemax", "Entmax15")),)
         return Drawn(name, arguments, inner)
 
-    def mask(self, depth: int = 0) -> Drawn | None:
+    def mask(self, name: str | None) -> Drawn | None:
         shape, batch = self.shape, self.shape.batch
-        if depth == 0 and self.chance(0.25):
+        if name is None:
             return None
-        names = ["Causal", "Window", "Keys", "Lengths", "Pairs", "Prefix", "Documents", "Blocks", "Custom"]
-        name = self.one_of(*names + ["and", "or", "not"] * (depth == 0))
         if name in ("and", "or", "not"):
-            return Drawn(name, {}, tuple(self.mask(1) or Drawn("Causal") for _ in range(1 if name == "not" else 2)))
+            simple = [n for n in FEATURES["mask"] if n not in (None, "and", "or", "not")]
+            inner = [self.mask(self.one_of(*simple)) for _ in range(1 if name == "not" else 2)]
+            return Drawn(name, {}, tuple(x for x in inner if x is not None))
         lead = self.one_of((), self.heads, batch)
         arguments: dict[str, Any] = {}
         if name == "Causal" and self.chance(0.6):
@@ -243,41 +250,50 @@ class Draw:
             return {"query_start": int(self.rng.integers(0, max(1, k)))}
         return {"query_start": self.integers(max(1, k), *self.shape.batch)}
 
+    def magnitude(self, row: Row, query: Any, key: Any, score: Drawn) -> tuple[Any, Any, Drawn]:
+        """Return queries and keys, and the score, with numbers of a kind of magnitude."""
+        kind, largest = row["magnitude"], 2 if row["dtype"] == "float16" else 6
+        scale = {"tiny": 10 ** self.rng.uniform(-largest, -1), "huge": 10 ** self.rng.uniform(1, largest)}.get(
+            kind, 1.0
+        )
+        offset = 10 ** self.rng.uniform(0, largest) * self.normal(self.shape.width) if kind == "offset" else 0.0
+        if kind == "grid":  # such as time stamps or positions
+            unit = 10 ** self.rng.uniform(-min(3, largest), min(3, largest))
+            moved = 0.25 * self.chance(0.5)
+            query, key = (np.arange(x.shape[-2])[:, None] + np.round(x * 4) * moved for x in (query, key))
+            query, key, score = query * unit, key * unit, self.scaled(score, unit * 10 ** self.rng.uniform(-1, 2))
+        query, key = (self.round(x * scale + offset) for x in (query, key))
+        limit = min(3, largest)
+        return query, key, self.scaled(score, 10 ** self.rng.uniform(-limit, limit)) if kind == "parameters" else score
 
-WRAPPERS = ("Softcap", "Biased", "ALiBi", "QuadraticPosition", "RelativePosition", "ClassTable")
-SCORES = (
-    *("Dot", "ScaledDot", "ScaledDot", "Bilinear", "Additive", "Additive", "Gated", "SeparableGate", "Cosine"),
-    *("Features", "Features", "Projected", "SumOf", "Gaussian", "Gaussian", "Constant", *GENERAL, *WRAPPERS),
-)
+    def scaled(self, part: Drawn, factor: float) -> Drawn:
+        """Return a part with its bandwidths, or else its first array of numbers, multiplied by a factor."""
+        names = [n for n, x in part.arguments.items() if np.asarray(x).dtype.kind == "f"]
+        arguments = dict(part.arguments)
+        for name in names[:1]:
+            x = self.round(arguments[name] * factor)
+            arguments[name] = float(x) if isinstance(arguments[name], float) else x
+        return Drawn(part.name, arguments, tuple(self.scaled(x, factor) for x in part.inner))
 
 
-INNER_PRODUCTS = ("Dot", "ScaledDot", "ScaledDot", "Bilinear", "SeparableGate", "Cosine", "Gaussian")
-SUITED = {
-    "fused": (INNER_PRODUCTS, ("Softmax",)),
-    "batched": (("ScaledDot", "Additive", "Additive", "Gaussian", "Custom", "Gated", *WRAPPERS), ("Softmax",)),
-    "linear": (("Features", "Features", "Dot"), ("Sum", "Identity")),
-}
-"""Scores and normalizers that some kernels need; half of the calls of these kernels draw from them."""
-
-
-def draw_call(rng: np.random.Generator, shape: Shape, round_to: Any, kernel: object = None) -> RandomCall:
-    """Return a call of this shape without near ties, which a dtype of fewer digits would break otherwise."""
-    suited = SUITED.get(str(kernel)) if rng.random() < 0.5 else None
-    while True:
-        draw = Draw(rng, shape, round_to)
-        scale = draw.one_of(1.0, 1.0, 0.1, 4.0)
-        query = draw.normal(*shape.batch, shape.q, shape.width, scale=scale)
-        key = draw.normal(*shape.key_batch, shape.k, shape.width, scale=scale)
-        value = draw.normal(*shape.value_batch, shape.k, shape.value_width)
-        score = draw.score(SCORES if suited is None else suited[0])
-        if score.name == "Exact":
-            query, key = (np.clip(np.round(x), -1, 1) for x in (query, key))
-        normalizer, mask, position = draw.normalizer(score, suited), draw.mask(), draw.positions()
-        start = 0 if position is None else position.get("query_start", shape.k - shape.q)
-        start = 0 if position == {"align": "start"} else start
-        call = RandomCall(shape, query, key, value, score, normalizer, mask, start, position, (query, key, value))
-        if gap_is_safe(call):
-            return poison(call, rng) if draw.chance(0.25) and mask is not None and shape.q and shape.k else call
+def draw_call(rng: np.random.Generator, row: Row, shape: Shape, round_to: Any) -> RandomCall:
+    """Return a call of a row, with this shape."""
+    draw = Draw(rng, shape, round_to)
+    scale = draw.one_of(1.0, 1.0, 0.1, 4.0) if row["magnitude"] == "ordinary" else 1.0
+    query = draw.normal(*shape.queries, shape.q, shape.width, scale=scale)
+    key = draw.normal(*shape.key_batch, shape.k, shape.width, scale=scale)
+    value = draw.normal(*shape.value_batch, shape.k, shape.value_width)
+    query, key, score = draw.magnitude(row, query, key, draw.score(row["score"], row["inner"]))
+    if score.name == "Exact":
+        query, key = (np.clip(np.round(x), -1, 1) for x in (query, key))
+    normalizer, mask, position = draw.normalizer(row["normalizer"]), draw.mask(row["mask"]), draw.positions()
+    start = 0 if position is None else position.get("query_start", shape.k - shape.q)
+    start = 0 if position == {"align": "start"} else start
+    call = RandomCall(
+        shape, query, key, value, score, normalizer, mask, start, position, (query, key, value), row["readout"],
+        row["dropout"], int(rng.integers(2**31)) if row["dropout"] else None,
+    )  # fmt: skip
+    return poison(call, rng) if draw.chance(0.25) and mask is not None and shape.q and shape.k else call
 
 
 def redraw(call: RandomCall, rng: np.random.Generator, round_to: Any) -> RandomCall:
@@ -296,37 +312,24 @@ def redraw(call: RandomCall, rng: np.random.Generator, round_to: Any) -> RandomC
                 arguments[name] = np.sort(mixed, -1) if name.endswith("_ids") else mixed
         return Drawn(part.name, arguments, tuple(map(other, part.inner)))
 
-    while True:
-        query, key, value = (round_to(rng.normal(size=x.shape)) for x in (call.query, call.key, call.value))
-        if call.score.name == "Exact":
-            query, key = (np.clip(np.round(x), -1, 1) for x in (query, key))
-        mask = None if call.mask is None else other(call.mask)
-        score, normalizer = other(call.score), other(call.normalizer)
-        new = RandomCall(
-            call.shape, query, key, value, score, normalizer, mask, call.start, call.position, (query, key, value)
-        )
-        if gap_is_safe(new):
-            poisoned = mask is not None and new.shape.q and new.shape.k and rng.random() < 0.25
-            return poison(new, rng) if poisoned else new
+    scales = [np.std(x) if x.size else 1.0 for x in (call.query, call.key, call.value)]
+    query, key, value = (
+        round_to(x.mean() * (s < abs(x).mean() / 4) + s * rng.normal(size=x.shape)) if x.size else x
+        for x, s in zip((call.query, call.key, call.value), scales, strict=True)
+    )
+    if call.score.name == "Exact":
+        query, key = (np.clip(np.round(x), -1, 1) for x in (query, key))
+    mask = None if call.mask is None else other(call.mask)
+    new = dataclasses.replace(
+        call, query=query, key=key, value=value, score=other(call.score), normalizer=other(call.normalizer), mask=mask,
+        poisoned=(query, key, value),
+    )  # fmt: skip
+    poisoned = mask is not None and new.shape.q and new.shape.k and rng.random() < 0.25
+    return poison(new, rng) if poisoned else new
 
 
 def repeated(call: RandomCall, x: Any) -> Any:
     return x if call.repeats == 1 else np.repeat(x, call.repeats, axis=-3)
-
-
-def gap_is_safe(call: RandomCall) -> bool:
-    key = repeated(call, call.key)
-    logits = logits_of(call.score, call.query, key, positions(call.start, call.query, key))
-    allowed = np.broadcast_to(call.allowed, np.broadcast_shapes(call.allowed.shape, logits.shape))
-    if smallest_gap(call.score, call.normalizer, np.where(allowed, logits, -np.inf)) < 1e-4:
-        return False
-    bandwidth = call.score.arguments.get("bandwidth")
-    if call.score.name not in ("Boxcar", "Epanechnikov", "Triangular"):
-        return True
-    u = ((call.query[..., :, None, :] - key[..., None, :, :]) ** 2).sum(-1) / np.asarray(bandwidth)[
-        ..., None, None
-    ] ** 2
-    return bool((abs(u - 1) > 0.02).all())
 
 
 def poison(call: RandomCall, rng: np.random.Generator) -> RandomCall:
@@ -338,18 +341,14 @@ def poison(call: RandomCall, rng: np.random.Generator) -> RandomCall:
         reached = reached.reshape(*shape.key_batch, call.repeats, shape.k).any(-2)
     bad = rng.choice([np.nan, np.inf, -np.inf])
 
-    def spoilt(x: Any, batch: tuple[int, ...]) -> Any:
-        out = reached
+    def spoilt(x: Any, batch: tuple[int, ...], out: Any) -> Any:
         while out.ndim - 1 > len(batch):
             out = out.any(0)
         for axis, n in enumerate(batch):
             out = out.any(axis, keepdims=True) if n == 1 else out
         return np.where(out[..., None], x, bad)
 
-    key = spoilt(call.key, shape.key_batch) if call.score.name != "Exact" else call.key
-    value = spoilt(call.value, shape.value_batch)
-    query = np.where(np.broadcast_to(call.allowed, full).any(-1)[..., None], call.query, bad)
-    return RandomCall(
-        shape, call.query, call.key, call.value, call.score, call.normalizer, call.mask, call.start, call.position,
-        (query, key, value),
-    )  # fmt: skip
+    key = spoilt(call.key, shape.key_batch, reached) if call.score.name != "Exact" else call.key
+    value = spoilt(call.value, shape.value_batch, reached)
+    query = spoilt(call.query, shape.queries, np.broadcast_to(call.allowed, full).any(-1))
+    return dataclasses.replace(call, poisoned=(query, key, value))

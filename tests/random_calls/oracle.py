@@ -1,7 +1,9 @@
 """Attention in plain float64 NumPy, which shares no code with qkv: the expected results of the random calls.
 
 A part is a `Drawn`: the name of a class of qkv with its arguments. Each function computes what the documentation of
-the class states, from whole arrays and with no attention to speed or memory.
+the class states, from whole arrays and with no attention to speed or memory. All functions accept complex numbers,
+whose imaginary part is a derivative times 1e-200 (Squire, Trapp 1998, Using complex variables to estimate derivatives
+of real functions, https://doi.org/10.1137/S003614459631241X): no digit is lost to a difference.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Drawn", "allowed_pairs", "attend", "logits_of", "smallest_divisor", "smallest_gap", "weights"]
+__all__ = ["Drawn", "allowed_pairs", "logits_of", "positions", "readout_of", "select_rows", "weights_of"]
 
 
 @dataclass(frozen=True)
@@ -31,20 +33,23 @@ class Drawn:
         return f"{self.name}({', '.join(given)})"
 
 
-def attend(query: Any, key: Any, value: Any, score: Drawn, normalizer: Drawn, allowed: Any, start: Any) -> Any:
-    """Return the output; `allowed` holds booleans (*batch, q, k), `start` the position of query 0."""
-    return weights(query, key, score, normalizer, allowed, start) @ value
+def positions(start: Any, rows: Any, keys: int) -> tuple[Any, Any]:
+    """Return the positions of the queries `rows`, where query 0 stands at `start`, and of all keys."""
+    return np.asarray(rows)[:, None] + np.asarray(start)[..., None, None], np.arange(keys)[None, :]
 
 
-def weights(query: Any, key: Any, score: Drawn, normalizer: Drawn, allowed: Any, start: Any) -> Any:
-    """Return the weights (*batch, q, k)."""
-    logits = logits_of(score, query, key, positions(start, query, key))
-    return weights_of(normalizer, np.where(allowed, logits, -np.inf))
+def select_rows(score: Drawn, rows: Any) -> Drawn:
+    """Return a score restricted to some of the queries."""
+    arguments = dict(score.arguments)
+    if "bias" in arguments and score.name == "Biased":
+        arguments["bias"] = arguments["bias"][..., rows, :]
+    if "query_classes" in arguments:
+        arguments["query_classes"] = arguments["query_classes"][rows]
+    return Drawn(score.name, arguments, tuple(select_rows(part, rows) for part in score.inner))
 
 
-def positions(start: Any, query: Any, key: Any) -> tuple[Any, Any]:
-    rows = np.arange(query.shape[-2])[:, None] + np.asarray(start)[..., None, None]
-    return rows, np.arange(key.shape[-2])[None, :]
+def absolute(x: Any) -> Any:
+    return np.where(x.real < 0, -x, x)
 
 
 def per_pair(x: Any) -> Any:
@@ -56,7 +61,8 @@ def product(a: Any, b: Any) -> Any:
 
 
 def sigmoid(x: Any) -> Any:
-    return 0.5 * (1 + np.tanh(0.5 * x))
+    e = np.exp(-absolute(x))
+    return np.where(x.real < 0, e, 1) / (1 + e)
 
 
 def distance(query: Any, key: Any) -> Any:
@@ -65,7 +71,7 @@ def distance(query: Any, key: Any) -> Any:
 
 def unit(x: Any) -> Any:
     norm = np.sqrt((x * x).sum(-1, keepdims=True))
-    return x / np.where(norm == 0, 1, norm)
+    return np.where(norm == 0, 0, x / np.where(norm == 0, 1, norm))
 
 
 def log_of_kernel(inside: Any, kernel: Any) -> Any:
@@ -73,7 +79,8 @@ def log_of_kernel(inside: Any, kernel: Any) -> Any:
 
 
 def features(x: Any, function: str) -> Any:
-    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) if function == "elu" else np.maximum(x, 0)
+    above = x.real > 0
+    return np.where(above, x + 1, np.exp(np.where(above, 0, x))) if function == "elu" else np.where(above, x, 0)
 
 
 def bucket(relative: Any, buckets: int, bidirectional: bool, largest: int) -> Any:
@@ -130,18 +137,19 @@ def logits_of(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
         case "Laplace":
             return -distance(q, k) / per_pair(p["bandwidth"])
         case "Boxcar":
-            return np.where(distance(q, k) <= per_pair(p["bandwidth"]), 0.0, -np.inf)
+            return np.where(distance(q, k).real <= per_pair(p["bandwidth"]).real, 0.0, -np.inf)
         case "Epanechnikov":
             u = distance(q, k) / per_pair(p["bandwidth"])
-            return log_of_kernel(u < 1, 1 - u * u)
+            return log_of_kernel(u.real < 1, 1 - u * u)
         case "Triangular":
             u = distance(q, k) / per_pair(p["bandwidth"])
-            return log_of_kernel(u < 1, 1 - u)
+            return log_of_kernel(u.real < 1, 1 - u)
         case "Constant":
             return 0 * (q[..., :, None, :1].sum(-1) + k[..., None, :, :1].sum(-1))
         case "Softcap":
             cap = per_pair(p["cap"])
-            return np.where(inner[0] == -np.inf, -np.inf, cap * np.tanh(inner[0] / cap))
+            out = inner[0].real == -np.inf
+            return np.where(out, -np.inf, cap * np.tanh(np.where(out, 0, inner[0]) / cap))
         case "Biased":
             return inner[0] + (p["bias"] if "bias" in p else p["per_key"][..., None, :])
         case "ALiBi":
@@ -154,7 +162,7 @@ def logits_of(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
             batch = np.broadcast_shapes(table.shape[:-1], at_pair.shape[:-2])
             at_pair = np.broadcast_to(at_pair, (*batch, *at_pair.shape[-2:]))
             rows = np.broadcast_to(table, (*batch, table.shape[-1]))
-            out = np.empty(at_pair.shape)
+            out = np.empty(at_pair.shape, table.dtype)
             for index in np.ndindex(*batch):
                 out[index] = rows[index][at_pair[index]]
             return inner[0] + out
@@ -163,7 +171,7 @@ def logits_of(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
         case "Exact":
             return (q[..., :, None, :] == k[..., None, :, :]).all(-1).astype(float)
         case "Custom":  # the L1 distance, divided by a parameter
-            return -abs(q[..., :, None, :] - k[..., None, :, :]).sum(-1) / p["scale"]
+            return -absolute(q[..., :, None, :] - k[..., None, :, :]).sum(-1) / p["scale"]
     raise ValueError(score.name)
 
 
@@ -208,7 +216,7 @@ def allowed_pairs(mask: Drawn | None, q: int, k: int, start: Any) -> Any:
 
 def weights_of(normalizer: Drawn, logits: Any) -> Any:
     """Return the weights of rows of logits, in which −inf excludes a key."""
-    p, out = normalizer.arguments, logits == -np.inf
+    p, out = normalizer.arguments, logits.real == -np.inf
     safe = np.where(out, 0.0, logits)
     if not logits.shape[-1]:
         return logits
@@ -216,7 +224,7 @@ def weights_of(normalizer: Drawn, logits: Any) -> Any:
         case "Softmax":
             scaled = np.where(out, -np.inf, safe / per_pair(p.get("temperature", 1.0)))
             sink = per_pair(p.get("sink", -np.inf))
-            top = np.maximum(scaled.max(-1, keepdims=True), sink)
+            top = np.maximum(scaled.real.max(-1, keepdims=True), sink.real)
             top = np.where(top == -np.inf, 0, top)
             e = np.exp(scaled - top)
             total = e.sum(-1, keepdims=True) + np.exp(sink - top)
@@ -241,28 +249,158 @@ def weights_of(normalizer: Drawn, logits: Any) -> Any:
         case "Entmax":
             return entmax(logits, per_pair(p["alpha"]))
         case "Custom":  # squares divided by 1 + their sum
-            squares = np.maximum(safe, 0) ** 2
+            squares = np.where(safe.real > 0, safe, 0) ** 2
             return p["scale"] * squares / (1 + squares.sum(-1, keepdims=True))
     raise ValueError(normalizer.name)
 
 
 def ranks(logits: Any) -> Any:
     """Return the rank of each logit of a row: 0 for the largest; ties go to the lowest index."""
-    order = np.argsort(-logits, axis=-1, kind="stable")
+    order = np.argsort(-logits.real, axis=-1, kind="stable")
     return np.argsort(order, axis=-1, kind="stable")
 
 
 def entmax(logits: Any, alpha: Any) -> Any:
     """Return max(0, (α − 1) l − τ)^(1 / (α − 1)), with τ found by bisection so that each row sums to 1."""
-    top = logits.max(-1, keepdims=True)
-    z = np.where(logits == -np.inf, -np.inf, (alpha - 1) * (logits - np.where(top == -np.inf, 0, top)))
-    low, high = np.full(np.broadcast_shapes(top.shape, np.shape(alpha)), -1.0), 0.0
+    alpha, out, top = np.asarray(alpha), logits.real == -np.inf, logits.real.max(-1, keepdims=True)
+    z = (alpha - 1) * (np.where(out, 0, logits) - np.where(top == -np.inf, 0, top))
+    below, power = np.where(out, -np.inf, z.real), 1 / (alpha - 1)
+    low, high = np.full(np.broadcast_shapes(top.shape, alpha.shape), -1.0), 0.0
     for _ in range(70):
         middle = (low + high) / 2
-        more = (np.maximum(z - middle, 0) ** (1 / (alpha - 1))).sum(-1, keepdims=True) > 1
+        more = (np.maximum(below - middle, 0) ** power.real).sum(-1, keepdims=True) > 1
         low, high = np.where(more, middle, low), np.where(more, high, middle)
-    w = np.maximum(z - low, 0) ** (1 / (alpha - 1))
+
+    def weigh(tau: Any) -> tuple[Any, Any]:
+        above = below - low > 0
+        base = np.where(above, z - tau, 1)
+        return np.where(above, base**power, 0), np.where(above, base ** (power - 1), 0)
+
+    # A step of Newton's method, which gives τ its derivative.
+    w, slope = weigh(low)
+    total = (power * slope).sum(-1, keepdims=True)
+    w, _ = weigh(low + (w.sum(-1, keepdims=True) - 1) / np.where(total == 0, 1, total))
     return w / np.where(w.sum(-1, keepdims=True) == 0, 1, w.sum(-1, keepdims=True))
+
+
+def readout_of(name: str, logits: Any, w: Any, normalizer: Drawn, at: tuple[Any, Any]) -> Any:
+    """Return a readout of each query, from its logits and weights."""
+    if name == "MeanDistance":
+        return (w * abs(at[0] - at[1])).sum(-1)
+    if name == "Entropy":
+        return -(w * np.log(np.where(w == 0, 1, w))).sum(-1)
+    scaled = logits / per_pair(normalizer.arguments.get("temperature", 1.0))
+    scaled = np.where(logits.real == -np.inf, -np.inf, scaled)
+    sink = np.broadcast_to(per_pair(normalizer.arguments.get("sink", -np.inf)), (*scaled.shape[:-1], 1))
+    both = np.concatenate([scaled, sink], -1)
+    top = both.real.max(-1, keepdims=True)
+    top = np.where(top == -np.inf, 0, top)
+    return np.log(np.exp(both - top).sum(-1)) + top[..., 0]
+
+
+def logit_errors(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
+    """Return the bounds of the errors of the logits as multiples of the unit of rounding, (*batch, q, k).
+
+    For products they are 8 Σ |q_i k_i| and for distances 4 (1 + |logit|); `docs/decisions` has the table of all scores.
+    """
+    p, size = score.arguments, abs(logits_of(score, q, k, at))
+    size = np.where(np.isfinite(size), size, 0)
+    inner = [] if score.name == "Projected" else [logit_errors(part, q, k, at) for part in score.inner]
+    a, b = abs(q), abs(k)
+
+    def units(x: Any, weight: Any) -> Any:
+        return 8 * product(abs(x), abs(weight))
+
+    match score.name:
+        case "Dot":
+            return 8 * abs(p.get("scale", 1.0)) * product(a, b)
+        case "ScaledDot":
+            return 8 * product(a, b) / math.sqrt(max(1, q.shape[-1]))
+        case "Features":  # not where features or their products underflow in float32
+            return np.where((size > 0) & (size < 1e-30), np.inf, 8 * size)
+        case "Bilinear":
+            return 8 * product(a @ abs(p["weight"]), b @ abs(p["key_factor"]) if "key_factor" in p else b)
+        case "Additive":
+            left, right = units(q, p["query_weight"]), units(k, p["key_weight"])
+            off = left[..., :, None, :] + right[..., None, :, :] + 8 * abs(p.get("bias", 0.0))
+            return ((8 + off) * abs(p["vector"])[..., None, None, :]).sum(-1)
+        case "Gated" | "SeparableGate":
+            gate = (a @ abs(p["query_weight"]))[..., :, None] + (b @ abs(p["key_weight"]))[..., None, :]
+            return 8 * (4 + gate) * product(a, b)
+        case "Cosine":
+            return 8 / per_pair(p["temperature"]) * (1 + 0 * size)
+        case "Projected":
+            both = product(q, p["query_weight"]), product(k, p["key_weight"])
+            off = units(q, p["query_weight"]), units(k, p["key_weight"])
+            here, step = logits_of(score.inner[0], *both, at), 1e-9  # the projections move by their errors
+            signs = [(i % 2 * 2 - 1, i // 2 * 2 - 1) for i in range(4)]
+            moved = [
+                logits_of(score.inner[0], *(x + s * step * e for x, s, e in zip(both, sign, off, strict=True)), at)
+                for sign in signs
+            ]
+            return logit_errors(score.inner[0], *both, at) + 2 * sum(abs(x - here) for x in moved) / step
+        case "SumOf":
+            return sum(inner) + 4 * sum(abs(logits_of(part, q, k, at)) for part in score.inner)
+        case "Gaussian" | "Laplace":
+            return 4 * (1 + size)
+        case "Boxcar" | "Epanechnikov" | "Triangular":  # none at the edge
+            u = distance(q, k) / per_pair(p["bandwidth"])
+            return np.where(abs(u - 1) < 1e-4, np.inf, 16 * (1 + size) / np.maximum(abs(u - 1), 1e-4))
+        case "Constant" | "Exact":
+            return 0 * size
+        case "Custom":
+            return 8 * size
+        case "Softcap":
+            return inner[0] + 8 * size
+        case "Biased" | "ALiBi" | "QuadraticPosition" | "RelativePosition" | "ClassTable":
+            within = abs(logits_of(score.inner[0], q, k, at))
+            return inner[0] + 4 * (size + np.where(np.isfinite(within), within, 0))
+    raise ValueError(score.name)
+
+
+def gaps(normalizer: Drawn, logits: Any) -> Any:
+    """Return how far each row is from a tie that changes which keys are selected, (*batch, q, 1)."""
+    count = normalizer.arguments.get("k", 1)
+    if normalizer.name not in ("Hard", "TopK") or count >= logits.shape[-1]:
+        return np.full((*logits.shape[:-1], 1), np.inf)
+    ordered = -np.sort(-logits, axis=-1)
+    upper, lower = ordered[..., count - 1 : count], ordered[..., count : count + 1]
+    return np.where(lower == -np.inf, np.inf, upper - np.where(lower == -np.inf, 0, lower))
+
+
+def weight_errors(normalizer: Drawn, logits: Any, w: Any, errors: Any) -> Any:
+    """Return bounds of the errors of the weights (*batch, q, k), given those of the logits."""
+    p, out = normalizer.arguments, logits == -np.inf
+    errors = np.where(out, 0, errors)
+    worst = errors.max(-1, keepdims=True, initial=0)
+    temperature = per_pair(p.get("temperature", 1.0))
+    match normalizer.name:
+        case "Softmax":
+            return w * np.minimum(np.expm1(np.minimum(4 * worst / temperature, 40)), 1 / np.maximum(w, 1e-300))
+        case "Sum":
+            total = np.where(out, 0, logits).sum(-1, keepdims=True)
+            return (errors + w * errors.sum(-1, keepdims=True)) / np.where(total == 0, 1, total)
+        case "Mean" | "Hard":
+            return 0 * w
+        case "Identity":
+            return errors
+        case "Sigmoid":
+            return np.minimum(w * np.expm1(np.minimum(2 * errors, 40)), 1)
+        case "TopK":
+            kept = np.where(ranks(logits) < p["k"], logits, -np.inf)
+            return weight_errors(normalizer.inner[0], kept, w, np.where(kept == -np.inf, 0, errors))
+        case "Sparsemax" | "Entmax15":
+            return np.where(out, 0, 4 * worst)
+        case "Entmax":
+            alpha = per_pair(p["alpha"])
+            return np.where(out, 0, 4 * np.maximum(worst, worst ** (1 / (alpha - 1))))
+        case "Custom":
+            positive = np.maximum(np.where(out, 0, logits), 0)
+            share = positive**2 / (1 + (positive**2).sum(-1, keepdims=True))
+            return (
+                p["scale"] * 8 * worst * (share + np.minimum(positive, 1) / (1 + (positive**2).sum(-1, keepdims=True)))
+            )
+    raise ValueError(normalizer.name)
 
 
 def smallest_divisor(score: Drawn, normalizer: Drawn, query: Any, key: Any, logits: Any) -> float:
@@ -274,26 +412,9 @@ def smallest_divisor(score: Drawn, normalizer: Drawn, query: Any, key: Any, logi
             q, k = product(q, weights["query_weight"]), product(k, weights["key_weight"])
         found = [norms(part, q, k) for part in score.inner]
         if score.name == "Cosine":
-            both = np.concatenate([np.sqrt((x * x).sum(-1)).reshape(-1) for x in (q, k)])
-            found.append(float(both[both > 0].min(initial=np.inf)))
+            both = [np.sqrt((x * x).sum(-1)).reshape(-1) / (np.std(x) or 1.0) for x in (q, k) if x.size]
+            found += [float(x[x > 0].min(initial=np.inf)) for x in both]
         return min(found, default=math.inf)
 
     total = np.where(logits == -np.inf, 0, logits).sum(-1) if normalizer.name == "Sum" else np.zeros(0)
     return min(norms(score, query, key), float(total[total > 0].min(initial=np.inf)))
-
-
-def smallest_gap(score: Drawn, normalizer: Drawn, logits: Any) -> float:
-    """Return how far the logits are from a tie that float32 could break, relative to their size.
-
-    It is infinite where the result is continuous, or where all logits are equal.
-    """
-    if normalizer.name not in ("Hard", "TopK") or logits.shape[-1] < 2 or not logits.size:
-        return math.inf
-    count = normalizer.arguments.get("k", 1)
-    if count >= logits.shape[-1]:
-        return math.inf
-    ordered = -np.sort(-logits, axis=-1)
-    upper, lower = ordered[..., count - 1], ordered[..., count]
-    both = (upper > -np.inf) & (lower > -np.inf) & ((upper != lower) | (score.name not in ("Constant", "Exact")))
-    gaps = (upper - np.where(both, lower, 0))[both]
-    return float(gaps.min() / max(1.0, abs(ordered[np.isfinite(ordered)]).max())) if gaps.size else math.inf

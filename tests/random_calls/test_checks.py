@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.random_calls.draw import RandomCall, Shape
-from tests.random_calls.libraries import Counts, check_directions, check_output, wanted_output
+from tests.random_calls.libraries import Counts, bounds_of, check_directions, check_output, expected
 from tests.random_calls.oracle import Drawn, bucket, entmax, weights_of
 
 SHAPE = Shape(4, 6, 3, 2)
@@ -20,24 +20,25 @@ def call() -> RandomCall:
     return RandomCall(SHAPE, query, key, value, score, normalizer, None, 0, None, (query, key, value))
 
 
+ROWS = np.arange(4)
+
+
 @pytest.mark.parametrize(
     ("dtype", "off"), [("float64", 1e-12), ("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 0.1)]
 )
 def test_an_output_that_is_off_is_noticed(call: RandomCall, dtype: str, off: float) -> None:
-    wanted = wanted_output(call)
-    assert check_output(call, wanted, wanted, dtype) == 0
-    with pytest.raises(AssertionError, match="the output is off by"):
-        check_output(call, wanted + off * (np.arange(8).reshape(4, 2) == 3), wanted, dtype)
-
-
-def test_a_leaked_nan_is_noticed(call: RandomCall) -> None:
-    wanted = wanted_output(call)
-    with pytest.raises(AssertionError, match="every element must be finite"):
-        check_output(call, np.where(np.arange(2), wanted, np.nan), wanted, "float32")
+    wanted = expected(call, ROWS)
+    bounds = bounds_of(call, wanted, ROWS, dtype)
+    assert bounds.comparable.all()
+    check_output(call, wanted.output, None, dtype, ROWS, wanted, bounds)
+    for wrong in (wanted.output + off * (np.arange(8).reshape(4, 2) == 3), np.where(ROWS[:2], wanted.output, np.nan)):
+        with pytest.raises(AssertionError, match=r"off by|must be finite"):
+            check_output(call, wrong, None, dtype, ROWS, wanted, bounds)
 
 
 def test_a_gradient_that_is_off_is_noticed(call: RandomCall) -> None:
     cotangent, counts = np.random.default_rng(1).normal(size=(4, 2)), Counts()
+    bounds = bounds_of(call, expected(call, ROWS), ROWS, "float64")
 
     def numeric(x: np.ndarray, name: str) -> np.ndarray:
         out = np.zeros_like(x)
@@ -47,17 +48,21 @@ def test_a_gradient_that_is_off_is_noticed(call: RandomCall) -> None:
                 moved = x.copy()
                 moved[index] += sign * 1e-6
                 changed = Drawn("Gaussian", {"bandwidth": moved}) if name == "score" else moved
-                ends.append((wanted_output(call, **{name: changed}) * cotangent).sum())
+                ends.append((expected(call, ROWS, **{name: changed}).output * cotangent).sum())
             out[index] = (ends[0] - ends[1]) / 2e-6
         return out
 
     gradients = [numeric(getattr(call, name), name) for name in ("query", "key", "value")]
     gradients.append(numeric(call.score.arguments["bandwidth"], "score"))
-    check_directions(call, gradients, cotangent, np.random.default_rng(2), "float64", counts)
+
+    def check(gradients: list[np.ndarray]) -> None:
+        rng = np.random.default_rng(2)
+        check_directions(call, gradients, (cotangent, None), rng, "float32", counts, ROWS, bounds)
+
+    check(gradients)
     for n in range(4):
-        wrong = [g * (1.001 if n == m else 1) for m, g in enumerate(gradients)]
         with pytest.raises(AssertionError, match="is off by"):
-            check_directions(call, wrong, cotangent, np.random.default_rng(2), "float64", counts)
+            check([g * (1.001 if n == m else 1) for m, g in enumerate(gradients)])
 
 
 def test_the_oracle_computes_what_the_papers_state() -> None:

@@ -1,22 +1,43 @@
-"""Random calls in NumPy against plain float64 NumPy; `draw.py` says what is drawn."""
+"""Random calls in NumPy against plain float64 NumPy; `covering.py` says what is drawn."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 
-import qkv
+from qkv.errors import RefusedError
 from qkv.kernels import NumpyBlocksKernel
-from tests.random_calls.draw import draw_call, draw_shape
-from tests.random_calls.libraries import Counts, arguments_of, check_output, run_or_plan, wanted_output
-
-KERNELS = (
-    *(None, None, "dense", "linear", "numpy_blocks"),
-    *(NumpyBlocksKernel(budget=12, row_block_budget=3000), NumpyBlocksKernel(budget=300, row_block_budget=900)),
+from tests.random_calls.covering import FEATURES, Design, Row, left_out
+from tests.random_calls.draw import RandomCall, draw_call, draw_shape, random_row
+from tests.random_calls.libraries import (
+    Counts,
+    acceptance,
+    arguments_of,
+    bounds_of,
+    check_output,
+    chosen_length,
+    expected,
+    observe,
+    rows_of,
 )
-NAMES = {"dense", "linear", "numpy_blocks"}
+
+KERNELS = ("dense", "linear", "numpy_blocks")
+SMALL = (
+    NumpyBlocksKernel(budget=12, row_block_budget=3000),
+    NumpyBlocksKernel(budget=300, row_block_budget=900),
+    "numpy_blocks",
+)
+GIVEN = {
+    "kernel": KERNELS,
+    "dtype": ("float64", "float32", "float16"),
+    "layout": ("contiguous", "reversed", "fortran", "strided", "read only"),
+    "gradient": ("none",),
+}
+COVERED_SHORT, COVERED = 2500, 8000
+"""Pairs of features that the rows of `make test` cover at least, and all rows."""
 
 
 def layout(x: Any, kind: str) -> Any:
@@ -32,37 +53,62 @@ def layout(x: Any, kind: str) -> Any:
     return x
 
 
-def run_one(seed: int, counts: Counts) -> float:
-    rng = np.random.default_rng(seed)
-    dtype = np.dtype(str(rng.choice(["float64", "float32", "float32", "float16"])))
-    kernel = KERNELS[rng.integers(len(KERNELS))]
-    call = draw_call(rng, draw_shape(rng), lambda x: np.asarray(x).astype(dtype).astype(np.float64), kernel)
-    kind = str(rng.choice(["contiguous", "reversed", "fortran", "strided", "read only"]))
-
+def build(call: RandomCall, row: Row) -> tuple[list[Any], dict[str, Any]]:
     def convert(x: Any) -> Any:
-        return layout(x.astype(dtype) if x.dtype.kind == "f" else x.copy(), kind)
+        return layout(x.astype(row["dtype"]) if x.dtype.kind == "f" else x.copy(), row["layout"])
 
+    return [convert(x) for x in call.poisoned], arguments_of(call, convert)
+
+
+accepts = acceptance(build)
+
+
+def run_row(row: Row, seed: int, counts: Counts) -> None:
+    """Run the call of a row, and compare its output and readout with those of the oracle."""
+    if left_out(row):
+        return
+    rng, kernel = np.random.default_rng(seed), row["kernel"]
+    length = chosen_length(row, rng, build)
+    if length is not None:
+        kernel = None
+    elif kernel == "numpy_blocks":
+        kernel = SMALL[rng.integers(len(SMALL))]
+    got = None
+    while got is None:
+        call = draw_call(
+            rng, row, draw_shape(rng, row, length), lambda x: np.asarray(x).astype(row["dtype"]).astype(np.float64)
+        )
+        with contextlib.suppress(RefusedError):  # the options of a part, such as a sink, may be refused
+            got, readout = observe(call, *build(call, row), kernel)
     try:
-        arrays, arguments = [convert(x) for x in call.poisoned], arguments_of(call, convert)
-        plan = qkv.explain(*arrays, **arguments)
-        got, used = run_or_plan(lambda kernel: qkv.attend(*arrays, **arguments, kernel=kernel), kernel, counts)
-        counts.add(plan, used, dtype.name)
-        assert got.dtype == dtype
-        return check_output(call, got.astype(np.float64), wanted_output(call), dtype.name)
+        assert got.dtype == row["dtype"]
+        rows = rows_of(call, rng)
+        wanted = expected(call, rows)
+        bounds = bounds_of(call, wanted, rows, row["dtype"])
+        counts.add(bounds, row["kernel"] if length is None else f"{row['kernel']} by the planner")
+        numbers = [None if x is None else x.astype(np.float64) for x in (got, readout)]
+        check_output(call, *numbers, row["dtype"], rows, wanted, bounds)
     except Exception as error:
-        error.add_note(f"seed {seed}, {dtype}, kernel {kernel}, {kind}: {call}")
+        error.add_note(f"seed {seed}, kernel {kernel}, {row}: {call}")
         raise
 
 
-def test_random_calls_agree_with_plain_numpy() -> None:
-    for seed in range(2000, 2080):
-        run_one(seed, Counts())
+def test_each_path_agrees_with_plain_numpy() -> None:
+    design, counts = Design(FEATURES | GIVEN, accepts), Counts()
+    for seed, row in enumerate(design.rows(groups=1)):
+        run_row(row, seed, counts)
+    assert counts.compared > 0.8 * counts.rows
+    assert design.count()[0] > COVERED_SHORT
 
 
 @pytest.mark.long
-def test_two_thousand_random_calls_agree_with_plain_numpy() -> None:
-    counts = Counts()
-    for seed in range(2000):
-        run_one(seed, counts)
-    assert counts.calls == 2000
-    assert set(counts.kernels) == NAMES
+def test_three_thousand_random_calls_agree_with_plain_numpy() -> None:
+    design, counts = Design(FEATURES | GIVEN, accepts), Counts()
+    for seed, row in enumerate(design.rows()):
+        run_row(row, seed, counts)
+    assert design.count()[0] > COVERED
+    rng = np.random.default_rng(1)
+    while counts.calls < 3000:
+        row = random_row(rng, {name: values[rng.integers(len(values))] for name, values in GIVEN.items()})
+        if accepts(row):
+            run_row(row, int(rng.integers(2**31)), counts)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import cast, gather, is_array, library, namespace, zeros
+from qkv.core.arrays import cast, gather, is_array, library, namespace, stop_gradient, zeros
 from qkv.core.batch import with_equal_batch
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
@@ -171,17 +171,33 @@ class Decay(WrapperScore):
             exponent = tile.map_relative_positions(reference, lambda d: slope * cast(xp.abs(d), reference.dtype))
             return xp.exp(exponent)[..., None]
         query, key = tile.query_positions(reference), tile.key_positions(reference)[None, :]
-        if library(reference) in ("numpy", "torch"):  # differences of long sums lose digits in float32
-            per_key = cast(per_key, xp.float64)
-        # The sum before key 0 is 0.
-        sums = xp.cumulative_sum(per_key, axis=per_key.ndim - 2)
-        first = zeros(sums, (*sums.shape[:-2], 1, sums.shape[-1]), sums.dtype)
-        sums = xp.matrix_transpose(xp.concat([first, sums], axis=-2))
-        at_query, at_key = _take(sums, query, tile.k_total), _take(sums, key, tile.k_total)
-        difference = at_query - xp.matrix_transpose(at_key)  # (*batch, features, q, k)
+        # Differences of long sums lose digits in float32.
+        if library(reference) in ("numpy", "torch"):
+            parts: tuple[Array, ...] = (cast(per_key, xp.float64),)
+        else:
+            parts = _split(per_key)
+        difference: Array | float = 0.0  # (*batch, features, q, k)
+        for part in parts:
+            # The sum before key 0 is 0.
+            sums = xp.cumulative_sum(part, axis=part.ndim - 2)
+            first = zeros(sums, (*sums.shape[:-2], 1, sums.shape[-1]), sums.dtype)
+            sums = xp.matrix_transpose(xp.concat([first, sums], axis=-2))
+            at_query, at_key = _take(sums, query, tile.k_total), _take(sums, key, tile.k_total)
+            difference = at_query - xp.matrix_transpose(at_key) + difference
         earlier = (query < key)[..., None, :, :] if query.ndim > 2 else query < key
         exponent = xp.where(earlier, -difference, difference)
         return cast(xp.moveaxis(xp.exp(exponent), -3, -1), reference.dtype)
+
+
+def _split(x: Float[Array, "*batch n features"]) -> tuple[Float[Array, "*batch n features"], ...]:
+    """Return two arrays with the sum `x`: multiples of a number that have exact partial sums, and the rest.
+
+    (x + c) − c is x rounded to a multiple of the spacing of numbers near 3 c / 4, and partial sums are at most c / 4.
+    """
+    xp = namespace(x)
+    total = stop_gradient(xp.max(xp.sum(xp.abs(x), axis=-2))) if x.shape[-2] else 0.0
+    rounded = (x + 4 * total) - 4 * total
+    return rounded, x - rounded
 
 
 def _take(
