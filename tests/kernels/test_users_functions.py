@@ -179,3 +179,49 @@ def test_gradients_of_divided_parameters_are_those_of_the_function_at_once(call,
     expected = torch.autograd.grad((wanted * weight).sum(), leaves)
     for x, y in zip(found, expected, strict=True):
         assert torch.allclose(x, y, rtol=1e-8, atol=1e-8), (call, kernel)
+
+
+def per_head(q, k, s):
+    return q @ k.mT * s[:, None, None]
+
+
+def near(q, k, width):
+    return abs(q - k) <= width
+
+
+def test_functions_get_all_query_heads_of_grouped_heads():
+    torch = pytest.importorskip("torch")
+    query, key = (torch.randn(2, heads, 9, 3, dtype=torch.float64) for heads in (8, 4))
+    slopes, widths = torch.rand(8, dtype=torch.float64), torch.arange(8)[:, None, None]
+    shared = key.repeat_interleave(2, dim=1)
+    allowed = (torch.arange(9)[:, None] - torch.arange(9)).abs() <= widths
+    wanted = per_head(query, shared, slopes).masked_fill(~allowed, -torch.inf).softmax(-1) @ shared
+    parts = {"score": scores.Custom(per_head, (slopes,)), "mask": masks.Custom(near, (widths,))}
+    assert torch.allclose(qkv.attend(query, key, key, **parts, enable_gqa=True), wanted)
+
+    def einsum(q, k):
+        return torch.einsum("bhqd,bhkd->bhqk", q, k)
+
+    got = qkv.attend(query, key, key, score=scores.Custom(einsum), enable_gqa=True)
+    assert torch.allclose(got, (query @ shared.mT).softmax(-1) @ shared)
+
+
+def test_a_function_of_four_axes_gets_four_axes_in_every_tile():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(2, 3, 20, 4, dtype=torch.float64)
+    score = scores.Custom(lambda q, k: torch.einsum("bhqd,bhkd->bhqk", q, k))
+    got = qkv.attend(x, x, x, score=score, kernel=TiledKernel(budget=16))
+    assert torch.allclose(got, (x @ x.mT).softmax(-1) @ x)
+
+
+def test_vmap_maps_the_parameters_of_a_function_or_what_it_compares():
+    torch = pytest.importorskip("torch")
+    x, slopes = torch.randn(5, 4, 9, 3, dtype=torch.float64), torch.rand(5, 4, dtype=torch.float64)
+
+    def attend(x, s):
+        return qkv.attend(x, x, x, score=scores.Custom(per_head, (s,)), kernel=TiledKernel(budget=16))
+
+    wanted = torch.stack([per_head(a, a, s).softmax(-1) @ a for a, s in zip(x, slopes, strict=True)])
+    assert torch.allclose(torch.func.vmap(attend)(x, slopes), wanted)
+    wanted = torch.stack([per_head(a, a, slopes[0]).softmax(-1) @ a for a in x])
+    assert torch.allclose(torch.func.vmap(attend, in_dims=(0, None))(x, slopes[0]), wanted)
