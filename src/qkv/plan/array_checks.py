@@ -26,10 +26,10 @@ def check_arrays(query: object, key: object, value: object, parts: Iterable[obje
             dates or 8-bit floating-point numbers.
     """
     for part in parts:
-        for x in part.arrays() if isinstance(part, Part) else ():
-            if is_tensor(x):
-                _check_tensor(f"each array of {type(part).__name__}", x)
-                check_data(f"each array of {type(part).__name__}", x)
+        for array in part.arrays() if isinstance(part, Part) else ():
+            if is_tensor(array):
+                _check_tensor(f"each array of {type(part).__name__}", array)
+                check_data(f"each array of {type(part).__name__}", array)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not is_array(x):
             continue
