@@ -109,7 +109,7 @@ def attend(
     try:
         return _run(query, key, value, fields, (), seed, kernel, memory, enable_gqa)[0].output
     except (TypeError, AttributeError, RuntimeError):
-        explain_failure(query, key, value, kernel, memory)
+        explain_failure(query, key, value, fields, kernel, memory)
         raise
 
 
@@ -197,7 +197,7 @@ def _observe(
     try:
         result, plan = _run(query, key, value, fields, as_readouts(readouts), seed, kernel, memory, enable_gqa, True)
     except (TypeError, AttributeError, RuntimeError):
-        explain_failure(query, key, value, kernel, memory)
+        explain_failure(query, key, value, fields, kernel, memory)
         raise
     assert plan is not None
     return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))

@@ -297,3 +297,16 @@ def test_an_ensemble_of_modules_is_one_vmap() -> None:
     x = draw(2, 5, 8)
     got = vmap(lambda p, b: functional_call(modules[0], (p, b), (x,)))(stacked, buffers)
     torch.testing.assert_close(got, torch.stack([module(x) for module in modules]))
+
+
+def test_forward_mode_beyond_the_memory_budget_is_refused_and_linear_attention_is_not() -> None:
+    x = torch.randn(1, 600, 8)
+
+    def slope(**options: Any) -> Any:
+        return torch.func.jvp(lambda q: qkv.attend(q, q, q, memory="16 MiB", **options), (x,), (x,))[1]
+
+    with pytest.raises(RefusedError, match=r"memory must be at least .* torch\.func\.jvp .* Increase memory, or use"):
+        slope()
+    assert slope(score=scores.Features(), normalizer=normalizers.Sum()).shape == x.shape
+    x = x[:, :60]
+    assert slope().shape == x.shape

@@ -42,8 +42,8 @@ def take_batch(x: Shaped[AnyArray, "*_"], index: BatchIndex, core: int) -> Shape
 
 
 def with_equal_batch(
-    query: Shaped[AnyArray, "*_ q width"], key: Shaped[AnyArray, "*_ k width"]
-) -> tuple[Shaped[AnyArray, "*_ q width"], Shaped[AnyArray, "*_ k width"]]:
+    query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]
+) -> tuple[Shaped[Array, "*_"], Shaped[Array, "*_"]]:
     """Return query and key, with the same batch axes where TensorFlow could not broadcast arrays of all their pairs.
 
     TensorFlow does not support six axes of which each is broadcast in another array than the axis before it.

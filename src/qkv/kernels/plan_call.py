@@ -8,6 +8,7 @@ from qkv.core.typing import Array, Num, Shaped
 from qkv.kernels import KERNELS
 from qkv.kernels.compiled.export import export_plan
 from qkv.plan import Kernel, Plan, Spec, plan_problem
+from qkv.plan.array_checks import check_arrays
 from qkv.plan.budget_warning import warn_of_slowdown
 from qkv.plan.cache import SpecFields
 from qkv.plan.checks import check_problem, read_problem
@@ -43,6 +44,7 @@ def plan_call(
     Raises:
         QkvError: the call is invalid; see `qkv.attend`.
     """
+    check_arrays(query, key, value, () if traced else (*fields, *readouts))
     problem = read_problem(query, key, value, Spec(*fields), readouts, memory, traced)
     problem = replace(problem, recomputes=recomputes)
     check_problem(problem)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from qkv.core.torch_names import refuse_torch_names
-from qkv.errors import KindError, OptionError
-from qkv.plan.array_checks import check_arrays
+from qkv.errors import OptionError
+from qkv.plan.array_checks import check_arrays, check_data
 from qkv.plan.budget import budget_bytes
 from qkv.plan.kernel_protocol import Kernel
 
@@ -41,7 +41,12 @@ def refuse_unknown(function: str, unknown: Mapping[str, object]) -> NoReturn:
 
 
 def explain_failure(
-    query: object, key: object, value: object, kernel: str | Kernel | None, memory: int | str | None
+    query: object,
+    key: object,
+    value: object,
+    parts: Iterable[object],
+    kernel: str | Kernel | None,
+    memory: int | str | None,
 ) -> None:
     """Raise an error that names the argument because of which a call failed; return if the arguments are valid.
 
@@ -52,12 +57,9 @@ def explain_failure(
         KindError: an array is not dense, has no data, or holds other elements than real numbers.
         OptionError: the kernel is not a name or a `Kernel`, or the memory limit is not an amount of memory.
     """
-    check_arrays(query, key, value)
+    check_arrays(query, key, value, parts)
     if not (kernel is None or isinstance(kernel, (str, Kernel))):
         raise OptionError(f'kernel must be a name, a Kernel or None, got {kernel!r}. Pass a name, such as "tiled".')
     budget_bytes(memory)
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if getattr(x, "is_meta", False):
-            raise KindError(
-                f"{name} must hold data, got a tensor on the device meta. Call qkv.explain for a plan without data."
-            )
+        check_data(name, x)

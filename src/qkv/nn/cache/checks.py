@@ -11,6 +11,7 @@ from torch import Tensor
 from qkv.core.checks import check_integers, is_int
 from qkv.core.typing import Int, Num, Shaped
 from qkv.errors import GradientError, KindError, OptionError, ShapeError
+from qkv.plan.array_checks import check_arrays, check_data
 
 if TYPE_CHECKING:
     from qkv.nn.cache.chunk import Chunk
@@ -31,13 +32,15 @@ def check_rows(
     if old and isinstance(key, Tensor) and isinstance(value, Tensor) and _continues(key, value, old, dtype):
         return
     for name, x in (("key", key), ("value", value)):
-        if not isinstance(x, Tensor) or x.ndim < 2:
+        if not isinstance(x, Tensor) or (not x.is_nested and x.ndim < 2):
             raise ShapeError(f"{name} must be a tensor with shape (*batch, new, width), got {_describe(x)}.")
         if x.requires_grad and torch.is_grad_enabled():
             raise GradientError(
                 f"{name} must not require a gradient, because a cache stores no autograd graph, got "
                 "requires_grad=True. Decode under torch.no_grad(), or train on whole sequences without a cache."
             )
+        check_data(name, x)
+    check_arrays(key, key, value)
     if key.shape[:-1] != value.shape[:-1]:
         raise ShapeError(
             f"value must have the shape of key {tuple(key.shape)} except for the width, got {tuple(value.shape)}."
@@ -73,14 +76,22 @@ def _continues(
     )
 
 
-def check_index(index: Int[Tensor, " new_batch"]) -> None:
-    """Check indices of batch elements.
+def check_index(index: Int[Tensor, " new_batch"], batch: tuple[int, ...] | None) -> None:
+    """Check indices of elements of the first of the batch axes `batch`; None: the cache is empty.
 
     Raises:
         KindError: if `index` is not a one-dimensional tensor of integers.
+        ShapeError: if there is no batch axis.
+        OptionError: if an index is negative or too large.
     """
     if not isinstance(index, Tensor) or index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
         raise KindError(f"index must be a tensor of integers with shape (new_batch,), got {_describe(index)}.")
+    if batch == ():
+        raise ShapeError("the cache must have a batch axis to be reordered, got none. Append keys (batch, new, width).")
+    if batch and len(index) and not 0 <= int(index.min()) <= int(index.max()) < batch[0]:
+        raise OptionError(
+            f"index must be between 0 and {batch[0] - 1}, got {index.tolist()}. Pass indices of the batch."
+        )
 
 
 def check_lengths(lengths: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:

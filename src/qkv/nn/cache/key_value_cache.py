@@ -83,6 +83,7 @@ class KeyValueCache:
         self._total: int | Int[Tensor, " batch"] = 0
         self._before: int | Int[Tensor, " batch"] = 0
         self._first = 0
+        self._dropped_at = 0
         self._new_lengths: Int[Tensor, " batch"] | None = None
         if lengths is not None:
             self.set_lengths(lengths)
@@ -183,6 +184,7 @@ class KeyValueCache:
         if self._reach is not None:
             shortest = before if isinstance(before, int) else int(before.min())
             self._rows.drop_before(shortest - self._reach + 1)
+            self._dropped_at = max(self._dropped_at, shortest, n if first_call else 0)
         self._dtype = key.dtype
         self._note_finite(key, value)
         if isinstance(after, int):
@@ -258,11 +260,17 @@ class KeyValueCache:
 
         Raises:
             KindError: if `index` is not a one-dimensional tensor of integers.
+            ShapeError: if the keys have no batch axis.
+            OptionError: if an index is negative or too large.
         """
-        check_index(index)
-        if not self.chunks:
+        key = self.chunks[0].tensors["key"] if self.chunks else None
+        lengths = self._new_lengths
+        known = None if lengths is None else tuple(lengths.shape)
+        check_index(index, known if key is None else tuple(key.shape[:-2]))
+        if lengths is not None:
+            self._new_lengths = lengths[index.to(lengths.device)]
+        if key is None:
             return self
-        key = self.chunks[0].tensors["key"]
         index, batch = index.long().to(key.device), key.shape[0]
         if len(index) == batch and torch.equal(index, torch.arange(batch, device=index.device)):
             return self
@@ -271,6 +279,8 @@ class KeyValueCache:
             self.projected.take(index)
         if isinstance(self._total, Tensor):
             self._total = self._total[index]
+        if isinstance(self._before, Tensor):
+            self._before = self._before[index]
         return self
 
     def crop(self, length: int | Int[Tensor, " batch"]) -> Self:
@@ -291,10 +301,13 @@ class KeyValueCache:
         if self.window is not None and self.chunks and self.chunks[0].start > max(0, shortest - self.window + 1):
             raise RefusedError(
                 f"length must be at least {self.chunks[0].start + self.window - 1}, because earlier keys in the window "
-                f"of {self.window} were dropped, got {shortest}. Build the cache with rollback={len(self) - shortest}."
+                f"of {self.window} were dropped, got {shortest}. Build the cache with "
+                f"rollback={max(self._dropped_at, len(self)) - shortest}."
             )
         self._rows.crop(longest)
-        if self.projected is not None:
+        if not longest:  # another batch may follow
+            self.projected = None
+        elif self.projected is not None:
             self.projected.crop(shortest)
         self._total = self._before = total
         if not all(self._finite):  # the rows that are not finite may be gone

@@ -177,10 +177,14 @@ class PagedCache:
 
         Raises:
             KindError: if `index` is not a one-dimensional tensor of integers.
+            OptionError: if an index is negative or too large.
         """
-        check_index(index)
+        lengths = self._new_lengths
+        check_index(index, (len(self._tables or lengths or ()),) if self._tables or lengths else None)
+        chosen = index.tolist()
+        if lengths is not None:
+            self._new_lengths = [lengths[i] for i in chosen]
         if self._tables:
-            chosen = index.tolist()
             tables = [list(self._tables[i]) for i in chosen]
             self._replace(tables)
             self._lengths = [self._lengths[i] for i in chosen]

@@ -65,7 +65,7 @@ class StateCache:
         check_integers(0, rollback=rollback)
         self.state: Float[Tensor, "*batch features columns"] | None = None
         self.rollback = rollback
-        self._total = 0
+        self._total = self._largest = 0
         self._calls: list[_Call] = []
 
     @property
@@ -154,6 +154,7 @@ class StateCache:
             oldest = self._total + n - self.rollback
             self._calls = [call for call in self._calls if call.start + call.right.shape[-2] > oldest]
         self.state, self._total = after, self._total + n
+        self._largest = max(self._largest, self._total)
         output = cast("Tensor", divide_by_totals(found)) if normalizer.sums_to_one else found
         return output.expand(*batch, *output.shape[-2:]).to(value.dtype)
 
@@ -189,8 +190,10 @@ class StateCache:
 
         Raises:
             KindError: if `index` is not a one-dimensional tensor of integers.
+            ShapeError: if the state has no batch axis.
+            OptionError: if an index is negative or too large.
         """
-        check_index(index)
+        check_index(index, None if self.state is None else tuple(self.state.shape[:-2]))
         if self.state is not None:
             index, batch, axes = index.long().to(self.state.device), self.state.shape[0], self.state.ndim
             self._calls = [call.take(index, batch, axes) for call in self._calls]
@@ -215,7 +218,7 @@ class StateCache:
         if length < oldest:
             raise RefusedError(
                 f"length must be at least {oldest}, because tokens cannot be removed from a state, got {length}. Build "
-                f"the cache with rollback={self._total - length}, also before saving it."
+                f"the cache with rollback={max(self._largest, self._total) - length}, also before saving it."
             )
         call = next(call for call in self._calls if call.start <= length < call.start + call.right.shape[-2])
         kept = call.first(length - call.start)
@@ -226,7 +229,11 @@ class StateCache:
     def copy(self) -> StateCache:
         """Return a copy of the cache, which continues independently."""
         other = StateCache(rollback=self.rollback)
-        other.state, other._total = self.state, self._total  # states are replaced, never written
+        other.state, other._total, other._largest = (
+            self.state,
+            self._total,
+            self._largest,
+        )  # states are replaced, never written
         other._calls = list(self._calls)
         return other
 
