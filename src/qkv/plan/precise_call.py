@@ -118,7 +118,7 @@ def run_precisely(
             return _run_in(double, run, (query, key, value), fields, readouts, options, dtype)
     normalizer = fields[1] or NORMALIZERS[score.default_normalizer]()
     missing = [len(axes.batch) + 2 - x.ndim for x in sides]  # arrays of a part have all batch axes or none
-    sides = tuple(x[(None,) * n] if n else x for x, n in zip(sides, missing, strict=True))
+    sides = sides[0][(None,) * missing[0]], sides[1][(None,) * missing[1]]
     relative = not traced and normalizer.shift_invariant and not any(isinstance(each, LogSumExp) for each in readouts)
     exact = (bound.by_differences(*(sides if relative else ())), *fields[1:])
 
@@ -173,7 +173,7 @@ def is_certainly_near(score: Score, query: Shaped[Array, "*_"], key: Shaped[Arra
 
 def _has_no_data(*arrays: Shaped[Array, "*_"]) -> bool:
     """Return whether reading arrays is an error, as it is while a graph of CUDA is captured."""
-    if not any(is_tensor(x) and x.is_cuda for x in arrays):  # type: ignore[attr-defined]
+    if not any(is_tensor(x) and x.is_cuda for x in arrays):
         return False
     return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
