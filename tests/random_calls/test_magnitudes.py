@@ -77,3 +77,79 @@ def test_weights_of_distances_are_within_the_bound_at_every_magnitude(name: str)
     count = 28 if name in ("numpy", "torch") else 7
     found = [check(name, kernel, number) for kernel in kernels for number in range(count)]
     assert [each for each in found if each] == []
+
+
+@pytest.mark.parametrize("kernel", LIBRARIES["torch"])
+def test_gradients_of_distances_are_within_the_bound_at_every_magnitude(kernel: str | None) -> None:
+    torch = pytest.importorskip("torch")
+    for number in range(14):
+        query, key, value, bandwidth = draw(number)
+        exact = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (query, key, value)]
+        logits = (exact[0][..., :, None, :] - exact[1][..., None, :, :]).square().sum(-1) * (-0.5 / bandwidth**2)
+        logits.retain_grad()
+        bound = torch.tensor(allowed_error(logits.detach().numpy()))
+        upstream = (bound < 0.1).double() * torch.tensor(np.random.default_rng(number).normal(size=(1, 3)))
+        right = logits.softmax(-1) @ exact[2]
+        right.backward(upstream.expand_as(right))
+        sides = [torch.tensor(x, requires_grad=True) for x in (query, key, value)]
+        got = qkv.attend(*sides, score=scores.Gaussian(bandwidth), kernel=kernel)
+        got.backward(upstream.expand_as(right).float())
+        # The sums of the gradients without their signs, to which errors are relative.
+        terms = (logits.grad.abs() + 1e-30)[..., None] * (
+            exact[0].detach()[..., :, None, :] - exact[1][..., None, :, :]
+        ).abs()
+        sizes = [terms.sum(-2) / bandwidth**2, terms.sum(-3) / bandwidth**2]
+        most = float(torch.where(bound < 0.1, bound, 0.0).max())
+        for side, wanted, size in zip(sides, exact, sizes, strict=False):
+            size = size.expand(*logits.shape[:-2], *size.shape[-2:]).sum_to_size(side.shape).detach()
+            error = (side.grad.double() - wanted.grad).abs()
+            assert bool((error <= (16 * most + 64 * EPSILON) * size.max() + 1e-30).all()), (number, kernel)
+
+
+@pytest.mark.parametrize("coefficient", [1e-4, 0.1, 3.0])
+@pytest.mark.parametrize("kernel", [None, "fused", "tiled", "batched"])
+def test_quadratic_penalties_and_their_gradients_are_right_at_long_distances(
+    coefficient: float, kernel: str | None
+) -> None:
+    torch = pytest.importorskip("torch")
+    n, generator = 700, torch.Generator().manual_seed(0)
+    value, upstream = (torch.randn(n, 2, generator=generator, dtype=torch.float64) for _ in range(2))
+    zeros = torch.zeros(n, 1)
+    distances = torch.arange(n)[:, None] - torch.arange(n)
+    c = torch.tensor(coefficient, dtype=torch.float64, requires_grad=True)
+    right = (-c * distances.double().square()).softmax(-1) @ value
+    fixed = scores.QuadraticPosition(scores.Dot(), coefficient)
+    got = qkv.attend(zeros, zeros, value.float(), score=fixed, kernel=kernel)
+    assert float((got - right.detach()).abs().max()) < 4e-6
+    learned = torch.tensor(coefficient, requires_grad=True)
+    score = scores.QuadraticPosition(scores.Dot(), learned)
+    got = qkv.attend(zeros, zeros, value.float(), score=score, kernel=None if kernel == "fused" else kernel)
+    found = torch.autograd.grad((got * upstream.float()).sum(), learned)[0]
+    slopes = torch.autograd.grad(((-distances.double().square() * c).softmax(-1) @ value * upstream).sum(), c)[0]
+    assert abs(float(found) / float(slopes) - 1) < (1e-4 if coefficient >= 0.1 else 0.1)  # sums of large terms
+
+
+def test_one_huge_coordinate_gives_the_value_of_the_nearest_key_in_every_library() -> None:
+    keys, values = np.arange(8.0)[:, None], np.arange(8.0)[:, None] * 10
+    for name in LIBRARIES:
+        array = arrays_of(name)
+        sizes = [(np.float32, 1e20), (np.float32, 3e38)]
+        if name != "jax":
+            sizes += [(np.float64, 1e155), (np.float64, 1e300)]
+        for dtype, huge in sizes:
+            query = np.array([[huge], [-huge], [3.0], [0.0], [1.0], [2.0]], dtype)
+            got = qkv.attend(*map(array, (query, keys.astype(dtype), values.astype(dtype))), score=scores.Gaussian(0.1))
+            assert np.allclose(np.ravel(got), [70, 0, 30, 0, 10, 20], atol=1e-6), (name, huge)
+
+
+def test_steps_of_a_cache_agree_with_the_full_pass_at_far_positions() -> None:
+    torch = pytest.importorskip("torch")
+    from qkv import masks, nn
+
+    n, score = 200, scores.Gaussian(0.5)
+    x, value = torch.arange(n, dtype=torch.float32)[None, :, None], torch.randn(1, n, 2)
+    attention, cache = nn.Attention(score=score, mask=masks.Causal()), nn.KeyValueCache()
+    with torch.no_grad():
+        steps = [attention(*(y[:, i : i + 1] for y in (x, x, value)), cache=cache) for i in range(n)]
+        right = qkv.attend(x.double(), x.double(), value.double(), score=score, mask=masks.Causal())
+    assert float((torch.cat(steps, dim=1) - right).abs().max()) < 1e-6

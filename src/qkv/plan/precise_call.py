@@ -47,6 +47,9 @@ __all__ = ["is_certainly_near", "lift_suffices", "run_precisely"]
 
 _Run = Callable[..., tuple[Result, Plan | None]]
 
+_FEW_QUERIES = 4
+"""Number of queries up to which differences take less time than a copy of the keys in float64."""
+
 
 def lift_suffices(
     score: Score,
@@ -110,11 +113,12 @@ def run_precisely(
         suffices = lift_suffices(bound, *sides)
         if suffices is True:
             return None
-        if suffices is False and name == "float32" and (double := _float64(query)) is not None:
+        narrow = suffices is False and name == "float32" and axes.q > _FEW_QUERIES
+        if narrow and (double := _float64(query)) is not None:
             return _run_in(double, run, (query, key, value), fields, readouts, options, dtype)
     normalizer = fields[1] or NORMALIZERS[score.default_normalizer]()
     missing = [len(axes.batch) + 2 - x.ndim for x in sides]  # arrays of a part have all batch axes or none
-    sides = tuple(x[(None,) * n] if n else x for x, n in zip(sides, missing, strict=True))
+    sides = sides[0][(None,) * missing[0]], sides[1][(None,) * missing[1]]
     relative = not traced and normalizer.shift_invariant and not any(isinstance(each, LogSumExp) for each in readouts)
     exact = (bound.by_differences(*(sides if relative else ())), *fields[1:])
 
@@ -148,7 +152,7 @@ def is_certainly_near(score: Score, query: Shaped[Array, "*_"], key: Shaped[Arra
         return False
     h: Any = score.bandwidth
     if isinstance(key, np.ndarray):
-        if not isinstance(query, np.ndarray) or key.dtype.kind != "f":
+        if not isinstance(query, np.ndarray) or key.dtype.kind != "f" or key.dtype.itemsize < 4:
             return False
         longest, total = np.einsum("...i,...i->...", key, key).max(), np.vdot(query, query)
         h = abs(h).min() if isinstance(h, np.ndarray) else h
@@ -169,7 +173,7 @@ def is_certainly_near(score: Score, query: Shaped[Array, "*_"], key: Shaped[Arra
 
 def _has_no_data(*arrays: Shaped[Array, "*_"]) -> bool:
     """Return whether reading arrays is an error, as it is while a graph of CUDA is captured."""
-    if not any(is_tensor(x) and x.is_cuda for x in arrays):  # type: ignore[attr-defined]
+    if not any(is_tensor(x) and x.is_cuda for x in arrays):
         return False
     return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 

@@ -180,7 +180,7 @@ class GaussianOfDifferences(GeneralScore):
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
     ) -> Num[Array, "*#batch q k"]:
         """Return −‖q − k‖²/2h² for each pair of a query q and a key k, for far queries up to a term of the query."""
-        if self.centre_point is None:
+        if self.centre_point is None or self.reach is None:
             return self._from_differences(query, key)
         xp, h = namespace(query), expand_to_pairs(self.bandwidth)
         offset = query - self.centre_point
