@@ -69,6 +69,8 @@ def test_json_is_one_object_per_line_that_holds_no_nan(qkv):
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", first["value"])
     assert first["spread"] > 0
     assert set(first["rows"][0]) == {"weight", "distance", "record"}
+    (call,) = second.pop("calls")
+    assert (call["normalizer"], call["rows"]) == ("Softmax()", "all rows")
     assert second == {
         "query": "9999",
         "value": None,

@@ -400,7 +400,7 @@ def build_entries(
         near = nearest[i] if table_rows is None or nearest[i] < 0 else int(table_rows[nearest[i]])
         if reasons[i]:
             invalid = bool(queries.errors and queries.errors[i])
-            calls = () if queries.missing[i] else (own,)
+            calls = () if queries.missing[i] or no_row_reason else (own,)
             entries.append(Entry(original, False, reason=reasons[i], invalid=invalid, calls=calls, nearest=near))
             continue
         weighted = np.flatnonzero((results.rows[i] >= 0) & (results.weights[i] != 0))
