@@ -26,7 +26,6 @@ def test_a_key_of_a_drawn_table_gets_its_own_value(number, tmp_path):
     assert answer["value"] == pytest.approx(table.value, abs=1e-9), (table, answer)
 
 
-@pytest.mark.xfail(reason="needs the answers about keys without a value of issue 40, B1")
 @pytest.mark.parametrize("number", [n for n, table in TABLES.items() if table.value is None])
 def test_a_key_without_value_of_a_drawn_table_is_said_to_have_none(number, tmp_path):
     answer = ask(TABLES[number], tmp_path)

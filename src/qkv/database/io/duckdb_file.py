@@ -193,7 +193,7 @@ class OpenFile:
             return self.connection.read_json(literal, columns={**detected, **types})
         if self.kind in JSON:
             return self.connection.read_json(literal, **more)
-        options = {"decimal": self.given.decimal} if self.given.decimal else {}
+        options: dict[str, object] = {"decimal": self.given.decimal} if self.given.decimal else {}
         options |= {"max_line_size": longest_line()} if longest_line() > 2_000_000 else {}
         return self.connection.read_csv(literal, **{**self.layout.options(), **options, **more})
 
