@@ -142,3 +142,14 @@ def test_ten_thousand_random_calls_agree_with_plain_numpy() -> None:
         if accepts(row):
             run_row(row, int(rng.integers(2**31)), counts)
     assert set(counts.kernels) == {*KERNELS, *(f"{name} by the planner" for name in KERNELS)}
+
+
+def test_selected_keys_are_the_same_in_backward_whatever_needs_gradients() -> None:
+    rng, counts = np.random.default_rng(0), Counts()
+    plain = {"kernel": "tiled", "inner": "Additive", "length": "medium", "magnitude": "ordinary", "readout": None}
+    while counts.calls < 16:
+        chosen = {"score": ("Additive", "Biased", "Softcap")[rng.integers(3)], "batch": "heads", "dtype": "float64"}
+        chosen |= {"normalizer": ("Hard", "TopK")[rng.integers(2)], "gradient": ("not score", "any")[rng.integers(2)]}
+        row = random_row(rng, plain | chosen)
+        if accepts(row):
+            run_row(row, int(rng.integers(2**31)), counts)
