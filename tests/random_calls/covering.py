@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FEATURES", "NONNEGATIVE", "WRAPPERS", "Design", "Row", "fits", "left_out"]
+__all__ = ["FEATURES", "NONNEGATIVE", "WRAPPERS", "Design", "Row", "fits"]
 
 Row = dict[str, Any]
 
@@ -171,18 +171,6 @@ class Design:
             new = ~(done[np.ix_(own, before)] | done[np.ix_(before, own)].T)
             row[name] = values[int(np.argmax(new.sum(1) + self.rng.random(len(values))))]
         return {name: row[name] for name in self.features}
-
-
-def left_out(row: Row) -> bool:
-    """Return whether a row meets a fault that another change mends. The merge of that change removes its line."""
-    distances = {*SCORE_KINDS["distance"], "QuadraticPosition", "SumOf"}
-    names = {row["score"], row["inner"]} if row["score"] in WRAPPERS else {row["score"]}
-    return any(
-        (
-            row["magnitude"] != "ordinary" and bool(names & distances),  # distances that cancel in float32
-            row["kernel"] == "tiled" and row["batch"] == "values",  # only the values have batch axes
-        )
-    )
 
 
 def path_of(row: Row) -> tuple[str, str, str]:

@@ -301,7 +301,8 @@ def readout_of(name: str, logits: Any, w: Any, normalizer: Drawn, at: tuple[Any,
 def logit_errors(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
     """Return the bounds of the errors of the logits as multiples of the unit of rounding, (*batch, q, k).
 
-    For products they are 8 Σ |q_i k_i| and for distances 4 (1 + |logit|); `docs/decisions` has the table of all scores.
+    For products they are 8 Σ |q_i k_i| and for distances 4 (1 + |logit|), or those of the products by which they are
+    computed; `docs/decisions` has the table of all scores.
     """
     p, size = score.arguments, abs(logits_of(score, q, k, at))
     size = np.where(np.isfinite(size), size, 0)
@@ -341,8 +342,11 @@ def logit_errors(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
             return logit_errors(score.inner[0], *both, at) + 2 * sum(abs(x - here) for x in moved) / step
         case "SumOf":
             return sum(inner) + 4 * sum(abs(logits_of(part, q, k, at)) for part in score.inner)
-        case "Gaussian" | "Laplace":
-            return 4 * (1 + size)
+        case "Gaussian":  # products are used for keys within 16 bandwidths of their mean
+            y = (k - k.sum(-2, keepdims=True) / max(1, k.shape[-2])) / per_pair(p["bandwidth"])
+            return 4 * (1 + size) + np.minimum((abs(y) ** 2).sum(-1).max(-1, initial=0)[..., None, None], 256)
+        case "Laplace":  # products are used for 12 features or more
+            return (4 if q.shape[-1] < 12 else 32) * (1 + size)
         case "Boxcar" | "Epanechnikov" | "Triangular":  # none at the edge
             u = distance(q, k) / per_pair(p["bandwidth"])
             return np.where(abs(u - 1) < 1e-4, np.inf, 16 * (1 + size) / np.maximum(abs(u - 1), 1e-4))
@@ -354,6 +358,8 @@ def logit_errors(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
             return inner[0] + 8 * size
         case "Biased" | "ALiBi" | "QuadraticPosition" | "RelativePosition" | "ClassTable":
             within = abs(logits_of(score.inner[0], q, k, at))
+            if score.name == "QuadraticPosition":  # a product for small coefficients
+                within = within + np.minimum(abs(per_pair(p["coefficient"])) * (k.shape[-2] / 2) ** 2, 256) / 4
             return inner[0] + 4 * (size + np.where(np.isfinite(within), within, 0))
     raise ValueError(score.name)
 
