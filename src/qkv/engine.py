@@ -22,7 +22,7 @@ from qkv.core.typing import Array, ArrayLike, Num, Shaped
 from qkv.errors import KindError, ShapeError
 from qkv.kernels import KERNELS
 from qkv.kernels.compiled.operator import break_graph, compiled_attend, run_uncompiled
-from qkv.kernels.plan_call import plan_call
+from qkv.kernels.plan_call import check_forward_mode, plan_call
 from qkv.kernels.transforms.call import run_transformed
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
@@ -396,7 +396,9 @@ def _run(
     if traced == "compile":
         return Result(compiled_attend(query, key, value, fields, seed, _attend_in_operator, kernel, memory)), None
     if traced in ("vmap", "jvp", "twice"):
-        transformed = run_transformed(_run, query, key, value, fields, readouts, seed, kernel, memory)
+        transformed = run_transformed(
+            _run, check_forward_mode, query, key, value, fields, readouts, seed, kernel, memory
+        )
         if transformed is not None:
             return transformed
     options = kernel, memory, traced, recomputes

@@ -1,6 +1,7 @@
 """Entmax with any alpha: its limits, its peers, and the gradients by logits and alpha."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,3 +135,17 @@ def test_learned_alphas_of_two_heads_move_towards_those_of_the_teacher():
         (qkv.attend(q, k, v, normalizer=Entmax(alpha)) - target).square().mean().backward()
         optimizer.step()
     assert float((alpha - teacher).detach().abs().max()) < 0.03
+
+
+def test_entmax_is_exported_with_lengths_that_the_graph_does_not_know() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Module(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return qkv.attend(x, x, x, normalizer=Entmax(1.3))
+
+    lengths = ({1: torch.export.Dim("n")},)
+    exported = torch.export.export(Module(), (torch.randn(1, 5, 4),), dynamic_shapes=lengths).module()
+    for n in (3, 40):
+        x = 3 * torch.randn(1, n, 4)
+        torch.testing.assert_close(exported(x), Module()(x), atol=1e-5, rtol=0)

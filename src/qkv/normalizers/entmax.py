@@ -152,7 +152,8 @@ def _threshold(
     known = steps is None and to_numpy(z[..., :0]) is not None
     low = xp.zeros_like(z[..., :1]) - 1
     power = low * 0 + power
-    high = low * xp.exp(-math.log(max(1, z.shape[-1])) / power)
+    keys = z.shape[-1]  # a symbol while exporting with dynamic lengths, of which τ < 0 is all that is known
+    high = low * xp.exp(-math.log(max(1, keys)) / power) if type(keys) is int else low * 0
     new = best = low
     error, width = low + math.inf, high - low
     for step in range(steps or (_MAX_STEPS if known else _TRACED_STEPS)):

@@ -14,27 +14,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from qkv.core.arrays import is_array, is_tensor, namespace, result_dtype
+from qkv.core.arrays import is_array, is_tensor, namespace
 from qkv.core.axes import Axes
 from qkv.core.map_batch import map_batch
 from qkv.core.parts import Part
 from qkv.core.threefry import Seed
 from qkv.core.typing import Array, Num, Shaped, Tensor
-from qkv.errors import OptionError, RefusedError
-from qkv.kernels.dense.kernel import DenseKernel
-from qkv.kernels.linear.kernel import LinearKernel
+from qkv.errors import OptionError
 from qkv.kernels.transforms.closures import refers_to_transformed
 from qkv.kernels.transforms.function import apply_function
 from qkv.normalizers import NORMALIZERS, Softmax
-from qkv.plan.budget import budget_bytes
 from qkv.plan.cache import SpecFields
-from qkv.plan.checks import check_problem
-from qkv.plan.cost import memory_text
-from qkv.plan.devices import device_of
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.plan import Plan
-from qkv.plan.problem import Problem
-from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.readouts.base import flatten, unflatten
 
@@ -49,6 +41,7 @@ T = TypeVar("T")
 
 def run_transformed(
     run: _Run,
+    check_forward_mode: Callable[..., None],
     query: Num[Tensor, "*#batch q query_width"],
     key: Num[Tensor, "*#batch k key_width"],
     value: Num[Tensor, "*#batch k value_width"],
@@ -65,6 +58,7 @@ def run_transformed(
 
     Args:
         run: function that runs a call on ordinary tensors, with the further arguments.
+        check_forward_mode: function that checks whether forward-mode differentiation fits the memory limit.
         query: queries.
         key: keys.
         value: values.
@@ -91,7 +85,7 @@ def run_transformed(
     if refers_to_transformed(query, key, fields[:4]):
         return None
     if any(level.key() == functorch.TransformType.Jvp for level in levels):
-        _check_memory(query, key, value, fields, memory)
+        check_forward_mode(query, key, value, fields, memory, [level.batch_size() for level in _vmap_levels()])
     seed, drawn = _read_seed(fields, seed)
     shapes = Axes.of(query.shape, key.shape, value.shape)
     markers = _mapped_markers() if drawn else []
@@ -236,35 +230,6 @@ class _TransformedCall:
         lead = [next(lengths) if has else 1 for has in mapped]
         target = (*lead, *(1 for _ in range(self.batch_axes - own)), *lengths)
         return cast(T, namespace(array).reshape(array, target))
-
-
-def _check_memory(
-    query: Num[Tensor, "*#batch q query_width"],
-    key: Num[Tensor, "*#batch k key_width"],
-    value: Num[Tensor, "*#batch k value_width"],
-    fields: SpecFields,
-    memory: int | str | None,
-) -> None:
-    """Refuse forward-mode differentiation, which keeps the graph of a gradient of all pairs, beyond the memory budget.
-
-    Measured peaks are 14 to 28 arrays of pairs, and for scores of pairs of features up to 2 more for each feature.
-    """
-    batch = Axes.of(query.shape, key.shape, value.shape).batch
-    lead = (*(level.batch_size() for level in _vmap_levels()), *batch)
-    axes = Axes.of((*lead, *query.shape[-2:]), tuple(key.shape), tuple(value.shape))
-    device, dtype = device_of(value), str(result_dtype(query, key, value)).removeprefix("torch.")
-    problem = Problem(Spec(*fields), axes, "torch", dtype, True, (), budget_bytes(memory, device), device=device)
-    check_problem(problem)
-    if LinearKernel().refuse(problem) is None:
-        return
-    arrays = 4 + (2 * problem.elements_per_logit if problem.elements_per_logit > 1 else 0)
-    needed = 3.5 * DenseKernel().cost(problem).scratch + arrays * axes.pairs * problem.itemsize
-    if needed > problem.memory:
-        raise RefusedError(
-            f"memory must be at least {memory_text(needed)} for torch.func.jvp and jacfwd of {axes.q} queries and "
-            f"{axes.k} keys, because forward-mode differentiation keeps all pairs, got {memory_text(problem.memory)}. "
-            "Increase memory, or use torch.func.vjp or jacrev, whose memory is linear."
-        )
 
 
 def _arrays(parts: tuple[Part | None, ...]) -> Iterator[tuple[Shaped[Array, "*_"], tuple[str, ...] | None]]:
