@@ -60,12 +60,12 @@ def test_answers_plans_and_the_database_name_the_missing_fragments_and_rows(seed
         answer = database.ask([60.0, 250.0], where="x > 20" if seed % 2 else None)
         for place in (*answer.notes[-1:], str(answer.plan).replace("\n            ", " "), repr(database)):
             assert text in place
-        assert sum(file in answer.notes[-1] for file in files) == min(3, len(files))
+        assert sum(file in answer.common_notes[-1] for file in files) == min(3, len(files))
         database.close()
     with ServedStore(opened[0]) as served:
-        assert text in served.submit(Question((60.0,), True)).result().answer.notes[-1]
+        assert text in served.submit(Question((60.0,), True)).result().answer.common_notes[-1]
     opened[1].append(part(9))
-    assert f"{lost:,} rows left out" in opened[1].ask(60.0).notes[-1]
+    assert f"{lost:,} rows left out" in opened[1].ask(60.0).common_notes[-1]
     with pytest.warns(UserWarning, match="rows left out"):
         opened[0].row_fragments()  # from which estimators learn
     capsys.readouterr()

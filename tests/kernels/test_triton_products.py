@@ -176,7 +176,8 @@ def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(product_programs, name, Nothing())
     x = torch.randn(2, 9, 3, requires_grad=True)
     for name, normalizer in NORMALIZERS.items():
-        score = scores.Gated(torch.ones(3), torch.ones(3)) if name == "softmax" else scores.Gaussian(1.0)
+        # Of distances one number is read, which decides between products and differences.
+        score = scores.Gated(torch.ones(3), torch.ones(3)) if name == "softmax" else scores.Cosine()
         for mask in (None, masks.Causal() & masks.Keys(torch.arange(9) != 4), masks.Lengths(torch.tensor([3, 9]))):
             spec = qkv.Spec(score, normalizer, mask, qkv.Positions("end"))
             options = {"device": "H100", "gradient": True, "kernel": "triton_products"}

@@ -355,7 +355,8 @@ def logit_errors(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
         case "Custom":
             return 8 * size
         case "Softcap":
-            return inner[0] + 8 * size
+            cap = per_pair(p["cap"])  # 2σ − 1 is used for small caps
+            return inner[0] + 8 * size + np.where(abs(cap) <= 256, 2 * abs(cap), 0)
         case "Biased" | "ALiBi" | "QuadraticPosition" | "RelativePosition" | "ClassTable":
             within = abs(logits_of(score.inner[0], q, k, at))
             if score.name == "QuadraticPosition":  # a product for small coefficients

@@ -77,7 +77,7 @@ class Custom(FunctionPart, Mask):
     def validate(self) -> None:
         """Check the fields, and convert `parameters` and `batch_axes` to tuples."""
         self.check_function(
-            "Pass a function of (query, key, *parameters) that returns booleans, as lambda q, k: k <= q."
+            "Pass a function of (query, key, *parameters) that returns booleans: lambda query, key: key <= query."
         )
         if self.align is not None:
             Positions(align=self.align)

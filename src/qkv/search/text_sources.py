@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from qkv.database.io.read_options import unpacked_blocks, unpacking_errors
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
@@ -83,17 +82,26 @@ def read_file(path: Path) -> str:
         DataError: the file cannot be read, or is not UTF-8.
     """
     try:
-        text = (b"".join(unpacked_blocks(path)) if path.suffix == ".gz" else path.read_bytes()).decode("utf-8-sig")
+        text = (_unpacked(path) if path.suffix == ".gz" else path.read_bytes()).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DataError(
             f"the file {str(path)!r} must be UTF-8 text, got another encoding. Save the file as UTF-8."
         ) from None
-    except unpacking_errors() as error:
+    except OSError as error:
         why = getattr(error, "strerror", None) or error
         raise DataError(
             f"the file {str(path)!r} must be readable, but reading it failed: {why}. Check the path and the file."
         ) from None
     return text.replace("\r\n", "\n")
+
+
+def _unpacked(path: Path) -> bytes:
+    from qkv.database.io.read_options import unpacked_blocks, unpacking_errors
+
+    try:
+        return b"".join(unpacked_blocks(path))
+    except unpacking_errors() as error:
+        raise error if isinstance(error, OSError) else OSError(str(error)) from None
 
 
 def parse_lines(path: Path, kind: str, remedy: str, parse: Callable[[str], T], header: Sequence[str] = ()) -> list[T]:

@@ -66,8 +66,8 @@ def test_recall_is_the_share_of_the_exact_rows_that_the_index_returned() -> None
     assert answer.recall == pytest.approx(np.mean(visible))
     assert 0.5 < answer.recall < 0.9
     text = f"recall {answer.recall:.4g}"
-    assert text in answer.notes[-1]
-    assert "50 rows for each query from Scan" in answer.notes[-1]
+    assert text in answer.common_notes[-1]
+    assert "50 rows for each query from Scan" in answer.common_notes[-1]
     assert text in " ".join(str(answer.plan).split())
 
 
@@ -76,9 +76,9 @@ def test_recall_is_measured_on_the_first_queries_alone() -> None:
     first = table.ask(QUERIES[:6], **TOP, candidates=near)
     second = table.ask(QUERIES[6:], **TOP, candidates=near)
     third = table.ask(QUERIES, **TOP, candidates=near)
-    assert "on 6 queries" in first.notes[-1]
-    assert "on 10 queries" in second.notes[-1]
-    assert third.notes[-1] == second.notes[-1]
+    assert "on 6 queries" in first.common_notes[-1]
+    assert "on 10 queries" in second.common_notes[-1]
+    assert third.common_notes[-1] == second.common_notes[-1]
 
 
 def test_answers_do_not_depend_on_the_other_queries_of_a_call() -> None:
@@ -100,7 +100,7 @@ def test_rows_that_the_index_does_not_have_are_compared(tmp_path: Path) -> None:
     answer = table.ask(list(VECTORS[300:340]), score="cosine", normalizer="hard", candidates=near)
     assert [entry.rows[0] for entry in answer.entries] == list(range(300, 340))
     assert answer.recall == 1
-    assert "and 100 rows that it does not have" in answer.notes[-1]
+    assert "and 100 rows that it does not have" in answer.common_notes[-1]
     many, exact = table.ask(QUERIES, **TOP, candidates=near), table.ask(QUERIES, **TOP)
     assert [entry.rows.tolist() for entry in many.entries] == [entry.rows.tolist() for entry in exact.entries]
 
@@ -173,8 +173,8 @@ def test_an_index_of_faiss_gives_candidates(ids: bool) -> None:
     index.nprobe = 4
     answer = table.ask(QUERIES, **TOP, candidates=Candidates(index, 60, id="number" if ids else None))
     assert answer.recall > 0.9
-    assert "FAISS IndexIVFFlat" in answer.notes[-1]
-    assert ("200 rows that it does not have" in answer.notes[-1]) == ids
+    assert "FAISS IndexIVFFlat" in answer.common_notes[-1]
+    assert ("200 rows that it does not have" in answer.common_notes[-1]) == ids
 
 
 @pytest.mark.parametrize("ids", [False, True])

@@ -115,7 +115,7 @@ def prepare_units(
     half_ranges: list[float] = measured.tolist()
     most = expansion_limit(left.element_size())
     # NaN in v would spread to the other units of its group, and a huge element would overflow the numerator.
-    moderate_vector = float(vector.abs().sum()) <= LARGEST_FACTOR[vector.element_size()]
+    moderate_vector = float(vector.abs().sum()) <= LARGEST_FACTOR
     near = [h for h, half_range in enumerate(half_ranges) if moderate_vector and half_range <= most]
     far = [h for h, half_range in enumerate(half_ranges) if not (moderate_vector and half_range <= most)]
     forward: list[TanhExpansion | _ElementwiseTanh] = []

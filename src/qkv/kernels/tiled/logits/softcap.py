@@ -23,7 +23,7 @@ class SoftcapLogits(TileLogits):
         assert score.inner is not None
         assert score.tanh_cap is not None
         self._cap = score.tanh_cap
-        if self._cap > LARGEST_FACTOR[call.value.element_size()]:
+        if self._cap > LARGEST_FACTOR:
             self.ops = replace(ops, sigmoid_tanh=False)
         self._inner = InnerProductLogits(replace(call, score=score.inner), 1.0 / self._cap, ops)
 
