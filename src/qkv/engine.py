@@ -360,12 +360,14 @@ class Prepared:
                 "Prepare another plan, or call qkv.attend."
             )
         if plan.problem.score.cancels:  # the data decides how it is computed
-            spec = plan.requested.spec
+            spec, run = plan.requested.spec, partial(_run, observed=True)
             fields = spec.score, spec.normalizer, spec.mask, spec.positions, spec.dropout
-            options = plan.requested.readouts, seed, plan.kernel, plan.requested.memory
-            result, ran = _run(query, key, value, fields, *options, observed=True)
-            assert ran is not None
-            return Observation(result.output, result.readouts, ran.with_guards_taken(result.guards))
+            options = seed, plan.kernel, plan.requested.memory
+            precise = run_precisely(run, query, key, value, fields, plan.requested.readouts, options, "")
+            if precise is not None and precise[1] is not None:
+                return Observation(
+                    precise[0].output, precise[0].readouts, precise[1].with_guards_taken(precise[0].guards)
+                )
         result = plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
         return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
 
