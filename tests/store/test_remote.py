@@ -374,7 +374,7 @@ def test_a_query_reads_the_key_the_value_and_the_rows_of_evidence() -> None:
     texts = sum(table.nbytes for table in [WIDE.select(["text"])])
     options: dict[str, Any] = {"score": "gaussian:1", "normalizer": "topk:3", "where": "x > 100"}
     answer = Database.open(path, "x", "label", memory="1 MiB").ask(12_000.2, **options)
-    assert f"from {path}" in answer.notes[-1]
+    assert f"from {path}" in answer.common_notes[-1]
     assert "read " in str(answer.plan)
     assert path.client.traffic.read < texts / 3
     assert answer.rows[0].record["text"] == WIDE.column("text")[12_000].as_py()

@@ -64,7 +64,7 @@ def test_a_database_in_a_bucket_is_created_appended_to_and_asked(bucket: str) ->
     opened = Database.open(f"{bucket}/people")
     answer = opened.ask("Aisha Kahn")
     assert (answer.value, opened.name) == (52_000, "people")
-    assert f"requests from {bucket}/people" in answer.notes[-1]
+    assert f"requests from {bucket}/people" in answer.common_notes[-1]
     assert opened.delete("income > (select avg(income) from data)") == 1
     assert [version.rows for version in opened.versions()] == [2, 3, 2]
     with pytest.raises(DataError, match="must be new or an empty folder"):
