@@ -19,7 +19,7 @@ from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, ArrayLike, Num, Shaped
-from qkv.errors import KindError, ShapeError
+from qkv.errors import KindError, QkvError, ShapeError
 from qkv.kernels import KERNELS
 from qkv.kernels.compiled.operator import break_graph, compiled_attend, run_uncompiled
 from qkv.kernels.plan_call import check_forward_mode, plan_call
@@ -108,7 +108,9 @@ def attend(
     fields = score, normalizer, mask, positions, dropout
     try:
         return _run(query, key, value, fields, (), seed, kernel, memory, enable_gqa)[0].output
-    except (TypeError, AttributeError, RuntimeError):
+    except (TypeError, AttributeError, RuntimeError) as error:
+        if isinstance(error, QkvError):
+            raise
         explain_failure(query, key, value, fields, kernel, memory)
         raise
 
@@ -196,7 +198,9 @@ def _observe(
 ) -> Observation:
     try:
         result, plan = _run(query, key, value, fields, as_readouts(readouts), seed, kernel, memory, enable_gqa, True)
-    except (TypeError, AttributeError, RuntimeError):
+    except (TypeError, AttributeError, RuntimeError) as error:
+        if isinstance(error, QkvError):
+            raise
         explain_failure(query, key, value, fields, kernel, memory)
         raise
     assert plan is not None

@@ -283,18 +283,18 @@ def test_a_trace_follows_the_variables_of_a_function() -> None:
 
 
 REFUSED: dict[str, Function] = {
-    "the operator _local_scalar_dense reads data": lambda q, k: q @ k.mT if float(q.sum()) > 0 else -(q @ k.mT),
+    "the operator _local_scalar_dense reads data": lambda q, k: q @ k.mT if float((0 * q).sum()) == 0 else -(q @ k.mT),
     "the operator atan of pairs has no translation": lambda q, k: torch.atan(q @ k.mT),
-    "the operator cumsum of pairs has no translation": lambda q, k: (q @ k.mT).cumsum(-1),
+    "the operator cumsum of pairs has no translation": lambda q, k: q @ k.mT + (0 * (q @ k.mT)).cumsum(-1),
     "the operator rand_like draws random numbers": lambda q, k: q @ k.mT + torch.rand_like(q @ k.mT),
     "the operator _to_copy returns float64 numbers": lambda q, k: (q @ k.mT).double().exp().float(),
-    "the operator amax reduces queries, keys or batch": lambda q, k: q @ k.mT - (q @ k.mT).amax(-1, keepdim=True),
+    "the operator amax reduces queries, keys or batch": lambda q, k: q @ k.mT - (0 * (q @ k.mT)).amax(-1, keepdim=True),
     "the operator mm multiplies the features of a pair by a": lambda q, k: (
         differences(q, k).relu() @ torch.ones(4, 8)
     ).sum(-1),
     "the operator slice of pairs has no translation": lambda q, k: differences(q, k)[..., 1:].sum(-1),
     "its logits do not depend on both": lambda q, k: q.sum(-1, keepdim=True),
-    "depends on positions": lambda q, k: q @ k.mT + torch.arange(k.shape[-2]),
+    "depends on positions": lambda q, k: q @ k.mT + 0 * torch.arange(k.shape[-2]),
     "it uses the indices of an extremum": lambda q, k: differences(q, k).max(-1).indices * 1.0,
 }
 

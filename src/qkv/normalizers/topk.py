@@ -58,6 +58,9 @@ class TopK(Normalizer):
                 f"normalizer of TopK must be a Normalizer, got {self.normalizer!r}. Pass one, such as Softmax()."
             )
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update({"normalizer": Softmax(), **state})  # old files lack a field that had its default
+
     def __str__(self) -> str:
         return f"TopK({self.k})" if str(self.normalizer) == "Softmax()" else super().__str__()
 

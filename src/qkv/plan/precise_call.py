@@ -65,7 +65,7 @@ def lift_suffices(
         key: keys.
         centre: the point that the score subtracts from both; None: that of `score.centre`.
     """
-    for_keys, for_queries = LIFT_RANGES[dtype_name(key)]
+    for_keys, for_queries = LIFT_RANGES[dtype_name(query)]
     with ignore_numpy_warnings():
         key_range, query_range = score.lift_range(query, key, centre)
     suffices = (key_range <= for_keys) & (query_range <= for_queries)
@@ -109,13 +109,15 @@ def run_precisely(
     bound, sides, suffices = score, (query, key), None
     if not traced:
         bound = score.bind(value, axes.batch, dtype, {"q": axes.q, "k": axes.k})
-        sides = cast(query, dtype), cast(key, dtype)
+        # NumPy converts keys block by block, which may be a file that is not in memory.
+        sides = cast(query, dtype), key if isinstance(key, np.ndarray) else cast(key, dtype)
         suffices = lift_suffices(bound, *sides)
         if suffices is True:
             return None
         narrow = suffices is False and name == "float32" and axes.q > _FEW_QUERIES
         if narrow and (double := _float64(query)) is not None:
             return _run_in(double, run, (query, key, value), fields, readouts, options, dtype)
+        sides = sides[0], cast(key, dtype)
     normalizer = fields[1] or NORMALIZERS[score.default_normalizer]()
     missing = [len(axes.batch) + 2 - x.ndim for x in sides]  # arrays of a part have all batch axes or none
     sides = sides[0][(None,) * missing[0]], sides[1][(None,) * missing[1]]
@@ -152,9 +154,12 @@ def is_certainly_near(score: Score, query: Shaped[Array, "*_"], key: Shaped[Arra
         return False
     h: Any = score.bandwidth
     if isinstance(key, np.ndarray):
-        if not isinstance(query, np.ndarray) or key.dtype.kind != "f" or key.dtype.itemsize < 4:
+        if not isinstance(query, np.ndarray) or key.dtype.kind != "f":
             return False
-        longest, total = np.einsum("...i,...i->...", key, key).max(), np.vdot(query, query)
+        longest, total = (  # einsum converts block by block
+            np.einsum("...i,...i->...", x, x, dtype=np.result_type(x, np.float32)) for x in (key, query)
+        )
+        longest, total = longest.max(), total.sum()
         h = abs(h).min() if isinstance(h, np.ndarray) else h
     elif is_tensor(key) and is_tensor(query) and not _has_no_data(query, key):
         tensors: Any = sys.modules["torch"]

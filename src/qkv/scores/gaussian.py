@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from qkv.core.arrays import (
+    cast,
     dtype_name,
     is_array,
     itemsize,
@@ -125,7 +126,7 @@ class Gaussian(InnerProductScore):
         assert centre is not None
         if not all_finite(centre):
             centre = self.centre(zero_nonfinite(key))
-        tile = replace(Tile.whole(query.shape[-2], key.shape[-2]), centre=centre)
+        tile = replace(Tile.whole(query.shape[-2], key.shape[-2]), centre=cast(centre, query.dtype))
         return self._largest_square(key, tile), self._largest_square(query, tile)
 
     def _largest_square(self, x: Num[Array, "*#batch n width"], tile: Tile) -> Num[Array, ""]:
