@@ -339,7 +339,10 @@ WRONG_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "a sparse tensor": (lambda: _torch_ones().to_sparse(), "in the layout sparse_coo"),
     "a compressed tensor": (lambda: _torch_ones()[0].to_sparse_csr(), "in the layout sparse_csr"),
     "a tensor without data": (lambda: _torch_ones().to("meta"), "on the device meta"),
-    "a quantized tensor": (lambda: torch.quantize_per_tensor(_torch_ones(), 0.1, 0, torch.qint8), "got a quantized tensor"),
+    "a quantized tensor": (
+        lambda: torch.quantize_per_tensor(_torch_ones(), 0.1, 0, torch.qint8),
+        "got a quantized tensor",
+    ),
     "a nested tensor": (lambda: torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)]), "a nested tensor"),
     "a jagged tensor": (
         lambda: torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)], layout=torch.jagged),
