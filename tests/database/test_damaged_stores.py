@@ -58,7 +58,7 @@ def test_answers_plans_and_the_database_name_the_missing_fragments_and_rows(seed
     text = f"{len(files)} of {total} fragments could not be read, {lost:,} rows left out: "
     for database in opened:
         answer = database.ask([60.0, 250.0], where="x > 20" if seed % 2 else None)
-        for place in (*answer.notes[-1:], str(answer.plan).replace("\n            ", " "), repr(database)):
+        for place in (answer.common_notes[-1], str(answer.plan).replace("\n            ", " "), repr(database)):
             assert text in place
         assert sum(file in answer.common_notes[-1] for file in files) == min(3, len(files))
         database.close()

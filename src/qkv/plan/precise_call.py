@@ -159,8 +159,8 @@ def is_certainly_near(score: Score, query: Shaped[Array, "*_"], key: Shaped[Arra
         longest, total = (  # einsum converts block by block
             np.einsum("...i,...i->...", x, x, dtype=np.result_type(x, np.float32)) for x in (key, query)
         )
-        longest, total = longest.max(), total.sum()
-        h = abs(h).min() if isinstance(h, np.ndarray) else h
+        longest, total = float(longest.max()), float(total.sum())
+        h = float(abs(h).min()) if isinstance(h, np.ndarray) else h
     elif is_tensor(key) and is_tensor(query) and not _has_no_data(query, key):
         tensors: Any = sys.modules["torch"]
         norm = tensors.linalg.vector_norm
