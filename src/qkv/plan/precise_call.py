@@ -47,6 +47,8 @@ __all__ = ["is_certainly_near", "lift_suffices", "run_precisely"]
 
 _Run = Callable[..., tuple[Result, Plan | None]]
 
+_FEW_ELEMENTS = 2**14
+"""Number of differences up to which a compiled function computes them in any case, instead of two branches."""
 _FEW_QUERIES = 4
 """Number of queries up to which differences take less time than a copy of the keys in float64."""
 
@@ -131,7 +133,8 @@ def run_precisely(
             result, plan = run(query, key, value, exact, readouts, options[0], None, *options[2:])
         return replace(result, guards=(*result.guards, "too far apart for inner products: differences")), plan
 
-    if suffices is None or suffices is False or readouts or library(query) == "torch":
+    few = axes.pairs * axes.query_width <= _FEW_ELEMENTS
+    if suffices is None or suffices is False or readouts or few or library(query) == "torch":
         return run_exactly()
     plans: list[Plan | None] = []
 
