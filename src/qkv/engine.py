@@ -108,9 +108,9 @@ def attend(
     fields = score, normalizer, mask, positions, dropout
     try:
         return _run(query, key, value, fields, (), seed, kernel, memory, enable_gqa)[0].output
-    except (TypeError, AttributeError, RuntimeError) as error:
-        if isinstance(error, QkvError):
-            raise
+    except QkvError:
+        raise
+    except (TypeError, AttributeError, RuntimeError):
         explain_failure(query, key, value, fields, kernel, memory)
         raise
 
@@ -198,9 +198,9 @@ def _observe(
 ) -> Observation:
     try:
         result, plan = _run(query, key, value, fields, as_readouts(readouts), seed, kernel, memory, enable_gqa, True)
-    except (TypeError, AttributeError, RuntimeError) as error:
-        if isinstance(error, QkvError):
-            raise
+    except QkvError:
+        raise
+    except (TypeError, AttributeError, RuntimeError):
         explain_failure(query, key, value, fields, kernel, memory)
         raise
     assert plan is not None

@@ -38,7 +38,7 @@ _PIECE, _EVIDENCE, _UNSENT = 2**18, 8, 32
 """Bytes of an answer that are sent at once; most bytes of evidence, and of large answers that clients have not read, in
 units of the largest body."""
 _BYTES_PER_VALUE = 16
-"""A JSON body has fewer values than one for so many bytes of the largest body."""
+"""Bytes of the largest body for each value that a JSON body may have."""
 _WATCHED = 0.05
 """Seconds after which the connection of a request that is not answered yet is watched."""
 _DISCARDED = 16

@@ -112,7 +112,7 @@ def operator_arguments(
 def refuse(message: str) -> NoReturn:
     """Raise a `RefusedError` with `message`, about a call that is being compiled.
 
-    The compiler runs this function instead of tracing it. It takes other errors than its own for faults of its own.
+    The compiler runs this function instead of tracing it. It reports errors of other kinds as faults of the compiler.
 
     Raises:
         RefusedError: always.
