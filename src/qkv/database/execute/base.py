@@ -156,6 +156,11 @@ class Executor(ABC):
     def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
         """Yield the selected rows that have a key and no value, in parts."""
 
+    def _by_source(self, missing: Mapping[str, int]) -> dict[str, int]:
+        """Return numbers of missing cells by column, with the texts in place of the column of their vectors."""
+        names = dict.fromkeys(self.key, ", ".join(self.encoded)) if self.encoded else {}
+        return {names.get(name, name): count for name, count in missing.items()}
+
     def key_text(self, row: int, columns: tuple[int, ...] | None = None) -> str:
         """Return the key of a row of the table, or its cells in some key columns, as answers print them."""
         (record,) = records_of(self.table, [row])

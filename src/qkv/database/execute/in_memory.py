@@ -147,10 +147,8 @@ class InMemoryExecutor(Executor):
         out.complete, out.without_value = self.complete & selected, self.without_value & selected
         out._rows_without_value = None
         out.selected_rows, out.selected_count = int(out.complete.sum()), int(selected.sum())
-        names = dict.fromkeys(self.key, ", ".join(self.encoded)) if self.encoded else {}
-        out.selected_missing = {
-            names.get(each.name, each.name): int((each.missing & selected).sum()) for each in self.columns
-        }
+        missing = {each.name: int((each.missing & selected).sum()) for each in self.columns}
+        out.selected_missing = self._by_source(missing)
         out._present_names = None
         out._forget()
         out.choices = self.choices.with_rows(out.complete)

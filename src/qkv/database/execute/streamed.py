@@ -126,8 +126,7 @@ class StreamedExecutor(Executor):
         out.choices = self.choices.with_rows(selected)
         out.selected = selected
         out.selected_rows, out.selected_count = out.statistics.complete, int(selected.sum())
-        names = dict.fromkeys(self.key, ", ".join(self.encoded)) if self.encoded else {}
-        out.selected_missing = {names.get(name, name): n for name, n in statistics.selected_missing.items()}
+        out.selected_missing = self._by_source(statistics.selected_missing)
         out._columns = out._rows_without_value = None
         out._forget()
         out._interpret_values(out.value_column, out.statistics.columns[self.value].largest)
