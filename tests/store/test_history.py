@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,20 @@ def test_the_newest_manifest_cannot_be_removed_unnoticed(path: Path) -> None:
     rest = stores.open(path, damaged="skip")
     assert ids_of(rest) == list(range(20))
     assert [damage.file for damage in rest.damages] == ["versions/0000000004.json"]
+
+
+def test_a_compaction_between_two_readings_is_not_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, listed = stores.open(path), history.numbers
+
+    def compact_and_list(*arguments: Any) -> list[int]:
+        monkeypatch.setattr(history, "numbers", listed)
+        other.append(numbered(30, 40))
+        other.compact(keep=1)
+        return listed(*arguments)
+
+    monkeypatch.setattr(history, "numbers", compact_and_list)
+    assert ids_of(stores.open(path)) == list(range(40))
+    assert history.numbers is listed
 
 
 def test_a_store_opened_in_spite_of_a_missing_manifest_continues(path: Path) -> None:

@@ -113,15 +113,21 @@ def find_history(folder: Folder, known: Link | None = None) -> History:
             assert isinstance(newest, Newest)
             return History(newest.number, newest.digest, newest.oldest, newest=newest)
     before = None
-    for _ in range(_TRIALS):
+    for trial in range(_TRIALS):
         newest = _read(folder)
         found = numbers(folder, newest.number if isinstance(newest, Newest) else 1)
-        history = _judge(folder, newest, found)
-        # A writer may commit between the two readings; what remains unchanged is no race.
-        if not history.problems or (newest, found) == before:
-            return history
+        # A writer may commit and compact between the two readings; what remains unchanged is no race.
+        last = (newest, found) == before or trial == _TRIALS - 1
         before = (newest, found)
-    return history
+        try:
+            history = _judge(folder, newest, found)
+        except DamagedStoreError:
+            if last:
+                raise
+        else:
+            if last or not history.problems:
+                return history
+    raise AssertionError
 
 
 def _judge(folder: Folder, newest: Newest | Damage | None, found: list[int]) -> History:
