@@ -15,6 +15,7 @@ LAYERS = [
     {"readouts"},
     {"plan"},
     {"kernels", "store"},
+    {"cache", "ring", "torch_bridge"},
     {"engine", "distributed"},
     {"nn", "encoders", "tuning"},
     {"interop"},
@@ -119,11 +120,8 @@ ALGORITHMS_IMPORTED = {
     ("linear", "numpy_blocks"),
     ("linear", "jax_loops"),
     ("batched", "dense"),  # data that is not finite
-    ("ring", "tiled"),  # partial results of chunks of keys
-    ("ring", "jax_loops"),  # the same in JAX
     ("triton", "fused"),  # lifts of queries and keys
     ("jax_fused", "jax_loops"),  # calls that a library refuses
-    ("compiled", "dense"),  # dynamic shapes while exporting
 }
 """Pairs of folders of qkv.kernels of which the first runs the kernel of the second for some calls."""
 

@@ -14,11 +14,11 @@ from qkv.core.arrays import as_array
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.typing import Array, ArrayLike, Num, Tensor
-from qkv.kernels.ring.layout import Layout, Order, require_order
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.grouped_heads import split_heads
 from qkv.plan.spec import Spec
+from qkv.ring.layout import Layout, Order, require_order
 from qkv.scores import Score
 
 __all__ = ["attend", "gather", "indices", "shard"]
@@ -102,11 +102,11 @@ def attend(
         (query, key, value), spec, _, groups = split_heads(query, key, value, spec, ())
     sides = [as_array(query), as_array(key), as_array(value)]
     if isinstance(group, str):
-        from qkv.kernels.ring.jax_ring import attend_mapped
+        from qkv.ring.jax_ring import attend_mapped
 
         output = attend_mapped(sides[0], sides[1], sides[2], spec, group, order, seed, memory)
     else:
-        from qkv.kernels.ring.attend import attend_sharded
+        from qkv.ring.attend import attend_sharded
 
         tensors = cast("list[Tensor]", sides)
         output = attend_sharded(tensors[0], tensors[1], tensors[2], spec, group, order, seed, memory)
@@ -190,6 +190,6 @@ def indices(length: int, *, group: object = None, order: Order = "contiguous") -
 
 
 def _ring(group: object) -> Any:
-    from qkv.kernels.ring.transport import open_ring
+    from qkv.ring.transport import open_ring
 
     return open_ring(group)

@@ -9,40 +9,121 @@ prepare   return a function that runs a fixed plan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Never
 
-from qkv.core.arrays import as_array, library
+from qkv.core.arrays import as_array, library, result_dtype
 from qkv.core.axes import Axes
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.tracing import tracing_mode
-from qkv.core.typing import Array, ArrayLike, Num, Shaped
-from qkv.errors import KindError, QkvError, ShapeError
-from qkv.kernels import KERNELS
-from qkv.kernels.compiled.operator import break_graph, compiled_attend, run_uncompiled
-from qkv.kernels.plan_call import check_forward_mode, plan_call
-from qkv.kernels.transforms.call import run_transformed
+from qkv.core.typing import Array, ArrayLike, Num, Shaped, Tensor
+from qkv.errors import KindError, QkvError, RefusedError, ShapeError
+from qkv.kernels import KERNELS, DenseKernel, LinearKernel
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
-from qkv.plan import Kernel, Plan, Problem, Spec, plan_problem
+from qkv.plan import Kernel, Plan, Spec, plan_problem
+from qkv.plan.array_checks import check_arrays
 from qkv.plan.bind import bind_problem, bind_unconverted
 from qkv.plan.budget import budget_bytes
 from qkv.plan.budget_warning import warn_of_slowdown
 from qkv.plan.cache import PLANS, SpecFields, call_signature, store_plan
 from qkv.plan.checks import as_readouts, check_problem, read_problem
-from qkv.plan.devices import device_named
+from qkv.plan.cost import memory_text
+from qkv.plan.devices import device_named, device_of
 from qkv.plan.explain_errors import explain_failure, refuse_unknown
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.observation import Observation
 from qkv.plan.precise_call import run_precisely
+from qkv.plan.problem import Problem
 from qkv.plan.step_cache import step_plan
 from qkv.readouts import Readout
 from qkv.scores import Gaussian, Score
+from qkv.torch_bridge.call import run_transformed
+from qkv.torch_bridge.export import export_plan
+from qkv.torch_bridge.operator import break_graph, compiled_attend, run_uncompiled
 
-__all__ = ["Observation", "Prepared", "attend", "explain", "observe", "prepare"]
+__all__ = ["attend", "explain", "Observation", "observe", "prepare", "Prepared"]
+
+
+def plan_call(
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Num[Array, "*#batch k value_width"],
+    fields: SpecFields,
+    readouts: tuple[Readout, ...],
+    kernel: str | Kernel | None,
+    memory: int | str | None,
+    traced: str,
+    recomputes: bool = False,
+) -> Plan:
+    """Check and plan a call, and warn if the memory budget makes it much slower.
+
+    Args:
+        query: queries.
+        key: keys.
+        value: values.
+        fields: score, normalizer, mask, positions and dropout.
+        readouts: the readouts.
+        kernel: as in `qkv.attend`.
+        memory: as in `qkv.attend`.
+        traced: kind of tracing that hides the data, as in `Problem.traced`, or "export".
+        recomputes: as in `Problem.recomputes`.
+
+    Raises:
+        QkvError: the call is invalid; see `qkv.attend`.
+    """
+    check_arrays(query, key, value, () if traced else (*fields, *readouts))
+    problem = read_problem(query, key, value, Spec(*fields), readouts, memory, traced)
+    problem = replace(problem, recomputes=recomputes)
+    check_problem(problem)
+    plan = (export_plan if traced == "export" else plan_problem)(problem, KERNELS, kernel)
+    warn_of_slowdown(plan)
+    return plan
+
+
+def check_forward_mode(
+    query: Num[Tensor, "*#batch q query_width"],
+    key: Num[Tensor, "*#batch k key_width"],
+    value: Num[Tensor, "*#batch k value_width"],
+    fields: SpecFields,
+    memory: int | str | None,
+    mapped: Sequence[int],
+) -> None:
+    """Refuse forward-mode differentiation, which keeps the graph of a gradient of all pairs, beyond the memory budget.
+
+    Measured peaks are 14 to 28 arrays of pairs, and for scores of pairs of features up to 2 more for each feature.
+
+    Args:
+        query: queries.
+        key: keys.
+        value: values.
+        fields: score, normalizer, mask, positions and dropout.
+        memory: as in `qkv.attend`.
+        mapped: lengths of the axes that `vmap` maps.
+
+    Raises:
+        RefusedError: the memory budget is too small.
+    """
+    batch = Axes.of(query.shape, key.shape, value.shape).batch
+    lead = (*mapped, *batch)
+    axes = Axes.of((*lead, *query.shape[-2:]), tuple(key.shape), tuple(value.shape))
+    device, dtype = device_of(value), str(result_dtype(query, key, value)).removeprefix("torch.")
+    problem = Problem(Spec(*fields), axes, "torch", dtype, True, (), budget_bytes(memory, device), device=device)
+    check_problem(problem)
+    if LinearKernel().refuse(problem) is None:
+        return
+    arrays = 4 + (2 * problem.elements_per_logit if problem.elements_per_logit > 1 else 0)
+    needed = 3.5 * DenseKernel().cost(problem).scratch + arrays * axes.pairs * problem.itemsize
+    if needed > problem.memory:
+        raise RefusedError(
+            f"memory must be at least {memory_text(needed)} for torch.func.jvp and jacfwd of {axes.q} queries and "
+            f"{axes.k} keys, because forward-mode differentiation keeps all pairs, got {memory_text(problem.memory)}. "
+            "Increase memory, or use torch.func.vjp or jacrev, whose memory is linear."
+        )
+
 
 Shape = tuple[int, ...]
 

@@ -7,7 +7,7 @@ import re
 import pyarrow.parquet as parquet
 import pytest
 
-from qkv.cli.fit_join import fit_join
+from qkv.cli.fit import fit_join
 from qkv.cli.join import join
 from qkv.core.container import read_container
 

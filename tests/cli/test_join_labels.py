@@ -18,7 +18,7 @@ def _press(monkeypatch):
                 raise key
             return key
 
-        monkeypatch.setattr("qkv.cli.label_pairs.read_key", read_key)
+        monkeypatch.setattr("qkv.cli.join.read_key", read_key)
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from qkv.cli.evaluate import evaluate
-from qkv.cli.fit import fit_search
+from qkv.cli.fit import evaluate, fit_search
 from qkv.cli.search import search
 
 from .conftest import command

@@ -217,7 +217,7 @@ def test_tiled_pooled_map_has_the_sums_of_the_shared_definition(cells, spread, o
 @pytest.mark.parametrize("base", ["NATURAL", "BINARY"])
 def test_numpy_accumulator_has_the_sums_of_the_shared_definition(base, spread, offset):
     from qkv.kernels.numpy_blocks import exponential
-    from qkv.kernels.numpy_blocks.accumulator import ExponentialAccumulator
+    from qkv.kernels.numpy_blocks.kernel import ExponentialAccumulator
 
     logits, value, allowed = problem(spread, offset)
     allowed[-1, 3] = True  # rows without keys go another way

@@ -5,9 +5,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from qkv.database.io.arrow_text import read_delimited
 from qkv.database.io.duckdb_reader import read_file
 from qkv.database.io.read_options import ReadOptions
+from qkv.database.io.sources import read_delimited
 from qkv.errors import DataError, MissingPackageError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -12,7 +12,7 @@ from qkv.core.container import read_container, write_container
 from qkv.estimators import AttentionRegressor
 from qkv.estimators.analytic_gradient import EncodedRows
 from qkv.estimators.features import encode_columns, encoding_sizes, fit_encoding, join_encodings
-from qkv.estimators.linear_part import fit_linear_part
+from qkv.estimators.metric_learning import fit_linear_part
 
 QUICK = {"effort": "quick", "random_state": 0, "max_steps": 30}
 

@@ -277,7 +277,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_exporting_leaves_the_planner_as_it_was(tmp_path: Path) -> None:
-    from qkv.kernels.compiled.export import EXPORT_KERNEL
+    from qkv.torch_bridge.export import EXPORT_KERNEL
 
     x = torch.randn(2, 5, 4)
 

@@ -6,7 +6,7 @@ from scipy.optimize import approx_fprime
 
 from qkv.errors import DataError, OptionError
 from qkv.join import SoftJoin
-from qkv.join.few_labels import LabelledRows, fit_from_prior
+from qkv.join.active_learner import LabelledRows, fit_from_prior
 
 from .test_soft_join import GUESTS, ON, PEOPLE, SAME, crowd
 

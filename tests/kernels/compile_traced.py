@@ -63,8 +63,7 @@ SCORES: dict[str, Callable[[], Score]] = {
 
 def compile_traced(score: str, program: str, architecture: int) -> dict[str, int]:
     """Return counts of instructions of a causal program of a score, for vectors and values of width 64."""
-    from qkv.kernels.triton.traced.attention import TracedLaunch
-    from qkv.kernels.triton.traced.block_sizes import traced_blocks
+    from qkv.kernels.triton.traced.kernel import TracedLaunch, traced_blocks
     from qkv.kernels.triton.traced.score_trace import load_programs, trace_score
 
     trace = trace_score(SCORES[score](), Softmax(), (WIDTH, WIDTH), ())

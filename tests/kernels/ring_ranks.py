@@ -14,8 +14,8 @@ import qkv
 from examples import sequence_parallel
 from qkv import masks, normalizers
 from qkv.core.parts import Part
-from qkv.kernels.ring import thresholds
-from qkv.kernels.ring.transport import Ring
+from qkv.ring import thresholds
+from qkv.ring.transport import Ring
 from qkv.testing.cases import Case
 
 TOLERANCE = 1e-10

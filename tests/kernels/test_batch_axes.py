@@ -20,8 +20,8 @@ from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, Call, Case
 from qkv.testing.effort import LONG
 from qkv.testing.execution import Outcome, inputs_of, oracle_of, run
 from qkv.testing.kernel_harness import assert_agrees
+from qkv.testing.kernels import TransformContract
 from qkv.testing.libraries import Setting, installed
-from qkv.testing.transforms import TransformContract
 
 FLOAT64 = Setting("torch", "float64")
 BLOCKS = (TiledKernel, RowBlocksKernel, NumpyBlocksKernel, TensorflowBlocksKernel)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from qkv.cache.kernel import ChunkedCall, ChunkedKernel, ChunkedTensor, attend_chunked
 from qkv.errors import RefusedError
-from qkv.kernels.chunked.kernel import ChunkedCall, ChunkedKernel, ChunkedTensor, attend_chunked
 from qkv.plan.spec import Spec
 from qkv.testing.cases import SCORES, Case
 from qkv.testing.execution import oracle, run
@@ -70,7 +70,7 @@ def test_chunks_of_other_dtypes_agree_with_the_oracle(score: str, dtype: str) ->
 
 
 def test_heads_that_share_a_key_do_not_copy_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from qkv.kernels.chunked import kernel as chunked
+    from qkv.cache import kernel as chunked
 
     shapes, product = [], chunked._product
 

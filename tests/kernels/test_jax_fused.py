@@ -86,7 +86,7 @@ def test_a_call_that_a_library_refuses_runs_in_loops(monkeypatch: pytest.MonkeyP
         raise ExceptionGroup("all implementations failed", [NotImplementedError("Not supported on cpu.")])
 
     tokamax = SimpleNamespace(dot_product_attention=refuse)
-    monkeypatch.setattr("qkv.kernels.jax_fused.call.import_module", lambda _: tokamax)
+    monkeypatch.setattr("qkv.kernels.jax_fused.kernel.import_module", lambda _: tokamax)
     sides = arrays((2, 9, 4), (2, 9, 4), (2, 9, 4), dtype="bfloat16")
     seen = qkv.observe(*sides, kernel=JaxFusedKernel("tokamax"))
     assert "tokamax refused the call" in str(seen.plan)

@@ -15,10 +15,10 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.engine import _attend_in_operator
 from qkv.errors import GradientError, RefusedError, ShapeError
-from qkv.kernels.compiled.operator import operator_arguments
 from qkv.kernels.fused.sdpa import FusedAttention
 from qkv.kernels.tiled import autograd as tiles
 from qkv.testing.effort import LONG
+from qkv.torch_bridge.operator import operator_arguments
 from tests.effort import sample
 
 Tensor = torch.Tensor

@@ -15,7 +15,7 @@ from qkv.kernels.runtime.tile_readouts import readable_in_forward
 from qkv.kernels.tiled.pooled_map import align_to_cells
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.readouts import Heads, PooledMap, Readout, TopWeights
-from qkv.testing.tile_reader import TileReader
+from qkv.testing.readouts import TileReader
 
 torch = pytest.importorskip("torch")
 

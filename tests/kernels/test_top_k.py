@@ -11,7 +11,7 @@ from qkv.core.equation import attend_dense
 
 torch = pytest.importorskip("torch")
 
-from qkv.kernels.row_blocks.top_k import select_top_k  # noqa: E402
+from qkv.kernels.row_blocks.candidates import select_top_k  # noqa: E402
 from tests.effort import cases  # noqa: E402
 
 GROUPS = 16

@@ -14,9 +14,9 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 import qkv
 from qkv import masks, nn, normalizers, readouts, scores
 from qkv.errors import GradientError, OptionError, RefusedError, ShapeError
-from qkv.kernels.transforms.closures import refers_to_transformed
 from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Case
 from qkv.testing.libraries import Setting
+from qkv.torch_bridge.closures import refers_to_transformed
 
 # PyTorch compiles its own rules for forward mode with torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")

@@ -14,7 +14,7 @@ from qkv.core.equation import attend_dense
 from qkv.core.tile import Tile
 from qkv.errors import KindError, OptionError
 from qkv.nn.align_batch import align_batch
-from qkv.nn.extra_keys import ExtraKeysMask
+from qkv.nn.multihead import ExtraKeysMask
 from tests.nn.test_multihead import Listed
 
 Tensor = torch.Tensor

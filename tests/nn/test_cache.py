@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import qkv
 from qkv import masks, nn, normalizers, readouts, scores
+from qkv.cache.kernel import ChunkedTensor, concat_chunks
 from qkv.errors import (
     DataError,
     GradientError,
@@ -27,7 +28,6 @@ from qkv.errors import (
     RefusedError,
     ShapeError,
 )
-from qkv.kernels.chunked.kernel import ChunkedTensor, concat_chunks
 from qkv.nn.cache import KeyValueCache, chunk_list
 from qkv.nn.positions import Rotary
 

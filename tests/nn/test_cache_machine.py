@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import qkv
 from qkv import masks, nn, normalizers, scores
+from qkv.cache import last_query
+from qkv.cache.kernel import concat_chunks
 from qkv.errors import DataError, OptionError, RefusedError
-from qkv.kernels.chunked import last_query
-from qkv.kernels.chunked.kernel import concat_chunks
 from qkv.nn.cache import BlockPool, KeyValueCache, PagedCache, chunk_list
 
 WIDTH, HEADS = 4, 2

@@ -10,8 +10,8 @@ from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.tile import Tile
 from qkv.normalizers import Entmax15, Hard, Identity, Sample, Sigmoid, Softmax, Sparsemax, TopK
 from qkv.normalizers.selection import is_selected
-from qkv.testing.accumulation import accumulate_tiles
 from qkv.testing.libraries import LIBRARIES, Setting, to_float64
+from qkv.testing.normalizers import accumulate_tiles
 
 TIES = st.lists(st.sampled_from([-np.inf, 0.0, 1.0, 2.0]), min_size=1, max_size=9)
 

@@ -13,7 +13,7 @@ from qkv import masks, normalizers, scores
 from qkv.core.axes import Axes
 from qkv.core.equation import attend_dense
 from qkv.plan import footprint
-from qkv.plan.footprint import elements_by_trial
+from qkv.plan.problem import elements_by_trial
 from qkv.scores.base import GeneralScore
 from tests.effort import cases
 

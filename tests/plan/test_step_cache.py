@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qkv
-from qkv import masks, normalizers, scores
+from qkv import engine, masks, normalizers, scores
 from qkv.core.arrays import is_array
 from qkv.core.equation import attend_dense
-from qkv.kernels import plan_call
 from qkv.plan import step_cache
 from qkv.plan.cache import PLANS
 from qkv.plan.step_cache import STEPS
@@ -97,13 +96,13 @@ def _cast(part: Any, dtype: Any) -> Any:
 
 def _count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which the number of keys of every call that is planned is added."""
-    planned, plan = [], plan_call.plan_problem
+    planned, plan = [], engine.plan_problem
 
     def counted(problem: Any, *args: Any) -> Any:
         planned.append(problem.axes.k)
         return plan(problem, *args)
 
-    monkeypatch.setattr(plan_call, "plan_problem", counted)
+    monkeypatch.setattr(engine, "plan_problem", counted)
     return planned
 
 

@@ -16,7 +16,7 @@ from qkv.core.arrays import namespace
 from qkv.core.random import dropout_rate
 from qkv.core.tile import Tile
 from qkv.errors import RefusedError
-from qkv.kernels.plan_call import KERNELS
+from qkv.kernels import KERNELS
 from tests.random_calls import oracle
 from tests.random_calls.covering import Row
 from tests.random_calls.draw import RandomCall, draw_call, draw_shape, repeated

@@ -14,7 +14,7 @@ from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.errors import OptionError
 from qkv.serve import Limits, ServedStore, create_app
 from qkv.serve.questions import Question, Work, parse_json_body, read_question, read_search
-from qkv.serve.scan_queue import _THREADS, ScanQueue
+from qkv.serve.served_store import _THREADS, ScanQueue
 
 from . import hostile
 from .conftest import PAY, run_async, sender

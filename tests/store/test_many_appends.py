@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from qkv import store as stores
 from qkv.errors import DamagedStoreError, DataError, StoreFullError
 from qkv.store import arrow, manifest
+from qkv.store.arrow import FAN_IN, first_merged
 from qkv.store.manifest import RowFile
 from qkv.store.manifest_files import manifest_path, numbers, read_manifest, read_record
-from qkv.store.merging import FAN_IN, first_merged
 from qkv.testing.stores import ids_of, numbered
 from tests.effort import cases
 

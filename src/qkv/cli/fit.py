@@ -2,16 +2,345 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
-from qkv.cli.fit_join import fit_join
-from qkv.cli.shared_options import Collection, Judgements, Passage, Queries, Rank, Stem, TextColumn, TextEncoder
+from qkv.cli.shared_options import (
+    Candidates,
+    Collection,
+    JoinedOn,
+    Judgements,
+    LeftTable,
+    Passage,
+    Queries,
+    Rank,
+    RightTable,
+    Stem,
+    TextColumn,
+    TextEncoder,
+)
+from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 
-__all__ = ["fit", "fit_search"]
+if TYPE_CHECKING:
+    from qkv.search import collections
+    from qkv.search.evaluation import Gain, RankingMeasures
+    from qkv.search.index import Index
+
+
+__all__ = ["evaluate", "fit", "fit_join", "fit_search"]
+
+
+class BuildOptions(TypedDict):
+    """Options that define how a search index is built: its encoder, rank, stemming and passage length."""
+
+    encoder: str | None
+    rank: int | None
+    stem: bool
+    passage: int | None
+
+
+def evaluate(
+    collection: Collection = None,
+    queries: Queries = None,
+    relevant: Judgements = None,
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="Split of a BEIR collection: the file in qrels/.")
+    ] = "test",
+    run: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="TREC run to evaluate; may be repeated."),
+    ] = None,
+    measures: Annotated[
+        str, typer.Option(metavar="NAMES", help="Measures of ir-measures, separated by spaces.")
+    ] = "nDCG@10 MAP R@100",
+    text: TextColumn = None,
+    encoder: TextEncoder = None,
+    rank: Rank = None,
+    mix: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Share of vectors in the mixture with BM25, from 0 to 1; default: chosen."),
+    ] = None,
+    passage: Annotated[
+        int | None, typer.Option(metavar="WORDS", help="Rank documents by their best passage of this many words.")
+    ] = None,
+    stem: Stem = False,
+    learned: Annotated[
+        bool,
+        typer.Option("--learned", help="Also learn W_Q and W_K on half of the queries and test on the other half."),
+    ] = False,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Number of random splits for --learned.")] = 5,
+    penalty: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="Penalty on changes of W_Q and W_K, for --learned; default: 500."),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="each|mass", help="Loss of each relevant document, or of their total weight, for --learned."
+        ),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object with every query.")] = False,
+) -> None:
+    """Evaluate rankings against relevance judgements by nDCG@10, MAP and recall@100, or by other measures.
+
+    COLLECTION is a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv), a folder of a Glasgow collection (such as
+    Cranfield, CACM or TIME) or of TREC, documents in a format of `qkv search`, or an index; documents and indexes also
+    need --queries and --relevant. The command compares raw word counts, BM25, latent semantics (or --encoder), and
+    a mixture of BM25 and the latter. Measures are those of ir-measures.
+
+    \b
+    Examples:
+      qkv evaluate cranfield
+      qkv evaluate cranfield --learned
+      qkv evaluate scifact --encoder sentences --split test
+      qkv evaluate notes --queries queries.tsv --relevant judged.txt
+      qkv evaluate --run bm25.run --run mine.run --relevant judged.txt --measures "nDCG@10 RR"
+
+    Judgements are in TREC (query 0 document grade), BEIR or SMART format, runs in TREC format. Queries without a
+    relevant document are left out. Documents are ranked whole, or by their best passage with --passage.
+    """
+    names = measures.replace(",", " ").split()
+    if not names:
+        raise OptionError('--measures must not be empty. Name measures, for example --measures "nDCG@10 MAP".')
+    rows: dict[str, RankingMeasures] = {}
+    notes: list[str] = []
+    gained: dict[str, Gain] = {}
+    if collection is None and not run:
+        raise DataError(
+            "COLLECTION must be given unless --run is given. Name a collection, or pass --run FILE --relevant FILE."
+        )
+
+    from qkv.core.progress import ProgressBar
+
+    with ProgressBar() as progress:
+        if run:
+            if relevant is None:
+                raise DataError("--relevant must be given with --run. Name a file of relevance judgements.")
+            _evaluate_runs(run, relevant, names, rows, notes)
+        if collection is not None:
+            from qkv.cli.search import open_index
+
+            build: BuildOptions = {"encoder": encoder, "rank": rank, "stem": stem, "passage": passage}
+            index = open_index(collection, text=text, **build)
+            build["passage"] = passage or 0
+            index, read = open_judged(
+                collection, index, progress, build, queries=queries, relevant=relevant, text=text, split=split
+            )
+            notes += [_counts(read), *read.notes, f"vectors: {index.encoder}"]
+            mix = index.mix if mix is None else mix
+            _evaluate_systems(index, read, mix, names, rows, progress)
+            if learned:
+                given = {name: value for name, value in (("penalty", penalty), ("loss", loss)) if value is not None}
+                gained = _evaluate_learned(index, read, mix, repeats, names, progress, given)
+    if json_:
+        print(json.dumps(_to_json(rows, gained, notes), ensure_ascii=False))
+        return
+    _print(rows, names)
+    if gained:
+        _print_gained(gained, names, repeats)
+    for note in notes:
+        print(f"· {note}")
+
+
+def _evaluate_runs(
+    paths: list[str], relevant: str, names: list[str], rows: dict[str, RankingMeasures], notes: list[str]
+) -> None:
+    from qkv.search.evaluation import measure
+    from qkv.search.judgements import read_judgements, read_run
+
+    judgements = read_judgements(Path(relevant)).items()
+    judged = {query: grades for query, grades in judgements if any(grade > 0 for grade in grades.values())}
+    for path in paths:
+        ranked = read_run(Path(path))
+        if not set(ranked) & set(judged):
+            raise DataError(
+                f"--run must rank at least one query that has a relevant document in --relevant, got {path!r} and "
+                f"{relevant!r}. "
+                "Check that both files belong to the same collection."
+            )
+        if unjudged := len(set(ranked) - set(judged)):
+            notes.append(f"{path}: {unjudged:,} queries have no judgements and are left out")
+        if without := len(set(judged) - set(ranked)):
+            notes.append(f"{path}: {without:,} judged queries have no ranking and count as 0")
+        rows[path] = measure(ranked, judged, names)
+
+
+def open_judged(
+    collection: str,
+    index: Index | None,
+    progress: Progress,
+    build: BuildOptions,
+    *,
+    queries: str | None,
+    relevant: str | None,
+    text: str | None,
+    split: str,
+) -> tuple[Index, collections.Collection]:
+    """Return a search index, and a collection with queries and relevance judgements for its documents.
+
+    Args:
+        collection: path or name of the collection, the documents or the index.
+        index: the opened index; None: build an index from the documents of the collection.
+        progress: called during the build.
+        build: options that define how an index is built.
+        queries: file of queries; None: the queries of the collection.
+        relevant: file of relevance judgements; None: the judgements of the collection.
+        text: the text column of a table.
+        split: split of a BEIR collection.
+    """
+    from qkv.cli.search import build_index
+    from qkv.search.collections import judged_collection, read_collection
+    from qkv.search.text_sources import Document
+
+    if index is None:
+        read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
+        return build_index(read.documents, progress, **build), read
+    # Judgements need the names of documents, but not their texts.
+    titles = dict(zip(*(index.table.column(name).to_pylist() for name in ("name", "title")), strict=True))
+    documents = [Document(name, name, title) for name, title in titles.items()]
+    return index, judged_collection(collection, documents, queries, relevant)
+
+
+def _evaluate_systems(
+    index: Index,
+    read: collections.Collection,
+    mix: float,
+    names: list[str],
+    rows: dict[str, RankingMeasures],
+    progress: Progress,
+) -> None:
+    from qkv.search.encoder_registry import TermEncoder
+    from qkv.search.evaluation import measure, rankings
+
+    labels = {"latent": "latent semantics", "terms": "weighted words", "sentences": "sentence model"}
+    vectors = labels.get(index.encoder.name, index.encoder.name)
+    if index.metric is not None:
+        vectors += ", learned"
+    raw = index.with_encoder(TermEncoder(None, index.splitter.stem))
+    systems = {
+        "raw word counts": (raw, 1.0),
+        "BM25": (index, 0.0),
+        vectors: (index, 1.0),
+        f"mixture, {mix:g} {vectors}": (index, mix),
+    }
+    for name, (which, share) in systems.items():
+        ranked = rankings(which, read.queries, mix=share, top=_depth(which), progress=progress)
+        rows[name] = measure(ranked, read.relevant, names)
+
+
+def _depth(index: Index) -> int:
+    """Return the number of passages to rank per query: all for an index of at most 5,000 passages, otherwise 1,000."""
+    return len(index) if len(index) <= 5000 else 1000
+
+
+def _evaluate_learned(
+    index: Index,
+    read: collections.Collection,
+    mix: float,
+    repeats: int,
+    names: list[str],
+    progress: Progress,
+    options: Mapping[str, object],
+) -> dict[str, Gain]:
+    from qkv.search.evaluation import gains
+
+    found = gains(
+        index.with_metric(None),
+        read,
+        mixes=list(dict.fromkeys((1.0, mix))),
+        repeats=repeats,
+        measures=names,
+        top=_depth(index),
+        progress=progress,
+        **options,
+    )
+    return {("vectors" if mix == 1.0 else f"mixture, {mix:g} vectors"): gain for mix, gain in found.items()}
+
+
+def _counts(read: collections.Collection) -> str:
+    pairs = sum(grade > 0 for grades in read.relevant.values() for grade in grades.values())
+    return (
+        f"{read.name}: {len(read.documents):,} documents, {len(read.queries):,} judged queries, "
+        f"{pairs:,} relevant pairs"
+    )
+
+
+def _print(rows: dict[str, RankingMeasures], names: list[str]) -> None:
+    width = max(len(name) for name in rows)
+    print(" " * width + "".join(f"{name:>10}" for name in names))
+    for name, measured in rows.items():
+        print(f"{name:<{width}}" + "".join(f"{measured.means[each]:>10.4f}" for each in names))
+
+
+def _print_gained(gained: dict[str, Gain], names: list[str], repeats: int) -> None:
+    halves = "one half" if repeats == 1 else f"each of {repeats} random halves"
+    print(f"\nW_Q and W_K learned from the other queries, tested on {halves}: mean gain ± standard deviation")
+    width = max(len(name) for name in gained)
+    for name, gain in gained.items():
+        for each in names:
+            mean, spread = gain.gain(each)
+            print(
+                f"{name:<{width}}  {each:<8} {gain.start[each]:.4f} → {gain.learned[each]:.4f}   "
+                f"{mean:+.4f} ± {spread:.4f}"
+            )
+    print()
+
+
+def _to_json(rows: dict[str, RankingMeasures], gained: dict[str, Gain], notes: list[str]) -> dict[str, object]:
+    return {
+        "means": {name: measured.means for name, measured in rows.items()},
+        "queries": {name: measured.queries for name, measured in rows.items()},
+        "learned": {
+            name: {"start": gain.start, "learned": gain.learned, "gains": gain.gains} for name, gain in gained.items()
+        },
+        "notes": notes,
+    }
+
+
+def fit_join(
+    left: LeftTable,
+    right: RightTable = None,
+    out: Annotated[str, typer.Option(metavar="FILE.json", help="File for the model.", show_default=False)] = "",
+    pairs: Annotated[str | None, typer.Option(metavar="FILE", help="File of labelled pairs.")] = None,
+    valid: Annotated[str | None, typer.Option(metavar="FILE", help="File of labelled pairs for validation.")] = None,
+    on: JoinedOn = None,
+    id_: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="Column that identifies rows in the labelled pairs.")
+    ] = None,
+    candidates: Candidates = None,
+) -> None:
+    """Train a model for qkv join from labelled pairs or from the two tables alone, and write it to a file.
+
+    The pairs are a table with the columns left, right and match: row numbers counted from 0, or cells of the column
+    given by --id, and 0 or 1. The pairs of --valid choose the strength of the prior and the threshold. Without
+    --pairs, the weights of the columns are estimated from the two tables alone.
+
+    \b
+    Examples:
+      qkv fit join people.csv guests.csv --on name=guest,city=town --pairs same.csv --out same.json
+      qkv fit join people.csv guests.csv --on name=guest,city=town --out guessed.json
+    """
+    if not out:
+        raise DataError("--out must be given. Name a file for the model, for example --out model.json.")
+
+    from qkv.core.files import check_writable
+    from qkv.core.progress import ProgressBar
+    from qkv.join import SoftJoin
+
+    check_writable(Path(out), "the model")
+    with ProgressBar() as progress:
+        join = SoftJoin(on, id=id_).fit(left, right, pairs, valid=valid, candidates=candidates, progress=progress)
+    join.save(out)
+    assert join.model is not None
+    for note in join.model.notes:
+        print(f"· {note}")
+    print(f"· model written to {out}")
+
 
 _FEW_QUERIES = 30
 
@@ -73,7 +402,6 @@ def fit_search(
     if collection is None:
         raise DataError("COLLECTION must be given. Name a collection, a folder of documents, or an index.")
 
-    from qkv.cli.evaluate import BuildOptions, open_judged
     from qkv.cli.search import open_index
     from qkv.core.progress import ProgressBar
     from qkv.search.evaluation import learn

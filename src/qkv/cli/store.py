@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.copy_store import copy, export
-from qkv.cli.repair_store import repair
 from qkv.cli.shared_options import (
     ON_BAD_CELL,
     DateFormat,
@@ -23,16 +24,182 @@ from qkv.cli.shared_options import (
     Threshold,
     ValueColumn,
 )
-from qkv.cli.verify_store import StorePath, verify
+from qkv.cli.verify_store import (
+    AsJson,
+    StorePath,
+    damage_record,
+    describe_damages,
+    print_wrapped,
+    verify,
+    version_ranges,
+)
 from qkv.core.checks import check_choice
-from qkv.core.printable import printable
+from qkv.core.printable import escaped_json, printable
 from qkv.core.progress import ProgressBar
-from qkv.errors import OptionError
+from qkv.errors import DamagedStoreError, OptionError
 
 if TYPE_CHECKING:
     from qkv.database.storage.stored import StoredDatabase
+    from qkv.store import Repair
+
 
 __all__ = ["store"]
+
+
+def repair(
+    path: StorePath,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be lost. Write nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep every row of the intact files of a damaged store, and list what is lost.
+
+    The rows that remain become a new version. Nothing is deleted: damaged files are moved to the folder "damaged" of
+    the store. Restoring the damaged files from a backup loses less. If the command is interrupted, repeat it.
+
+    \b
+    Examples:
+      qkv store repair people.qkv --dry-run
+      qkv store repair people.qkv
+    """
+    from qkv import store
+    from qkv.plan.cost import counted
+
+    with ProgressBar() as progress:
+        done = store.repair(path, dry_run=dry_run, progress=progress)
+    if as_json:
+        print(escaped_json(json.dumps(_record(path, done, dry_run), ensure_ascii=False)))
+        return
+    if done.recorded:
+        verb = "would be recorded" if dry_run else "are now recorded"
+        print_wrapped(f"the checksums of {counted(done.recorded, 'file', 'files')} {verb}")
+    if not done.damages:
+        print_wrapped(f"{path} is intact: version {done.version}, {done.rows:,} rows")
+        return
+    describe_damages(done.damages)
+    print()
+    _describe(path, done, dry_run)
+
+
+def _describe(path: str, done: Repair, dry_run: bool) -> None:
+    """Print what a repair keeps, restores and loses."""
+    from qkv.plan.cost import counted
+
+    would = "would be " if dry_run else ""
+    for file in done.restored:
+        print_wrapped(f"{would}restored from other files: {file}")
+    if done.lost_versions:
+        print_wrapped(f"lost: {version_ranges(done.lost_versions)}")
+    for rows, versions in _by_loss(done.lost):
+        print_wrapped(f"lost: {counted(rows, 'row', 'rows')} of {version_ranges(versions)}")
+    if done.undeleted:
+        again = counted(done.undeleted, "deleted row", "deleted rows")
+        print_wrapped(f"{again} {'would be ' if dry_run else ''}present again; delete them once more")
+    for file, rows in done.unclaimed:
+        place = f"{done.folder}/{file}" if done.folder else f"{path}/{file}"
+        print_wrapped(f"{counted(rows, 'row', 'rows')} of no known version: {place}")
+    if done.unclaimed:
+        print_wrapped("Such rows may be of a lost version, or copies. To add them: qkv store append STORE FILE")
+    kept = f"{counted(done.rows, 'row', 'rows')} in version {done.version}"
+    if dry_run:
+        print_wrapped(f"would keep {kept}; nothing was written")
+        return
+    print_wrapped(f"kept {kept}")
+    if done.folder is not None:
+        print_wrapped(f"The damaged files are in {done.folder}, which may be removed.")
+
+
+def _by_loss(lost: dict[int, int]) -> list[tuple[int, list[int]]]:
+    """Return the numbers of lost rows, each with the versions that lost as many."""
+    groups: dict[int, list[int]] = {}
+    for number, rows in lost.items():
+        groups.setdefault(rows, []).append(number)
+    return list(groups.items())
+
+
+def _record(path: str, done: Repair, dry_run: bool) -> dict[str, object]:
+    return {
+        "store": path,
+        "dry_run": dry_run,
+        "version": done.version,
+        "rows": done.rows,
+        "lost_rows": {str(number): rows for number, rows in done.lost.items()},
+        "lost_versions": list(done.lost_versions),
+        "restored": list(done.restored),
+        "recorded_checksums": done.recorded,
+        "undeleted_rows": done.undeleted,
+        "unclaimed": [{"file": file, "rows": rows} for file, rows in done.unclaimed],
+        "damaged_folder": None if done.folder is None else str(done.folder),
+        "damaged": [damage_record(damage) for damage in done.damages],
+    }
+
+
+_Version = Annotated[int | None, typer.Option("--version", metavar="N", min=1, help="Version; default: the newest.")]
+
+
+def copy(
+    path: StorePath,
+    target: Annotated[str, typer.Argument(metavar="COPY", help="Folder of the copy.", show_default=False)],
+    version: _Version = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store at COPY.")] = False,
+    backend: Annotated[str, typer.Option(metavar="arrow|lance", help="Storage format of the copy.")] = "arrow",
+    damaged: Annotated[
+        str, typer.Option(metavar="refuse|skip", help="Refuse to copy a damaged store, or leave out what is damaged.")
+    ] = "refuse",
+) -> None:
+    """Copy one version of a store to another folder, where it is version 1.
+
+    The copy is consistent while other processes append, delete and compact. It appears when it is complete: if the
+    command is interrupted or the disk is full, nothing is left, or the store that was there before.
+
+    \b
+    Examples:
+      qkv store copy people.qkv backup.qkv
+      qkv store copy people.qkv march.qkv --version 2
+      qkv store copy people.qkv backup.qkv --overwrite
+    """
+    from qkv import store
+    from qkv.plan.cost import counted
+
+    store.require_free(target, backend, overwrite)
+    opened = store.open(path, version=version, damaged=damaged)
+    with ProgressBar() as progress:
+        copied = store.copy(opened, target, backend=backend, overwrite=overwrite, progress=progress)
+    rows = counted(len(copied), "row", "rows")
+    print_wrapped(f"{rows} of version {opened.version} of {opened.path.name} copied to {target}")
+    if opened.damages:
+        describe_damages(replace(damage, versions=(opened.version,)) for damage in opened.damages)
+        raise DamagedStoreError(f"the copy {target!r} must have all rows, but {opened.skipped}. Restore the files.")
+
+
+def export(
+    path: StorePath,
+    target: Annotated[
+        str, typer.Argument(metavar="FILE", help="File that ends in .parquet or .arrow.", show_default=False)
+    ],
+    version: _Version = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
+) -> None:
+    """Write the rows of one version of a store to a Parquet or Arrow file.
+
+    Types are preserved; a column whose type Parquet would change is refused. Vectors of an encoder are left out. The
+    file is consistent while other processes write, and appears when it is complete.
+
+    \b
+    Examples:
+      qkv store export people.qkv people.parquet
+      qkv store export people.qkv people.arrow --version 2
+    """
+    from qkv import store
+    from qkv.database.storage.create import visible_columns
+    from qkv.plan.cost import counted, memory_text
+
+    store.check_exportable(Path(target), overwrite)
+    opened = store.open(path, version=version)
+    with ProgressBar() as progress:
+        store.export(opened, target, columns=visible_columns(opened), overwrite=overwrite, progress=progress)
+    rows, size = counted(len(opened), "row", "rows"), memory_text(Path(target).stat().st_size)
+    print_wrapped(f"{rows} of version {opened.version} of {opened.path.name} written to {target}, {size}")
+
 
 store = typer.Typer(
     invoke_without_command=True,

@@ -17,42 +17,95 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from qkv.core.array_types import library_of
 from qkv.core.numpy_namespace import NumPyFunctions
-from qkv.core.sequences import sequence_array
 from qkv.core.typing import Array, ArrayLike, Bool, DType, Float, Int, Namespace, Num, Shaped, Tensor
-from qkv.errors import KindError
+from qkv.errors import KindError, ShapeError
 
 __all__ = [
-    "Array",
     "accumulation_dtype",
-    "toeplitz",
     "arange",
+    "Array",
     "as_array",
+    "asarray_like",
     "cast",
     "dtype_name",
     "gather",
+    "ignore_numpy_warnings",
     "is_array",
+    "is_floating",
     "is_ndarray",
     "is_tensor",
-    "is_floating",
     "is_text",
     "itemsize",
-    "statically_known_true",
     "library",
-    "asarray_like",
     "namespace",
-    "ignore_numpy_warnings",
     "requires_gradient",
     "result_dtype",
     "row_max",
     "sigmoid",
+    "statically_known_true",
     "stop_gradient",
     "to_numpy",
+    "toeplitz",
     "variable_value",
     "where",
     "zeros",
 ]
+
+
+def sequence_array(x: ArrayLike) -> Shaped[np.ndarray, "*_"]:
+    """Return a number or a nested sequence as a NumPy array, in which strings are objects.
+
+    Raises:
+        ShapeError: `x` is a nested sequence whose rows differ in length.
+
+    Example:
+        >>> sequence_array([[1, 2], [3, 4]])
+        array([[1, 2],
+               [3, 4]])
+    """
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        raise ShapeError(
+            "rows of nested sequences must have equal lengths, got different lengths. Pad them, and exclude the "
+            "padding with masks.Lengths."
+        ) from None
+    return array.astype(object) if array.dtype.kind == "U" else array
+
+
+_LIBRARIES: dict[type, str | None] = {}
+"""Libraries by the types that were seen; None for types that are not arrays."""
+_MAX_TYPES = 1000
+"""Largest number of these types, so that types which are created again and again are not kept."""
+
+
+def library_of(x: object) -> str | None:
+    """Return "numpy", "torch", "jax" or "tensorflow" for arrays and NumPy scalars of these libraries, else None."""
+    kind = type(x)
+    try:
+        return _LIBRARIES[kind]
+    except KeyError:
+        name = _find_library(x)
+        # While TensorFlow is being imported its module exists without `Tensor`.
+        if len(_LIBRARIES) < _MAX_TYPES and (name is not None or "tensorflow" not in kind.__module__):
+            _LIBRARIES[kind] = name
+        return name
+
+
+def _find_library(x: object) -> str | None:
+    if isinstance(x, (np.ndarray, np.generic)):
+        return "numpy"
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return "torch"
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.Array):
+        return "jax"
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and isinstance(x, getattr(tensorflow, "Tensor", ())):
+        return "tensorflow"
+    return None
 
 
 _HALF = ("float16", "bfloat16")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -32,15 +33,91 @@ from qkv.core.typing import Array, DType, Num, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
 
 __all__ = [
-    "Part",
-    "UserAxes",
     "array_field",
     "delegates",
     "expand_to_pairs",
+    "Part",
     "require_indices",
     "require_number",
     "require_positive_integer",
+    "UserAxes",
 ]
+
+
+_REGISTERED: set[type] = set()
+
+
+def register(kind: type[Part], root: type[Part]) -> None:
+    """Register the classes `kind` and `root`, and all their subclasses, as JAX pytrees.
+
+    Classes that are already registered are skipped.
+    """
+    if kind in _REGISTERED:
+        return
+    import jax
+
+    # Classes defined before JAX was imported are not registered yet.
+    kinds: list[type[Part]] = [kind, root]
+    while kinds:
+        one = kinds.pop()
+        kinds += one.__subclasses__()
+        if one not in _REGISTERED:
+            _REGISTERED.add(one)
+            jax.tree_util.register_pytree_node(one, _flatten, _unflatten)
+
+
+@dataclass(frozen=True)
+class _Placeholder:
+    """Object that stands for an array in a `_Skeleton`, which holds no arrays."""
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """Wrapper of a pytree leaf that is not an array, such as None or the axis number of `jax.vmap`."""
+
+    value: object
+
+
+@dataclass(frozen=True)
+class _Skeleton:
+    """Structure of a part without its arrays, equal for parts of one class that differ only in their arrays.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.scores import Bilinear
+        >>> _Skeleton(Bilinear(np.ones((2, 2)))) == _Skeleton(Bilinear(np.ones((3, 3))))
+        True
+    """
+
+    part: Part = field(compare=False)
+    signature: Hashable = field(init=False)
+
+    def __post_init__(self) -> None:
+        part = self.part._map(lambda leaf, names: _Placeholder(), _is_leaf)
+        object.__setattr__(self, "part", part)
+        object.__setattr__(self, "signature", part.signature())
+
+
+def _flatten(part: Part) -> tuple[list[object], _Skeleton]:
+    leaves: list[object] = []
+
+    part._map(lambda leaf, names: leaves.append(leaf.value if isinstance(leaf, _Leaf) else leaf), _is_leaf)
+    return leaves, _Skeleton(part)
+
+
+def _unflatten(skeleton: _Skeleton, leaves: Iterable[object]) -> Part:
+    queue = iter(leaves)
+
+    def fill(placeholder: object, names: object) -> object:
+        leaf = next(queue)
+        return leaf if is_array(leaf) else _Leaf(leaf)
+
+    return skeleton.part._map(fill, _is_leaf)
+
+
+def _is_leaf(value: object) -> bool:
+    return is_array(value) or isinstance(value, (_Placeholder, _Leaf))
+
 
 AnyPart = TypeVar("AnyPart", bound="Part")
 
@@ -278,16 +355,15 @@ class Part:
 
     def __str__(self) -> str:
         shown: list[str] = []
-        for n, field in enumerate(dataclasses.fields(self)):
-            value = getattr(self, field.name)
-            if field.default is not dataclasses.MISSING and _is_default(value, field.default):
+        for n, declared in enumerate(dataclasses.fields(self)):
+            value = getattr(self, declared.name)
+            if declared.default is not dataclasses.MISSING and _is_default(value, declared.default):
                 continue
-            shown.append(f"{field.name}={_format_value(value)}" if n else _format_value(value))
+            shown.append(f"{declared.name}={_format_value(value)}" if n else _format_value(value))
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _register_pytree(kind: type[Part]) -> None:
-    from qkv.core.pytrees import register
 
     register(kind, Part)
 

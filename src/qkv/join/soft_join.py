@@ -82,7 +82,7 @@ class SoftJoin:
         """Learn the weights of the similarities from labelled pairs, or estimate log odds without labels.
 
         `pairs` are a representative sample of labelled pairs. `labels` are few pairs, such as the answers to
-        `informative_pairs`; they correct the log odds that are estimated without labels (`qkv.join.few_labels`).
+        `informative_pairs`; they correct the log odds that are estimated without labels (`qkv.join.active_learner`).
 
         Args:
             left: left table: a path, frame, pyarrow table or dict of columns.

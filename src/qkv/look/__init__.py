@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING
 from qkv.core.extras import lazy_attributes
 from qkv.look.answer_plot import plot_answer
 from qkv.look.difference import difference
-from qkv.look.heatmaps import alignment, attention, heads, heatmaps
 from qkv.look.live_model import effect, pair
 from qkv.look.model_views import model
 from qkv.look.query_plot import plot_query, save_query_plot
 from qkv.look.regression_plot import plot_regression
 from qkv.look.rollout import flow, gradient_weighted, norm_weighted, rollout
 from qkv.look.search import search
-from qkv.look.view_plot import plot_view
+from qkv.look.view_plot import alignment, attention, heads, heatmaps, plot_view
 from qkv.look.views import TokenAxis, View
 from qkv.look.widget import widget
 

@@ -2,25 +2,331 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.typing import Bool, Float
-from qkv.errors import OptionError
-from qkv.look.color_norms import INVALID_COLORS, MASKED_COLORS, label_range, range_norm, table_colormap
-from qkv.look.color_range import ColorRange, automatic_range
+from qkv.core.typing import ArrayLike, Bool, Float
+from qkv.errors import OptionError, ShapeError
+from qkv.look.allowed_pairs import infer_causal
+from qkv.look.color_norms import INVALID_COLORS, MASKED_COLORS, color_norm, label_range, range_norm, table_colormap
+from qkv.look.color_range import ColorRange, automatic_range, share_one
 from qkv.look.figure import DARK, INK, PAPER, column_inches, new_figure, trim_height
-from qkv.look.heatmaps import attention
-from qkv.look.quantize import MASKED, THUMBNAIL_SIZE, dequantize
+from qkv.look.quantize import MASKED, THUMBNAIL_SIZE, dequantize, max_pool, to_numpy
 from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-__all__ = ["plot_view"]
+
+__all__ = ["alignment", "attention", "heads", "heatmaps", "max_pool", "plot_view"]
+
+
+_MIN_PANEL_INCHES = 1.35
+_MIN_CELL_PIXELS = 3
+"""Minimum width of a cell, so that a single large weight is visible."""
+_DPI, _PRINT_DPI = 150, 300
+_MAX_PRINT_HEIGHT = 9.0
+"""Height in inches that a figure of a given width does not exceed, so that it fits on a page."""
+_TEXT_POINTS = {False: (8.0, 10.0, 10.0), True: (6.5, 7.5, 8.5)}
+"""Points of tick labels, axis labels and titles, on the screen and in print."""
+_LABEL_INCHES = 0.13 / 8
+"""Inches between tick labels, per point of their size."""
+
+
+def heatmaps(
+    weights: ArrayLike,
+    xlabel: str = "Keys",
+    ylabel: str = "Queries",
+    titles: Sequence[str] | None = None,
+    figsize: tuple[float, float] = (2.5, 2.5),
+    cmap: str = "Reds",
+    *,
+    keys: Sequence[str] | None = None,
+    queries: Sequence[str] | None = None,
+    rows: Sequence[str] | None = None,
+    vmax: float | None = None,
+    scale: str = "linear",
+    dark: bool = False,
+    width: float | str | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Plot weights `(rows, columns, q, k)` as a grid of heatmaps with one color bar.
+
+    Args:
+        weights: array of any supported library; two axes give one panel, and three axes give one row of panels.
+        xlabel: label of the horizontal axis.
+        ylabel: label of the vertical axis.
+        titles: one title per column of panels.
+        figsize: size of the figure in inches; it is increased if the panels would be too small to read.
+        cmap: a matplotlib color map. `Reds` runs from light to dark in one hue, so it can be read without
+            distinguishing red from green. If weights are negative, it is replaced by `RdBu_r`, which is white at 0.
+        keys: tick labels of the horizontal axis; if not all labels fit, only every n-th is drawn.
+        queries: tick labels of the vertical axis.
+        rows: one name per row of panels.
+        vmax: the upper end of the color scale; None: the largest magnitude, but at least 1. Pass the largest weight
+            if all weights are small. The scale starts at 0, or at −`vmax` if weights are negative. An arrow at the end
+            of the color bar marks larger magnitudes.
+        scale: `"linear"`, `"sqrt"`, `"log"` or `"auto"`; the logarithmic scale starts at `vmax` / 10,000. With negative
+            weights, the scale applies to magnitudes. `"auto"` is the automatic range of the attention page, which
+            suits causal maps: weights below that of uniform attention are faint, and the color is strongest from the
+            weight that 99 % of the others do not exceed, or from `vmax`.
+        dark: draw light labels on a dark background; `Reds` is replaced by a color map with a dark lower end.
+        width: width of the figure in print: `"single"` or `"double"` (one column, 3.5 inches, or two, 7.2 inches), or
+            a number of inches. The height follows from the maps, and `figsize` is ignored. None: as in `figsize`.
+        title: title of the figure.
+
+    Cells of NaN, and masked cells of a NumPy masked array, are grey.
+
+    Returns:
+        A matplotlib figure; `savefig` writes PNG, SVG or PDF, whose text is text (TrueType in PDF), and notebooks
+        display it.
+
+    Raises:
+        ShapeError: the array does not have two to four axes, or the number of names is wrong.
+        OptionError: the scale or the width is unknown, or `vmax` is not positive.
+        MissingPackageError: matplotlib is not installed.
+
+    Example:
+        >>> figure = heatmaps(np.eye(10)[None, None])
+        >>> [axes.get_xlabel() for axes in figure.axes]
+        ['Keys', 'weight']
+    """
+    panels = _panels(weights)
+    down, across, q, k = panels.shape
+    _check_names(
+        ("titles", titles, across, "column of panels"),
+        ("rows", rows, down, "row of panels"),
+        ("queries", queries, q, "query"),
+        ("keys", keys, k, "key"),
+    )
+    inches = None if width is None else column_inches(width)
+    limit = _color_limit(panels, vmax)
+    signed = bool((panels < 0).any())
+    norm = color_norm(scale, limit, signed)
+    size = _figure_size(figsize, inches, panels.shape)
+    cells = max(1, int(min(size[0] / across, size[1] / down) * _DPI / _MIN_CELL_PIXELS))
+    if scale == "auto":
+        panels = _without_masked(panels)
+    pooled = np.array([[_pool(panel, cells) for panel in row] for row in panels])
+    if scale == "auto":
+        allowed = ~np.isnan(panels)
+        counts = allowed.sum(axis=-1).ravel() if share_one(panels, allowed) else None
+        colors = automatic_range(pooled, counts, pooled.size < panels.size, vmax or 0.0)
+        norm, limit = range_norm(colors), colors.top
+    ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
+    ticks, labels, headings = _TEXT_POINTS[inches is not None]
+    figure = new_figure(size, _DPI if inches is None else _PRINT_DPI, paper)
+    if inches is not None:
+        figure.set_layout_engine("compressed")
+    from matplotlib import colormaps
+
+    if cmap == "Reds" and scale == "auto":
+        colormap = table_colormap(signed, dark)
+    elif cmap == "Reds" and (signed or dark):
+        colormap = colormaps["inferno" if not signed else "berlin" if dark else "RdBu_r"]
+    else:
+        colormap = colormaps[cmap]
+    colormap = colormap.with_extremes(bad=MASKED_COLORS[dark])
+    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    for (i, j), axes in np.ndenumerate(grid):
+        image = axes.imshow(
+            pooled[i, j],
+            cmap=colormap,
+            norm=norm,
+            interpolation="nearest",
+            aspect="auto" if min(q, k) * 4 < max(q, k) else "equal",
+            extent=(-0.5, k - 0.5, q - 0.5, -0.5),
+        )
+        if i == down - 1:
+            axes.set_xlabel(xlabel, color=ink, fontsize=labels)
+        if j == 0:
+            axes.set_ylabel(ylabel if rows is None else f"{rows[i]}\n{ylabel}", color=ink, fontsize=labels)
+        if i == 0 and titles is not None:
+            axes.set_title(_escaped(titles[j]), color=ink, fontsize=headings if size[0] > 0.7 * across else ticks)
+        axes.tick_params(colors=ink, labelsize=ticks)
+        for side in axes.spines.values():
+            side.set_color(ink)
+            side.set_linewidth(0.5)
+        axes.set_facecolor(paper)
+        _label_axis(axes.xaxis, keys, size[0] / across, 90, ticks)
+        _label_axis(axes.yaxis, queries, size[1] / down, 0, ticks)
+    outside = [bool((panels > limit).any()), bool((panels < -limit).any())]
+    extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((outside[0], outside[1]), "neither")
+    bar = figure.colorbar(image, ax=grid, shrink=0.8 if down == 1 else 0.6, extend=extend)
+    if scale == "auto":
+        label_range(bar, colors)
+    # Left-aligned: centered on such narrow axes, the label would overlap the map.
+    bar.ax.set_xlabel("weight", color=ink, fontsize=ticks, loc="left")
+    bar.ax.tick_params(colors=ink, labelsize=ticks)
+    bar.outline.set_visible(False)
+    if title is not None:
+        figure.suptitle(_escaped(title), color=ink, fontsize=headings + 1, fontweight="bold")
+    if inches is not None:
+        trim_height(figure)
+        panel = grid[0, 0].get_window_extent()
+        _label_axis(grid[0, 0].xaxis, keys, panel.width / figure.dpi, 90, ticks)
+        _label_axis(grid[0, 0].yaxis, queries, panel.height / figure.dpi, 0, ticks)
+    return figure
+
+
+def attention(
+    tokens: Sequence[str],
+    weights: ArrayLike,
+    *,
+    queries: Sequence[str] | None = None,
+    title: str | None = None,
+    **options: Any,
+) -> Figure:
+    """Plot one attention map `(q, k)`, with the tokens of its queries and keys on the axes.
+
+    Args:
+        tokens: the tokens of the keys.
+        weights: `(q, k)`, the weights of one head or their average over heads.
+        queries: the tokens of the queries; None: the same as `tokens`.
+        title: title above the map.
+        options: keyword arguments of `heatmaps`: `cmap`, `vmax`, `scale`, `dark`, `figsize`, `width`, `xlabel`,
+            `ylabel`.
+
+    Raises:
+        ShapeError: the shape of the weights does not match the tokens.
+
+    Example:
+        >>> figure = attention(["i", "like", "apples"], np.eye(3))
+        >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        ['i', 'like', 'apples']
+    """
+    queries = tokens if queries is None else queries
+    panel = _panels(weights)
+    if panel.shape != (1, 1, len(queries), len(tokens)):
+        raise ShapeError(
+            f"weights must have shape ({len(queries)}, {len(tokens)}) for {len(queries)} queries and {len(tokens)} "
+            f"keys, got {tuple(np.shape(weights))}. Select one head, or average over heads."
+        )
+    side = [min(9.0, max(2.6, 1.3 + 0.19 * len(labels))) for labels in (tokens, queries)]
+    titles = None if title is None else [title]
+    options = {"figsize": (side[0] + 0.6, side[1])} | options
+    return heatmaps(panel, titles=titles, keys=tokens, queries=queries, **options)
+
+
+def alignment(source: Sequence[str], target: Sequence[str], weights: ArrayLike, **options: Any) -> Figure:
+    """Plot how much each word of a translation attends to each word of its source.
+
+    Args:
+        source: the words of the source (keys).
+        target: the words of the translation (queries).
+        weights: `(target, source)`, the attention weights.
+        options: keyword arguments of `attention`.
+
+    Source:
+        Bahdanau, Cho and Bengio 2015, Neural machine translation by jointly learning to align and
+        translate, figure 3.
+
+    Example:
+        >>> alignment(["the", "cat"], ["le", "chat"], np.eye(2)).axes[0].get_ylabel()
+        'translation (queries)'
+    """
+    labels = {"xlabel": "source (keys)", "ylabel": "translation (queries)"}
+    return attention(source, weights, queries=target, **labels | options)
+
+
+def heads(weights: ArrayLike, *, layers: Sequence[str] | None = None, **options: Any) -> Figure:
+    """Plot the attention maps of all layers and heads of a model as a grid.
+
+    Args:
+        weights: `(layers, heads, q, k)`, the weights of one input.
+        layers: one name per layer; None: `layer 0`, `layer 1` …
+        options: keyword arguments of `heatmaps`.
+
+    Raises:
+        ShapeError: the weights do not have four axes.
+
+    Example:
+        >>> figure = heads(np.ones((2, 3, 4, 4)) / 4, vmax=0.25)
+        >>> [axes.get_title() for axes in figure.axes[:3]]
+        ['head 0', 'head 1', 'head 2']
+    """
+    if np.ndim(weights) != 4:
+        raise ShapeError(
+            f"weights must have shape (layers, heads, queries, keys), got shape {np.shape(weights)}. "
+            "Pass the weights of one input in all layers."
+        )
+    down, across = np.shape(weights)[:2]
+    rows = [f"layer {i}" for i in range(down)] if layers is None else layers
+    return heatmaps(weights, titles=[f"head {j}" for j in range(across)], rows=rows, **{"scale": "sqrt"} | options)
+
+
+def _panels(weights: ArrayLike) -> Float[np.ndarray, "rows columns q k"]:
+    if isinstance(weights, np.ma.MaskedArray):
+        weights = np.where(np.ma.getmaskarray(weights), np.nan, weights.data)
+    array = to_numpy(weights, np.float64)
+    if not 2 <= array.ndim <= 4 or not array.size:
+        raise ShapeError(
+            f"weights must be a non-empty array of two to four axes, (rows, columns, queries, keys), got shape "
+            f"{array.shape}. Select one element of the batch."
+        )
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+def _check_names(*arguments: tuple[str, Sequence[str] | None, int, str]) -> None:
+    for argument, names, count, item in arguments:
+        if names is not None and len(names) != count:
+            raise ShapeError(f"{argument} must have {count} elements, got {len(names)}. Pass one for each {item}.")
+
+
+def _color_limit(panels: Float[np.ndarray, "rows columns q k"], vmax: float | None) -> float:
+    if vmax is None:
+        return float(np.abs(panels).max(initial=1.0, where=np.isfinite(panels)))
+    if not vmax > 0:
+        raise OptionError(
+            f"vmax must be positive, got {vmax!r}. Pass the upper end of the color scale, or None to use the weights."
+        )
+    return float(vmax)
+
+
+def _figure_size(figsize: tuple[float, float], inches: float | None, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Return width and height in inches: `figsize`, increased for many panels, or those of a figure of given width."""
+    down, across, q, k = shape
+    if inches is None:
+        return max(figsize[0], _MIN_PANEL_INCHES * across + 0.8), max(figsize[1], _MIN_PANEL_INCHES * down + 0.6)
+    ratio = q / k if 4 * min(q, k) >= max(q, k) else 1.0 if q > k else 0.5
+    return inches, min(_MAX_PRINT_HEIGHT, inches / across * ratio * down + 1.2)
+
+
+def _without_masked(panels: Float[np.ndarray, "rows columns q k"]) -> Float[np.ndarray, "rows columns q k"]:
+    """Return the panels with NaN for masked pairs, if their weights show a causal mask."""
+    allowed = None if np.isnan(panels).any() else infer_causal(list(panels))
+    return panels if allowed is None else np.where(allowed, panels, np.nan)
+
+
+def _pool(panel: Float[np.ndarray, "q k"], cells: int) -> Float[np.ndarray, "rows columns"]:
+    """Reduce a panel to at most `cells` × `cells` cells, each the weight of largest magnitude; NaN if all are NaN."""
+    empty = np.isnan(panel)
+    most = max_pool(np.where(empty, -np.inf, panel), cells, cells)
+    least = -max_pool(np.where(empty, -np.inf, -panel), cells, cells)
+    return np.where(max_pool((~empty).astype(int), cells, cells) == 0, np.nan, np.where(-least > most, least, most))
+
+
+def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotation: float, points: float) -> None:
+    """Set every n-th tick label of an axis, with the smallest n for which they fit. Without labels, show indices."""
+    if labels is None:
+        from matplotlib.ticker import MaxNLocator
+
+        axis.set_major_locator(MaxNLocator(nbins=max(2, int(inches * 2)), integer=True, min_n_ticks=1))
+        return
+    step = max(1, -(-len(labels) * points * _LABEL_INCHES // inches))
+    places = range(0, len(labels), int(step))
+    axis.set_ticks(places, [_escaped(labels[place]) for place in places], rotation=rotation)
+
+
+def _escaped(text: str) -> str:
+    # matplotlib would parse text after an unescaped dollar sign as a formula.
+    return text.replace("$", r"\$")
+
 
 _GAP = 2
 """Pixels between two maps of the grid, each of 32 × 32 pixels."""

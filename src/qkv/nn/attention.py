@@ -8,13 +8,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from qkv.cache.kernel import ChunkedTensor, attend_chunked, concat_chunks
 from qkv.core.arrays import is_array
 from qkv.core.checks import check_probability, describe
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.engine import attend, observe
 from qkv.errors import KindError, RefusedError
-from qkv.kernels.chunked.kernel import ChunkedTensor, attend_chunked, concat_chunks
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from qkv.cache.kernel import ChunkedTensor
 from qkv.core.typing import Float
-from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.plan.spec import CallOptions
 
 __all__ = ["COLLECT", "CallInputs"]

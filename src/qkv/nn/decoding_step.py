@@ -3,7 +3,7 @@
 The last query of a sequence precedes no key, so that a causal mask allows all keys, and a window the last ones. The
 step needs no positions, unless the score does, and at most a mask of padding. The same plan therefore serves steps with
 different numbers of keys (`plan/step_cache.py`), and softmax of scaled dot products needs no plan
-(`kernels/chunked/last_query.py`).
+(`cache/last_query.py`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Protocol, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from qkv.cache.kernel import ChunkedTensor
+from qkv.cache.last_query import attend_last, attend_rows, prepare_step, share_keys
+from qkv.cache.projected_keys import attend_projected
+from qkv.cache.reach import ALL_KEYS, last_keys
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.engine import attend
-from qkv.kernels.chunked.kernel import ChunkedTensor
-from qkv.kernels.chunked.last_query import attend_last, attend_rows, prepare_step, share_keys
-from qkv.kernels.chunked.projected_keys import attend_projected
-from qkv.kernels.chunked.reach import ALL_KEYS, last_keys
 from qkv.masks import Lengths, Mask
 from qkv.nn.align_batch import align_batch
 from qkv.nn.cache import KeyValueCache, PagedCache

@@ -8,11 +8,11 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from qkv.cache.kernel import ChunkedTensor, concat_chunks
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Int
 from qkv.errors import OptionError
-from qkv.kernels.chunked.kernel import ChunkedTensor, concat_chunks
 from qkv.nn.align_batch import Groups
 from qkv.nn.protocols import Cache, Rotation
 from qkv.readouts import Heads, Readout

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from qkv.cache.kernel import ChunkedTensor
 from qkv.core.positions import Positions
 from qkv.core.typing import Float, Int
-from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Mask
 from qkv.plan import Plan
 

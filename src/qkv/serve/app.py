@@ -5,29 +5,178 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qkv.core.extras import require_packages
+from qkv.core.request_guard import ambiguous_reason, cross_site_reason
 from qkv.errors import QkvError, RefusedError
 from qkv.serve import arrow_bodies
 from qkv.serve.answers import EXACT, answer_bytes, arrow_table, exact_bytes, hits_object, stream_bytes
 from qkv.serve.describe import describe_store
 from qkv.serve.evidence_rows import EvidenceRows
-from qkv.serve.gate import Gate, error_bytes
 from qkv.serve.limits import Limits, RequestError, status_of
-from qkv.serve.media_types import choose_type, content_type
 from qkv.serve.metrics import Metrics
 from qkv.serve.openapi import openapi_document
 from qkv.serve.questions import Question, Search, Work, parse_json_body, read_question, read_search
 from qkv.serve.served_store import Answered, ServedStore
+from qkv.serve.tokens import matches
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from qkv.serve.metrics import Metrics
+
 
 __all__ = ["create_app"]
+
+
+def content_type(header: str, known: Sequence[str]) -> str:
+    """Return the media type of a body.
+
+    Raises:
+        RequestError: The type is none of `known`, or its text is not UTF-8 (415).
+
+    Example:
+        >>> content_type("application/json; charset=utf-8", ("application/json",))
+        'application/json'
+    """
+    kind, *parameters = (part.strip().lower() for part in header.split(";"))
+    charsets = [part.partition("=")[2].strip('" ') for part in parameters if part.startswith("charset")]
+    if kind not in known or any(charset not in ("utf-8", "utf8") for charset in charsets):
+        raise RequestError(415, f"Content-Type must be {' or '.join(known)}, got {header[:80]!r}. Send one of them.")
+    return kind
+
+
+def choose_type(header: str, offered: Sequence[str]) -> str:
+    """Return the media type that an Accept header prefers, the first one if it does not matter.
+
+    Raises:
+        RequestError: None of `offered` is accepted (406).
+
+    Example:
+        >>> choose_type("text/html, */*;q=0.5", ("application/json", "text/csv"))
+        'application/json'
+        >>> choose_type("application/json;q=0.5, text/csv", ("application/json", "text/csv"))
+        'text/csv'
+    """
+    if not header.strip():
+        return offered[0]
+    shares = [(_share(header, kind), kind) for kind in offered]
+    best, kind = max(shares, key=lambda pair: pair[0])
+    if best <= 0:
+        raise RequestError(406, f"Accept must be {' or '.join(offered)}, got {header[:80]!r}. Accept one of them.")
+    return kind
+
+
+def _share(header: str, kind: str) -> float:
+    """Return the quality that an Accept header gives to a media type by its most specific range."""
+    found: tuple[int, float] = (-1, 0.0)
+    for item in header.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
+        ranges = ("*/*", f"{kind.split('/')[0]}/*", kind)
+        if name not in ranges:
+            continue
+        quality = 1.0
+        for parameter in parameters:
+            if parameter.startswith("q="):
+                try:
+                    quality = float(parameter[2:])
+                except ValueError:
+                    quality = 0.0
+        found = max(found, (ranges.index(name), quality))
+    return found[1]
+
+
+_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_LONGEST_PATH = 500
+
+
+def error_bytes(message: str, kind: str = "ServerError") -> bytes:
+    """Return the body of a refusal: a sentence, and the name of an error class of qkv.
+
+    Example:
+        >>> error_bytes("the query is missing", "QueryError")
+        b'{"error": "the query is missing", "type": "QueryError"}'
+    """
+    return json.dumps({"error": " ".join(message.split()), "type": kind}, ensure_ascii=False).encode("utf-8", "replace")
+
+
+class Gate:
+    """ASGI middleware that checks who sends a request, and counts requests by route and status.
+
+    Args:
+        app: the application that answers.
+        metrics: the counters.
+        token: the token that requests must have; None: none.
+        hosts: accepted values of the Host header without a token; None: any.
+        public: routes that need no token.
+        routes: names of the routes in the counters.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        token: str | None,
+        hosts: Collection[str] | None,
+        public: Collection[str] = ("/health",),
+        routes: Collection[str] = (),
+    ) -> None:
+        self.app, self.metrics = app, metrics
+        self.token, self.hosts, self.public, self.routes = token, hosts, public, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer or refuse a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 500
+        route = scope["path"] if scope["path"] in self.routes else "other"
+
+        async def send_counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), *_HEADERS]
+            await send(message)
+
+        names = [name.lower() for name, _ in scope["headers"]]
+        try:
+            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+            reason = ambiguous_reason(names)
+            ambiguous = (400, f"{reason}. Correct the request.", {"Connection": "close"}) if reason else None
+            refused = ambiguous or self._refusal(scope, headers)
+            if refused is None:
+                await self.app(scope, receive, send_counted)
+            else:
+                await _refuse(send_counted, *refused)
+        finally:
+            self.metrics.observe_request(route, status, time.perf_counter() - started)
+
+    def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, dict[str, str]] | None:
+        """Return the status, the reason and headers of a refusal; None for a request that is answered."""
+        path: str = scope["path"]
+        if len(path) > _LONGEST_PATH:
+            return 414, f"the path must have at most {_LONGEST_PATH} characters, got {len(path):,}.", {}
+        if self.token is not None:
+            if path not in self.public and not matches(headers.get("authorization", ""), self.token):
+                reason = "the Authorization header must be Bearer and the token of the server, got another or none."
+                return 401, reason, {"WWW-Authenticate": "Bearer"}
+        elif self.hosts is not None and (reason := cross_site_reason(headers, self.hosts)):
+            return 403, f"{reason}. Send requests from a program on this machine.", {}
+        return None
+
+
+async def _refuse(send: Any, status: int, reason: str, headers: Mapping[str, str]) -> None:
+    body = error_bytes(reason)
+    sent = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+    raw = [(name.lower().encode(), value.encode()) for name, value in sent.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
 
 _JSON, _ARROW = "application/json", arrow_bodies.MEDIA_TYPE
 _INLINE = 256

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from qkv.core.progress import with_check
 from qkv.database.io.duckdb_file import interrupt_thread
 from qkv.database.io.nanoseconds import to_records
 from qkv.database.io.predicates import PredicateProcess
@@ -15,7 +20,6 @@ from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DamagedStoreError, DataError, OptionError, QkvError, QueryError
 from qkv.serve.evidence_rows import EvidenceRows
 from qkv.serve.questions import Question, Search, Work
-from qkv.serve.scan_queue import ScanQueue
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -25,7 +29,279 @@ if TYPE_CHECKING:
     from qkv.search.hits import Hit
     from qkv.search.index import Index
 
-__all__ = ["Answered", "ServedStore"]
+
+__all__ = ["Answered", "ScanQueue", "ServedStore"]
+
+
+class Abandoned(BaseException):
+    """Raised within a scan whose requests no longer wait for an answer, which ends the scan."""
+
+
+class _Postponed(BaseException):
+    """Raised within a scan that starts again later, because too many scans have been suspended."""
+
+
+class Groupable(Protocol):
+    """A request that can be answered together with others of the same group."""
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """The name of the group."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The order of magnitude of the request; smaller ones are answered first."""
+
+    def __len__(self) -> int: ...
+
+
+_SHARE, _LONGEST_WAIT = 0.25, 0.25
+"""Longest time to wait for requests, as a share of the time of the last scan, and in seconds."""
+_SLICE, _LOOK = 0.05, 0.005
+"""Seconds that a scan runs before it lets others run, and between two looks whether anybody waits for it."""
+_THREADS = 16
+"""Most scans that have begun, each of which holds memory."""
+_Request = TypeVar("_Request", bound=Groupable)
+_Result = TypeVar("_Result")
+
+
+@dataclass(eq=False)
+class _Job(Generic[_Request, _Result]):
+    request: _Request
+    future: Future[_Result] = field(default_factory=Future)
+
+
+@dataclass(eq=False)
+class _Scan(Generic[_Request, _Result]):
+    """A scan that has begun.
+
+    Attributes:
+        jobs: the requests that it answers.
+        thread: the identifier of its thread.
+        began: when it got its turn, or looked last whether others wait for theirs.
+        used: seconds that it has run before.
+        looked: when it looked last whether anybody waits for it.
+    """
+
+    jobs: list[_Job[_Request, _Result]]
+    thread: int
+    began: float
+    used: float = 0.0
+    looked: float = 0.0
+
+    def is_abandoned(self) -> bool:
+        """Return whether nobody waits for the scan."""
+        return all(job.future.cancelled() for job in self.jobs)
+
+
+class ScanQueue(Generic[_Request, _Result]):
+    """Requests that wait for a scan, and the threads that run scans, one at a time.
+
+    A scan answers the request that has waited longest of the smallest ones, and all waiting requests of its group, up
+    to `most` queries.
+    A single client is answered at once. After a scan of several requests, whose clients are about to ask again, the
+    next scan waits until as many requests have come, but at most a quarter of the time of the last scan and 250 ms;
+    otherwise the first client would be alone in a scan, and all others would wait for it.
+
+    A scan that has run for 50 ms is suspended at its next checkpoint if requests of other groups wait, and continues
+    when no scan is left that has run for less time. So a short request waits for one slice of another's scan. Of more
+    than 16 scans that have begun, the others start again later. A request whose future was cancelled is left out, and a
+    scan all of whose requests were cancelled is ended at its next checkpoint by the exception `Abandoned`.
+
+    Args:
+        run: answers requests of one group: returns one result or exception per request, in their order. Its second
+            argument is the check of this scan, which `qkv.core.progress.checkpoint` calls.
+        most: the largest number of queries of a scan; a single request may have more.
+        interrupt: called with the identifier of the thread of a scan all of whose requests were cancelled.
+
+    Example:
+        >>> queue = ScanQueue(lambda requests, _: [len(request) for request in requests])
+        >>> from qkv.serve.questions import Question
+        >>> queue.submit(Question(("Li", "Hu"))).result()
+        2
+        >>> queue.close()
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[_Request], Callable[[], None]], Sequence[_Result | BaseException]],
+        most: int = 64,
+        interrupt: Callable[[int], None] | None = None,
+    ) -> None:
+        self._run, self._most, self._interrupt = run, most, interrupt
+        self._turn: _Scan[_Request, _Result] | None = None
+        self._suspended: list[_Scan[_Request, _Result]] = []
+        self._last, self._until = 0, 0.0
+        self._waiting: deque[_Job[_Request, _Result]] = deque()
+        self._postponed: deque[_Job[_Request, _Result]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+
+    def __len__(self) -> int:
+        """Return the number of requests that wait for the next scan."""
+        return len(self._waiting)
+
+    def submit(self, request: _Request) -> Future[_Result]:
+        """Add a request, and return the future of its result.
+
+        Raises:
+            RuntimeError: The queue is closed.
+        """
+        job: _Job[_Request, _Result] = _Job(request)
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the queue is closed")
+            self._waiting.append(job)
+            if not self._threads:
+                self._start_thread()
+            self._changed.notify_all()
+        job.future.add_done_callback(self._notice_cancelled)
+        return job.future
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Cancel the requests that wait, and wait at most some seconds for the scan that runs."""
+        with self._changed:
+            self._closed = True
+            waiting = [*self._waiting, *self._postponed]
+            self._waiting.clear()
+            self._postponed.clear()
+            self._changed.notify_all()
+        for job in waiting:
+            job.future.cancel()
+        until = time.monotonic() + seconds
+        for thread in list(self._threads):
+            thread.join(max(0.0, until - time.monotonic()))
+
+    # -- private ----------------------------------------------------------------------------------------
+
+    def _start_thread(self) -> None:
+        self._threads.append(threading.Thread(target=self._work, name="qkv-scan", daemon=True))
+        self._idle += 1
+        self._threads[-1].start()
+
+    def _work(self) -> None:
+        while (scan := self._next()) is not None:
+            self._scan(scan)
+
+    def _notice_cancelled(self, future: Future[_Result]) -> None:
+        """Interrupt the scan that runs if nobody waits for it any more, and end those that are suspended."""
+        if not future.cancelled():
+            return
+        with self._changed:  # the scan cannot end meanwhile, so that the next one is not interrupted
+            if self._turn is not None and self._interrupt is not None and self._turn.is_abandoned():
+                self._interrupt(self._turn.thread)
+            self._changed.notify_all()
+
+    def _next(self) -> _Scan[_Request, _Result] | None:
+        """Wait for requests and for the turn, and return the next scan; None if the thread is needed no more."""
+        with self._changed:
+            while True:
+                if self._idle > 1:
+                    self._idle -= 1
+                    self._threads.remove(threading.current_thread())
+                    return None
+                self._changed.wait_for(lambda: self._closed or (self._turn is None and self._waiting))
+                if self._last > 1 and not self._suspended and (left := self._until - time.monotonic()) > 0:
+                    self._changed.wait_for(lambda: len(self._waiting) >= self._last or self._closed, left)
+                if self._closed:
+                    return None
+                if self._turn is None and self._waiting:
+                    if jobs := self._take():
+                        self._idle -= 1
+                        self._turn = _Scan(jobs, threading.get_ident(), time.monotonic())
+                        return self._turn
+                    self._changed.notify_all()  # all that waited were cancelled: a suspended scan continues
+
+    def _take(self) -> list[_Job[_Request, _Result]]:
+        """Remove a request and those of its group from the queue, and return them."""
+        jobs: list[_Job[_Request, _Result]] = []
+        others: deque[_Job[_Request, _Result]] = deque()
+        queries = 0
+        for job in sorted(self._waiting, key=lambda job: job.request.size):
+            if job.future.cancelled():
+                continue
+            fits = not jobs or queries + len(job.request) <= self._most
+            if fits and (not jobs or job.request.group == jobs[0].request.group):
+                jobs.append(job)
+                queries += len(job.request)
+            else:
+                others.append(job)
+        self._waiting = others
+        return jobs
+
+    def _check(self, scan: _Scan[_Request, _Result]) -> None:
+        """End a scan for which nobody waits, and suspend one that has run for long while others wait."""
+        now = time.monotonic()
+        if now < scan.looked + _LOOK:
+            return
+        scan.looked = now
+        if scan.is_abandoned():
+            raise Abandoned
+        if scan.used + now - scan.began < _SLICE:
+            return
+        with self._changed:
+            if self._turn is scan:
+                scan.used, scan.began = scan.used + now - scan.began, now
+                # Those of its own group take as long: they are answered together afterwards.
+                others = any(job.request.group != scan.jobs[0].request.group for job in self._waiting)
+                if others and not self._idle:
+                    if len(self._threads) == _THREADS:
+                        raise _Postponed
+                    self._start_thread()
+                if not others and scan.used < _SLICE + min(
+                    (other.used for other in self._suspended), default=scan.used
+                ):
+                    return
+                self._suspended.append(scan)
+                self._turn = None
+                self._changed.notify_all()
+            # A scan in several threads waits in each of them.
+            self._changed.wait_for(lambda: scan.is_abandoned() or self._turn is scan or self._continues(scan))
+            if scan in self._suspended:
+                self._suspended.remove(scan)
+            if scan.is_abandoned():
+                raise Abandoned
+            self._turn, scan.began = scan, time.monotonic()
+            self._changed.notify_all()
+
+    def _continues(self, scan: _Scan[_Request, _Result]) -> bool:
+        """Return whether it is the turn of a suspended scan."""
+        if self._turn is not None or (self._waiting and self._idle):
+            return False
+        return scan is min(self._suspended, key=lambda other: other.used)
+
+    def _scan(self, scan: _Scan[_Request, _Result]) -> None:
+        jobs, check = scan.jobs, partial(self._check, scan)
+        results: Sequence[_Result | BaseException] | None
+        try:
+            with with_check(check):
+                results = self._run([job.request for job in jobs], check)
+        except _Postponed:
+            results = None
+        except BaseException as error:  # an exception must not end the thread, which requests need
+            results = [error] * len(jobs)
+        ended = time.monotonic()
+        with self._changed:
+            self._idle += 1
+            if self._turn is scan:  # not if it was abandoned while it was suspended
+                self._turn = None
+            self._last, self._until = len(jobs), ended + min(_SHARE * (ended - scan.began), _LONGEST_WAIT)
+            if results is None:
+                self._postponed.extend(jobs)
+            elif len(self._suspended) < _THREADS - 1:
+                self._waiting.extend(self._postponed)
+                self._postponed.clear()
+            self._changed.notify_all()
+        for job, result in zip(jobs, results or (), strict=results is not None):
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            if isinstance(result, BaseException):
+                job.future.set_exception(result)
+            else:
+                job.future.set_result(result)
+
 
 _PREPARED = 64
 """Number of rows whose keys are asked when a version is opened. The key of a row may be missing."""

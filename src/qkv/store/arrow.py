@@ -47,14 +47,47 @@ from qkv.store.manifest_files import (
     replace_by_checkpoint,
     write,
 )
-from qkv.store.merging import FULL_BYTES, first_merged
 from qkv.store.remote_rows import RemoteRows
 from qkv.store.versions import Version, missing_version
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ArrowStore"]
+
+__all__ = ["ArrowStore", "FAN_IN", "first_merged"]
+
+
+FAN_IN = 8
+"""Number of consecutive files of at most the same level that are merged."""
+
+FULL_BYTES = 2**24
+"""Size of a file of rows, 16 MiB, from which on appends and `compact` do not merge it with others."""
+
+
+def first_merged(files: Sequence[RowFile]) -> int:
+    """Return the index of the first of the last files that should be merged, or the number of files if none should.
+
+    Example:
+        >>> small = RowFile("a", rows=10, size=1000, check=0, changed=0)
+        >>> first_merged([small] * 7), first_merged([small] * 8)
+        (7, 0)
+    """
+    start, merged = len(files) - 1, len(files)
+    rows = files[start].rows if files and files[start].size < FULL_BYTES else 0
+    while rows:
+        first, level = start, _level(rows)
+        while first > 0 and files[first - 1].size < FULL_BYTES and _level(files[first - 1].rows) <= level:
+            first -= 1
+        # The files that are merged already count as one.
+        if start - first + 1 < FAN_IN:
+            break
+        rows += sum(file.rows for file in files[first:start])
+        start = merged = first
+    return merged
+
+
+def _level(rows: int) -> int:
+    return (rows.bit_length() - 1) // 3
 
 
 class ArrowStore(Store):

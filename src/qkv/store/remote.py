@@ -13,8 +13,10 @@ point leaves the last version readable, and nobody waits for it.
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +41,6 @@ from qkv.store.manifest_files import manifest_path, numbers, read_record, replac
 from qkv.store.object_client import Traffic
 from qkv.store.object_path import ObjectPath
 from qkv.store.prefetch import prefetched
-from qkv.store.recent_tables import RecentTables
 from qkv.store.remote_rows import PAGES, RemoteRows
 from qkv.store.remote_writing import FILES_AHEAD, update_newest, upload
 from qkv.store.versions import Version
@@ -47,7 +48,38 @@ from qkv.store.versions import Version
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
 __all__ = ["RemoteStore"]
+
+
+_MOST_BYTES = 2**26
+
+
+class RecentTables:
+    """The last tables by the name of their block and of their columns, of at most 64 MiB together."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[tuple[str, tuple[str, ...]], pa.Table] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def known(self, name: tuple[str, tuple[str, ...]]) -> pa.Table | None:
+        """Return a table if it is one of the last ones, otherwise None."""
+        with self._lock:
+            return self._tables.get(name)
+
+    def get(self, name: tuple[str, tuple[str, ...]], read: Callable[[], pa.Table]) -> pa.Table:
+        """Return a table, which is read unless it is one of the last ones."""
+        with self._lock:
+            if name in self._tables:
+                self._tables.move_to_end(name)
+                return self._tables[name]
+        table = read()
+        with self._lock:
+            self._tables[name] = table
+            while len(self._tables) > 1 and sum(each.nbytes for each in self._tables.values()) > _MOST_BYTES:
+                self._tables.popitem(last=False)
+        return table
+
 
 _SMALL_AHEAD = 16
 """Number of manifests that are read at the same time."""

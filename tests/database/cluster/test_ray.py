@@ -13,7 +13,7 @@ from sklearn.base import clone
 
 from qkv import Database, normalizers, scores
 from qkv.database.cluster import ray_actors, scheduler
-from qkv.database.cluster.ray_actors import RayWorker
+from qkv.database.cluster.opening import RayWorker
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.errors import OptionError
 from qkv.estimators import AttentionRegressor

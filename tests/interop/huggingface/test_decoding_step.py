@@ -10,10 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from qkv import normalizers, scores  # noqa: E402
+from qkv import (  # noqa: E402
+    engine,
+    normalizers,
+    scores,
+)
 from qkv.interop import huggingface  # noqa: E402
 from qkv.interop.huggingface import registration  # noqa: E402
-from qkv.kernels import plan_call  # noqa: E402
 
 
 def tiny(key_heads: int, **more: Any) -> Any:
@@ -83,7 +86,7 @@ def test_steps_with_another_score_or_normalizer_share_plans_and_equal_steps_with
     mask = torch.ones_like(tokens)
     if cache == "padding":
         mask[1, :3] = 0
-    planned, plan = [], plan_call.plan_problem
+    planned, plan = [], engine.plan_problem
 
     def counted(*args: Any) -> Any:
         planned.append(args)
@@ -95,7 +98,7 @@ def test_steps_with_another_score_or_normalizer_share_plans_and_equal_steps_with
             return_dict_in_generate=True, cache_implementation="static" if cache == "static" else None,
         ).logits  # fmt: skip
 
-    monkeypatch.setattr(plan_call, "plan_problem", counted)
+    monkeypatch.setattr(engine, "plan_problem", counted)
     got, steps = logits(), len(planned)
     monkeypatch.setattr(registration, "without_mask", lambda *sides: sides)
     for found, wanted in zip(got, logits(), strict=True):

@@ -11,42 +11,156 @@ for a table in memory.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from qkv.core.checksums import digest
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
-from qkv.database.execute.example_rows import load_example_rows
 from qkv.database.execute.group_answers import finds_groups
 from qkv.database.execute.in_memory import RowsWithoutValue
+from qkv.database.execute.notes import read_note, save_note
 from qkv.database.execute.row_reader import StoredRows
-from qkv.database.execute.sampled import SampledChooser
 from qkv.database.execute.scan import (
     VectorNorms,
 )
-from qkv.database.execute.statistics import load_statistics, restricted_statistics
+from qkv.database.execute.statistics import TableStatistics, load_statistics, restricted_statistics
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.streamed_call import StreamedCall
+from qkv.database.keys.bandwidth import Bandwidth
+from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, MixedComparison
 from qkv.database.keys.queries import Queries
 from qkv.engine import explain
-from qkv.errors import KindError, OptionError, RefusedError, ShapeError
+from qkv.errors import DamagedError, KindError, OptionError, RefusedError, ShapeError
 from qkv.masks import Keys as KeysMask
 from qkv.normalizers.base import Normalizer
 from qkv.store import Store
+from qkv.store.arrow_files import parse_table
+from qkv.store.row_files import serialize
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from qkv.database.execute.row_reader import StoredRows
+
+
 __all__ = ["StreamedExecutor"]
+
+
+class SampledChooser(ComparisonChooser):
+    """A `ComparisonChooser` for stores that uses a sample of the rows and statistics of all rows.
+
+    Chosen bandwidths and distances are saved with the statistics.
+
+    Args:
+        columns: the key columns of the sample.
+        value: the value column of the sample.
+        statistics: the statistics of all rows.
+        targets: as in `ComparisonChooser`.
+        votes: whether answers are votes, for which bandwidths are chosen apart.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        value: Column,
+        statistics: TableStatistics,
+        targets: Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n targets"] | str],
+        votes: bool = False,
+    ) -> None:
+        super().__init__(tuple(columns), value, np.ones(len(columns[0].cells), bool), targets)
+        self.statistics, self.votes = statistics, votes
+
+    def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
+        """Return the bandwidth saved with the statistics. If there is none, choose one from the sample and save it."""
+        saved = self.statistics.bandwidths
+        name = ("linear" if self.linear else "mean") + " by vote" * self.votes
+        if name not in saved:
+            targets = self.targets(np.arange(len(points)))
+            saved[name] = self.search(points, targets, progress, self.total, self._groups)
+            self.statistics.save()
+        self._bandwidths[self.search] = saved[name]
+        return saved[name]
+
+    @property
+    def sample(self) -> Int[np.ndarray, " sample"]:
+        """All rows of the sample, see `ComparisonChooser.sample`."""
+        return np.arange(len(self.complete))
+
+    @property
+    def total(self) -> int:
+        """The number of complete rows of the store."""
+        return self.statistics.complete
+
+    def mean_and_deviation(
+        self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]
+    ) -> tuple[Float[np.ndarray, " width"], Float[np.ndarray, " width"]]:
+        """Return the mean and the standard deviation of each selected column over all complete rows of the store.
+
+        Timestamps are in days.
+        """
+        columns = [self.columns[index] for index in indices]
+        found = [self.statistics.columns[column.name] for column in columns]
+        unit = np.array([c.units_per_day if c.kind == "timestamp" else 1.0 for c in columns])
+        mean = np.array([(each.mean or [0.0])[0] for each in found])
+        deviation = np.array([(each.deviation or [1.0])[0] for each in found])
+        return mean / unit, deviation / unit
+
+    def most_repeats(self, column: Column) -> int:
+        """Return the number of complete rows of the store that hold the most common text of a key column."""
+        return self.statistics.columns[column.name].repeats
+
+    def largest(self, column: Column) -> float:
+        """Return the largest magnitude of the numbers of a key column over the complete rows of the store."""
+        return self.statistics.columns[column.name].largest
+
+    def form(self, column: Column) -> str:
+        """Return the form that the texts of a key column have in all complete rows of the store."""
+        return self.statistics.columns[column.name].form
+
+    def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
+        """Return the 99th percentile of the distance of a key to its nearest other key, estimated from the sample."""
+        saved = self.statistics.nearest_quantiles
+        if unit not in saved:
+            saved[unit] = super().nearest_quantile(key, unit)
+            self.statistics.save()
+        return saved[unit]
+
+
+def load_example_rows(rows: StoredRows, indices: Int[np.ndarray, " n"], columns: Sequence[str]) -> pa.Table:
+    """Return the rows of a store with some indices from its cache folder, or read and save them.
+
+    Args:
+        rows: the rows of a store.
+        indices: their indices, in ascending order.
+        columns: the columns to read.
+    """
+    import pyarrow as pa
+
+    chosen = digest("\n".join(columns).encode())
+    path = rows.store.cache_folder / f"{chosen[:24]}.examples"
+    made_from = {"store": rows.store.identity, "columns": chosen, "rows": digest(indices.tobytes())}
+    schema = rows.store.empty(columns).schema
+    if (note := read_note(path, made_from)) is not None and "rows" in note:
+        try:
+            saved = parse_table(pa.py_buffer(note.bytes("rows")), path.name)
+        except DamagedError:
+            saved = schema.empty_table()
+        if saved.num_rows == len(indices) and saved.schema.equals(schema):
+            return saved
+    table = rows.take(indices, columns)
+    save_note(path, made_from, {}, {"rows": np.frombuffer(serialize(table), np.uint8)})
+    return table
+
 
 _ROWS_WITHOUT_VALUE = 2**18
 """Number of rows without a value whose keys are in memory at a time."""

@@ -21,7 +21,7 @@ from qkv.core.typing import Num
 from qkv.database.io.arrow_columns import null_mask, stored_numbers, with_metadata
 from qkv.database.io.boolean_cells import boolean_reading
 from qkv.database.io.cell_notes import CellNote, with_cell_note
-from qkv.database.io.identifier_names import as_integers, has_identifier_name, is_mostly_whole
+from qkv.database.io.identifier_names import as_integers, has_identifier_name, is_mostly_whole, whole_sql
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import (
     TextReading,
@@ -31,14 +31,28 @@ from qkv.database.io.text_readings import (
     quoted_name,
 )
 from qkv.database.io.text_remarks import numbers_remark, text_remark
-from qkv.database.io.whole_floats import WholeFloats
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-__all__ = ["Conversions", "add_cell_notes", "detect_conversions"]
+
+__all__ = ["add_cell_notes", "Conversions", "detect_conversions"]
+
+
+@dataclass(frozen=True)
+class WholeFloats(TextReading):
+    """The reading of a column of floats, most of which are whole numbers, as whole numbers."""
+
+    def sql(self, cell: str) -> str:
+        """Return the SQL expression of the converted cell, which is null for other numbers."""
+        return f"case when {whole_sql(cell)} then {cell}::bigint end"
+
+    def bad(self, cell: str) -> str:
+        """Return the SQL condition that a cell is a number, but no whole number."""
+        return f"not isnan({cell}) and not coalesce({whole_sql(cell)}, false)"
+
 
 _FIRST_TEXTS = 1_000
 _WRITTEN_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)([.][0-9]+)?([eE][+-]?[0-9]+)?")

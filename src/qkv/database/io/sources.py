@@ -11,30 +11,42 @@ from __future__ import annotations
 import difflib
 import io
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.core.extras import missing_package
 from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds, with_uuid_texts
-from qkv.database.io.arrow_reader import read_arrow
-from qkv.database.io.arrow_text import lacks_duckdb, read_delimited
 from qkv.database.io.bad_cells import add_cell_notes
-from qkv.database.io.cell_notes import join_cell_notes, undecided_columns
+from qkv.database.io.cell_notes import join_cell_notes, undecided_columns, with_line_note
 from qkv.database.io.file_formats import assumed_formats, type_conflict
 from qkv.database.io.file_suffixes import ARROW, SUFFIXES
 from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
 from qkv.database.io.python_cells import exact_array
-from qkv.database.io.read_options import COMPRESSIONS, ReadOptions, open_binary, unpacking_errors
-from qkv.errors import DataError, OptionError, QkvError
+from qkv.database.io.read_options import (
+    COMPRESSIONS,
+    ReadOptions,
+    open_binary,
+    read_ends,
+    unpacked_blocks,
+    unpacking_errors,
+)
+from qkv.database.io.table_layout import copy_table, read_layout
+from qkv.errors import DamagedError, DataError, OptionError, QkvError
+from qkv.store.arrow_files import first_line, map_file, parse_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 __all__ = [
     "describe",
@@ -43,6 +55,7 @@ __all__ = [
     "is_table_name",
     "iterate_tables",
     "read",
+    "read_delimited",
     "read_parts",
     "report_rows",
     "requested_columns",
@@ -51,6 +64,131 @@ __all__ = [
     "suggest_name",
     "table_files",
 ]
+
+
+_TYPES = {
+    "int64": r"^-?(0|[1-9][0-9]{0,17})$",
+    "float64": r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$",
+    "bool": r"^(true|false)$",
+    "date32": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$",
+}
+"""Types by name, with a regular expression that all cells of a column of this type match."""
+
+
+def lacks_duckdb() -> bool:
+    """Return whether this is Pyodide without DuckDB, where delimited files are read by pyarrow."""
+    return sys.platform == "emscripten" and find_spec("duckdb") is None
+
+
+def read_delimited(path: Path, kind: str, required: tuple[str, ...], options: ReadOptions) -> pa.Table:
+    """Read a delimited file, which may be compressed, as a pyarrow table.
+
+    Args:
+        path: an existing file.
+        kind: its suffix without that of the compression.
+        required: the columns that will be used.
+        options: the delimiter, and what to do with bad cells of the required columns.
+
+    Raises:
+        MissingPackageError: The file has another format or another option is set, which needs DuckDB.
+        DataError: The file cannot be read, or has a bad cell that is refused.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
+
+    if kind not in (".csv", ".tsv", ".txt") or options.encoding or options.decimal or options.date_format:
+        raise missing_package(f"reading {path.name!r} with these options needs", "duckdb", "ask")
+    layout = read_layout(read_ends(path), replace(options, delimiter="\t") if kind == ".tsv" else options, required)
+    rows = io.StringIO()
+    copy_table(path, layout, rows)
+    names = next(layout.rows(rows.getvalue().splitlines(keepends=True)), (1, []))[1]
+    try:
+        table = csv.read_csv(
+            pa.py_buffer(rows.getvalue().encode("utf-8", "surrogateescape")),
+            parse_options=csv.ParseOptions(
+                delimiter=layout.delimiter or ",", quote_char=layout.quote or False, newlines_in_values=True
+            ),
+            convert_options=csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowException as error:
+        raise DataError(f"{str(path)!r} cannot be read as {kind[1:]}: {error}. Check the file.") from None
+    columns = {name: _typed(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+    table = with_line_note(pa.table(columns), layout.note)
+    return add_cell_notes(table, required, options.on_bad_cell, repr(str(path)))
+
+
+def _typed(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return texts as integers, numbers truth values or dates if all of them are written so."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if texts.null_count == len(texts):
+        return texts
+    for name, expression in _TYPES.items():
+        if compute.all(compute.match_substring_regex(texts, expression)).as_py():
+            try:
+                return texts.cast(pa.type_for_alias(name))
+            except pa.ArrowInvalid:  # such as February 30
+                return texts
+    return texts
+
+
+_REMEDY = "Write the file again with pyarrow.feather."
+
+_CONVERT = """
+import sys
+import pyarrow as pa
+from pyarrow import feather
+table = feather.read_table(sys.argv[1], memory_map=False)
+table.validate(full=True)
+with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as writer:
+    writer.write_table(table)
+"""
+
+
+def read_arrow(path: Path) -> pa.Table:
+    """Read an Arrow IPC file, an IPC stream or a Feather file, any of which may be compressed, as a pyarrow table.
+
+    Uncompressed IPC files and streams are memory-mapped. Every offset, length, index and text is checked, because
+    pyarrow follows an offset of a damaged file into memory of other objects.
+
+    Raises:
+        DamagedError: The file is damaged, or is not an Arrow file.
+        DataError: The file cannot be read.
+    """
+    import pyarrow as pa
+
+    try:
+        if path.suffix.lower() in COMPRESSIONS:
+            data = pa.py_buffer(b"".join(unpacked_blocks(path)))
+        else:
+            data = map_file(path)
+    except (pa.ArrowException, *unpacking_errors()) as error:
+        raise DataError(f"{path.name!r} cannot be read as Arrow: {first_line(error)}. {_REMEDY}") from None
+    if data[:4].to_pybytes() == b"FEA1":
+        data = _converted(path)
+    return parse_table(data, repr(path.name), remedy=_REMEDY)
+
+
+def _converted(path: Path) -> pa.Buffer:
+    """Return a file of Feather version 1 as an Arrow stream.
+
+    The file is read in a process of its own, because pyarrow's reader of version 1 crashes on damaged files.
+    """
+    import pyarrow as pa
+
+    done = subprocess.run([sys.executable, "-I", "-c", _CONVERT, str(path)], capture_output=True, check=False)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1][:200] if done.returncode > 0 and lines else "its reader crashes"
+        raise DamagedError(f"{path.name!r} must be an intact Feather file, but {reason.rstrip('. ')}. {_REMEDY}")
+    return pa.py_buffer(done.stdout)
+
 
 _DEFAULTS = ReadOptions()
 

@@ -7,12 +7,12 @@ from typing import cast
 
 import torch
 
+from qkv.cache.kernel import concat_chunks
 from qkv.core.typing import Shaped, Tensor
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding, linear_memory
 from qkv.interop.huggingface.attention_record import AttentionRecord, ReadoutResult, SavedCall
 from qkv.interop.huggingface.observe import observe_call
-from qkv.kernels.chunked.kernel import concat_chunks
 from qkv.nn.align_batch import align_batch
 from qkv.nn.attention import Attention
 from qkv.nn.cache import StateCache

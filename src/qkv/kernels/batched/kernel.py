@@ -9,21 +9,35 @@ Data that is not finite runs on the dense kernel, which keeps it from affecting 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core import arrays
+from qkv.core.arrays import is_array
+from qkv.core.autograd_function import autograd_function
+from qkv.core.axes import Axes
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.random import dropout_rate
-from qkv.core.typing import Array, Float, Tensor
+from qkv.core.typing import Array, Bool, Float, Shaped, Tensor
 from qkv.kernels.batched.additive import STEP_BYTES
-from qkv.kernels.batched.attention import BatchedAttention
-from qkv.kernels.batched.forms import pair_logits_of
-from qkv.kernels.batched.half_products import half_of, suits_half
+from qkv.kernels.batched.gated_logits import GatedProducts, PairGates, SeparateGates
+from qkv.kernels.batched.mapped_products import MappedProducts
 from qkv.kernels.batched.mask_bias import depends_on_positions_alone, mask_bias
-from qkv.kernels.batched.pair_logits import has_finite_sum
-from qkv.kernels.batched.row_weights import row_weights, softmax_in_place
+from qkv.kernels.batched.pair_logits import (
+    GivenLogits,
+    PairLogits,
+    Products,
+    Tensors,
+    has_finite_sum,
+    is_shared,
+    product,
+    shared_gradient,
+)
+from qkv.kernels.batched.row_weights import RowWeights, row_weights, softmax_in_place
+from qkv.kernels.batched.vector_logits import Distances, SquaredDistances, TanhSums, UnitProducts
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.runtime.closure_gradients import (
     may_close_over_tensors,
@@ -31,6 +45,7 @@ from qkv.kernels.runtime.closure_gradients import (
 )
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work
+from qkv.kernels.runtime.gradients import gradients_of
 from qkv.kernels.runtime.isolated_autograd import projects_nothing
 from qkv.kernels.runtime.memory_model import lifted_elements, score_arrays
 from qkv.kernels.runtime.workspace import raise_malloc_threshold
@@ -45,7 +60,306 @@ from qkv.scores.base import Score
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BatchedKernel"]
+
+__all__ = ["BatchedKernel", "pair_logits_of"]
+
+
+if TYPE_CHECKING:
+    import torch
+    from torch.autograd.function import FunctionCtx
+
+    class _Context(FunctionCtx):
+        attention: BatchedAttention
+        given: int
+        saved_tensors: tuple[Tensor, ...]
+        needs_input_grad: tuple[bool, ...]
+
+        def save_for_backward(self, *tensors: Tensor | None) -> None:
+            """Save tensors for backward."""
+
+
+# Not frozen: a frozen class takes three times as long to construct.
+@dataclass(slots=True)
+class BatchedAttention:
+    """Function of the value, and of the tensors from which `pairs` computes the logits, that returns the output.
+
+    Attributes:
+        pairs: function that computes the logits of all pairs.
+        rows: function of the logits that returns the weights.
+        batch: batch axes of the call.
+        equal: whether query, key and value have all batch axes of the call.
+        bias: 0, or −inf for pairs to which the mask gives no weight, `(*#batch, q, k)`; None: no mask.
+        empty: queries whose output is 0, `(*#batch, q, 1)`, because they have no key; None: no query.
+        kept: M, the weights that dropout keeps divided by their probability `(*batch, q, k)`; None: all.
+        half: dtype of the output, and of the matrix products whose result is rounded to it or is a factor of another
+            such product; None: that of the tensors.
+        merged: whether all batch axes are merged into one, for which matrix products take less time.
+        flat: whether merging the axes of all tensors is a call of `flatten`.
+    """
+
+    pairs: PairLogits
+    rows: RowWeights
+    batch: tuple[int, ...]
+    equal: bool
+    bias: Float[Tensor, "*_ #q #k"] | None = None
+    empty: Bool[Tensor, "*_ #q 1"] | None = None
+    kept: Float[Tensor, "*_ q k"] | None = None
+    half: torch.dtype | None = None
+    merged: bool = False
+    flat: bool = False
+
+    def __post_init__(self) -> None:
+        merges, axes = self.pairs.merges, len(self.batch)
+        self.merged = axes != 1 or not self.equal if merges else merges is None and self.equal and axes > 1
+        self.flat = self.merged and self.equal and axes > 1 and self.pairs.direct
+
+    def __call__(self, *tensors: Float[Tensor, "*_"] | None) -> Float[Tensor, "*batch q value_width"] | None:
+        """Return the output for the value and the tensors of `pairs`, or None if data is not finite or out of range.
+
+        It is the output of an autograd node if a tensor requires a gradient.
+        """
+        import torch
+
+        if torch.is_grad_enabled():
+            for x in tensors:  # `any` with a generator takes twice as long
+                if x is not None and x.requires_grad:
+                    return cast("Tensor | None", autograd_function(_forward, _backward)(self, *tensors))
+        found = self.forward(tensors, False)
+        return None if found is None else found[0]
+
+    @property
+    def recordable(self) -> bool:
+        """Whether `recorded` computes the same as a call."""
+        return self.pairs.given and self.rows.is_softmax
+
+    def recorded(
+        self, value: Float[Tensor, "*#batch k value_width"], given: list[Float[Tensor, "*_ #q #k"]]
+    ) -> Float[Tensor, "*batch q value_width"] | None:
+        """Return the same as a call, as autograd nodes of PyTorch, and remove the logits from the list `given`.
+
+        Autograd differentiates these nodes under the autocast setting of the code that calls `backward()`.
+        """
+        import torch
+
+        logits, scale, bias = given.pop(), self.rows.scale, self.bias
+        if bias is not None:
+            logits = torch.add(bias, logits, alpha=scale)
+        elif scale != 1:
+            logits = logits * scale
+        if self.empty is not None:
+            logits = logits.masked_fill(self.empty, 0)
+        logits = logits.softmax(-1)  # the logits are released, unless they are kept for their own gradient
+        output = self._rounded_product(logits if self.kept is None else logits * self.kept, value)
+        if self.empty is not None:
+            output = output.masked_fill(self.empty, 0)
+        if not has_finite_sum(output.detach()):
+            return None
+        return output if output.shape[:-2] == self.batch else output.expand(*self.batch, *output.shape[-2:])
+
+    def forward(self, given: Tensors, gradient: bool) -> tuple[Tensor, list[Tensor | None]] | None:
+        """Return the output and the tensors that `backward` needs, without recording a graph, or None."""
+        if self.flat:
+            tensors: list[Tensor | None] = [cast("Tensor", x).flatten(0, -3) for x in given]
+        elif self.merged:
+            tensors = [None if x is None else self._merge(x, n < 3) for n, x in enumerate(given)]
+        else:
+            tensors = list(given)
+        found = self.pairs.forward(tensors[1:], gradient, None if self.bias is None else self._merge(self.bias))
+        if found is None:
+            return None
+        logits, *saved = cast("Sequence[Tensor]", found)
+        if self.empty is not None:
+            # The score itself may give −inf to all pairs of an empty query; its weights must be finite for gradients.
+            # All weight goes to the first key, because equal logits would be ties, which take top-k longer.
+            empty = self._merge(self.empty)
+            logits.masked_fill_(empty, -math.inf)[..., :1].masked_fill_(empty, 0)
+        weights = self.rows.weights(logits, owned=logits is not tensors[1])
+        kept = weights if self.kept is None else weights * self._merge(self.kept)
+        output = self._rounded_product(kept, cast("Tensor", tensors[0]))
+        if self.empty is not None:
+            output.masked_fill_(self._merge(self.empty), 0)
+        # A value that is not finite, a logit of +inf, or a row of which all logits are −inf show in the output.
+        if not has_finite_sum(output):
+            return None
+        if output.shape[:-2] != self.batch:
+            shape = (*self.batch, *output.shape[-2:])
+            output = output.view(shape) if self.merged else output.expand(shape)
+        return output, [*tensors, weights, *saved]
+
+    def backward(
+        self,
+        gradient: Float[Tensor, "*batch q value_width"],
+        given: Tensors,
+        found: Sequence[Tensor],
+        needs: Sequence[bool],
+    ) -> Sequence[Float[Tensor, "*_"] | None]:
+        """Return the gradients of the tensors `given` to `forward`, where `found` are the tensors it returned."""
+        count = len(given)
+        value, weights = found[0], found[count]
+        if self.merged:
+            gradient = self._merge(gradient, True)
+        if self.empty is not None:
+            gradient = gradient.masked_fill(self._merge(self.empty), 0)
+        kept = None if self.kept is None else self._merge(self.kept)
+        d_value = None
+        if needs[0]:
+            given_weights = weights if kept is None else weights * kept
+            if is_shared(value, given_weights, gradient):
+                half = gradient.dtype if self.half is None else self.half
+                d_value = shared_gradient(given_weights.to(half), gradient.to(half), value)
+            else:
+                d_value = self._rounded_product(given_weights.mT, gradient)
+        gradients: Sequence[Tensor | None] = [None] * (count - 1)
+        if any(needs[1:]):
+            d_weights = self._rounded_product(gradient, value.mT).to(weights.dtype)
+            d_weights = _sum_to(d_weights if kept is None else d_weights.mul_(kept), weights)
+            d = self.rows.logit_gradient(weights, d_weights)
+            operands = found[1:count]
+            if self.half is not None and self.pairs.rounds:
+                operands = [*[x.to(self.half) for x in operands[:2]], *operands[2:]]
+            gradients = self.pairs.gradients(d, operands, found[count + 1 :], needs[1:])
+        if self.flat:
+            pairs = zip((d_value, *gradients), given, strict=True)
+            return [None if g is None else g.view_as(cast("Tensor", x)) for g, x in pairs]
+        return [self._split(g, x) for g, x in zip((d_value, *gradients), given, strict=True)]
+
+    def differentiable(self, given: Tensors) -> Float[Tensor, "*batch q value_width"]:
+        """Return the output for tensors given to `forward`, such that autograd can differentiate it repeatedly."""
+        logits = self.pairs.differentiable(given[1:])
+        if self.bias is not None:
+            logits = logits.masked_fill(self.bias != 0, -math.inf)
+        if self.empty is not None:
+            logits = logits.masked_fill(self.empty, 0)
+        weights = self.rows.differentiable(logits)
+        output = (weights if self.kept is None else weights * self.kept) @ cast("Tensor", given[0])
+        output = output if self.empty is None else output.masked_fill(self.empty, 0)
+        return output if output.shape[:-2] == self.batch else output.expand(*self.batch, *output.shape[-2:])
+
+    def _rounded_product(
+        self, x: Float[Tensor, "*#batch n m"], y: Float[Tensor, "*#batch m l"]
+    ) -> Float[Tensor, "*batch n l"]:
+        """Return the matrix product, of factors rounded to `half` if it is not None."""
+        return product(x, y) if self.half is None else product(x.to(self.half), y.to(self.half))
+
+    def _merge(self, x: Shaped[Tensor, "*_ n m"], side: bool = False) -> Shaped[Tensor, "*_ n m"]:
+        """Return a tensor with one batch axis if `merged`, or one without batch axes unchanged if it is no `side`.
+
+        Sides are query, key, value and output, which always get a batch axis.
+        """
+        if not self.merged or (x.ndim == 2 and not side):
+            return x
+        if x.shape[:-2] != self.batch:
+            x = x.expand(*self.batch, *x.shape[-2:])
+        return x if x.ndim == 3 else x.flatten(0, -3) if x.ndim > 3 else x[None]
+
+    def _split(self, gradient: Float[Tensor, "*_"] | None, x: Float[Tensor, "*_"] | None) -> Float[Tensor, "*_"] | None:
+        """Return the gradient of a tensor, given that of the tensor after `_merge` and after broadcasting."""
+        if gradient is None or x is None or gradient.is_same_size(x):
+            return gradient
+        if self.merged and gradient.numel() == x.numel():
+            return gradient.view_as(x)
+        if self.merged and gradient.ndim == 3:
+            gradient = gradient.reshape(*self.batch, *gradient.shape[-2:])
+        return _sum_to(gradient, x)
+
+
+def _sum_to(x: Float[Tensor, "*_"], like: Float[Tensor, "*_"]) -> Float[Tensor, "*_"]:
+    """Return the sum of `x` over the axes along which an array of the shape of `like` was broadcast."""
+    return x if x.is_same_size(like) else x.sum_to_size(like.shape)
+
+
+def _forward(
+    ctx: _Context, attention: BatchedAttention, *tensors: Float[Tensor, "*_"] | None
+) -> Float[Tensor, "*batch q value_width"] | None:
+    result = attention.forward(tensors, True)
+    if result is None:
+        return None
+    output, found = result
+    ctx.attention, ctx.given = attention, len(tensors)
+    ctx.save_for_backward(*tensors, *found)
+    return output
+
+
+def _backward(ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]) -> tuple[Float[Tensor, "*_"] | None, ...]:
+    import torch
+
+    attention, saved = ctx.attention, ctx.saved_tensors  # every access unpacks all tensors
+    given, found = saved[: ctx.given], saved[ctx.given :]
+    if torch.is_autocast_enabled(gradient.device.type):
+        with no_autocast(gradient):
+            return _backward(ctx, gradient)
+    if not torch.is_grad_enabled():
+        return (None, *attention.backward(gradient, given, found, ctx.needs_input_grad[1:]))
+    sides = [None if x is None else x.view_as(x) for x in given]
+    output = attention.differentiable(sides).to(gradient.dtype)
+    again = iter(gradients_of([output], [gradient], [x for x in sides if x is not None], create_graph=True))
+    return (None, *[None if x is None else next(again) for x in sides])
+
+
+def pair_logits_of(call: TorchCall, normalizer_scale: float) -> PairLogits:
+    """Return the function that computes the logits of a call, multiplied by `normalizer_scale`."""
+    score, scale = call.score, normalizer_scale
+    if score.tanh_vector is not None and score.tanh_vector.shape[-1]:
+        return TanhSums(scale, mapped=score.linear_maps is not None)
+    # Broadcast batch axes are copied, so that the work on queries and keys would be repeated.
+    if all(x.shape[:-2] == call.batch for x in (call.query, call.key, call.value)):
+        if score.distance_slope is not None:
+            return Distances(scale, score.distance_slope)
+        if score.unit_temperature is not None:
+            return UnitProducts(scale, None if is_array(score.unit_temperature) else float(score.unit_temperature))
+        if score.gates is not None:
+            first, second = (None if is_array(b) else float(b) for b in score.gates[2:])
+            return (PairGates if score.gated_product else SeparateGates)(scale, (first, second))
+        if score.product_maps is not None:
+            return MappedProducts(scale, score.product_maps[2])
+        if not score.arrays() and score.distance_factor is not None:
+            return SquaredDistances(scale, score.distance_factor, call.normalizer.shift_invariant)
+    if score.gated_product:
+        return GatedProducts(scale)
+    cap, offset = None, False
+    if score.tanh_cap is not None and not score.is_inner_product:
+        assert score.inner is not None
+        score, cap = score.inner, score.tanh_cap
+    while score.adds_offset and not score.is_inner_product:
+        assert score.inner is not None
+        score, offset = score.inner, True
+    if not score.is_inner_product or (cap is not None and offset):  # −inf in an offset excludes a pair
+        return GivenLogits(scale)
+    # The projections of a scaled dot product are the queries and keys themselves.
+    factor = score.scaled_lift(call.query, call.key, call.tile)[2] if score.is_scaled_dot else 1.0
+    return Products(scale, factor, cap, not score.is_scaled_dot, offset)
+
+
+_MIN_WIDTH = 32
+"""Width of queries, keys and values from which products in bfloat16 take less time, with conversions."""
+_MIN_PRODUCTS = 1 << 21
+"""Number of pairs of a batch element times width from which they do."""
+
+
+def half_of(call: TorchCall) -> torch.dtype | None:
+    """Return the dtype of the output if products in it take less time than in single precision, otherwise None."""
+    import torch
+
+    if call.out_dtype != torch.bfloat16 or not call.value.is_cpu:
+        return None
+    axes = Axes.of(call.query.shape, call.key.shape, call.value.shape)
+    return torch.bfloat16 if suits_half(axes) and _bfloat16_is_faster() else None
+
+
+def suits_half(axes: Axes) -> bool:
+    """Return whether the products of a call are large enough to gain from half precision."""
+    width = min(axes.query_width, axes.key_width, axes.value_width)
+    return width >= _MIN_WIDTH and axes.q * axes.k * width >= _MIN_PRODUCTS
+
+
+@cache
+def _bfloat16_is_faster() -> bool:
+    """Return whether the processor has instructions for bfloat16; a measurement would let results depend on load."""
+    import torch
+
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return supported is not None and bool(supported())
+
 
 _MAX_BYTES = 1 << 25
 """Size in bytes of an array of all pairs, with their features if the score holds them, from which it is not chosen."""

@@ -5,26 +5,145 @@ It supports every call, and is the reference that other kernels are tested again
 
 from __future__ import annotations
 
+import dataclasses
+import typing
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import ClassVar, cast
 
-from qkv.core.arrays import ignore_numpy_warnings, library
+import numpy as np
+
+from qkv.core.arrays import ignore_numpy_warnings, library, statically_known_true
 from qkv.core.equation import BoundCall, dense
-from qkv.core.typing import Array, Shaped, Tensor
-from qkv.kernels.dense.jax_function import compilable, run_compiled
+from qkv.core.parts import Part
+from qkv.core.positions import Positions
+from qkv.core.threefry import seed_words
+from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, DType, Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.cost_model import LARGE_BYTES, amounts_of_work
 from qkv.kernels.runtime.gpu_model import pairwise_gpu_work
 from qkv.kernels.runtime.memory_model import pair_arrays
+from qkv.masks.base import Mask
+from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import Cost, memory_text
 from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.readouts import Readout
+from qkv.scores.base import Score
 
 __all__ = ["DenseKernel"]
+
+
+_Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
+_Seed = tuple[Shaped[Array, ""], Shaped[Array, ""]] | None
+_Run = Callable[[BoundCall, tuple[Readout, ...]], Result]
+
+
+@dataclass(frozen=True)
+class _StaticCall:
+    """Static argument of the compiled function: everything in a call but its arrays."""
+
+    run: _Run
+    lengths: tuple[int, int]
+    batch: tuple[int, ...]
+    dropout: float
+    finite: tuple[bool, bool]
+    out_dtype: DType
+    readouts: tuple[Readout, ...] = field(compare=False)
+    signatures: tuple[Hashable, ...]
+    """Signatures of the readouts, which are compared in place of the readouts because those hold no arrays."""
+
+
+def compilable(value: object) -> bool:
+    """Return whether a part, and each part in its fields, is defined by qkv and holds no function.
+
+    Example:
+        >>> from qkv.scores import Custom, Dot, SumOf
+        >>> compilable(SumOf((Dot(), Dot()))), compilable(SumOf((Dot(), Custom(lambda query, key: query @ key.mT))))
+        (True, False)
+    """
+    if isinstance(value, tuple):
+        return all(compilable(each) for each in value)
+    if not isinstance(value, Part):
+        return not callable(value)
+    if not type(value).__module__.startswith("qkv."):
+        return False
+    return all(compilable(getattr(value, each.name)) for each in dataclasses.fields(value))
+
+
+def run_compiled(call: BoundCall, problem: Problem, run: _Run) -> Result:
+    """Run `run(call, readouts)` as a function that is compiled once for each signature of a call.
+
+    Args:
+        call: the call.
+        problem: the problem of the call, whose parts `compilable` accepts.
+        run: function that computes output and readouts.
+    """
+    tile = call.tile
+    seed = None
+    if tile.seed is not None:
+        # Arrays, so that the compiled function takes the words of the seed as arguments.
+        low, high = (np.uint32(x) if isinstance(x, int) else x for x in seed_words(tile.seed))
+        seed = low, high
+    static = _StaticCall(
+        run,
+        (tile.q_total, tile.k_total),
+        tile.batch,
+        call.dropout,
+        _finite(call),
+        call.out_dtype,
+        tuple(problem.readouts),
+        tuple(readout.signature() for readout in problem.readouts),
+    )
+    parts = call.score, call.normalizer, call.mask, tile.positions
+    return Result(*_functions()[0](static, call.query, call.key, call.value, parts, seed))
+
+
+def _finite(call: BoundCall) -> tuple[bool, bool]:
+    """Return whether query and key are known to be finite, and whether value is, by one compiled function.
+
+    Query and key are checked only if there is a mask, because the check has no use otherwise.
+    """
+    if call.finite is not None:
+        return call.finite
+    sides = (call.query, call.key) if call.mask is not None else ()
+    *of_sides, of_value = _functions()[1]((*sides, call.value))
+    return bool(sides) and all(statically_known_true(x) for x in of_sides), statically_known_true(of_value)
+
+
+@cache
+def _functions() -> tuple[Callable[..., tuple[Array, tuple[object, ...]]], Callable[..., tuple[Bool[Array, ""], ...]]]:
+    """Return the compiled function of a call, and that which checks arrays; on first use, because JAX is optional."""
+    import jax
+    import jax.numpy as jnp
+
+    def all_finite(arrays: tuple[Shaped[Array, "*_"], ...]) -> tuple[Bool[Array, ""], ...]:
+        return tuple(typing.cast("Array", jnp.all(jnp.isfinite(x))) for x in arrays)
+
+    return jax.jit(_attend, static_argnums=0), jax.jit(all_finite)
+
+
+def _attend(
+    static: _StaticCall,
+    query: Num[Array, "*#batch q query_width"],
+    key: Num[Array, "*#batch k key_width"],
+    value: Float[Array, "*#batch k value_width"],
+    parts: _Parts,
+    seed: _Seed,
+) -> tuple[Float[Array, "*batch q value_width"], tuple[object, ...]]:
+    score, normalizer, mask, positions = parts
+    tile = Tile.whole(*static.lengths, static.batch, positions, seed=seed)
+    call = BoundCall(
+        query, key, value, score, normalizer, mask, tile, static.dropout, static.out_dtype, finite=static.finite
+    )
+    result = static.run(call, static.readouts)
+    return result.output, result.readouts
+
 
 _CACHE_BYTES = 4 * 2**20
 """Largest total size in bytes of arrays that stay in the processor's cache."""

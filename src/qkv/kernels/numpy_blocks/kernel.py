@@ -5,23 +5,244 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
+import numpy as np
+
 from qkv.core.arrays import cast, ignore_numpy_warnings, namespace
+from qkv.core.batch import BatchIndex, batch_indices
 from qkv.core.equation import BoundCall
-from qkv.core.typing import Array
-from qkv.kernels.numpy_blocks.softmax import attend_softmax
-from qkv.kernels.numpy_blocks.tile_shapes import softmax_tile_sizes
-from qkv.kernels.runtime.tile_loop import attend_rows, ranges, row_logits, weigh_rows
+from qkv.core.online_softmax import ExponentialSums
+from qkv.core.progress import checkpoint
+from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, DType, Float, Shaped
+from qkv.kernels.numpy_blocks.exponential import Exponential
+from qkv.kernels.numpy_blocks.logits import BlockLogits, ProjectedQueries, block_logits
+from qkv.kernels.numpy_blocks.tile_shapes import SoftmaxTileSizes, softmax_tile_sizes
+from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, restrict_mask, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, partial_elements, row_block_size, size_text, tile_shape
+from qkv.masks.base import Mask
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 
-__all__ = ["NumpyBlocksKernel"]
+__all__ = ["ExponentialAccumulator", "NumpyBlocksKernel"]
+
+
+_WriteLogits = Callable[[Float[np.ndarray, "*batch q 1"] | None], Float[np.ndarray, "*batch q k"]]
+"""Function that returns the logits of a tile minus a shift, in a buffer that may be overwritten."""
+
+_MAX_TILE_SUM = 2.0**60
+"""Largest sum over a tile for which the shift is not changed."""
+_MAX_UNSHIFTED = 22.0
+"""Largest magnitude of a row's maximum without a shift, at which exponentials neither overflow nor lose precision."""
+_CHUNK = 2**12
+"""Number of keys that are summed in the dtype of the call. Longer sums lose precision."""
+
+
+class ExponentialAccumulator:
+    """Accumulator of sums of exponentials for a block of queries, updated tile by tile.
+
+    Args:
+        batch: batch shape.
+        rows: number of queries.
+        width: width of the values.
+        dtype: dtype of the logits.
+        exp: exponential function for the logits.
+
+    Attributes:
+        shift: shift of each query, multiplied by the factor of the exponential.
+        total: Σ e^(l − s), in float64.
+        weighted: Σ e^(l − s) v, in float64.
+        non_finite: whether a logit was infinite or NaN, which makes the sums invalid.
+    """
+
+    def __init__(self, batch: tuple[int, ...], rows: int, width: int, dtype: DType, exp: Exponential) -> None:
+        self.exp = exp
+        self.shift: Float[np.ndarray, "*batch q 1"] = np.zeros((*batch, rows, 1), dtype=dtype)
+        self.total: Float[np.ndarray, "*batch q 1"] = np.zeros((*batch, rows, 1))
+        self.weighted: Float[np.ndarray, "*batch q value_width"] = np.zeros((*batch, rows, width))
+        self.non_finite = False
+        self._shifted = False
+        self._has_key: Bool[np.ndarray, "*batch q 1"] = np.zeros((*batch, rows, 1), dtype=bool)
+        self._all_have_keys = False
+
+    def update(
+        self,
+        write_logits: _WriteLogits,
+        value: Float[np.ndarray, "*#batch k value_width"],
+        ones: Float[np.ndarray, "ones 1"],
+    ) -> None:
+        """Add the contribution of a tile to the sums of exponentials.
+
+        Args:
+            write_logits: function that returns the logits of the tile minus a shift, in a buffer that may be
+                overwritten.
+            value: values of the tile's keys.
+            ones: a column of ones, at least as long as the tile.
+        """
+        for again in (False, True):
+            e = write_logits(self.shift if self._shifted else None)
+            if (again or not self._all_have_keys) and not self._move_shift(e):
+                return
+            total = self._exponentials(e, ones)
+            if total.max(initial=0) <= _MAX_TILE_SUM:  # False for NaN
+                break
+        else:
+            self.non_finite = True
+            return
+        self.total += total
+        for start in range(0, e.shape[-1], _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            self.weighted += np.matmul(e[..., chunk], value[..., chunk, :])
+
+    def result(self) -> ExponentialSums | None:
+        """Return the sums of exponentials, or None if they may be wrong because an input was not finite.
+
+        They may also be wrong for a row without keys, whose logits may have become −inf when multiplied by `factor`.
+        """
+        if self.non_finite or not (np.isfinite(self.weighted).all() and np.isfinite(self.total).all()):
+            return None
+        if self.exp.factor != 1 and not self._all_have_keys:
+            return None  # a row has no key, or all of its logits became −inf when multiplied by log2 e
+        dtype = self.shift.dtype
+        maximum = np.where(self._has_key, self.shift / self.exp.factor, -np.inf).astype(dtype)
+        return ExponentialSums(maximum, self.total.astype(dtype), self.weighted.astype(dtype))
+
+    def _exponentials(
+        self, e: Float[np.ndarray, "*batch q k"], ones: Float[np.ndarray, "ones 1"]
+    ) -> Float[np.ndarray, "*batch q 1"]:
+        """Replace shifted logits by their exponentials, in place, and return the sum of each row."""
+        self.exp.apply_(e)
+        total = np.zeros_like(self.total)
+        for start in range(0, e.shape[-1], _CHUNK):
+            chunk = e[..., start : start + _CHUNK]
+            # A matrix product with ones, because BLAS sums three times as fast as NumPy.
+            total += np.matmul(chunk, ones[: chunk.shape[-1]])
+        return total
+
+    def _move_shift(self, e: Float[np.ndarray, "*batch q k"]) -> bool:
+        """Move the shift of rows whose logits are far from it, and return whether all logits are below +inf.
+
+        The sums are rescaled to the new shift.
+        """
+        largest = e.max(axis=-1, keepdims=True)
+        if not (largest < np.inf).all():
+            self.non_finite = True
+            return False
+        near = _MAX_UNSHIFTED * self.exp.factor
+        exists = largest > -np.inf
+        move = (largest > near) | (~self._has_key & exists & (largest < -near))
+        if move.any():
+            difference = np.where(move, largest, 0)
+            np.subtract(e, difference, out=e)
+            self.shift += difference
+            self._shifted = True
+            # The sums of a row without a key are 0: rescaling them for a large decrease must not compute 0 · inf.
+            factor = self.exp.function(np.where(self._has_key, -difference, 0).astype(np.float64))
+            self.total *= factor
+            self.weighted *= factor
+        self._has_key |= exists
+        self._all_have_keys = bool(self._has_key.all())
+        return True
+
+
+def attend_softmax(call: BoundCall, sizes: SoftmaxTileSizes) -> Float[np.ndarray, "*batch q value_width"]:
+    """Return the output of a call with softmax and without dropout."""
+    tile = call.tile
+    output = np.empty((*tile.batch, tile.q_total, call.value.shape[-1]), dtype=call.out_dtype)
+    for index in batch_indices(tile.batch, sizes.batch):
+        part = _unchecked(call, index) if index else call
+        for group in ranges(tile.q_total, sizes.group):
+            _attend_group(part, group, sizes, output[index])
+    return output
+
+
+def _unchecked(call: BoundCall, index: BatchIndex) -> BoundCall:
+    """Return a call restricted to a batch element, without checking it for NaN and infinity.
+
+    The check is deferred until it is needed.
+    """
+    # `select_batch` would check the whole call first, in a pass over all keys.
+    unchecked = dataclasses.replace(call, finite=(False, False))
+    return dataclasses.replace(unchecked.select_batch(index), finite=None)
+
+
+@dataclass
+class _Block:
+    """Block of queries with their projections and their accumulated sums of exponentials.
+
+    The projections are None if the call has no keys.
+    """
+
+    rows: Limits
+    queries: ProjectedQueries | None
+    sums: ExponentialAccumulator
+
+
+def _attend_group(
+    call: BoundCall, group: Limits, sizes: SoftmaxTileSizes, output: Float[np.ndarray, "*batch q value_width"]
+) -> None:
+    """Compute the output of a range of queries and write it to `output`."""
+    logits = block_logits(call)
+    blocks = []
+    for start, stop in ranges(group[1] - group[0], sizes.rows):
+        rows = (group[0] + start, group[0] + stop)
+        sums = ExponentialAccumulator(call.batch, rows[1] - rows[0], call.value.shape[-1], logits.dtype, logits.exp)
+        blocks.append(_Block(rows, logits.project_queries(rows) if call.tile.k_total else None, sums))
+    buffer = np.empty(math.prod(call.batch) * sizes.rows * sizes.cols, dtype=logits.dtype)
+    ones = np.ones((sizes.cols, 1), dtype=logits.dtype)
+    for cols in ranges(call.tile.k_total, sizes.cols):
+        checkpoint()
+        keys: np.ndarray | None = None
+        value: np.ndarray | None = None
+        for block in blocks:
+            if block.queries is None or block.sums.non_finite or block.rows[0] == block.rows[1]:
+                continue
+            tile = call.tile.restrict(block.rows, cols)
+            coverage, mask = restrict_mask(call.mask, tile)
+            if coverage == "none":
+                continue
+            if keys is None or value is None:  # project these keys for the first block that may attend to them
+                keys, value = logits.project_keys(cols, sizes.rows), np.asarray(call.values(cols))
+            # Do not assign the function to a variable, which would keep these keys alive while the next are projected.
+            block.sums.update(partial(_write_logits, logits, block.queries, keys, mask, tile, buffer), value, ones)
+    for block in blocks:
+        output[..., slice(*block.rows), :] = _finalize(call, block, sizes)
+
+
+def _write_logits(
+    logits: BlockLogits,
+    queries: ProjectedQueries,
+    keys: Shaped[np.ndarray, " ..."],
+    mask: Mask | None,
+    tile: Tile,
+    buffer: Float[np.ndarray, " size"],
+    shift: Float[np.ndarray, "*batch q 1"] | None,
+) -> Float[np.ndarray, "*batch q k"]:
+    """Write the logits of a tile minus the shift, −inf where a key is masked, to `buffer` and return them."""
+    shape = (*tile.batch, tile.cols[1] - tile.cols[0], tile.rows[1] - tile.rows[0])
+    e: np.ndarray = buffer[: math.prod(shape)].reshape(shape).swapaxes(-1, -2)
+    logits.write(queries, keys, tile.rows, tile.cols, shift, e)
+    if mask is not None:
+        np.copyto(e, -np.inf, where=~np.asarray(mask.allowed(tile, e)))
+    return e
+
+
+def _finalize(call: BoundCall, block: _Block, sizes: SoftmaxTileSizes) -> Float[np.ndarray, "*batch q value_width"]:
+    sums = block.sums.result()
+    if sums is None:
+        output = attend_rows(call, block.rows, sizes.cols)[0]
+    else:
+        output, _ = call.normalizer.finalize(sums, call.tile.restrict(block.rows, (0, 0)), 0.0)
+    return np.asarray(cast(output, call.out_dtype))
+
 
 _TILE_FACTOR = 4
 """Factor by which tiles of normalizers other than softmax are larger, since merging costs more than cache misses."""

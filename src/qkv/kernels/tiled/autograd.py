@@ -14,24 +14,185 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 from qkv.core.autograd_function import autograd_function_class
-from qkv.core.batch import BatchIndex, take_batch
-from qkv.core.equation import TorchCall, take_range
+from qkv.core.batch import BatchIndex, batch_indices, take_batch
+from qkv.core.equation import TorchCall, apply_dropout, take_range
+from qkv.core.guard import zero_nonfinite
 from qkv.core.online_softmax import PartialResult
+from qkv.core.tile import Tile
 from qkv.core.typing import Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
-from qkv.kernels.runtime.gradients import call_tensors
+from qkv.kernels.runtime.gradients import block_tensors, call_tensors, leaves_of, traced_logits
 from qkv.kernels.runtime.saved_statistics import SAVED
+from qkv.kernels.runtime.tile_loop import Limits, attend_rows, partial_rows, ranges, visible_tiles
 from qkv.kernels.runtime.tile_sizes import TileSizes
-from qkv.kernels.runtime.workers import run_on_workers, worker
+from qkv.kernels.runtime.workers import run_on_workers, split_evenly, worker, worker_count
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.generic import GenericTiles
+from qkv.kernels.tiled.logits.autograd import accumulate_logits
 from qkv.kernels.tiled.logits.base import Gradients, tensors_of
 from qkv.kernels.tiled.readouts import ReadoutCollector
-from qkv.kernels.tiled.schedule import ElementCache, OutputBuffers, shares_by_element, shares_by_rows
 from qkv.kernels.tiled.softmax import SoftmaxTiles, logit_bound, supports_softmax
+
+__all__ = ["add_row_gradients", "forward", "partial_result", "ring_elements", "tile_gradients", "tiled_attention"]
+
+
+Task = tuple[BatchIndex, Limits]
+
+
+def shares_by_rows(call: TorchCall, sizes: TileSizes) -> list[Sequence[Task]]:
+    """Return a list of tasks for each worker. The queries of a batch element may be split between workers."""
+    rows = list(ranges(call.tile.q_total, sizes.rows))
+    tasks = [(index, limits) for index in batch_indices(call.tile.batch, sizes.batch) for limits in rows]
+    return split_evenly(tasks, worker_count(call.value))
+
+
+def shares_by_element(call: TorchCall, sizes: TileSizes, in_parallel: bool) -> list[Sequence[Task]]:
+    """Return a list of tasks for each worker. All queries of a batch element go to the same worker.
+
+    Without `in_parallel`, a single worker has all tasks.
+    """
+    rows = list(ranges(call.tile.q_total, sizes.rows))
+    elements = list(batch_indices(call.tile.batch, sizes.batch))
+    shares = split_evenly(elements, worker_count(call.value) if in_parallel else 1)
+    return [[(index, limits) for index in share for limits in rows] for share in shares]
+
+
+class _GuardReporter(Protocol):
+    """Protocol of objects that report which fast paths the data allowed."""
+
+    def guard_notes(self) -> tuple[str, ...]:
+        """Return one phrase for each guard on the data, which states whether its fast path was taken."""
+
+
+_Element = TypeVar("_Element", bound=_GuardReporter)
+
+
+class ElementCache(Generic[_Element]):
+    """Cache of the most recently used objects that compute a batch element, shared by all workers.
+
+    Args:
+        create: function that creates the element at an index.
+        call: the call.
+    """
+
+    def __init__(self, create: Callable[[BatchIndex], _Element], call: TorchCall) -> None:
+        self._create, self._lock = create, Lock()
+        workers = worker_count(call.value)
+        # Each worker computes the rows of one element at a time, and workers may be between two elements.
+        self._capacity = workers + (workers > 1)
+        self._elements: dict[str, _Element] = {}
+        self._notes: list[str] = []
+
+    def __call__(self, index: BatchIndex) -> _Element:
+        """Return the object for the batch element at `index`, which is created if it is not in the cache.
+
+        If the cache is full, the least recently used object is dropped.
+        """
+        key = repr(index)
+        with self._lock:
+            element = self._elements.pop(key, None)
+            if element is None:
+                while len(self._elements) >= self._capacity:
+                    self._note(self._elements.pop(next(iter(self._elements))))
+                element = self._create(index)
+            self._elements[key] = element
+            return element
+
+    def guard_notes(self) -> list[str]:
+        """Return the distinct guard notes of all objects created so far."""
+        for element in self._elements.values():
+            self._note(element)
+        return self._notes
+
+    def _note(self, element: _Element) -> None:
+        self._notes.extend(note for note in element.guard_notes() if note not in self._notes)
+
+
+class OutputBuffers:
+    """Arrays for the results of all queries of a call, to which workers write one range of queries at a time.
+
+    Attributes:
+        arrays: tensors `(*batch, q, width)`, allocated by the first write.
+    """
+
+    def __init__(self, tile: Tile) -> None:
+        self._tile, self._lock = tile, Lock()
+        self.arrays: list[Tensor] = []
+
+    def write(self, index: BatchIndex, rows: Limits, arrays: Sequence[Num[Tensor, "*batch q _"]]) -> None:
+        """Copy `arrays`, the results of a range of queries of some batch elements, to the buffers."""
+        with self._lock:
+            if not self.arrays:
+                lead = (*self._tile.batch, self._tile.q_total)
+                self.arrays = [x.new_empty((*lead, x.shape[-1])) for x in arrays]
+        # Copy in place: new small arrays between large temporaries would fragment the heap.
+        for whole, x in zip(self.arrays, arrays, strict=True):
+            take_range(take_batch(whole, index, 2), rows).copy_(x)
+
+
+@dataclass
+class GenericTiles:
+    """Forward and backward pass over tiles for any normalizer that can be accumulated tile by tile.
+
+    Args:
+        call: the call, or some of its batch elements.
+        cols: number of keys in a tile.
+    """
+
+    call: TorchCall
+    cols: int
+
+    def guard_notes(self) -> tuple[str, ...]:
+        """Return an empty tuple, because no fast path of this class depends on the data."""
+        return ()
+
+    def forward(self, rows: Limits, workspace: Workspace) -> tuple[Num[Tensor, "*batch q _"], ...]:
+        """Return the output of a range of queries, followed by the arrays of the normalizer's summary."""
+        output, summary = attend_rows(self.call, rows, self.cols)
+        return cast("tuple[Tensor, ...]", (output, *summary))
+
+    def partial(self, rows: Limits, workspace: Workspace) -> PartialResult:
+        """Return the partial result of a range of queries over all keys of the call."""
+        return partial_rows(self.call, rows, self.cols)
+
+    def backward(
+        self,
+        rows: Limits,
+        summary: tuple[Num[Tensor, "*batch q _"], ...],
+        row_dot: Float[Tensor, "*batch q 1"],
+        gradient: Float[Tensor, "*batch q value_width"],
+        gradients: Gradients,
+        workspace: Workspace,
+        logits_needed: bool,
+    ) -> None:
+        """Add the gradients from a range of queries to `gradients`, as `SoftmaxTiles.backward` does."""
+        import torch
+
+        call = self.call
+        value = call.value if call.finite_value else cast("Tensor", zero_nonfinite(call.value))
+        for cols in visible_tiles(call, rows, self.cols, aligned=True):
+            tile, leaves = call.tile.restrict(rows, cols), leaves_of(block_tensors(call, rows, cols))
+            with torch.enable_grad():
+                logits, normalizer = traced_logits(call, rows, cols, leaves)
+                if logits is None:
+                    continue
+                prepared = cast("Tensor", normalizer.prepare(logits))
+            constant = prepared.detach()
+            weights = cast("Tensor", call.normalizer.tile_weights(constant, summary, tile))
+            target = gradients.values(cols)
+            target += (apply_dropout(weights, tile, call.dropout).mT @ gradient).sum_to_size(target.shape)
+            if not (logits_needed and normalizer.differentiable and prepared.requires_grad):
+                continue
+            d_weights = apply_dropout(gradient @ take_range(value, cols).mT, tile, call.dropout)
+            d_logits = cast(
+                "Tensor", call.normalizer.logit_gradient(constant, weights, d_weights, row_dot, summary, tile)
+            )
+            accumulate_logits(prepared, d_logits, leaves, block_tensors(gradients, rows, cols))
+
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -44,15 +205,6 @@ if TYPE_CHECKING:
         saved_tensors: tuple[Tensor, ...]
         needs_input_grad: tuple[bool, ...]
 
-
-__all__ = [
-    "add_row_gradients",
-    "forward",
-    "partial_result",
-    "ring_elements",
-    "tile_gradients",
-    "tiled_attention",
-]
 
 Elements = ElementCache[SoftmaxTiles] | ElementCache[GenericTiles]
 """The objects that compute the tiles of the batch elements of a call."""

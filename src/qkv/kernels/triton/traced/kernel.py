@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from qkv.core import arrays
-from qkv.core.equation import BoundCall
+from qkv.core.autograd_function import autograd_function
+from qkv.core.equation import BoundCall, TorchCall
+from qkv.core.typing import Float, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.cost_model import visible_pairs
+from qkv.kernels.runtime.isolated_autograd import isolated_autograd
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
-from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block
+from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block, additive_blocks
+from qkv.kernels.triton.preparation import batch_elements, pair_biases, power_of_two, refuse_second_derivative
 from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
-from qkv.kernels.triton.traced.block_sizes import traced_blocks
-from qkv.kernels.triton.traced.recording import TraceError
-from qkv.kernels.triton.traced.score_trace import ScoreTrace, trace_score
+from qkv.kernels.triton.traced.recording import KEYS, QUERIES, Operation, Recorded, Recording, TraceError
+from qkv.kernels.triton.traced.score_trace import ScoreTrace, load_programs, trace_score
+from qkv.kernels.triton.traced.translation import Input
 from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Result
@@ -27,7 +32,257 @@ from qkv.plan.problem import Problem
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
 
-__all__ = ["TracedScoreKernel"]
+
+__all__ = ["traced_blocks", "TracedLaunch", "TracedScoreKernel"]
+
+
+def program_inputs(
+    recording: Recording,
+    inputs: Sequence[Input],
+    batch: tuple[int, ...],
+    lengths: tuple[int, int],
+    tensors: Sequence[Shaped[Tensor, "*_"]],
+) -> list[Shaped[Tensor, "*_"]]:
+    """Return the arrays that a program reads, in single precision and contiguous.
+
+    Args:
+        recording: the recording.
+        inputs: the inputs of the program.
+        batch: lengths of the batch axes of the call.
+        lengths: numbers of queries and keys of the call.
+        tensors: the arguments of the recorded function, of which query and key have all batch axes.
+    """
+    computed: dict[Recorded, Tensor] = dict(zip(recording.arguments, tensors, strict=True))
+    device = tensors[0].device
+    for x in recording.constants:
+        assert x.constant is not None
+        # PyTorch combines a number on the CPU with tensors on a GPU.
+        computed[x] = x.constant.to(device, non_blocking=True) if x.shape else x.constant
+    needed = _needed(recording, [x.array for x in inputs])
+    for operation, results in recording.operations:
+        if operation in needed:
+            _run(operation, results, computed, lengths, device)
+    return [_arranged(x, computed[x.array], batch, lengths).to(device, non_blocking=True) for x in inputs]
+
+
+def _needed(recording: Recording, wanted: Sequence[Recorded]) -> set[Operation]:
+    """Return the operations on which arrays depend."""
+    found: set[Operation] = set()
+    stack = list(wanted)
+    while stack:
+        source = stack.pop().source
+        if source is not None and source not in found:
+            found.add(source)
+            stack += source.arrays()
+    return found
+
+
+def _run(
+    operation: Operation,
+    results: tuple[Recorded, ...],
+    computed: dict[Recorded, Tensor],
+    lengths: tuple[int, int],
+    device: Any,
+) -> None:
+    import torch
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    def actual(x: Any) -> Any:
+        if isinstance(x, Recorded):
+            return computed[x]
+        if isinstance(x, torch.device):
+            return device
+        if type(x) is int:
+            return _length(x, lengths)
+        return x
+
+    # A view of the recording may be impossible for the strides of the call.
+    function = torch.reshape if operation.name in ("view", "_unsafe_view") else operation.operator
+    arguments, options = tree_map(actual, (operation.arguments, operation.options))
+    returned = [x for x in tree_leaves(function(*arguments, **options)) if isinstance(x, torch.Tensor)]
+    computed.update(zip(results, returned, strict=True))
+
+
+def _length(n: int, lengths: tuple[int, int]) -> int:
+    """Return the number that stands for a number of a recording."""
+    for recorded, own in zip((QUERIES, KEYS), lengths, strict=True):
+        if n and n % recorded == 0:
+            n = n // recorded * own
+    return n
+
+
+def _arranged(
+    x: Input, tensor: Shaped[Tensor, "*_"], batch: tuple[int, ...], lengths: tuple[int, int]
+) -> Shaped[Tensor, "*_"]:
+    """Return an array with its batch axes merged, and with the axis of rows last, or that of features for products."""
+    import torch
+
+    words = [word for label in x.axes for word in label]
+    sizes = {"q": lengths[0], "k": lengths[1], "f": x.features, **{f"b{n}": m for n, m in enumerate(batch)}}
+    tensor = tensor.reshape([sizes[word] for word in words])
+    lead = [f"b{n}" for n in range(len(batch))]
+    order = [word for word in (*lead, x.rows, "f") if word in words]
+    tensor = tensor.permute([words.index(word) for word in order])
+    if x.batched:
+        tensor = tensor.reshape(
+            [*(sizes[n] if n in words else 1 for n in lead), *tensor.shape[len(set(lead) & set(words)) :]]
+        )
+        tensor = tensor.expand(*batch, *tensor.shape[len(batch) :])
+        tensor = tensor.reshape(math.prod(batch), *tensor.shape[len(batch) :])
+    else:
+        tensor = tensor[None]
+    if x.product and "f" not in words:
+        tensor = tensor[..., None]
+    elif x.rows and x.features and not x.product:
+        tensor = tensor.mT
+    return tensor.to(torch.float32).contiguous()
+
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    class _Context(FunctionCtx):
+        launch: TracedLaunch
+        saved_tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class TracedLaunch:
+    """What the programs compute besides the arrays.
+
+    Attributes:
+        trace: the trace of the score.
+        offset: position of query 0 under a causal mask; None without one.
+        blocks: sizes of the blocks of each program.
+        precision: precision of matrix products, as in `triton.language.dot`.
+    """
+
+    trace: ScoreTrace
+    offset: int | None
+    blocks: AdditiveBlocks
+    precision: str = "tf32x3"
+
+    def options(self, block: Block, value_width: int) -> dict[str, Any]:
+        """Return the compile-time arguments of a program.
+
+        Args:
+            block: the block of the program.
+            value_width: width of the values.
+        """
+        sizes = {"DV": value_width, "DVP": power_of_two(value_width), "CAUSAL": self.offset is not None}
+        return {**sizes, "PRECISION": self.precision, "BQ": block.queries, "BK": block.keys, "num_warps": block.warps}
+
+
+def traced_attention(call: TorchCall, launch: TracedLaunch) -> Float[Tensor, "*batch q value_width"]:
+    """Return the output of a call with a traced score under softmax, in single precision.
+
+    Args:
+        call: the call, whose arrays are in single precision.
+        launch: the trace of its score, and the sizes of the blocks.
+    """
+    import torch
+
+    batch, tile = call.tile.batch, call.tile
+    _, row_bias, key_bias = pair_biases(call, split_mask(call.mask, tile)[0])
+    recording, inputs = launch.trace.recording, launch.trace.translation.inputs
+
+    def sides(*tensors: Shaped[Tensor, "*_"]) -> list[Shaped[Tensor, "*_"]]:
+        query, key = (torch.where(x.isfinite(), x, 0.0).expand(*batch, *x.shape[-2:]) for x in tensors[:2])
+        lengths = tile.q_total, tile.k_total
+        return program_inputs(recording, inputs, batch, lengths, [query, key, *tensors[2:]])
+
+    arrays = cast("tuple[Tensor, ...]", (*call.score.arrays(), *call.normalizer.arrays()))
+    given = isolated_autograd(sides, call.query, call.key, *arrays)
+    value = batch_elements(call.value, batch)
+    attend = autograd_function(_attend, _differentiate)
+    output: Tensor = attend(launch, value, row_bias, key_bias, *given)
+    return output.reshape((*batch, tile.q_total, value.shape[-1]))
+
+
+def _attend(
+    ctx: _Context,
+    launch: TracedLaunch,
+    value: Float[Tensor, "element k value_width"],
+    row_bias: Float[Tensor, "element q"],
+    key_bias: Float[Tensor, "element k"],
+    *inputs: Shaped[Tensor, "*_"],
+) -> Float[Tensor, "element q value_width"]:
+    import torch
+
+    programs = load_programs(launch.trace.source)
+    value = value.contiguous()
+    elements, k, value_width = value.shape
+    q, block = row_bias.shape[-1], launch.blocks.forward
+    bad = (~value.isfinite().all(-1)).to(torch.int32)
+    output = torch.empty((elements, q, value_width), dtype=torch.float32, device=value.device)
+    log_sum_exp = torch.empty((elements, q), dtype=torch.float32, device=value.device)
+    arrays = *inputs, value, bad, bad.amax(-1), row_bias, key_bias, output, log_sum_exp
+    grid = -(-q // block.queries), elements
+    programs["attend"][grid](*arrays, q, k, launch.offset or 0, **launch.options(block, value_width))
+    ctx.save_for_backward(value, row_bias, key_bias, output, log_sum_exp, *inputs)
+    ctx.launch = launch
+    return output
+
+
+def _differentiate(
+    ctx: _Context, gradient: Float[Tensor, "element q value_width"]
+) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
+    import torch
+
+    refuse_second_derivative("triton_traced")
+    launch = ctx.launch
+    value, row_bias, key_bias, output, log_sum_exp, *inputs = ctx.saved_tensors
+    programs, differentiated = load_programs(launch.trace.source), launch.trace.source.differentiated
+    # The gradient of an output that is not finite reaches nothing but the logits that are not finite.
+    finite = output.isfinite()
+    gradient, output = (torch.where(finite, x, 0.0).contiguous() for x in (gradient, output))
+    dots = torch.empty_like(log_sum_exp)  # the program of the queries writes them, that of the keys reads them
+    elements, k, value_width = value.shape
+    q, (_, own_queries, own_keys) = row_bias.shape[-1], launch.blocks
+    row_blocks, key_blocks = -(-q // own_queries.queries), -(-k // own_keys.keys)
+    results: list[Tensor | None] = []
+    for x, each, wanted in zip(launch.trace.translation.inputs, inputs, differentiated, strict=True):
+        parts = (elements, row_blocks, *each.shape[1:])
+        results.append(None if not wanted else torch.empty_like(each) if x.rows else each.new_empty(parts))
+    value_gradient = torch.empty_like(value)
+    arrays = *inputs, value, row_bias, key_bias, gradient, output, log_sum_exp, dots
+    lengths = q, k, launch.offset or 0
+    targets = list(zip(launch.trace.translation.inputs, results, strict=True))
+    of_queries = [found for x, found in targets if found is not None and x.rows != "k"]
+    of_keys = [found for x, found in targets if found is not None and x.rows == "k"]
+    options = launch.options(own_queries, value_width)
+    programs["differentiate_queries"][(row_blocks, elements)](*arrays, *of_queries, *lengths, **options)
+    options = launch.options(own_keys, value_width)
+    programs["differentiate_keys"][(key_blocks, elements)](*arrays, *of_keys, value_gradient, *lengths, **options)
+    gradients = [
+        found if found is None or x.rows else found.sum(1) if x.batched else found.sum((0, 1))[None]
+        for x, found in targets
+    ]
+    value_gradient = torch.where(value.isfinite(), value_gradient, 0.0)
+    return None, value_gradient, None, None, *gradients
+
+
+def traced_blocks(
+    capability: tuple[int, int], inputs: Sequence[Input], value_width: int, rounded: bool
+) -> AdditiveBlocks:
+    """Return the blocks of the three programs.
+
+    Args:
+        capability: compute capability of the GPU; (0, 0) for the interpreter.
+        inputs: the inputs of the programs.
+        value_width: width of the values.
+        rounded: whether matrix products round their inputs to TF32, which takes a third of the registers.
+    """
+    width = max(value_width, *(x.features for x in inputs), 1)
+    if width > 64:
+        return additive_blocks(capability, width, rounded)
+    forward = additive_blocks(capability, width, rounded=False).forward
+    if capability < (9, 0):
+        return AdditiveBlocks(forward, Block(32, 64, 8), Block(16, 32, 8))
+    # The program for queries sums a gradient for each of these.
+    many = sum(x.features > 0 and x.rows != "k" for x in inputs) > 2
+    return AdditiveBlocks(forward, Block(16 if many else 32, 64, 8), Block(16, 64, 8))
+
 
 _MAX_WIDTH = 256
 
@@ -129,8 +384,6 @@ class TracedScoreKernel(ProgramKernel):
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run the programs, without reading anything back."""
         import torch
-
-        from qkv.kernels.triton.traced.attention import TracedLaunch, traced_attention
 
         tensors = cast("TorchCall", call)
         trace = trace_score(call.score, call.normalizer, _widths(problem), tensors.tile.batch)

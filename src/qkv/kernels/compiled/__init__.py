@@ -1,1 +1,0 @@
-"""Support for `torch.compile`, where each call is one opaque custom operator, and for `torch.export`."""

@@ -1,0 +1,1 @@
+"""Bridge to `torch.compile`, `torch.export` and `torch.func`: a call is one operator or function."""
