@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from .look_gallery import LookPage, look_cards, write_look_gallery
+from .modules import modules
 from .pictures import BLOCK, draw_pictures
 from .toctree import hidden_toctree
 
@@ -48,6 +49,7 @@ def write_pages(root: Path, source: Path) -> None:
     for outside, name in OUTSIDE.items():
         page = root / outside
         _write(source / name, _links(page.read_text(), page, Path(name), root))
+    _write(source / "design" / "modules.md", modules(root / "src" / "qkv"))
     _write(source / "gallery" / "index.md", gallery_index(docs, first, write_look_gallery(source)))
     _write(source / "coming-from" / "index.md", coming_from_index(docs / "coming-from"))
 

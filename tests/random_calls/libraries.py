@@ -245,7 +245,9 @@ def bounds_of(call: RandomCall, wanted: Expected, rows: Any, dtype: str) -> Boun
     score = oracle.select_rows(call.score, rows)
     logits, weights = wanted.logits, wanted.weights
     with np.errstate(all="ignore"):
-        errors = unit * np.broadcast_to(oracle.logit_errors(score, call.query[..., rows, :], key, at), logits.shape)
+        limit = 2.0**24 if dtype == "float64" else 2.0**8
+        found = oracle.logit_errors(score, call.query[..., rows, :], key, at, limit)
+        errors = unit * np.broadcast_to(found, logits.shape)
         errors = np.where(logits == -np.inf, np.where(np.isfinite(errors), 0.0, errors), errors)
         # Keys far below the largest have no weight, whatever the errors of their logits are.
         reach = (logits - errors).max(-1, keepdims=True, initial=-np.inf) - 40 * reach_of(call.normalizer)

@@ -298,15 +298,15 @@ def readout_of(name: str, logits: Any, w: Any, normalizer: Drawn, at: tuple[Any,
     return np.log(np.exp(both - top).sum(-1)) + top[..., 0]
 
 
-def logit_errors(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
+def logit_errors(score: Drawn, q: Any, k: Any, at: tuple[Any, Any], limit: float) -> Any:
     """Return the bounds of the errors of the logits as multiples of the unit of rounding, (*batch, q, k).
 
     For products they are 8 Σ |q_i k_i| and for distances 4 (1 + |logit|), or those of the products by which they are
-    computed; `docs/decisions` has the table of all scores.
+    computed, where these are small: up to a squared distance of `limit`. `docs/decisions` has the table of all scores.
     """
     p, size = score.arguments, abs(logits_of(score, q, k, at))
     size = np.where(np.isfinite(size), size, 0)
-    inner = [] if score.name == "Projected" else [logit_errors(part, q, k, at) for part in score.inner]
+    inner = [] if score.name == "Projected" else [logit_errors(part, q, k, at, limit) for part in score.inner]
     a, b = abs(q), abs(k)
 
     def units(x: Any, weight: Any) -> Any:
@@ -339,12 +339,12 @@ def logit_errors(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
                 logits_of(score.inner[0], *(x + s * step * e for x, s, e in zip(both, sign, off, strict=True)), at)
                 for sign in signs
             ]
-            return logit_errors(score.inner[0], *both, at) + 2 * sum(abs(x - here) for x in moved) / step
+            return logit_errors(score.inner[0], *both, at, limit) + 2 * sum(abs(x - here) for x in moved) / step
         case "SumOf":
             return sum(inner) + 4 * sum(abs(logits_of(part, q, k, at)) for part in score.inner)
-        case "Gaussian":  # products are used for keys within 16 bandwidths of their mean
+        case "Gaussian":  # products are used for keys near their mean
             y = (k - k.sum(-2, keepdims=True) / max(1, k.shape[-2])) / per_pair(p["bandwidth"])
-            return 4 * (1 + size) + np.minimum((abs(y) ** 2).sum(-1).max(-1, initial=0)[..., None, None], 256)
+            return 4 * (1 + size) + np.minimum((abs(y) ** 2).sum(-1).max(-1, initial=0)[..., None, None], limit)
         case "Laplace":  # products are used for 12 features or more
             return (4 if q.shape[-1] < 12 else 32) * (1 + size)
         case "Boxcar" | "Epanechnikov" | "Triangular":  # none at the edge
@@ -360,7 +360,7 @@ def logit_errors(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
         case "Biased" | "ALiBi" | "QuadraticPosition" | "RelativePosition" | "ClassTable":
             within = abs(logits_of(score.inner[0], q, k, at))
             if score.name == "QuadraticPosition":  # a product for small coefficients
-                within = within + np.minimum(abs(per_pair(p["coefficient"])) * (k.shape[-2] / 2) ** 2, 256) / 4
+                within = within + np.minimum(abs(per_pair(p["coefficient"])) * (k.shape[-2] / 2) ** 2, limit) / 4
             return inner[0] + 4 * (size + np.where(np.isfinite(within), within, 0))
     raise ValueError(score.name)
 
@@ -403,10 +403,8 @@ def weight_errors(normalizer: Drawn, logits: Any, w: Any, errors: Any) -> Any:
             return np.where(out, 0, 4 * np.maximum(worst, worst ** (1 / (alpha - 1))))
         case "Custom":
             positive = np.maximum(np.where(out, 0, logits), 0)
-            share = positive**2 / (1 + (positive**2).sum(-1, keepdims=True))
-            return (
-                p["scale"] * 8 * worst * (share + np.minimum(positive, 1) / (1 + (positive**2).sum(-1, keepdims=True)))
-            )
+            total = 1 + (positive**2).sum(-1, keepdims=True)
+            return p["scale"] * 8 * worst * (positive**2 + np.minimum(positive, 1) + worst) / total
     raise ValueError(normalizer.name)
 
 
