@@ -384,9 +384,14 @@ def check_directions(
             continue
         gradient = np.asarray(gradient)
         assert gradient.shape == x.shape, f"the gradient of {name} {path or ''} must have shape {x.shape}"
-        assert np.isfinite(gradient).all(), f"the gradient of {name} {path or ''} must be finite"
         scale = np.std(x) or abs(x).max() or 1.0
-        direction = rng.normal(size=x.shape) * scale
+        for index in map(tuple, np.argwhere(~np.isfinite(gradient))[:9]):
+            along = np.zeros(x.shape)
+            along[index] = 1.0
+            large = abs(derivative(name, path, x, along)[0]) > 0.99 * LARGEST[dtype]
+            assert large, f"the gradient of {name} {path or ''} must be finite"
+        direction = rng.normal(size=x.shape) * scale * np.isfinite(gradient)
+        gradient = np.where(np.isfinite(gradient), gradient, 0.0)
         wanted, slope = derivative(name, path, x, direction)
         mine = float((gradient * direction).sum())
         norm = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
@@ -398,7 +403,7 @@ def check_directions(
         error = abs(mine - wanted)
         if error > allowed:
             ends = [derivative(name, path, x, direction, at)[0] for at in (-1e-5, 1e-5)]
-            if abs(ends[1] - ends[0]) > 1e-3 * (abs(wanted) + 1e-2 * size):
+            if abs(ends[1] - ends[0]) > error / 2:
                 counts.kinks += 1
                 continue
         assert error <= allowed, (

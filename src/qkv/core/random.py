@@ -269,7 +269,7 @@ def dropout_mask(
     xp = namespace(reference)
     tile_words = _words(reference, _key_words(reference, seed, DROPOUT, batch, index), rows, halves)
     both = xp.stack([_half(tile_words, 0), _half(tile_words, 1)], axis=-1)
-    both = xp.reshape(both, (*both.shape[:-2], -1))[..., skip : skip + cols[1] - cols[0]]
+    both = xp.reshape(both, (*both.shape[:-2], 2 * (halves[1] - halves[0])))[..., skip : skip + cols[1] - cols[0]]
     return both >= threshold
 
 

@@ -124,7 +124,7 @@ def _block(
         state = factor[..., n, :, :] * state + update[..., n, :, :]
     states = before[0] if len(before) == 1 else xp.concat(before, axis=-3)
     output = _within(q, k, v, g, sums) + xp.matmul(q * xp.exp(sums), states)
-    return xp.reshape(output, (*output.shape[:-3], -1, output.shape[-1])), state
+    return xp.reshape(output, (*output.shape[:-3], output.shape[-3] * output.shape[-2], output.shape[-1])), state
 
 
 def _within(
@@ -284,6 +284,6 @@ def _jax_loop() -> Callable[..., Outputs]:
         chunks = tuple(jnp.moveaxis(_split(x, size), -3, 0) for x in (query, key, value, log_decay))
         state, output = jax.lax.scan(jax.checkpoint(step), state, chunks)
         output = jnp.moveaxis(output, 0, -3)
-        return output.reshape((*output.shape[:-3], -1, output.shape[-1])), state
+        return output.reshape((*output.shape[:-3], output.shape[-3] * output.shape[-2], output.shape[-1])), state
 
     return loop

@@ -96,13 +96,13 @@ def _jax_loop() -> Any:
 
     def loop(query: Any, key: Any, value: Any, state: Any) -> Any:
         def chunks(x: Any) -> Any:
-            return jnp.moveaxis(x.reshape((*x.shape[:-2], -1, size, x.shape[-1])), -3, 0)
+            return jnp.moveaxis(x.reshape((*x.shape[:-2], x.shape[-2] // size, size, x.shape[-1])), -3, 0)
 
         batch = jnp.broadcast_shapes(key.shape[:-2], value.shape[:-2], state.shape[:-2])
         state = jnp.broadcast_to(state, (*batch, *state.shape[-2:]))  # its shape must stay the same in the loop
         # Save the states only, and compute the pairs of a chunk again in the backward pass.
         state, output = jax.lax.scan(jax.checkpoint(step), state, (chunks(query), chunks(key), chunks(value)))
         output = jnp.moveaxis(output, 0, -3)
-        return output.reshape((*output.shape[:-3], -1, output.shape[-1])), state
+        return output.reshape((*output.shape[:-3], output.shape[-3] * size, output.shape[-1])), state
 
     return loop
