@@ -148,40 +148,33 @@ class ArrowStore(Store):
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the memory-mapped blocks of the open version; see `Store.blocks`."""
         for row_file in self._readable():
             table = self._mapped[row_file.name].table()
             table = table if columns is None else table.select(list(columns))
             yield Block(row_file.name, table, self._present[row_file.name])
 
     def unverified_blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the blocks, which are verified while they are read; see `Store.unverified_blocks`."""
         for row_file in self._readable():
             table, check = self._mapped[row_file.name].start_check()
             table = table if columns is None else table.select(list(columns))
             yield Block(row_file.name, table, self._present[row_file.name], check)
 
     def block_names(self) -> list[str]:
-        """Return the name of each block of the open version."""
         return [row_file.name for row_file in self._readable()]
 
     def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
-        """Return the memory-mapped block with a given name; see `Store.block`."""
         if name not in self._mapped:
             raise self._missing_block(name)
         table = self._mapped[name].table()
         return Block(name, table if columns is None else table.select(list(columns)), self._present[name])
 
     def block_lengths(self) -> list[int]:
-        """Return the number of rows of each block of the open version, without deleted rows."""
         return [row_file.present_rows for row_file in self._readable()]
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Verify the files of all versions, and return a `Damage` for each damaged file; see `qkv.store.verify`."""
         return list(verify_arrow(self.path, progress).damages)
 
     def versions(self) -> list[Version]:
-        """Return a list of all versions of the store, oldest first; see `Store.versions`."""
         chain = read_chain(self._versions)
         self._report(list(chain.damages))
         return [record.version for record in chain.records.values()]

@@ -121,7 +121,6 @@ class LanceStore(Store):
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the fragments of the open version as blocks; see `Store.blocks`."""
         names = None if columns is None else list(columns)
         for fragment in self._fragments():
             self._require(fragment)
@@ -130,11 +129,9 @@ class LanceStore(Store):
             yield Block(fragment_name(fragment), table)
 
     def block_names(self) -> list[str]:
-        """Return the name of each fragment of the open version."""
         return [fragment_name(fragment) for fragment in self._fragments()]
 
     def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
-        """Return the fragment with a given name as a block; see `Store.block`."""
         names = None if columns is None else list(columns)
         for fragment in self._fragments():
             if fragment_name(fragment) == name:
@@ -144,7 +141,6 @@ class LanceStore(Store):
         raise self._missing_block(name)
 
     def block_lengths(self) -> list[int]:
-        """Return the number of rows of each fragment of the open version, without deleted rows."""
         with translate_read_errors(self.path):
             return [fragment.count_rows() for fragment in self._fragments()]
 
@@ -153,7 +149,6 @@ class LanceStore(Store):
         return len(self) * sum(cell_bytes(self.schema.field(name).type) for name in columns)
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table of the rows whose indices are in `rows`; see `Store.take`."""
         names = list(self.schema.names if columns is None else columns)
         if not len(rows):
             return self.empty(names)
@@ -167,13 +162,11 @@ class LanceStore(Store):
             return self._dataset.take(rows.tolist(), columns=names).cast(self.empty(names).schema)
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Decode all rows of all versions, and return a `Damage` for each damaged file; see `qkv.store.verify`."""
         return list(verify_lance(self.path, progress).damages)
 
     # -- writing ----------------------------------------------------------------------------------------
 
     def delete_chosen(self, choose: BlockSelector, columns: Sequence[str] | None = None) -> int:
-        """Delete the rows that a function of all fragments selects, and return their number."""
         with self._writing():
             fragments = list(self._fragments())
             remaining, removed, deleted = list["FragmentMetadata"](), [], 0

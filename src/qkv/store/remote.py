@@ -137,13 +137,11 @@ class RemoteStore(ArrowStore):
         return replace(self.path.client.traffic)
 
     def at(self, version: int) -> Self:
-        """Return the store opened at a given version, which can be read but not written."""
         return type(self)(self.path, version, "skip" if self._skip else "refuse", self._checksums, self._cache)
 
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the blocks of the open version, while the next ones are read; see `Store.blocks`."""
         return prefetched(lambda file: self._block(file, columns), list(self._readable()), FILES_AHEAD)
 
     def unverified_blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
@@ -151,7 +149,6 @@ class RemoteStore(ArrowStore):
         return self.blocks(columns)
 
     def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
-        """Return the block with a given name; see `Store.block`."""
         for file in self._readable():
             if file.name == name:
                 return self._block(file, columns)
@@ -184,7 +181,6 @@ class RemoteStore(ArrowStore):
         return sum(prefetched(lambda file: file.size_of(columns), files, _SMALL_AHEAD))
 
     def versions(self) -> list[Version]:
-        """Return a list of all versions of the store, oldest first; see `Store.versions`."""
         found = self._read_records()
         return super().versions() if found is None else [record.version for record in found]
 

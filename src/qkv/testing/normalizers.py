@@ -323,11 +323,9 @@ class NormalizerContract(AccumulationContract):
     # -- inputs and evaluation, which `DifferentiableContract` needs ----------------------------------------
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
-        """Return a tuple with example logits `(*batch, 5, 7)`."""
         return (example_logits(Draw(2, batch=batch), self.non_negative_logits),)
 
     def evaluate(self, part: Normalizer, *inputs: ArrayLike) -> ArrayLike:
-        """Return the weights that a normalizer computes from the logits in `inputs`."""
         (logits,) = inputs
         *batch, q, k = logits.shape
         with ignore_numpy_warnings():

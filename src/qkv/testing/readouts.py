@@ -74,7 +74,6 @@ class TileReader(Kernel):
         return Cost(0, 0, 0)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output and the readouts of a call, one row block at a time."""
         tile, accumulators = call.tile, [ReadoutAccumulator(readout, call.tile) for readout in problem.readouts]
         output: ArrayLike = zeros(call.value, (*tile.batch, tile.q_total, call.value.shape[-1]))
         with ignore_numpy_warnings():

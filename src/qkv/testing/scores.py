@@ -63,7 +63,6 @@ class ScoreContract(DifferentiableContract):
         return False
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
-        """Return example queries `(*batch, 4, width)` and keys `(6, width)`."""
         return self._sides(batch)[0], self._sides()[1]
 
     def special_inputs(self) -> tuple[ArrayLike, ...]:
@@ -74,7 +73,6 @@ class ScoreContract(DifferentiableContract):
         return sides
 
     def evaluate(self, part: Score, *inputs: ArrayLike) -> ArrayLike:
-        """Return the logits that a score computes for all pairs of the queries and keys in `inputs`."""
         query, key = inputs
         return part(query, key, END)
 

@@ -31,7 +31,6 @@ class BiasedLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return `factor` times the sum of inner logits and offset of a tile, minus `shift`."""
         tile, score = (
             self.call.tile.restrict(rows, cols),
             cast("PointwiseScore", self.call.score).slice(slice(*rows), slice(*cols)),

@@ -298,7 +298,6 @@ class TracedScoreKernel(ProgramKernel):
     name: ClassVar[str] = "triton_traced"
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why no program can be generated for a call."""
         axes, score = problem.axes, problem.score
         yield from super().limits(problem)
         if problem.traced:
@@ -330,7 +329,6 @@ class TracedScoreKernel(ProgramKernel):
             yield "it supports fewer than 2³¹ numbers for each batch element"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the tiles, and the operators that were traced."""
         forward = self._blocks(problem).forward
         return (
             f"tiles of {forward.queries} queries × {forward.keys} keys in registers; traced for each pair: "
