@@ -254,7 +254,6 @@ class ArrowStore(Store):
         """Open the version of a manifest and memory-map its files, except those that are already mapped.
 
         Args:
-            manifest: the manifest.
             damages: damages that were found before.
             known: files of the open version that are not checked again.
         """

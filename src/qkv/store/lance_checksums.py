@@ -96,9 +96,6 @@ class VersionRecord:
 class LanceChecksums:
     """The checksums of a Lance store, as far as they are recorded.
 
-    Args:
-        path: the folder of the store.
-
     Attributes:
         versions: the recorded versions, by number.
         files: the size and checksum of each recorded file, by name within the store.

@@ -62,7 +62,6 @@ def sync_all(path: Path, folder: str, known: set[str]) -> None:
     """Sync the new files of a folder of a store and the folder itself to disk.
 
     Args:
-        path: the folder of the store.
         folder: the name of the folder within it.
         known: names of files within the store that are already synced.
     """
@@ -238,7 +237,6 @@ def fragment_damage(path: Path, fragment: LanceFragment, decode: bool = False) -
 
     Args:
         path: the folder of the dataset.
-        fragment: the fragment.
         decode: whether its rows are decoded; if that fails, the fragment is damaged too.
     """
     for each in fragment.metadata.files:

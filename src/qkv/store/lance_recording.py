@@ -32,9 +32,6 @@ def find_damage(
     """Return the damage of a fragment, or None if its files have the recorded sizes and checksums.
 
     Args:
-        recorded: the checksums of the store.
-        path: the folder of the store.
-        fragment: the fragment.
         read: whether the contents of its files are verified: never, once by each process, or always.
         decode: whether its rows are decoded if the checksums match. Lance may crash if they do not.
     """
@@ -60,8 +57,6 @@ def record_versions(
     """Record the checksums of the versions after a version, up to that of a dataset.
 
     Args:
-        recorded: the checksums of the store.
-        path: the folder of the store.
         after: the number of the version before the first that is recorded.
         dataset: the dataset at the last version that is recorded.
         names: the files that these versions added, other than their manifests, by name within the store.
@@ -90,9 +85,6 @@ def describe_version(
     """Return the record of the version of a dataset with the checksums of files, which are read; see `record_versions`.
 
     Args:
-        recorded: the checksums of the store.
-        path: the folder of the store.
-        dataset: the dataset.
         names: the files that the version added, other than its manifest.
         operation: the operation that committed it; None: as Lance recorded it.
         lost: number of rows that a repair left out.

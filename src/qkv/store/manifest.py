@@ -233,7 +233,6 @@ class Manifest:
         """Return the manifest in the bytes of a file.
 
         Args:
-            data: the bytes.
             name: names the file in errors.
 
         Raises:

@@ -68,7 +68,6 @@ class PageChecksums:
 
         Args:
             data: what `serialized` returned.
-            file: the file of rows.
             columns: its number of columns.
 
         Raises:

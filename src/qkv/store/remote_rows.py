@@ -46,7 +46,6 @@ class RemoteRows:
     Pages are read from the cache if their checksums match there, and the others by parallel requests of ranges.
 
     Args:
-        folder: the folder of the store.
         file: the file as recorded.
         schema: the schema that the rows must have.
         cache: the local cache of pages.
@@ -91,7 +90,6 @@ class RemoteRows:
 
         Args:
             rows: the indices of the rows in the file.
-            columns: the columns.
 
         Raises:
             DamagedStoreError: As in `table`.

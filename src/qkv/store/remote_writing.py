@@ -66,7 +66,6 @@ def upload(folder: ObjectPath, table: pa.Table, written: list[ObjectPath]) -> Ro
     """Write a file of rows and the checksums of its pages, and return its entry in the manifest.
 
     Args:
-        folder: the folder of the store.
         table: the rows.
         written: a list to which the path of each object is appended before it is written.
     """

@@ -67,8 +67,6 @@ def write_rows(folder: Path, tables: Iterable[pa.Table], written: list[Path]) ->
     """Write each table to a file, sync the folder to disk, and return the manifest entries of the files.
 
     Args:
-        folder: the folder.
-        tables: the tables.
         written: a list to which the path of each file is appended before the file is written.
     """
     files = tuple(_write_file(folder, table, written) for table in tables)
@@ -104,7 +102,6 @@ class MappedRows:
     """A memory-mapped file of rows, whose contents are verified when they are first read.
 
     Args:
-        folder: the folder of the file.
         file: the file as recorded.
         schema: the schema that the rows must have.
         verified: whether the contents are verified at all.
@@ -173,7 +170,6 @@ def _parse(data: pa.Buffer, path: Folder, file: RowFile, schema: pa.Schema, fres
 
     Args:
         data: the contents.
-        path: the file.
         file: the file as recorded.
         schema: the schema that the table must have.
         fresh: whether the checksum is verified, and every offset, length and index.

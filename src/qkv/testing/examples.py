@@ -68,7 +68,6 @@ def element(part: P, batch: tuple[int, ...], index: tuple[int, ...]) -> P:
     """Return a part restricted to one batch element.
 
     Args:
-        part: the part.
         batch: batch axes of the arrays of the part; () if they have none.
         index: index of the batch element.
     """

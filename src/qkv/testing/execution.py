@@ -106,7 +106,6 @@ def parts_of(call: Call, setting: Setting, arrays: Sequence[ArrayLike]) -> dict[
     """Return the parts and options of a call as keyword arguments of `qkv.observe`.
 
     Args:
-        call: the call.
         setting: the library and dtype.
         arrays: floating-point arrays of score and normalizer, which replace those of the call.
     """

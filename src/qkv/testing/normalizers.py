@@ -65,9 +65,7 @@ def accumulate_tiles(
     """Compute the output and the summary of all rows by accumulating tiles and merging the partial results.
 
     Args:
-        normalizer: the normalizer.
         logits: logits of whole rows.
-        value: values.
         tile: the tile of the whole rows.
         cuts: range of the keys of each tile.
         dropout: probability of dropping a weight.

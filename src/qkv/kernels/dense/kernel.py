@@ -80,7 +80,6 @@ def run_compiled(call: BoundCall, problem: Problem, run: _Run) -> Result:
     """Run `run(call, readouts)` as a function that is compiled once for each signature of a call.
 
     Args:
-        call: the call.
         problem: the problem of the call, whose parts `compilable` accepts.
         run: function that computes output and readouts.
     """

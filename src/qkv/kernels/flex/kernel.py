@@ -50,7 +50,6 @@ def flex_attend(call: TorchCall, compiled: bool) -> Float[Tensor, "*batch q valu
     """Return the output of a call whose score and mask FlexAttention can apply.
 
     Args:
-        call: the call.
         compiled: whether to compile FlexAttention; otherwise it computes all pairs at once, for tests.
     """
     import torch

@@ -272,7 +272,6 @@ def _copied_elements(problem: Problem, width: int, casts: bool) -> int:
     """Return the elements of the inputs that are lifted, padded or cast, of the log-sum-exp and of padded columns.
 
     Args:
-        problem: the problem.
         width: width to which queries, keys and values are padded.
         casts: whether all inputs are copied, and the output.
     """

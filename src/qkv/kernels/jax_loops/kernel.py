@@ -275,9 +275,6 @@ def with_automatic_axes(
     Args:
         function: function that returns a tuple of the output `(*batch, q, value_width)` and other arrays. The
             others are not sharded.
-        query: queries.
-        key: keys.
-        value: values.
         *others: further arguments, pytrees of arrays.
     """
     import jax

@@ -71,7 +71,6 @@ def product_of_elements(
     Args:
         left: features of the queries.
         right: features of the keys.
-        value: values.
         divides: whether to divide by the sum of the logits.
         nonnegative: whether the features must be checked for negative numbers.
 

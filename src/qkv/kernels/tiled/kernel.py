@@ -68,7 +68,6 @@ def unchecked_forward(
 
     Args:
         call: a call for which `supports_unchecked` is true.
-        sizes: sizes of the tiles.
         notes: list to which notes about guards are appended if an output is returned.
     """
     import torch

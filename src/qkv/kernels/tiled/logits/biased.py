@@ -20,7 +20,6 @@ class BiasedLogits(TileLogits):
     """Logits and gradients of tiles for a score that adds an offset to the logits of an inner score.
 
     Args:
-        call: the call.
         factor: factor by which logits are multiplied.
         ops: the faster of equivalent operations on this machine.
         inner: implementation of the logits of the inner score, with the same factor.

@@ -46,7 +46,6 @@ def program_inputs(
     """Return the arrays that a program reads, in single precision and contiguous.
 
     Args:
-        recording: the recording.
         inputs: the inputs of the program.
         batch: lengths of the batch axes of the call.
         lengths: numbers of queries and keys of the call.
@@ -167,7 +166,6 @@ class TracedLaunch:
 
         Args:
             block: the block of the program.
-            value_width: width of the values.
         """
         sizes = {"DV": value_width, "DVP": power_of_two(value_width), "CAUSAL": self.offset is not None}
         return {**sizes, "PRECISION": self.precision, "BQ": block.queries, "BK": block.keys, "num_warps": block.warps}
@@ -270,7 +268,6 @@ def traced_blocks(
     Args:
         capability: compute capability of the GPU; (0, 0) for the interpreter.
         inputs: the inputs of the programs.
-        value_width: width of the values.
         rounded: whether matrix products round their inputs to TF32, which takes a third of the registers.
     """
     width = max(value_width, *(x.features for x in inputs), 1)
