@@ -24,7 +24,7 @@ from qkv.normalizers import (
     TopK,
 )
 from qkv.testing import NormalizerContract
-from qkv.testing.examples import Draw
+from qkv.testing.cases import Draw
 from qkv.testing.reference_draws import reference_gumbel
 
 

@@ -15,8 +15,7 @@ from qkv import store as stores
 from qkv.errors import DamagedStoreError, DataError, StoreFullError
 from qkv.store import arrow, manifest
 from qkv.store.arrow import FAN_IN, first_merged
-from qkv.store.manifest import RowFile
-from qkv.store.manifest_files import manifest_path, numbers, read_manifest, read_record
+from qkv.store.manifest import RowFile, manifest_path, numbers, read_manifest, read_record
 from qkv.testing.stores import ids_of, numbered
 from tests.effort import cases
 
@@ -118,7 +117,7 @@ def test_an_append_lists_no_folder_of_many_files_and_reads_no_older_manifest(
     # The folder of the store is listed for the writers that wait.
     monkeypatch.setattr(os, "listdir", lambda path: real(path) if path == stream else refuse())
     monkeypatch.setattr(Path, "iterdir", refuse)
-    monkeypatch.setattr("qkv.store.manifest_files.read_record", refuse)
+    monkeypatch.setattr("qkv.store.manifest.read_record", refuse)
     store.append(numbered(0, 10))
     monkeypatch.undo()
     store.delete(lambda table: np.ones(len(table), bool))
@@ -149,7 +148,7 @@ def test_a_checkpoint_in_the_place_of_a_delta_keeps_the_links(tmp_path: Path) ->
         store.append(numbered(10 * i, 10 * i + 10))
     folder = tmp_path / "s" / "versions"
     before = [read_manifest(folder, number) for number in numbers(folder)]
-    from qkv.store.manifest_files import replace_by_checkpoint
+    from qkv.store.manifest import replace_by_checkpoint
 
     for number in reversed(numbers(folder)):
         replace_by_checkpoint(folder, number)

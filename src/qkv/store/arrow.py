@@ -34,12 +34,12 @@ from qkv.store.arrow_files import parse_schema
 from qkv.store.arrow_verification import verify_arrow
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata, Store
-from qkv.store.block import Block, Damage
-from qkv.store.chain import read_chain
+from qkv.store.block import Block, Damage, Version, missing_version
 from qkv.store.disk import TEMPORARY, sync_folder
-from qkv.store.history import find_history, find_newest, read_newest, read_version, write_newest
-from qkv.store.manifest import Manifest, RowFile
-from qkv.store.manifest_files import (
+from qkv.store.history import find_history, find_newest, read_chain, read_newest, read_version, write_newest
+from qkv.store.manifest import (
+    Manifest,
+    RowFile,
     exists,
     manifest_path,
     numbers,
@@ -48,7 +48,6 @@ from qkv.store.manifest_files import (
     write,
 )
 from qkv.store.remote_rows import RemoteRows
-from qkv.store.versions import Version, missing_version
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.errors import DamagedError
-from qkv.store.object_path import Folder
+from qkv.store.object_client import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,10 +14,9 @@ from qkv.store import row_files
 from qkv.store.arrow_files import parse_schema
 from qkv.store.attachments import attached_damages, attached_files
 from qkv.store.block import Damage, Verification, verify_repeatedly
-from qkv.store.chain import Chain, read_chain, resolve
-from qkv.store.manifest import Manifest, RowFile
-from qkv.store.manifest_files import manifest_path
-from qkv.store.object_path import Folder
+from qkv.store.history import Chain, read_chain, resolve
+from qkv.store.manifest import Manifest, RowFile, manifest_path
+from qkv.store.object_client import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,7 +16,7 @@ from qkv.store.base import Metadata
 from qkv.store.block import Damage
 from qkv.store.disk import sync_folder
 from qkv.store.manifest import RowFile
-from qkv.store.object_path import Folder
+from qkv.store.object_client import Folder
 
 __all__ = ["FOLDER", "attach", "attached_damages", "attached_files", "read_attached"]
 

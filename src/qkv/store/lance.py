@@ -32,9 +32,9 @@ from qkv.errors import DamagedStoreError, StoreFullError
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata, Store
-from qkv.store.block import Block, Damage
+from qkv.store.block import Block, Damage, Version
 from qkv.store.disk import sync_folder
-from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums, Reading
+from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums, Reading, find_damage, record_versions
 from qkv.store.lance_files import (
     FOLDERS,
     HINT,
@@ -52,9 +52,7 @@ from qkv.store.lance_files import (
     translate_errors,
     translate_read_errors,
 )
-from qkv.store.lance_recording import find_damage, record_versions
-from qkv.store.lance_verification import verify_lance
-from qkv.store.versions import Version
+from qkv.store.lance_repairing import verify_lance
 
 if TYPE_CHECKING:
     import lance

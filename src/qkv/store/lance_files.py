@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from qkv.core.extras import import_optional
 from qkv.core.files import fsync
 from qkv.errors import DamagedStoreError, QkvError, StoreFullError
-from qkv.store.block import Damage
+from qkv.store.block import Damage, missing_version, older_version
 from qkv.store.disk import sync_folder
-from qkv.store.versions import missing_version, older_version
 
 if TYPE_CHECKING:
     import lance

@@ -20,8 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from qkv.core.extras import missing_package
 from qkv.errors import DataError, OptionError, QkvError, StorageError
-from qkv.store.object_client import Entry, ObjectClient, ReadCounter, check_size, split_ranges
-from qkv.store.object_path import Folder, ObjectPath
+from qkv.store.object_client import Entry, Folder, ObjectClient, ObjectPath, ReadCounter, check_size, split_ranges
 
 __all__ = ["is_url", "locate", "Location", "StorageOptions"]
 

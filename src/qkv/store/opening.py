@@ -19,20 +19,18 @@ from qkv.errors import DataError, OptionError
 from qkv.store.arrow import ArrowStore
 from qkv.store.arrow_verification import verify_arrow
 from qkv.store.attachments import FOLDER, attach
-from qkv.store.base import Metadata, Store
+from qkv.store.base import Metadata, Store, fit_table
 from qkv.store.block import Verification
 from qkv.store.disk import sync_folder, translate_disk_full
-from qkv.store.fitting import fit_table
 from qkv.store.history import NEWEST
 from qkv.store.lance import LanceStore, is_lance
 from qkv.store.lance_checksums import CHECKSUMS
 from qkv.store.lance_files import import_lance
-from qkv.store.lance_repairing import repair_lance
-from qkv.store.lance_verification import verify_lance
+from qkv.store.lance_repairing import repair_lance, verify_lance
 from qkv.store.locations import Location, StorageOptions, is_url, locate
 from qkv.store.locking import remove_lock, writer_lock
-from qkv.store.manifest_files import numbers
-from qkv.store.object_path import ObjectPath
+from qkv.store.manifest import numbers
+from qkv.store.object_client import ObjectPath
 from qkv.store.remote import RemoteStore
 from qkv.store.remote_rows import PAGES
 from qkv.store.remote_writing import create_remote

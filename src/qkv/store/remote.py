@@ -26,6 +26,7 @@ import numpy as np
 
 from qkv.core.cache_folders import user_cache
 from qkv.core.checksums import digest
+from qkv.core.threads import prefetched
 from qkv.core.typing import Bool, Int
 from qkv.errors import DataError, StorageError, StoreBusyError, StoreConflictError
 from qkv.store import row_files
@@ -33,17 +34,13 @@ from qkv.store.arrow import ArrowStore
 from qkv.store.arrow_files import parse_schema
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector
-from qkv.store.block import Block, Damage
+from qkv.store.block import Block, Damage, Version
 from qkv.store.block_cache import BlockCache, default_cache
 from qkv.store.history import find_history
-from qkv.store.manifest import Manifest, RowFile
-from qkv.store.manifest_files import manifest_path, numbers, read_record, replace_by_checkpoint
-from qkv.store.object_client import Traffic
-from qkv.store.object_path import ObjectPath
-from qkv.store.prefetch import prefetched
+from qkv.store.manifest import Manifest, RowFile, manifest_path, numbers, read_record, replace_by_checkpoint
+from qkv.store.object_client import ObjectPath, Traffic
 from qkv.store.remote_rows import PAGES, RemoteRows
 from qkv.store.remote_writing import FILES_AHEAD, update_newest, upload
-from qkv.store.versions import Version
 
 if TYPE_CHECKING:
     import pyarrow as pa

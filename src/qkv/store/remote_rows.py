@@ -15,10 +15,18 @@ from qkv.store.arrow_files import arrow_problem, first_line
 from qkv.store.block import Damage
 from qkv.store.block_cache import BlockCache
 from qkv.store.manifest import RowFile
-from qkv.store.object_path import ObjectPath
-from qkv.store.page_checksums import PAGE, PageChecksums, PagedFile, page_count, read_columns, runs
+from qkv.store.object_client import ObjectPath
+from qkv.store.page_checksums import (
+    PAGE,
+    PageChecksums,
+    PagedFile,
+    check_rows,
+    page_count,
+    read_columns,
+    require_rows,
+    runs,
+)
 from qkv.store.row_files import size_problem
-from qkv.store.row_pages import check_rows, require_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

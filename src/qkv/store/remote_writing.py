@@ -11,16 +11,15 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from qkv.core.checksums import checksum, digest
+from qkv.core.threads import prefetched
 from qkv.errors import DamagedError, DataError
 from qkv.store import row_files
 from qkv.store.attachments import FOLDER
 from qkv.store.base import Metadata
 from qkv.store.history import NEWEST, newest_bytes, parse_newest
-from qkv.store.manifest import Manifest, RowFile
-from qkv.store.manifest_files import manifest_path
-from qkv.store.object_path import ObjectPath
+from qkv.store.manifest import Manifest, RowFile, manifest_path
+from qkv.store.object_client import ObjectPath
 from qkv.store.page_checksums import PAGE, PageChecksums
-from qkv.store.prefetch import prefetched
 from qkv.store.remote_rows import PAGES, pages_name
 
 if TYPE_CHECKING:

@@ -33,12 +33,10 @@ from qkv.store.arrow_verification import FileUse, file_uses, verify_arrow
 from qkv.store.attachments import FOLDER as ATTACHED
 from qkv.store.base import Metadata
 from qkv.store.block import Damage
-from qkv.store.chain import Chain, read_chain, resolve
 from qkv.store.disk import sync_folder, write_synced
-from qkv.store.history import NEWEST, find_linked_history, write_newest
+from qkv.store.history import NEWEST, Chain, find_linked_history, read_chain, resolve, write_newest
 from qkv.store.locking import writer_lock
-from qkv.store.manifest import Link, Manifest, RowFile
-from qkv.store.manifest_files import manifest_path, numbers, write
+from qkv.store.manifest import Link, Manifest, RowFile, manifest_path, numbers, write
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -16,34 +17,68 @@ from qkv.core.typing import Bool
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
 from qkv.errors import DamagedError, DamagedStoreError
 from qkv.store.arrow_files import map_file, parse_table
-from qkv.store.block import Damage
+from qkv.store.block import Damage, RunningCheck
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import RowFile
-from qkv.store.object_path import Folder
-from qkv.store.running_check import RunningCheck
-from qkv.store.verified_files import is_verified, remember_verified
+from qkv.store.object_client import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
 __all__ = [
     "BYTES",
-    "VERIFIED",
-    "MappedRows",
     "deleted_schema",
     "find_damages",
     "find_problem",
+    "is_verified",
     "load_present",
+    "MappedRows",
     "modified_files",
     "present_without",
+    "remember_verified",
     "save_verified",
     "serialize",
     "size_problem",
     "split_table",
+    "VERIFIED",
     "with_deleted",
     "write_file",
     "write_rows",
 ]
+
+
+_VERIFIED: set[tuple[int, ...]] = set()
+"""The verified files, by device, inode, times, size and checksum."""
+
+_TICK = 10**8
+"""Time in nanoseconds within which two changes of a file can have the same time; the tick of Linux is at most 10 ms."""
+
+
+def is_verified(path: Folder, check: int) -> bool:
+    """Return whether this process has verified that a file has a checksum, and the file has not changed since."""
+    return _identity(path, check) in _VERIFIED
+
+
+def remember_verified(path: Folder, check: int) -> None:
+    """Remember that a file has a checksum, unless it was changed too recently to notice another change by its time."""
+    if (key := _identity(path, check)) is not None:
+        _VERIFIED.add(key)
+
+
+def _identity(path: Folder, check: int) -> tuple[int, ...] | None:
+    """Return what identifies the contents of a file, or None if it was changed too recently or does not exist.
+
+    The change time cannot be set by programs, unlike the modification time.
+    """
+    if not isinstance(path, Path):  # it is verified whenever it is read
+        return None
+    with suppress(OSError):
+        state = path.stat()
+        if time.time_ns() - state.st_ctime_ns > _TICK:
+            return state.st_dev, state.st_ino, state.st_ctime_ns, state.st_mtime_ns, state.st_size, check
+    return None
+
 
 BYTES = 2**25
 """Approximate size of a file of rows, 32 MiB. A damaged file loses at most this much data."""

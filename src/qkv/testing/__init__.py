@@ -4,7 +4,7 @@ from qkv.core.extras import require_packages
 
 require_packages("qkv.testing needs", "test", "pytest", "hypothesis")
 
-from qkv.testing.examples import Draw, PairIndex, WeightRow
+from qkv.testing.cases import Draw, PairIndex, WeightRow
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close
 from qkv.testing.masks import MaskContract

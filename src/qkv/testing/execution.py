@@ -15,8 +15,7 @@ from qkv.core.equation import attend_dense
 from qkv.core.typing import ArrayLike
 from qkv.engine import Observation
 from qkv.plan import Kernel
-from qkv.testing.cases import Call, Case
-from qkv.testing.examples import floats, with_floats
+from qkv.testing.cases import Call, Case, floats, with_floats
 from qkv.testing.gradients import in_torch
 from qkv.testing.libraries import Setting, to_float64
 

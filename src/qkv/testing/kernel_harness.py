@@ -20,9 +20,8 @@ from qkv.errors import RefusedError
 from qkv.plan import Kernel
 from qkv.readouts import Readout
 from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Call, Case
-from qkv.testing.effort import LONG, turn
 from qkv.testing.execution import Outcome, oracle_of, run, run_eagerly
-from qkv.testing.libraries import Setting, assert_close, installed
+from qkv.testing.libraries import LONG, Setting, assert_close, installed, turn
 
 __all__ = ["CASES", "KernelHarness", "assert_agrees", "settings_of_kernel"]
 

@@ -31,10 +31,9 @@ from qkv.plan import Kernel
 from qkv.scores import Score
 from qkv.testing.cases import MASKS, NONNEGATIVE, NORMALIZERS, SCORES, SHAPES, Call, Case
 from qkv.testing.data_semantics import DataSemanticsContract
-from qkv.testing.effort import LONG, turn
 from qkv.testing.execution import inputs_of, oracle, parts_of, run_eagerly
 from qkv.testing.kernel_harness import CASES, KernelHarness, assert_agrees, settings_of_kernel
-from qkv.testing.libraries import Setting, assert_close, settings_of, to_float64
+from qkv.testing.libraries import LONG, Setting, assert_close, settings_of, to_float64, turn
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,7 +26,7 @@ from qkv.errors import PositionError
 from qkv.masks import Keys, Mask, Window
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
-from qkv.testing.examples import Draw, PairIndex, element
+from qkv.testing.cases import Draw, PairIndex, element
 from qkv.testing.libraries import Setting, settings_of, to_float64
 from qkv.testing.parts import PartContract
 

@@ -27,10 +27,10 @@ from qkv.core.tile import Tile
 from qkv.core.typing import ArrayLike
 from qkv.errors import RefusedError
 from qkv.normalizers.base import Normalizer, Summary
-from qkv.testing.differentiable import DifferentiableContract
-from qkv.testing.examples import Draw, WeightRow, element, floats, with_floats
+from qkv.testing.cases import Draw, WeightRow, element, floats, with_floats
 from qkv.testing.gradients import torch_gradients
 from qkv.testing.libraries import Setting, assert_close, to_float64
+from qkv.testing.parts import DifferentiableContract
 
 __all__ = ["accumulate_tiles", "NormalizerContract"]
 

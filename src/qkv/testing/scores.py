@@ -30,13 +30,12 @@ from qkv.errors import ShapeError
 from qkv.masks import Pairs
 from qkv.normalizers import NORMALIZERS
 from qkv.scores import PointwiseScore, Score
-from qkv.testing.cases import Call
-from qkv.testing.differentiable import DifferentiableContract
-from qkv.testing.examples import Draw, PairIndex, element, floats
+from qkv.testing.cases import Call, Draw, PairIndex, element, floats
 from qkv.testing.execution import oracle_of, run
 from qkv.testing.gradients import torch_gradients
 from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.libraries import Setting, assert_close
+from qkv.testing.parts import DifferentiableContract
 
 __all__ = ["ScoreContract"]
 
