@@ -17,7 +17,6 @@ the Arrow structure of each file of rows when a process first reads it.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -113,7 +112,6 @@ class ArrowStore(Store):
         self._versions, self._rows = self.path / "versions", self.path / "rows"
         self._written: list[Path] = []
         self._mapped: dict[str, row_files.MappedRows | RemoteRows] = {}
-        self._present: dict[str, Bool[np.ndarray, " rows"] | None] = {}
         self._modified = set[str]()
         if version is None:
             self._load_newest()
@@ -131,10 +129,8 @@ class ArrowStore(Store):
         """Write version 1 of a store with the rows of tables into a folder; see `qkv.store.create`."""
         for folder in (path / "versions", path / "rows"):
             folder.mkdir(parents=True)
-        text = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        parts = (part for rows in tables for part in row_files.split_table(rows))
-        files = row_files.write_rows(path / "rows", parts, [])
-        manifest = write(path / "versions", Manifest.first(text, metadata, files))
+        files = row_files.write_rows(path / "rows", row_files.split_tables(tables), [])
+        manifest = write(path / "versions", Manifest.first(schema, metadata, files))
         write_newest(path / "versions", manifest, 1)
         for folder in (path / "versions", path):
             sync_folder(folder)
@@ -148,15 +144,13 @@ class ArrowStore(Store):
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
         for row_file in self._readable():
-            table = self._mapped[row_file.name].table()
-            table = table if columns is None else table.select(list(columns))
-            yield Block(row_file.name, table, self._present[row_file.name])
+            yield self._block(row_file.name, columns)
 
     def unverified_blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
         for row_file in self._readable():
-            table, check = self._mapped[row_file.name].start_check()
-            table = table if columns is None else table.select(list(columns))
-            yield Block(row_file.name, table, self._present[row_file.name], check)
+            rows = self._mapped[row_file.name]
+            table, check = rows.start_check(columns)
+            yield Block(row_file.name, table, rows.present, check)
 
     def block_names(self) -> list[str]:
         return [row_file.name for row_file in self._readable()]
@@ -164,8 +158,7 @@ class ArrowStore(Store):
     def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
         if name not in self._mapped:
             raise self._missing_block(name)
-        table = self._mapped[name].table()
-        return Block(name, table if columns is None else table.select(list(columns)), self._present[name])
+        return self._block(name, columns)
 
     def block_lengths(self) -> list[int]:
         return [row_file.present_rows for row_file in self._readable()]
@@ -192,6 +185,10 @@ class ArrowStore(Store):
         return deleted
 
     # -- private ----------------------------------------------------------------------------------------
+
+    def _block(self, name: str, columns: Sequence[str] | None = None) -> Block:
+        rows = self._mapped[name]
+        return Block(name, rows.table(columns), rows.present)
 
     def _without_chosen(self, choose: BlockSelector, columns: Sequence[str] | None) -> tuple[tuple[RowFile, ...], int]:
         """Return the files of a version without the selected rows, and the number of these rows."""
@@ -250,50 +247,49 @@ class ArrowStore(Store):
     def _load(
         self, manifest: Manifest, damages: Sequence[Damage] = (), known: frozenset[RowFile] = frozenset()
     ) -> None:
-        """Open the version of a manifest and memory-map its files, except those that are already mapped.
+        """Open the version of a manifest and its files, except those that are already open.
 
         Args:
             damages: damages that were found before.
             known: files of the open version that are not checked again.
         """
-        name = f"version {manifest.number} of {self.path.name!r}"
-        schema = parse_schema(manifest.schema_bytes, name)
-        checked = [file for file in manifest.row_files if file not in known]
-        files = row_files.with_deleted(checked)
-        modified = {file.name for file in files} if self._skip else row_files.modified_files(self._rows, files)
+        schema = parse_schema(manifest.schema_bytes, f"version {manifest.number} of {self.path.name!r}")
+        names = {f"rows/{file.name}" for file in row_files.with_deleted(known)}
+        found = [*damages, *(damage for damage in self.damages if damage.file in names)]
+        found += self._find_damages(manifest, [file for file in manifest.row_files if file not in known], schema)
+        self._report(found)
+        broken = {damage.file for damage in found}
+        mapped = {
+            file.name: self._open_rows(file, schema, self._mapped.get(file.name))
+            for file in manifest.row_files
+            if broken.isdisjoint(f"rows/{each.name}" for each in row_files.with_deleted([file]))
+        }
+        self._manifest, self._mapped, self.damages = manifest, mapped, found
+        self.version, self.metadata, self.schema = manifest.number, manifest.metadata, schema
+
+    def _find_damages(self, manifest: Manifest, files: list[RowFile], schema: pa.Schema) -> list[Damage]:
+        """Return a `Damage` for each damaged file among some files of rows and the attached files."""
+        every = row_files.with_deleted(files)
+        modified = {file.name for file in every} if self._skip else row_files.modified_files(self._rows, every)
         modified = modified if self._checksums else set()
         if not self._skip:
             self._modified |= modified
-        found = [*damages, *self._damages_of(known)]
-        for file in checked:
+        found = []
+        for file in files:
             found += row_files.find_damages(self._rows, file, modified.__contains__, schema)
-        found += attached_damages(self.path, manifest.metadata)
-        self._report(found)
-        broken = {damage.file for damage in found}
-        mapped: dict[str, row_files.MappedRows | RemoteRows] = {}
-        present: dict[str, Bool[np.ndarray, " rows"] | None] = {}
-        for row_file in manifest.row_files:
-            if any(f"rows/{file.name}" in broken for file in row_files.with_deleted([row_file])):
-                continue
-            old = self._mapped.get(row_file.name)
-            if row_file in known:
-                if old is not None:
-                    mapped[row_file.name], present[row_file.name] = old, self._present[row_file.name]
-                continue
-            rows = old or row_files.MappedRows(self._rows, row_file, schema, self._checksums)
-            mapped[row_file.name] = rows
-            present[row_file.name] = row_files.load_present(self._rows, row_file, self._checksums)
-        self._manifest, self._mapped, self._present, self.damages = manifest, mapped, present, found
-        self.version, self.metadata, self.schema = manifest.number, manifest.metadata, schema
+        return found + attached_damages(self.path, manifest.metadata)
 
-    def _damages_of(self, known: frozenset[RowFile]) -> list[Damage]:
-        """Return the damages of files that are not checked again."""
-        names = {f"rows/{file.name}" for file in row_files.with_deleted(known)}
-        return [damage for damage in self.damages if damage.file in names]
+    def _open_rows(
+        self, file: RowFile, schema: pa.Schema, known: row_files.MappedRows | RemoteRows | None
+    ) -> row_files.MappedRows | RemoteRows:
+        """Return a file that can be read; `known` is the same file, perhaps with other deleted rows."""
+        assert known is None or isinstance(known, row_files.MappedRows)
+        if known is not None and known.file == file:
+            return known
+        return row_files.MappedRows(self._rows, file, schema, self._checksums, known)
 
     def _append(self, tables: Iterator[pa.Table]) -> None:
-        parts = (part for rows in tables for part in row_files.split_table(rows))
-        if files := self._write_rows(parts):
+        if files := self._write_rows(row_files.split_tables(tables)):
             self._commit("append", self._manifest.row_files + files)
             self._merge_last_files()
 
@@ -309,8 +305,8 @@ class ArrowStore(Store):
         import pyarrow as pa
 
         try:
-            tables = [Block(file.name, *self._rows_of(file)).present_rows() for file in files[start:]]
-            merged = self._write_rows(row_files.split_table(pa.concat_tables(tables)))
+            tables = [self._block(file.name).present_rows() for file in files[start:]]
+            merged = self._write_rows(row_files.split_tables([pa.concat_tables(tables)]))
             self._commit("compact", files[:start] + merged)
         except (DataError, StorageError, OSError):
             self._remove_written()
@@ -321,16 +317,13 @@ class ArrowStore(Store):
             path.unlink(missing_ok=True)
         self._written.clear()
 
-    def _rows_of(self, file: RowFile) -> tuple[pa.Table, Bool[np.ndarray, " rows"] | None]:
-        return self._mapped[file.name].table(), self._present[file.name]
-
     def _prepare_commit(self) -> None:
         """Write `newest.json` if a crash, damage or an earlier version of qkv left it behind the open version.
 
         The times of files that were verified at opening, because another program copied them, are saved.
         """
         if self._history.expected is None or self._history.problems:
-            write_newest(self._versions, self._manifest, self._history.oldest)
+            self._write_newest(self._manifest, self._history.oldest)
         if self._modified:
             with contextlib.suppress(OSError, StoreFullError):
                 row_files.save_verified(self._rows, row_files.with_deleted(self._manifest.row_files))
@@ -340,13 +333,19 @@ class ArrowStore(Store):
         number = self.version + 1
         if exists(self._versions, number):  # a file that is not a version of this store
             number = numbers(self._versions)[-1] + 1
-        known = frozenset(self._manifest.row_files)
-        manifest = write(self._versions, self._manifest.next(number, operation, files))
+        self._finish_commit(write(self._versions, self._manifest.next(number, operation, files)))
+
+    def _finish_commit(self, manifest: Manifest) -> None:
         self._written.clear()
         # The version is committed. If this fails, the version is found by its link, and the next writer repeats this.
-        with contextlib.suppress(StoreFullError, OSError):
-            write_newest(self._versions, manifest, self._history.oldest)
-        self._load(manifest, known=known)
+        with contextlib.suppress(StoreFullError, StorageError, OSError):
+            self._write_newest(manifest, self._history.oldest)
+        self._load(manifest, known=frozenset(self._manifest.row_files))
+
+    def _write_newest(self, manifest: Manifest, oldest: int) -> bool:
+        """Write `newest.json`, and return whether it names the version `oldest` or a later one as the oldest."""
+        write_newest(self._versions, manifest, oldest)
+        return True
 
     def _with_deleted_rows(self, row_file: RowFile, present: Bool[np.ndarray, " rows"]) -> RowFile:
         import pyarrow as pa
@@ -366,7 +365,7 @@ class ArrowStore(Store):
             if len(small) == 1 and small[0].deleted is None:
                 done.extend(small)
             elif small:
-                done.extend(self._write_rows(row_files.split_table(pa.concat_tables(tables))))
+                done.extend(self._write_rows(row_files.split_tables([pa.concat_tables(tables)])))
             small.clear()
             tables.clear()
 
@@ -377,7 +376,7 @@ class ArrowStore(Store):
                 done.append(row_file)
             else:
                 small.append(row_file)
-                tables.append(Block(row_file.name, *self._rows_of(row_file)).present_rows())
+                tables.append(self._block(row_file.name).present_rows())
                 if sum(table.nbytes for table in tables) >= row_files.BYTES:
                     flush()
         flush()
@@ -389,7 +388,7 @@ class ArrowStore(Store):
         if keep is not None:
             oldest = [number for number in numbers(self._versions) if number >= oldest][-keep:][0]
             replace_by_checkpoint(self._versions, oldest)
-            write_newest(self._versions, self._manifest, oldest)
+            self._write_newest(self._manifest, oldest)
         # Also those whose removal was interrupted.
         for number in numbers(self._versions):
             if number < oldest:

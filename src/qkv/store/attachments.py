@@ -23,7 +23,7 @@ __all__ = ["FOLDER", "attach", "attached_damages", "attached_files", "read_attac
 FOLDER = "attached"
 
 
-def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
+def attach(path: Folder, attached: Mapping[str, bytes]) -> Metadata:
     """Write attached files into the folder of a new store, and return their entries for the metadata of the store.
 
     Args:
@@ -36,7 +36,8 @@ def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
     if not attached:
         return {}
     folder = path / FOLDER
-    folder.mkdir(parents=True)
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True)
     records = [asdict(row_files.write_file(folder / name, 0, data)) for name, data in attached.items()]
     sync_folder(folder)
     return {FOLDER: records}

@@ -254,20 +254,14 @@ class Store(ABC):
         """
         import pyarrow as pa
 
-        tables, first = [], 0
-        for name, count in zip(self.block_names(), self.block_lengths(), strict=True):
-            start, stop = np.searchsorted(rows, [first, first + count])
-            if start < stop:
-                block = self.block(name, columns)
-                inside = rows[start:stop] - first
-                if block.present is not None:
-                    inside = np.flatnonzero(block.present)[inside]
-                if len(inside) > _FEW:
-                    tables.append(block.table.take(pa.array(inside)))
-                else:
-                    tables += [block.table.slice(int(row), 1) for row in inside]
-            first += count
-        return pa.concat_tables(tables or [self.empty(columns)])
+        starts = np.concatenate([[0], np.cumsum(self.block_lengths())])
+        places = np.searchsorted(rows, starts)
+        parts = [
+            (name, rows[first:last] - start)
+            for name, start, first, last in zip(self.block_names(), starts[:-1], places[:-1], places[1:], strict=True)
+            if first < last
+        ]
+        return pa.concat_tables([*self._take_parts(parts, columns)] or [self.empty(columns)])
 
     def empty(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return a pyarrow table without rows that has the given columns, or all columns if `columns` is None."""
@@ -346,6 +340,20 @@ class Store(ABC):
         return f"{type(self).__name__}({self.path.name}: {len(self):,} rows, version {self.version}{skipped})"
 
     # -- for implementations ----------------------------------------------------------------------------
+
+    def _take_parts(
+        self, parts: list[tuple[str, Int[np.ndarray, " n"]]], columns: Sequence[str] | None
+    ) -> Iterator[pa.Table]:
+        """Yield tables of some rows of blocks, given by the names of blocks and indices that skip deleted rows."""
+        import pyarrow as pa
+
+        for name, inside in parts:
+            block = self.block(name, columns)
+            own = inside if block.present is None else np.flatnonzero(block.present)[inside]
+            if len(own) > _FEW:
+                yield block.table.take(pa.array(own))
+            else:
+                yield from (block.table.slice(int(row), 1) for row in own)
 
     @abstractmethod
     def _numbers(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Blocks of rows that a store reads together, and the descriptions of damaged files."""
+"""Blocks of rows that a store reads together, and the descriptions of its versions and damaged files."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ __all__ = [
     "Damage",
     "missing_version",
     "older_version",
+    "problem_of",
     "RunningCheck",
     "unread_text",
     "Verification",
@@ -126,6 +127,11 @@ class Damage:
 
     def __str__(self) -> str:
         return f"{self.file}: {self.problem}" + (f" ({self.rows:,} rows)" if self.rows else "")
+
+
+def problem_of(error: Exception) -> str:
+    """Return what is wrong with a file according to an error, without the remedy."""
+    return str(error).split("is damaged: ")[-1].split(" Restore ")[0].rstrip(".")
 
 
 @dataclass(frozen=True)

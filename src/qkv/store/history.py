@@ -13,7 +13,7 @@ from pathlib import Path
 
 from qkv.core.untrusted_json import Fields, read_bounded
 from qkv.errors import DamagedError, DamagedStoreError, DataError
-from qkv.store.block import Damage, missing_version
+from qkv.store.block import Damage, missing_version, problem_of
 from qkv.store.disk import write_synced
 from qkv.store.manifest import Link, Manifest, exists, manifest_path, numbers, read_manifest, read_record, seal, unseal
 from qkv.store.object_client import Folder
@@ -251,7 +251,7 @@ def _read(folder: Folder) -> Newest | Damage | None:
     except FileNotFoundError:
         return None
     except (DamagedError, OSError) as error:
-        return Damage(_name(NEWEST), str(error).removesuffix(" Restore the file from a copy.").rstrip("."), 0)
+        return Damage(_name(NEWEST), problem_of(error), 0)
 
 
 def _parent(folder: Folder, number: int) -> Link | None:
@@ -321,8 +321,7 @@ def read_chain(folder: Folder, history: History | None = None) -> Chain:
         except DataError as error:
             if number < find_history(folder).oldest:  # removed by a compaction in the meantime
                 break
-            damaged = isinstance(error, DamagedStoreError)
-            problem = str(error).split("is damaged: ")[-1].split(". Restore")[0] if damaged else "missing"
+            problem = problem_of(error) if isinstance(error, DamagedStoreError) else "missing"
             path = manifest_path(folder, number)
             damages.append(Damage(f"{folder.name}/{path.name}", problem, 0, (number,), "manifest"))
             earlier = [other for other in numbers(folder) if other < number]

@@ -21,20 +21,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Int
-from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedStoreError, StoreFullError
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata, Store
 from qkv.store.block import Block, Damage, Version
 from qkv.store.disk import sync_folder
-from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums, Reading, find_damage, record_versions
+from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums, Reading
 from qkv.store.lance_files import (
     FOLDERS,
     HINT,
@@ -45,9 +44,11 @@ from qkv.store.lance_files import (
     fragment_name,
     import_lance,
     manifests,
+    metadata_of,
     open_version,
     operation_of,
     sync_all,
+    sync_commit,
     time_of,
     translate_errors,
     translate_read_errors,
@@ -101,41 +102,27 @@ class LanceStore(Store):
         lance = import_lance()
         encoded = {METADATA: json.dumps(metadata, ensure_ascii=False).encode()}
         whole = schema.with_metadata(encoded)
-        fragments: list[FragmentMetadata] = []
+        rows = (table.replace_schema_metadata(encoded) for table in tables)
+        fragments = _write_fragments(path, rows, str(path), mode="create", schema=whole)
         with translate_errors(path):
-            for rows in tables:
-                for part in row_files.split_table(rows.replace_schema_metadata(encoded)):
-                    fragments += lance.fragment.write_fragments(
-                        part, str(path), schema=whole, mode="create", max_rows_per_file=max(1, part.num_rows)
-                    )
             sync_all(path, "data", set())
             lance.LanceDataset.commit(str(path), lance.LanceOperation.Overwrite(whole, fragments))
-        for name in FOLDERS[:2]:
-            sync_all(path, name, set())
-        sync_folder(path)
+        sync_commit(path, set())
         names = [name for fragment in fragments for name in file_names(fragment)]
-        record_versions(LanceChecksums(path), path, 0, open_version(path, 1), names, "create")
+        LanceChecksums(path).record(0, open_version(path, 1), names, "create")
 
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        names = None if columns is None else list(columns)
-        for fragment in self._fragments():
-            self._require(fragment)
-            with translate_read_errors(self.path):
-                table = fragment.to_table(columns=names).replace_schema_metadata(None)
-            yield Block(fragment_name(fragment), table)
+        return (self._block(fragment, columns) for fragment in self._fragments())
 
     def block_names(self) -> list[str]:
         return [fragment_name(fragment) for fragment in self._fragments()]
 
     def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
-        names = None if columns is None else list(columns)
         for fragment in self._fragments():
             if fragment_name(fragment) == name:
-                self._require(fragment)
-                with translate_read_errors(self.path):
-                    return Block(name, fragment.to_table(columns=names).replace_schema_metadata(None))
+                return self._block(fragment, columns)
         raise self._missing_block(name)
 
     def block_lengths(self) -> list[int]:
@@ -188,6 +175,12 @@ class LanceStore(Store):
 
     # -- private ----------------------------------------------------------------------------------------
 
+    def _block(self, fragment: LanceFragment, columns: Sequence[str] | None) -> Block:
+        self._require(fragment)
+        with translate_read_errors(self.path):
+            table = fragment.to_table(columns=None if columns is None else list(columns))
+        return Block(fragment_name(fragment), table.replace_schema_metadata(None))
+
     def _prepare_commit(self) -> None:
         """Record the versions that a killed process or another program committed after the newest recorded one."""
         newest = self._recorded.newest
@@ -197,13 +190,7 @@ class LanceStore(Store):
             self._record(newest, self._dataset, names)
 
     def _append(self, tables: Iterator[pa.Table]) -> None:
-        fragments: list[FragmentMetadata] = []
-        for rows in tables:
-            for part in row_files.split_table(rows):
-                with translate_errors(self.path):
-                    fragments += self._lance.fragment.write_fragments(
-                        part, self._dataset, mode="append", max_rows_per_file=max(1, part.num_rows)
-                    )
+        fragments = _write_fragments(self.path, tables, self._dataset, mode="append")
         if fragments:
             self._commit(self._lance.LanceOperation.Append(fragments), "data", fragments, "append")
 
@@ -270,7 +257,7 @@ class LanceStore(Store):
 
     def _require(self, fragment: LanceFragment) -> None:
         """Raise a `DamagedStoreError` if a file of a fragment does not have its checksum, before Lance reads it."""
-        damage = find_damage(self._recorded, self.path, fragment) if self._checksums else None
+        damage = self._recorded.find_damage(fragment) if self._checksums else None
         if damage is not None and damage.problem == "missing" and self.version not in manifests(self.path):
             raise DamagedStoreError(
                 f"{self.path.name!r} cannot be read: {damage}, because another process compacted the store. "
@@ -343,15 +330,14 @@ class LanceStore(Store):
         sync_folder(folder)
 
     def _load(self, dataset: lance.LanceDataset) -> None:
-        name = f"the metadata of {self.path.name!r}"
         problem = self._recorded.problem
         damages = [] if problem is None else [Damage(CHECKSUMS, problem, 0, kind="checksums")]
         self._report(damages)
         with translate_read_errors(self.path):
-            metadata = Fields(parse_json((dataset.schema.metadata or {}).get(METADATA, b"{}"), name), name).fields
+            metadata = metadata_of(dataset, self.path.name)
             fragments = list(dataset.get_fragments())
             read: Reading = "once" if self._skip and self._checksums else "never"
-            checked = (find_damage(self._recorded, self.path, each, read) for each in fragments)
+            checked = (self._recorded.find_damage(each, read) for each in fragments)
             damages += [damage for damage in checked if damage is not None]
         damages += attached_damages(self.path, metadata)
         self._report(damages)
@@ -376,9 +362,7 @@ class LanceStore(Store):
         self._finish_commit(fragments, name)
 
     def _finish_commit(self, fragments: Iterable[FragmentMetadata], operation: str) -> None:
-        for folder in FOLDERS[:2]:
-            sync_all(self.path, folder, self._before)
-        sync_folder(self.path)
+        sync_commit(self.path, self._before)
         dataset = open_version(self.path, max(manifests(self.path)))
         self._record(self.version, dataset, [name for each in fragments for name in file_names(each)], operation)
         self._load(dataset)
@@ -388,4 +372,16 @@ class LanceStore(Store):
     ) -> None:
         """Record the checksums of the versions after a version, up to that of a dataset."""
         with suppress(StoreFullError):  # the rows are committed; the next write records them
-            record_versions(self._recorded, self.path, after, dataset, names, operation)
+            self._recorded.record(after, dataset, names, operation)
+
+
+def _write_fragments(
+    path: Path, tables: Iterable[pa.Table], target: str | lance.LanceDataset, **options: Any
+) -> list[FragmentMetadata]:
+    """Write the files of rows of tables, and return the fragments, which no version has yet."""
+    fragments: list[FragmentMetadata] = []
+    for part in row_files.split_tables(tables):
+        with translate_errors(path):
+            rows = max(1, part.num_rows)
+            fragments += import_lance().fragment.write_fragments(part, target, max_rows_per_file=rows, **options)
+    return fragments

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from qkv.core.checksums import checksum, file_checksum
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
 from qkv.errors import DamagedError, DataError
-from qkv.store.block import Damage
+from qkv.store.block import Damage, problem_of
 from qkv.store.disk import TEMPORARY, sync_folder, translate_disk_full, write_synced
 from qkv.store.lance_files import (
     count_rows,
@@ -41,90 +41,7 @@ if TYPE_CHECKING:
     from lance.fragment import LanceFragment
 
 
-__all__ = [
-    "CHECKSUMS",
-    "describe_version",
-    "FileCheck",
-    "find_damage",
-    "LanceChecksums",
-    "Reading",
-    "record_versions",
-    "VersionRecord",
-]
-
-
-def find_damage(
-    recorded: LanceChecksums, path: Path, fragment: LanceFragment, read: Reading = "once", decode: bool = False
-) -> Damage | None:
-    """Return the damage of a fragment, or None if its files have the recorded sizes and checksums.
-
-    Args:
-        read: whether the contents of its files are verified: never, once by each process, or always.
-        decode: whether its rows are decoded if the checksums match. Lance may crash if they do not.
-    """
-    names = file_names(fragment)
-    for name in names:
-        problem = recorded.find_problem(name, read)
-        if problem is not None:
-            kind: Literal["rows", "deletions"] = "rows" if name.startswith("data/") else "deletions"
-            return Damage(name, problem, count_rows(fragment), kind=kind)
-    if decode or names[0] not in recorded.files:
-        return fragment_damage(path, fragment, decode)
-    return None
-
-
-def record_versions(
-    recorded: LanceChecksums,
-    path: Path,
-    after: int,
-    dataset: lance.LanceDataset,
-    names: Iterable[str],
-    operation: str | None = None,
-) -> None:
-    """Record the checksums of the versions after a version, up to that of a dataset.
-
-    Args:
-        after: the number of the version before the first that is recorded.
-        dataset: the dataset at the last version that is recorded.
-        names: the files that these versions added, other than their manifests, by name within the store.
-        operation: the operation that committed them; None: as Lance recorded it.
-
-    Raises:
-        StoreFullError: The disk is full. The versions remain without checksums.
-    """
-    numbers = [number for number in manifests(path) if after < number <= dataset.version]
-    records = []
-    for number in numbers:
-        at = dataset if number == dataset.version else open_version(path, number)
-        added = names if number == dataset.version else ()
-        records.append(describe_version(recorded, path, at, added, operation))
-    recorded.append(records)
-
-
-def describe_version(
-    recorded: LanceChecksums,
-    path: Path,
-    dataset: lance.LanceDataset,
-    names: Iterable[str],
-    operation: str | None = None,
-    lost: int = 0,
-) -> VersionRecord:
-    """Return the record of the version of a dataset with the checksums of files, which are read; see `record_versions`.
-
-    Args:
-        names: the files that the version added, other than its manifest.
-        operation: the operation that committed it; None: as Lance recorded it.
-        lost: number of rows that a repair left out.
-    """
-    manifest = f"_versions/{manifests(path)[dataset.version]}"
-    return VersionRecord(
-        dataset.version,
-        operation or operation_of(dataset),
-        int(dataset.count_rows()),
-        time_of(dataset).astimezone(UTC),
-        recorded.measure([manifest, *names]),
-        lost,
-    )
+__all__ = ["CHECKSUMS", "LanceChecksums", "Reading", "VersionRecord"]
 
 
 CHECKSUMS = "checksums.jsonl"
@@ -242,7 +159,7 @@ class LanceChecksums:
             try:
                 self._add(line)
             except DamagedError as error:
-                self.problem = str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
+                self.problem = problem_of(error)
         self._end += len(data) - len(lines[-1])
 
     def find_problem(self, name: str, read: Reading = "once") -> str | None:
@@ -277,8 +194,56 @@ class LanceChecksums:
         remember_verified(path, expected.check)
         return None
 
-    def measure(self, names: Iterable[str]) -> dict[str, FileCheck]:
-        """Return the size and checksum of files, by name within the store."""
+    def find_damage(self, fragment: LanceFragment, read: Reading = "once", decode: bool = False) -> Damage | None:
+        """Return the damage of a fragment, or None if its files have the recorded sizes and checksums.
+
+        Args:
+            fragment: the fragment.
+            read: whether the contents of its files are verified: never, once by each process, or always.
+            decode: whether its rows are decoded if the checksums match. Lance may crash if they do not.
+        """
+        names = file_names(fragment)
+        for name in names:
+            problem = self.find_problem(name, read)
+            if problem is not None:
+                kind: Literal["rows", "deletions"] = "rows" if name.startswith("data/") else "deletions"
+                return Damage(name, problem, count_rows(fragment), kind=kind)
+        if decode or names[0] not in self.files:
+            return fragment_damage(self._path, fragment, decode)
+        return None
+
+    def record(
+        self, after: int, dataset: lance.LanceDataset, names: Iterable[str], operation: str | None = None
+    ) -> None:
+        """Record the checksums of the versions after a version, up to that of a dataset.
+
+        Args:
+            after: the number of the version before the first that is recorded.
+            dataset: the dataset at the last version that is recorded.
+            names: the files that these versions added, other than their manifests, by name within the store.
+            operation: the operation that committed them; None: as Lance recorded it.
+
+        Raises:
+            StoreFullError: The disk is full. The versions remain without checksums.
+        """
+        last = dataset.version
+        numbers = [number for number in manifests(self._path) if after < number < last]
+        records = [self.describe(open_version(self._path, number), (), operation) for number in numbers]
+        self.append([*records, self.describe(dataset, names, operation)])
+
+    def describe(
+        self, dataset: lance.LanceDataset, names: Iterable[str], operation: str | None = None, lost: int = 0
+    ) -> VersionRecord:
+        """Return the record of the version of a dataset with the checksums of files, which are read; see `record`.
+
+        `lost` is the number of rows that a repair left out.
+        """
+        manifest = f"_versions/{manifests(self._path)[dataset.version]}"
+        operation, rows = operation or operation_of(dataset), int(dataset.count_rows())
+        written = time_of(dataset).astimezone(UTC)
+        return VersionRecord(dataset.version, operation, rows, written, self._measure([manifest, *names]), lost)
+
+    def _measure(self, names: Iterable[str]) -> dict[str, FileCheck]:
         return {name: FileCheck((self._path / name).stat().st_size, file_checksum(self._path / name)) for name in names}
 
     def append(self, records: Iterable[VersionRecord]) -> None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.core.extras import import_optional
 from qkv.core.files import fsync
+from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedStoreError, QkvError, StoreFullError
+from qkv.store.arrow_files import first_line
 from qkv.store.block import Damage, missing_version, older_version
 from qkv.store.disk import sync_folder
 
@@ -34,10 +36,12 @@ __all__ = [
     "fragment_name",
     "import_lance",
     "manifests",
+    "metadata_of",
     "open_version",
     "operation_of",
     "raise_interrupt",
     "sync_all",
+    "sync_commit",
     "time_of",
     "translate_errors",
     "translate_read_errors",
@@ -71,6 +75,13 @@ def sync_all(path: Path, folder: str, known: set[str]) -> None:
             with translate_errors(path):
                 fsync(path / folder / name)
     sync_folder(path / folder)
+
+
+def sync_commit(path: Path, known: set[str]) -> None:
+    """Sync the manifests, the transactions and the folder of a store, in which names of files in `known` are synced."""
+    for folder in FOLDERS[:2]:
+        sync_all(path, folder, known)
+    sync_folder(path)
 
 
 def raise_interrupt(error: BaseException) -> None:
@@ -115,11 +126,6 @@ def translate_read_errors(path: Path) -> Iterator[None]:
             f"{path.name!r} cannot be read: {first_line(error)}. Restore the store from a copy, or open it with "
             "damaged='skip' to read the other rows."
         ) from None
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an error, shortened to 200 characters."""
-    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(". ")
 
 
 def file_name(fragment: LanceFragment) -> str:
@@ -207,6 +213,12 @@ def damaged_version(path: Path, version: int, problem: str) -> DamagedStoreError
         f"Restore the manifest from a copy{older_version(version, list(manifests(path)))}, or keep what is intact "
         f"with: qkv store repair {path}"
     )
+
+
+def metadata_of(dataset: lance.LanceDataset, store: str) -> dict[str, Any]:
+    """Return the metadata of a store, which its dataset holds in its schema, or raise a `DamagedError`."""
+    name = f"the metadata of {store!r}"
+    return Fields(parse_json((dataset.schema.metadata or {}).get(METADATA, b"{}"), name), name).fields
 
 
 def time_of(dataset: lance.LanceDataset) -> datetime:

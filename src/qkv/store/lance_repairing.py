@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.core.progress import Progress, track
-from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store.attachments import FOLDER, attached_damages, attached_files
-from qkv.store.block import Damage, Verification, verify_repeatedly
+from qkv.store.block import Damage, Verification, problem_of, verify_repeatedly
 from qkv.store.disk import sync_folder
-from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums, describe_version, find_damage
+from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums
 from qkv.store.lance_files import (
     FOLDERS,
     HINT,
@@ -36,8 +35,9 @@ from qkv.store.lance_files import (
     fragment_name,
     import_lance,
     manifests,
+    metadata_of,
     open_version,
-    sync_all,
+    sync_commit,
     translate_errors,
 )
 from qkv.store.locking import writer_lock
@@ -94,7 +94,7 @@ def read_versions(path: Path, recorded: LanceChecksums) -> LanceVersions:
             except DataError as error:
                 if not (path / name).exists():
                     continue
-                problem = str(error).split("is damaged: ")[-1].split(". Restore")[0]
+                problem = problem_of(error)
         if problem is not None:
             found.damages.append(Damage(name, problem, 0, (number,), "manifest"))
             continue
@@ -110,7 +110,7 @@ def _verify_once(path: Path, intact: set[str], progress: Progress | None) -> Ver
     damages, newest, lost, unchecked = found.damages, max(found.datasets, default=0), 0, set[str]()
     for name, fragment in track(found.fragments.items(), "verifying", progress):
         unchecked.update(each for each in file_names(fragment) if each not in recorded.files)
-        damage = None if name in intact else find_damage(recorded, path, fragment, "always", decode=True)
+        damage = None if name in intact else recorded.find_damage(fragment, "always", decode=True)
         if damage is None:
             intact.add(name)
         else:
@@ -118,10 +118,9 @@ def _verify_once(path: Path, intact: set[str], progress: Progress | None) -> Ver
             lost += damage.rows if newest in found.uses[name] else 0
     attached = rows = 0
     if newest:
-        metadata = (found.datasets[newest].schema.metadata or {}).get(METADATA, b"{}")
         rows = sum(count_rows(each) for name, each in found.fragments.items() if newest in found.uses[name])
         try:
-            saved = Fields(parse_json(metadata, "its metadata"), "its metadata").fields
+            saved = metadata_of(found.datasets[newest], path.name)
             attached = len(attached_files(path, saved))
             damages += attached_damages(path, saved, tuple(found.datasets), read=True)
         except DamagedError as error:
@@ -153,7 +152,7 @@ class _Repairer:
         self.head = max(self.found.datasets)
         self.broken: dict[str, Damage] = {}
         for name, fragment in track(self.found.fragments.items(), "verifying", progress):
-            damage = find_damage(self.recorded, path, fragment, "always", decode=True)
+            damage = self.recorded.find_damage(fragment, "always", decode=True)
             if damage is not None:
                 self.broken[name] = replace(damage, versions=tuple(self.found.uses[name]))
         self.attached = self._damaged_attachments()
@@ -230,15 +229,11 @@ class _Repairer:
         return len(names - self.recorded.files.keys()) + len(versions)
 
     def _damaged_attachments(self) -> list[Damage]:
-        metadata = self._metadata(self.found.datasets[self.head])
+        metadata = metadata_of(self.found.datasets[self.head], self.path.name)
         try:
             return attached_damages(self.path, metadata, tuple(self.found.datasets), read=True)
         except DamagedError as error:
             return [Damage(FOLDER, str(error), 0, tuple(self.found.datasets), "attachment")]
-
-    def _metadata(self, dataset: lance.LanceDataset) -> dict[str, object]:
-        name = f"the metadata of {self.path.name!r}"
-        return Fields(parse_json((dataset.schema.metadata or {}).get(METADATA, b"{}"), name), name).fields
 
     def _undeleted(self, name: str) -> FragmentMetadata | None:
         """Return a fragment with the latest intact set of its deleted rows, or None if its rows are damaged."""
@@ -271,9 +266,7 @@ class _Repairer:
         shutil.rmtree(self.path / "notes", ignore_errors=True)  # their versions may get the numbers of lost ones
         before = {f"{folder}/{name}" for folder in FOLDERS for name in _entries(self.path / folder)}
         self._commit(self.found.datasets[self.head])
-        for folder in FOLDERS[:2]:
-            sync_all(self.path, folder, before)
-        sync_folder(self.path)
+        sync_commit(self.path, before)
         if self.recorded.problem is not None:
             aside.copy(CHECKSUMS)
         kept = {number: each for number, each in self.found.datasets.items() if number not in spoiled}
@@ -304,7 +297,9 @@ class _Repairer:
                 dataset = lance_.LanceDataset.commit(str(self.path), operation, read_version=dataset.version)
             if self.attached:
                 dropped = {damage.file.partition("/")[2] for damage in self.attached}
-                metadata = json.dumps(without_attached(self._metadata(dataset), dropped), ensure_ascii=False)
+                metadata = json.dumps(
+                    without_attached(metadata_of(dataset, self.path.name), dropped), ensure_ascii=False
+                )
                 whole = {key.decode(): value.decode() for key, value in (dataset.schema.metadata or {}).items()}
                 dataset.replace_schema_metadata({**whole, METADATA.decode(): metadata})
 
@@ -317,7 +312,7 @@ class _Repairer:
                 names = {name for each in dataset.get_fragments() for name in file_names(each)} - named
                 named |= names
                 operation, lost = ("repair", self.lost) if number in made else (None, 0)
-                records.append(describe_version(self.recorded, self.path, dataset, sorted(names), operation, lost))
+                records.append(self.recorded.describe(dataset, sorted(names), operation, lost))
         # Records of damaged files remain, so that the versions that need them are found if this process is killed.
         self.recorded.rewrite(self.found.datasets.keys() & kept.keys(), self.recorded.files, records)
 

@@ -19,14 +19,18 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qkv.core.checksums import checksum, digest
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
 from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store.base import Metadata
-from qkv.store.block import Version, missing_version, older_version
+from qkv.store.block import Version, missing_version, older_version, problem_of
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.object_client import Folder, ObjectPath
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "exists",
@@ -219,9 +223,10 @@ class Manifest:
         return replace(self, kept=None, depth=0)
 
     @classmethod
-    def first(cls, schema: str, metadata: Metadata, row_files: tuple[RowFile, ...] = ()) -> Manifest:
+    def first(cls, schema: pa.Schema, metadata: Metadata, row_files: tuple[RowFile, ...] = ()) -> Manifest:
         """Return the manifest of version 1."""
-        return cls(1, "create", _now(), schema, metadata, row_files)
+        text = base64.b64encode(schema.serialize().to_pybytes()).decode()
+        return cls(1, "create", _now(), text, metadata, row_files)
 
     def serialized(self) -> bytes:
         """Return the bytes of the file of a resolved manifest."""
@@ -449,9 +454,8 @@ def read_record(folder: Folder, number: int, expected: str | None = None) -> Man
 
 
 def _damaged(folder: Folder, number: int, error: Exception) -> DamagedStoreError:
-    problem = str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
     return DamagedStoreError(
-        f"the manifest of version {number} of {folder.parent.name!r} is damaged: {problem}. "
+        f"the manifest of version {number} of {folder.parent.name!r} is damaged: {problem_of(error)}. "
         f"Restore {folder.name}/{manifest_path(folder, number).name} from a copy"
         f"{older_version(number, numbers(folder))}."
     )

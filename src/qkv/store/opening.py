@@ -33,7 +33,6 @@ from qkv.store.manifest import numbers
 from qkv.store.object_client import ObjectPath
 from qkv.store.remote import RemoteStore
 from qkv.store.remote_rows import PAGES
-from qkv.store.remote_writing import create_remote
 from qkv.store.repairing import DAMAGED, Repair, repair_arrow
 
 if TYPE_CHECKING:
@@ -97,15 +96,13 @@ def create(
     """
     folder = locate(path, storage_options)
     require_free(folder, backend, overwrite)
+    rows = (fit_table(table, schema, folder.name) for table in tables)
     if isinstance(folder, ObjectPath):
-        fitted = (fit_table(table, schema, folder.name) for table in tables)
-        create_remote(folder, schema, metadata or {}, fitted, attached or {})
+        RemoteStore.create(folder, schema, {**(metadata or {}), **attach(folder, attached or {})}, rows)
         return RemoteStore(folder)
     kind = LanceStore if backend == "lance" else ArrowStore
     with _new_folder(folder, overwrite) as temporary:
-        records = attach(temporary, attached or {})
-        rows = (fit_table(table, schema, folder.name) for table in tables)
-        kind.create(temporary, schema, {**(metadata or {}), **records}, rows)
+        kind.create(temporary, schema, {**(metadata or {}), **attach(temporary, attached or {})}, rows)
     return kind(folder)
 
 

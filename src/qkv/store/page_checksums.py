@@ -6,6 +6,15 @@ these columns alone, by the checksums of pages of 64 KiB, which are in an object
     STORE/rows/9c….arrow     the rows
     STORE/pages/9c….json     the checksums of the pages of the rows, and which pages each column needs
 
+A few rows, such as those of evidence, are read without their columns. A file of rows has one Arrow batch, so that the
+buffers of a column are contiguous, and their places are saved with the checksums:
+
+    numbers, dates      a bit of validity and a range of the data
+    texts               the same for two offsets, then the range between these
+    vectors             the bits of validity of the row and of its numbers, and a range of the data
+
+Other types, such as lists of any length and dictionaries, have no such places and are read as whole columns.
+
 A file of one page has no such object. A file without one, such as that of a store that was uploaded from a disk, is
 read as a whole once, after which its pages are in the local cache.
 """
@@ -190,8 +199,8 @@ class PageChecksums:
         checks: the CRC-32 of each page.
         columns: for each column of the file, the first and the last page + 1 of each run of pages that reading the
             column needs.
-        buffers: for each column the places of its buffers, by which rows are read, see `row_pages`; none for a column
-            that is read as a whole, and for all columns of a file that was written before 2026-11-23.
+        buffers: for each column the places of its buffers, by which rows are read; none for a column that is read
+            as a whole, and for all columns of a file that was written before 2026-11-23.
     """
 
     checks: Int[np.ndarray, " pages"]
@@ -234,8 +243,15 @@ class PageChecksums:
         places = fields.items("buffers") if "buffers" in fields else []
         if places and len(places) != columns:
             raise fields.damaged("buffers", f"the buffers of {columns} columns")
-        needed = tuple(_parse_runs(each, count, fields) for each in listed)
-        return cls(checks, needed, tuple(_parse_places(each, file.size, fields) for each in places))
+        needed = tuple(
+            _parse_pairs(each or None, fields, "columns", "runs of pages", lambda start, stop: start < stop <= count)
+            for each in listed
+        )
+        buffers = tuple(
+            _parse_pairs(each, fields, "buffers", "places of buffers", lambda start, size: start + size <= file.size)
+            for each in places
+        )
+        return cls(checks, needed, buffers)
 
     def serialized(self, file: RowFile) -> bytes:
         """Return the bytes that are saved next to a file of rows."""
@@ -370,22 +386,13 @@ def read_columns(file: object, columns: Sequence[int]) -> pa.Table:
     return pa.ipc.open_file(pa.PythonFile(file, "r"), options=options).read_all()
 
 
-def _parse_places(value: object, size: int, fields: Fields) -> tuple[Place, ...]:
+def _parse_pairs(
+    value: object, fields: Fields, name: str, what: str, is_valid: Callable[[int, int], bool]
+) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of consecutive numbers of a list, or raise a `DamagedError` if one is negative or invalid."""
     numbers = value if isinstance(value, list) else [-1]
-    if len(numbers) % 2 or not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise fields.damaged("buffers", "places of buffers")
-    found = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-    if any(start + length > size for start, length in found):
-        raise fields.damaged("buffers", "places of buffers")
-    return found
-
-
-def _parse_runs(value: object, count: int, fields: Fields) -> tuple[tuple[int, int], ...]:
-    places = value if isinstance(value, list) else []
-    valid = all(isinstance(place, int) and 0 <= place <= count for place in places) and len(places) % 2 == 0
-    if not places or not valid:
-        raise fields.damaged("columns", "runs of pages")
-    found = tuple(zip(places[::2], places[1::2], strict=True))
-    if any(start >= stop for start, stop in found):
-        raise fields.damaged("columns", "runs of pages")
-    return found
+    if len(numbers) % 2 == 0 and all(isinstance(number, int) and number >= 0 for number in numbers):
+        found = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+        if all(is_valid(*pair) for pair in found):
+            return found
+    raise fields.damaged(name, what)

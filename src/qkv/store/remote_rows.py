@@ -12,7 +12,7 @@ from qkv.core.checksums import checksum
 from qkv.core.typing import Bool, Int
 from qkv.errors import DamagedError, DamagedStoreError, StorageError
 from qkv.store.arrow_files import arrow_problem, first_line
-from qkv.store.block import Damage
+from qkv.store.block import Damage, problem_of
 from qkv.store.block_cache import BlockCache
 from qkv.store.manifest import RowFile
 from qkv.store.object_client import ObjectPath
@@ -26,7 +26,7 @@ from qkv.store.page_checksums import (
     require_rows,
     runs,
 )
-from qkv.store.row_files import size_problem
+from qkv.store.row_files import deleted_schema, present_without, size_problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,9 +65,18 @@ class RemoteRows:
         self._path = folder / "rows" / file.name
         # The same file of two stores has the same contents.
         self._cached_name = f"{file.name} {file.size} {file.check}"
+        self._present: Bool[np.ndarray, " rows"] | None = None
         self._pages: PageChecksums | None = None
         self._has_pages = True
         self._lock = threading.Lock()
+
+    @property
+    def present(self) -> Bool[np.ndarray, " rows"] | None:
+        """A boolean array that is False for deleted rows, which is read once; None if no row is deleted."""
+        if self._present is None and self.file.deleted is not None:
+            deleted = RemoteRows(self._folder, self.file.deleted, deleted_schema(), self._cache)
+            self._present = present_without(self.file, deleted.table(), self._folder.name)
+        return self._present
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return some columns of the rows, in the order of `columns`; None: all columns.
@@ -86,8 +95,7 @@ class RemoteRows:
             raise self._damaged(error) from None
 
     def _damaged(self, error: DamagedError) -> DamagedStoreError:
-        problem = str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
-        damage = Damage(f"rows/{self.file.name}", problem, self.file.present_rows)
+        damage = Damage(f"rows/{self.file.name}", problem_of(error), self.file.present_rows)
         return DamagedStoreError(
             f"{self._folder.name!r} is damaged: {damage}. If another process removed old versions, refresh; otherwise "
             "restore this object from a copy, or open the store with damaged='skip' to read the other rows."
@@ -154,9 +162,9 @@ class RemoteRows:
         check_rows(table, rows)
         return table.take(pa.array(rows))
 
-    def start_check(self) -> tuple[pa.Table, None]:
-        """Return all rows, whose pages are verified already; see `MappedRows.start_check`."""
-        return self.table(), None
+    def start_check(self, columns: Sequence[str] | None = None) -> tuple[pa.Table, None]:
+        """Return the rows, whose pages are verified already; see `MappedRows.start_check`."""
+        return self.table(columns), None
 
     def size_of(self, columns: Sequence[str]) -> int:
         """Return the number of bytes that reading some columns needs; the size of the file if that is not known."""

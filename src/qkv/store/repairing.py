@@ -108,7 +108,7 @@ class Recovery:
 
     def table(self, file: RowFile) -> pa.Table:
         """Return the rows of an intact file, including deleted ones."""
-        return row_files.MappedRows(self._folder, file, self._schema).table()
+        return row_files.MappedRows(self._folder, replace(file, deleted=None), self._schema).table()
 
     def _positions(self, file: RowFile) -> Int[np.ndarray, " n"] | None:
         present = self.present(file)

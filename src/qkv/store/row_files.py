@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from qkv.core.typing import Bool
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
 from qkv.errors import DamagedError, DamagedStoreError
 from qkv.store.arrow_files import map_file, parse_table
-from qkv.store.block import Damage, RunningCheck
+from qkv.store.block import Damage, RunningCheck, problem_of
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import RowFile
 from qkv.store.object_client import Folder
@@ -40,7 +40,7 @@ __all__ = [
     "save_verified",
     "serialize",
     "size_problem",
-    "split_table",
+    "split_tables",
     "VERIFIED",
     "with_deleted",
     "write_file",
@@ -88,14 +88,13 @@ VERIFIED = "verified.json"
 _CHANGED = "the checksum does not match"
 
 
-def split_table(table: pa.Table) -> Iterator[pa.Table]:
-    """Yield parts of a table of about 32 MiB each, with at least one row in each part."""
-    if not table.num_rows:
-        return
-    parts = min(table.num_rows, -(-table.nbytes // BYTES)) or 1
-    rows = -(-table.num_rows // parts)
-    for start in range(0, table.num_rows, rows):
-        yield table.slice(start, rows)
+def split_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield parts of tables of about 32 MiB each, with at least one row in each part."""
+    for table in tables:
+        parts = min(table.num_rows, -(-table.nbytes // BYTES)) or 1
+        rows = -(-table.num_rows // parts)
+        for start in range(0, table.num_rows, rows or 1):
+            yield table.slice(start, rows)
 
 
 def write_rows(folder: Path, tables: Iterable[pa.Table], written: list[Path]) -> tuple[RowFile, ...]:
@@ -126,11 +125,11 @@ def serialize(table: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
-def write_file(path: Path, rows: int, data: bytes | pa.Buffer) -> RowFile:
+def write_file(path: Folder, rows: int, data: bytes | pa.Buffer) -> RowFile:
     """Write a file, sync it to disk, and return its entry in the manifest."""
     write_synced(path, data)
-    state = path.stat()
-    return RowFile(path.name, rows, state.st_size, checksum(data), state.st_mtime_ns)
+    changed = path.stat().st_mtime_ns if isinstance(path, Path) else time.time_ns()
+    return RowFile(path.name, rows, memoryview(data).nbytes, checksum(data), changed)
 
 
 class MappedRows:
@@ -140,21 +139,34 @@ class MappedRows:
         file: the file as recorded.
         schema: the schema that the rows must have.
         verified: whether the contents are verified at all.
+        mapped: the same file with other deleted rows, if it is mapped already.
+
+    Attributes:
+        present: `(rows,)` booleans, False for deleted rows; None if no row is deleted.
 
     Raises:
         OSError: The file cannot be mapped.
+        DamagedStoreError: The file with the indices of deleted rows is damaged.
     """
 
-    def __init__(self, folder: Path, file: RowFile, schema: pa.Schema, verified: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        file: RowFile,
+        schema: pa.Schema,
+        verified: bool = True,
+        mapped: MappedRows | None = None,
+    ) -> None:
         self.file = file
+        self.present = load_present(folder, file, verified)
         self._schema = schema
         self._path = folder / file.name
-        self._data: pa.Buffer = map_file(self._path)
+        self._data: pa.Buffer = map_file(self._path) if mapped is None else mapped._data
         self._verified = verified
-        self._table: pa.Table | None = None
+        self._table: pa.Table | None = None if mapped is None else mapped._table
 
-    def table(self) -> pa.Table:
-        """Return the rows as a table of views of the mapped file.
+    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return some columns of the rows as views of the mapped file; None: all columns.
 
         Raises:
             DamagedStoreError: The checksum does not match, or the contents are no table with the recorded rows.
@@ -163,10 +175,10 @@ class MappedRows:
             try:
                 self._table = _parse(self._data, self._path, self.file, self._schema, self._is_fresh())
             except DamagedError as error:
-                raise self._damaged(_reason(error)) from None
-        return self._table
+                raise self._damaged(problem_of(error)) from None
+        return self._table if columns is None else self._table.select(list(columns))
 
-    def start_check(self) -> tuple[pa.Table, RunningCheck | None]:
+    def start_check(self, columns: Sequence[str] | None = None) -> tuple[pa.Table, RunningCheck | None]:
         """Return the rows before their checksum is verified, and the check that verifies it; None if it was verified.
 
         Every offset, length, index and text is valid.
@@ -175,11 +187,11 @@ class MappedRows:
             DamagedStoreError: The contents are no table with the recorded rows.
         """
         if self._table is not None or not self._is_fresh():
-            return self.table(), None
+            return self.table(columns), None
         try:
             table = _parse_rows(self._data, self.file, self._schema, validate=True)
         except DamagedError:
-            return self.table(), None  # raises an error, which names the checksum if it does not match either
+            return self.table(columns), None  # raises an error, which names the checksum if it does not match either
 
         def finished(intact: bool) -> None:
             if not intact:
@@ -187,7 +199,8 @@ class MappedRows:
             remember_verified(self._path, self.file.check)
             self._table = table
 
-        return table, RunningCheck(self._data, self.file.check, finished)
+        check = RunningCheck(self._data, self.file.check, finished)
+        return table if columns is None else table.select(list(columns)), check
 
     def _is_fresh(self) -> bool:
         return self._verified and not is_verified(self._path, self.file.check)
@@ -234,10 +247,6 @@ def _parse_rows(data: pa.Buffer, file: RowFile, schema: pa.Schema, validate: boo
     if not table.schema.equals(schema):
         raise DamagedError("the columns are not those of the store")
     return table
-
-
-def _reason(error: DamagedError) -> str:
-    return str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
 
 
 def deleted_schema() -> pa.Schema:
@@ -303,7 +312,7 @@ def find_problem(folder: Folder, file: RowFile, read: bool, schema: pa.Schema | 
         elif read and checksum(map_file(path)) != file.check:
             return _CHANGED
     except DamagedError as error:
-        return _reason(error)
+        return problem_of(error)
     except OSError as error:
         return error.strerror or "it cannot be read"
     return None
