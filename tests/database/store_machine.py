@@ -24,8 +24,6 @@ from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DataError
 from qkv.testing.libraries import LONG
 
-__all__ = ["StoreMachine", "store_machine"]
-
 _KEYS = 2
 _LABELS = "ab"
 

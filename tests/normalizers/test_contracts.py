@@ -25,7 +25,7 @@ from qkv.normalizers import (
 )
 from qkv.testing import NormalizerContract
 from qkv.testing.cases import Draw
-from qkv.testing.reference_draws import reference_gumbel
+from tests.core.reference_draws import reference_gumbel
 
 
 def softmax(row):

@@ -12,7 +12,8 @@ from qkv.core import checksums
 from qkv.core.checksums import checksum
 from qkv.errors import DamagedStoreError
 from qkv.store import row_files
-from qkv.testing.stores import ids_of, numbered
+
+from .contract import ids_of, numbered
 
 TEXTS = pa.table({"text": [f"text number {i}" for i in range(100)], "x": np.arange(100.0)})
 

@@ -103,8 +103,6 @@ class ArrowStore(Store):
         DataError: The store or the version does not exist.
     """
 
-    _row_folders = ("rows",)
-
     def __init__(
         self, path: Path, version: int | None = None, damaged: str = "refuse", checksums: bool | None = None
     ) -> None:

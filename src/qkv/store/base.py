@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -101,8 +100,6 @@ class Store(ABC):
     damages: list[Damage]
     _pinned: bool
     _skip: bool
-    _row_folders: tuple[str, ...]
-    """The folders to which an operation writes files before its commit."""
 
     def __init__(self, path: Path, version: int | None, damaged: str, checksums: bool | None) -> None:
         check_choice("damaged", damaged, ("refuse", "skip"))
@@ -113,7 +110,6 @@ class Store(ABC):
         self._skip = damaged == "skip"
         self._checksums = checksums_wanted() if checksums is None else checksums
         self.damages = []
-        self._before: set[str] = set()
 
     @abstractmethod
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
@@ -154,7 +150,8 @@ class Store(ABC):
             StoreBusyError: Another process is writing.
             StoreFullError: The disk is full; the store is unchanged.
         """
-        tables = self.fit_all(table)
+        given = table if isinstance(table, Iterable) and not hasattr(table, "schema") else (table,)
+        tables = (self.fit(each) for each in given)
         # A table that does not fit is refused before the lock is acquired.
         first = next(tables, None)
         if first is not None:
@@ -270,24 +267,21 @@ class Store(ABC):
         names = self.schema.names if columns is None else columns
         return pa.schema([self.schema.field(name) for name in names]).empty_table()
 
+    @abstractmethod
     def block_lengths(self) -> list[int]:
         """Return the number of rows of each block of the open version, without deleted rows."""
-        return [len(block) for block in self.blocks()]
 
+    @abstractmethod
     def block_names(self) -> list[str]:
         """Return the name of each block of the open version."""
-        return [block.name for block in self.blocks()]
 
+    @abstractmethod
     def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
         """Return the block with a given name; see `blocks`.
 
         Raises:
             DamagedStoreError: The block is damaged, or was skipped because it is.
         """
-        for block in self.blocks(columns):
-            if block.name == name:
-                return block
-        raise self._missing_block(name)
 
     @property
     def skipped(self) -> str:
@@ -317,11 +311,6 @@ class Store(ABC):
     def clear_cache(self) -> None:
         """Remove the cache folder, which holds results about the rows that can be computed again."""
         shutil.rmtree(self.cache_folder, ignore_errors=True)
-
-    def fit_all(self, tables: pa.Table | Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Yield a table, or each table of an iterable, converted to the schema of the store by `fit`."""
-        for table in tables if isinstance(tables, Iterable) and not hasattr(tables, "schema") else (tables,):
-            yield self.fit(table)
 
     def fit(self, table: pa.Table, schema: pa.Schema | None = None) -> pa.Table:
         """Return a table with its columns in the order and of the types of the store's schema.
@@ -386,17 +375,13 @@ class Store(ABC):
     def _latest(self) -> int:
         return max(self._numbers(), default=0)
 
+    @abstractmethod
     def _start_writing(self) -> None:
         """Begin to record which files an operation writes before its commit."""
-        self._before = self._row_paths()
 
+    @abstractmethod
     def _uncommitted(self) -> Iterable[Path]:
         """Return the files that were written since `_start_writing` and belong to no version."""
-        return [self.path / name for name in self._row_paths() - self._before]
-
-    def _row_paths(self) -> set[str]:
-        folders = (name for name in self._row_folders if (self.path / name).is_dir())
-        return {f"{folder}/{name}" for folder in folders for name in os.listdir(self.path / folder)}
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -35,7 +35,6 @@ from qkv.store.block import Block, Damage, Version
 from qkv.store.disk import sync_folder
 from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums, Reading
 from qkv.store.lance_files import (
-    FOLDERS,
     HINT,
     METADATA,
     cell_bytes,
@@ -47,6 +46,7 @@ from qkv.store.lance_files import (
     metadata_of,
     open_version,
     operation_of,
+    row_paths,
     sync_all,
     sync_commit,
     time_of,
@@ -86,13 +86,11 @@ class LanceStore(Store):
         MissingPackageError: pylance is not installed.
     """
 
-    _row_folders = FOLDERS
-
     def __init__(
         self, path: Path, version: int | None = None, damaged: str = "refuse", checksums: bool | None = None
     ) -> None:
         super().__init__(path, version, damaged, checksums)
-        self._lance = import_lance()
+        self._lance, self._before = import_lance(), set[str]()
         self._recorded = LanceChecksums(self.path)
         self._load(self._newest() if version is None else self._at(version))
 
@@ -189,6 +187,12 @@ class LanceStore(Store):
             names = [name for each in self._fragments() for name in file_names(each) if name not in before]
             self._record(newest, self._dataset, names)
 
+    def _start_writing(self) -> None:
+        self._before = row_paths(self.path)
+
+    def _uncommitted(self) -> Iterable[Path]:
+        return [self.path / name for name in row_paths(self.path) - self._before]
+
     def _append(self, tables: Iterator[pa.Table]) -> None:
         fragments = _write_fragments(self.path, tables, self._dataset, mode="append")
         if fragments:
@@ -221,7 +225,7 @@ class LanceStore(Store):
             self._require_manifest(number)  # Lance reads all of them
         if self._recorded.versions:
             # A version without a record is readable, and a record without its version is reported as damage.
-            self._recorded.rewrite(kept, self._row_paths())
+            self._recorded.rewrite(kept, row_paths(self.path))
         # Manifests first: Lance may be killed after it removed the files of a version, and before its manifest.
         freed = 0
         for number in sorted(there.keys() - kept):
@@ -237,7 +241,7 @@ class LanceStore(Store):
                 error_if_tagged_old_versions=False,
             )
         if self._recorded.versions:
-            self._recorded.rewrite(kept, self._row_paths())
+            self._recorded.rewrite(kept, row_paths(self.path))
         return freed + int(removed.bytes_removed)
 
     def _describe(self, number: int) -> Version:

@@ -34,7 +34,7 @@ from qkv.store.lance_files import (
     operation_of,
     time_of,
 )
-from qkv.store.row_files import is_verified, remember_verified
+from qkv.store.row_files import is_verified, remember_verified, size_problem
 
 if TYPE_CHECKING:
     import lance
@@ -176,10 +176,8 @@ class LanceChecksums:
             state = os.stat(f"{self._root}{name}")  # joining paths takes longer than this call
             if not stat.S_ISREG(state.st_mode):
                 return "not a file"
-            if state.st_size < expected.size:
-                return f"cut off at {state.st_size:,} of {expected.size:,} bytes"
-            if state.st_size > expected.size:
-                return f"{state.st_size:,} bytes long"
+            if state.st_size != expected.size:
+                return size_problem(state.st_size, expected.size)
             if read == "never":
                 return None
             path = self._path / name

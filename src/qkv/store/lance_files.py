@@ -16,6 +16,7 @@ from qkv.errors import DamagedStoreError, QkvError, StoreFullError
 from qkv.store.arrow_files import first_line
 from qkv.store.block import Damage, missing_version, older_version
 from qkv.store.disk import sync_folder
+from qkv.store.row_files import size_problem
 
 if TYPE_CHECKING:
     import lance
@@ -40,6 +41,7 @@ __all__ = [
     "open_version",
     "operation_of",
     "raise_interrupt",
+    "row_paths",
     "sync_all",
     "sync_commit",
     "time_of",
@@ -75,6 +77,12 @@ def sync_all(path: Path, folder: str, known: set[str]) -> None:
             with translate_errors(path):
                 fsync(path / folder / name)
     sync_folder(path / folder)
+
+
+def row_paths(path: Path) -> set[str]:
+    """Return the names within a store of all files of its dataset."""
+    folders = (name for name in FOLDERS if (path / name).is_dir())
+    return {f"{folder}/{name}" for folder in folders for name in os.listdir(path / folder)}
 
 
 def sync_commit(path: Path, known: set[str]) -> None:
@@ -257,7 +265,7 @@ def fragment_damage(path: Path, fragment: LanceFragment, decode: bool = False) -
             return Damage(f"data/{each.path}", "missing", count_rows(fragment))
         expected = each.file_size_bytes
         if expected and size != expected:
-            return Damage(f"data/{each.path}", f"cut off at {size:,} of {expected:,} bytes", count_rows(fragment))
+            return Damage(f"data/{each.path}", size_problem(size, expected), count_rows(fragment))
     if decode:
         try:
             for _ in fragment.to_batches():

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from qkv.store.lance_files import (
     manifests,
     metadata_of,
     open_version,
+    row_paths,
     sync_commit,
     translate_errors,
 )
@@ -264,7 +264,7 @@ class _Repairer:
         (self.path / "_versions" / HINT).unlink(missing_ok=True)
         sync_folder(self.path / "_versions")
         shutil.rmtree(self.path / "notes", ignore_errors=True)  # their versions may get the numbers of lost ones
-        before = {f"{folder}/{name}" for folder in FOLDERS for name in _entries(self.path / folder)}
+        before = row_paths(self.path)
         self._commit(self.found.datasets[self.head])
         sync_commit(self.path, before)
         if self.recorded.problem is not None:
@@ -315,10 +315,6 @@ class _Repairer:
                 records.append(self.recorded.describe(dataset, sorted(names), operation, lost))
         # Records of damaged files remain, so that the versions that need them are found if this process is killed.
         self.recorded.rewrite(self.found.datasets.keys() & kept.keys(), self.recorded.files, records)
-
-
-def _entries(folder: Path) -> list[str]:
-    return os.listdir(folder) if folder.is_dir() else []
 
 
 def _deleted(fragment: FragmentMetadata) -> int:

@@ -383,10 +383,10 @@ def _remote_numbers(folder: ObjectPath, least: int) -> list[int]:
     return list(range(least, number))
 
 
-def write(folder: Folder, manifest: Manifest) -> Manifest:
+def write(folder: Path, manifest: Manifest) -> Manifest:
     """Commit a version by writing its manifest to a folder, and return the manifest with its digest."""
     data = manifest.serialized()
-    path = manifest_path(folder, manifest.number)
+    path = folder / manifest_path(folder, manifest.number).name
     write_synced(path, data)
     try:
         sync_folder(folder)

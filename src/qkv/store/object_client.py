@@ -131,21 +131,15 @@ class ObjectClient(ObjectReader):
     # -- reading ----------------------------------------------------------------------------------------
 
     def get(self, key: str, largest: int | None = None) -> bytes:
+        return self.get_with_tag(key, largest)[0]
+
+    def get_with_tag(self, key: str, largest: int | None = None) -> tuple[bytes, str | None]:
+        """Return the contents of an object and the tag by which `replace` names it; see `get`."""
         import obstore
 
         with self._request(key):
             found = obstore.get(self._store, key)
             _check_size(key, found.meta["size"], largest)
-            data = found.bytes().to_bytes()
-        self.count(0, read=len(data))
-        return data
-
-    def get_with_tag(self, key: str) -> tuple[bytes, str | None]:
-        """Return the contents of an object and the tag by which `replace` names it."""
-        import obstore
-
-        with self._request(key):
-            found = obstore.get(self._store, key)
             data, tag = found.bytes().to_bytes(), found.meta["e_tag"]
         self.count(0, read=len(data))
         return data, tag
@@ -193,11 +187,7 @@ class ObjectClient(ObjectReader):
 
     def put(self, key: str, data: bytes | memoryview | pa.Buffer) -> None:
         """Write an object, and replace an older one."""
-        import obstore
-
-        with self._request(key):
-            obstore.put(self._store, key, _as_bytes(data))
-        self.count(0, written=len(memoryview(data)))
+        self._put_if(key, data, None)
 
     def create(self, key: str, data: bytes | memoryview | pa.Buffer) -> bool:
         """Write an object unless it exists, and return whether it was written by this call."""
@@ -225,7 +215,8 @@ class ObjectClient(ObjectReader):
 
         with self._request(key):
             try:
-                obstore.put(self._store, key, _as_bytes(data), mode=mode)
+                whole = data if isinstance(data, bytes) else memoryview(data).cast("B")
+                obstore.put(self._store, key, whole, mode=mode)
             except (AlreadyExistsError, PreconditionError):
                 return False
         self.count(0, written=len(memoryview(data)))
@@ -349,10 +340,6 @@ def _split_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     ]
 
 
-def _as_bytes(data: bytes | memoryview | pa.Buffer) -> Any:
-    return data if isinstance(data, bytes) else memoryview(data).cast("B")
-
-
 def _reason(error: Exception) -> str:
     """Return the first line of an error without the parts of a URL that may hold a signature or a password."""
     line = (str(error).strip().split("\n")[0] or type(error).__name__)[:300]
@@ -425,10 +412,6 @@ class ObjectPath:
         """Return whether there is an object of this name."""
         return self.exists()
 
-    def is_dir(self) -> bool:
-        """Return whether there is an object in this folder; False where objects cannot be listed."""
-        return self.client.lists and bool(self.client.entries(self.key))
-
     def stat(self) -> _Status:
         """Return the size, or raise a `FileNotFoundError`."""
         size = self.client.size(self.key)
@@ -471,10 +454,6 @@ class ObjectPath:
     def write_bytes(self, data: bytes | memoryview | pa.Buffer) -> None:
         """Write the object, and replace an older one."""
         self.writer.put(self.key, data)
-
-    def unlink(self, missing_ok: bool = True) -> None:
-        """Delete the object. An object that does not exist is ignored, as object stores do."""
-        self.writer.delete([self.key])
 
 
 Folder: TypeAlias = Path | ObjectPath

@@ -1,4 +1,4 @@
-"""Test suites from which tests of new scores, normalizers, masks, readouts, kernels and stores are derived."""
+"""Test suites from which tests of new scores, normalizers, masks, readouts and kernels are derived."""
 
 from qkv.core.extras import require_packages
 
