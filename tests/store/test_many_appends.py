@@ -63,7 +63,7 @@ def test_few_files_and_few_deltas_remain(stream: Path) -> None:
     assert isinstance(store, arrow.ArrowStore)
     assert len(store.block_lengths()) < FAN_IN * 4
     records = [read_record(stream / "versions", number) for number in numbers(stream / "versions")]
-    checkpoints = [record.number for record in records if record.kept is None]
+    checkpoints = [record.number for record in records if record.inherited is None]
     assert max(np.diff([*checkpoints, records[-1].number])) <= manifest.MAX_DELTAS + 1
 
 
@@ -73,7 +73,7 @@ def test_a_manifest_takes_at_most_300_bytes_beyond_the_entry_of_its_row_file(str
     entries = 0
     for number in numbers(folder):
         record = read_record(folder, number)
-        if record.kept is not None:
+        if record.inherited is not None:
             body = json.loads(json.loads((folder / f"{number:010d}.json").read_bytes())["manifest"])
             entries += len(json.dumps(json.dumps(body["pieces"], separators=(",", ":"))))
     assert (size - entries) / len(numbers(folder)) <= 300

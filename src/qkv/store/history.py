@@ -348,7 +348,7 @@ def resolve(chain: Chain) -> dict[int, Manifest]:
     """
     found = dict[int, Manifest]()
     for number, record in chain.records.items():
-        if record.kept is None:
+        if record.inherited is None:
             found[number] = record
         elif record.parent is not None and record.parent.number in found:
             with contextlib.suppress(DamagedError):

@@ -220,15 +220,15 @@ class LanceStore(Store):
         there = manifests(self.path)
         with translate_read_errors(self.path):
             tagged = {int(tag["version"]) for tag in self._dataset.tags.list().values()}
-        kept = {*sorted(there)[-keep:], *tagged}
-        for number in kept:
+        remaining = {*sorted(there)[-keep:], *tagged}
+        for number in remaining:
             self._require_manifest(number)  # Lance reads all of them
         if self._recorded.versions:
             # A version without a record is readable, and a record without its version is reported as damage.
-            self._recorded.rewrite(kept, row_paths(self.path))
+            self._recorded.rewrite(remaining, row_paths(self.path))
         # Manifests first: Lance may be killed after it removed the files of a version, and before its manifest.
         freed = 0
-        for number in sorted(there.keys() - kept):
+        for number in sorted(there.keys() - remaining):
             manifest = self.path / "_versions" / there[number]
             freed += manifest.stat().st_size
             manifest.unlink()
@@ -241,7 +241,7 @@ class LanceStore(Store):
                 error_if_tagged_old_versions=False,
             )
         if self._recorded.versions:
-            self._recorded.rewrite(kept, row_paths(self.path))
+            self._recorded.rewrite(remaining, row_paths(self.path))
         return freed + int(removed.bytes_removed)
 
     def _describe(self, number: int) -> Version:

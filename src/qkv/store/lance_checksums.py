@@ -272,13 +272,13 @@ class LanceChecksums:
             names: the files that remain.
             extra: records that are added.
         """
-        kept = [self.versions[number] for number in sorted(numbers) if number in self.versions]
-        kept += extra
-        own = {name for record in kept for name in record.files}
+        records = [self.versions[number] for number in sorted(numbers) if number in self.versions]
+        records += extra
+        own = {name for record in records for name in record.files}
         carried = {name: self.files[name] for name in sorted(names) if name in self.files and name not in own}
         for left in self._path.glob(f"{TEMPORARY}*"):  # of a process that was killed
             left.unlink(missing_ok=True)
-        write_synced(self._file, _header(carried) + b"".join(record.line() for record in kept))
+        write_synced(self._file, _header(carried) + b"".join(record.line() for record in records))
         sync_folder(self._path)
         self._clear()
         self.refresh()

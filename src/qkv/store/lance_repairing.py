@@ -269,8 +269,8 @@ class _Repairer:
         sync_commit(self.path, before)
         if self.recorded.problem is not None:
             aside.copy(CHECKSUMS)
-        kept = {number: each for number, each in self.found.datasets.items() if number not in spoiled}
-        self._rewrite_checksums(kept)
+        intact = {number: each for number, each in self.found.datasets.items() if number not in spoiled}
+        self._rewrite_checksums(intact)
         for number in sorted(spoiled):
             if number in there:
                 aside.move(f"_versions/{there[number]}")
@@ -288,8 +288,8 @@ class _Repairer:
         operations = []
         if self.replaced:
             removed = [self.fragments[name].fragment_id for name, other in self.replaced.items() if other is None]
-            kept = [other for other in self.replaced.values() if other is not None]
-            operations.append(lance_.LanceOperation.Delete(kept, removed, "damaged"))
+            changed = [other for other in self.replaced.values() if other is not None]
+            operations.append(lance_.LanceOperation.Delete(changed, removed, "damaged"))
         if self.appended:
             operations.append(lance_.LanceOperation.Append(self.appended))
         with translate_errors(self.path):
@@ -303,18 +303,18 @@ class _Repairer:
                 whole = {key.decode(): value.decode() for key, value in (dataset.schema.metadata or {}).items()}
                 dataset.replace_schema_metadata({**whole, METADATA.decode(): metadata})
 
-    def _rewrite_checksums(self, kept: dict[int, lance.LanceDataset]) -> None:
+    def _rewrite_checksums(self, remaining: dict[int, lance.LanceDataset]) -> None:
         """Record the checksums of all files that remain, which were verified or decoded before."""
         named, records = {*self.recorded.files}, []
         made = {number: open_version(self.path, number) for number in manifests(self.path) if number > self.head}
-        for number, dataset in {**kept, **made}.items():
+        for number, dataset in {**remaining, **made}.items():
             if number in made or number not in self.recorded.versions:
                 names = {name for each in dataset.get_fragments() for name in file_names(each)} - named
                 named |= names
                 operation, lost = ("repair", self.lost) if number in made else (None, 0)
                 records.append(self.recorded.describe(dataset, sorted(names), operation, lost))
         # Records of damaged files remain, so that the versions that need them are found if this process is killed.
-        self.recorded.rewrite(self.found.datasets.keys() & kept.keys(), self.recorded.files, records)
+        self.recorded.rewrite(self.found.datasets.keys() & remaining.keys(), self.recorded.files, records)
 
 
 def _deleted(fragment: FragmentMetadata) -> int:

@@ -143,7 +143,7 @@ class Manifest:
         parent: the version from which this version was made; None for the first version, and in format 1.
         format: the format of the file.
         digest: the SHA-256 of the file that committed the version.
-        kept: the number of leading files of the parent that a delta keeps; None for a checkpoint.
+        inherited: the number of leading files of the parent that a delta keeps; None for a checkpoint.
         depth: the number of deltas since the last checkpoint, including this one.
         delta_rows: the number of rows in the version of a delta that was not resolved.
         lost: number of rows of this version that were damaged and that a repair left out.
@@ -158,7 +158,7 @@ class Manifest:
     parent: Link | None = None
     format: int = _FORMAT
     digest: str = field(default="", compare=False)
-    kept: int | None = None
+    inherited: int | None = None
     depth: int = 0
     delta_rows: int | None = None
     lost: int = 0
@@ -191,8 +191,10 @@ class Manifest:
     def next(self, number: int, operation: str, row_files: tuple[RowFile, ...]) -> Manifest:
         """Return the manifest of a new version, which an operation makes from this version."""
         same = (old == new for old, new in zip(self.row_files, row_files, strict=False))
-        kept = next((place for place, equal in enumerate(same) if not equal), min(len(self.row_files), len(row_files)))
-        is_delta = self.depth < MAX_DELTAS and len(row_files) - kept <= _FEW
+        inherited = next(
+            (place for place, equal in enumerate(same) if not equal), min(len(self.row_files), len(row_files))
+        )
+        is_delta = self.depth < MAX_DELTAS and len(row_files) - inherited <= _FEW
         return Manifest(
             number,
             operation,
@@ -201,7 +203,7 @@ class Manifest:
             self.metadata,
             row_files,
             self.link,
-            kept=kept if is_delta else None,
+            inherited=inherited if is_delta else None,
             depth=self.depth + 1 if is_delta else 0,
         )
 
@@ -211,16 +213,16 @@ class Manifest:
         Raises:
             DamagedError: The parent has fewer files or other rows than the delta expects.
         """
-        assert self.kept is not None
-        files = parent.row_files[: self.kept] + self.row_files
-        if self.kept > len(parent.row_files) or sum(file.present_rows for file in files) != self.delta_rows:
+        assert self.inherited is not None
+        files = parent.row_files[: self.inherited] + self.row_files
+        if self.inherited > len(parent.row_files) or sum(file.present_rows for file in files) != self.delta_rows:
             raise DamagedError(f"its files do not follow from those of version {parent.number}")
         known = {"schema": parent.schema, "metadata": parent.metadata, "depth": parent.depth + 1}
         return replace(self, row_files=files, delta_rows=None, **known)  # type: ignore[arg-type]
 
     def checkpoint(self) -> Manifest:
         """Return the checkpoint of this version, which takes the place of its delta."""
-        return replace(self, kept=None, depth=0)
+        return replace(self, inherited=None, depth=0)
 
     @classmethod
     def first(cls, schema: pa.Schema, metadata: Metadata, row_files: tuple[RowFile, ...] = ()) -> Manifest:
@@ -234,7 +236,7 @@ class Manifest:
 
     def body(self) -> Metadata:
         """Return a resolved manifest as JSON values. The digest is part of it only if it is that of a delta."""
-        if self.kept is not None:
+        if self.inherited is not None:
             assert self.parent is not None
             return {
                 "format": _FORMAT,
@@ -242,12 +244,12 @@ class Manifest:
                 "operation": self.operation,
                 "written": self.written,
                 "parent": f"{self.parent.number}:{self.parent.digest}",
-                "kept": self.kept,
+                "kept": self.inherited,
                 "rows": self.rows,
-                "pieces": [_entry(file) for file in self.row_files[self.kept :]],
+                "pieces": [_entry(file) for file in self.row_files[self.inherited :]],
             }
         body = asdict(self)
-        for name in ("kept", "depth", "delta_rows", *(name for name in ("digest", "lost") if not body[name])):
+        for name in ("inherited", "depth", "delta_rows", *(name for name in ("digest", "lost") if not body[name])):
             del body[name]
         body["pieces"] = [_entry(file) for file in self.row_files]  # the name in format 1
         del body["row_files"]
@@ -281,8 +283,8 @@ class Manifest:
         files = tuple(RowFile.parse(value, f"the row files of {name}") for value in fields.items("pieces"))
         if len({file.name for file in files}) < len(files):
             raise fields.damaged("pieces", "distinct files")
-        kept = None if fields.get("kept") is None else fields.integer("kept")
-        written, schema = fields.text("written"), "" if kept is not None else fields.text("schema")
+        inherited = None if fields.get("kept") is None else fields.integer("kept")
+        written, schema = fields.text("written"), "" if inherited is not None else fields.text("schema")
         try:
             aware = datetime.fromisoformat(written).tzinfo is not None
             base64.b64decode(schema, validate=True)
@@ -297,12 +299,12 @@ class Manifest:
         number, operation = fields.integer("number", 1), fields.text("operation")
         if parent is not None and parent.number >= number:
             raise fields.damaged("parent", f"a version before {number}")
-        if kept is not None:
+        if inherited is not None:
             if parent is None:
                 raise fields.damaged("parent", "the version that a delta changes")
             rows = fields.integer("rows")
             made = cls(number, operation, written, "", {}, files, parent, written_format, committed)
-            return replace(made, kept=kept, depth=1, delta_rows=rows)
+            return replace(made, inherited=inherited, depth=1, delta_rows=rows)
         metadata = fields.record("metadata")
         committed = committed if fields.get("digest") is None else fields.text("digest")
         lost = 0 if fields.get("lost") is None else fields.integer("lost")
@@ -399,7 +401,7 @@ def write(folder: Path, manifest: Manifest) -> Manifest:
 def replace_by_checkpoint(folder: Folder, number: int) -> None:
     """Write the manifest of a version again as a checkpoint, so that older manifests are not needed to read it."""
     manifest = read_manifest(folder, number)
-    if manifest.kept is not None:
+    if manifest.inherited is not None:
         write_synced(manifest_path(folder, number), manifest.checkpoint().serialized())
         sync_folder(folder)
 
@@ -418,7 +420,7 @@ def read_manifest(folder: Folder, number: int, expected: str | None = None) -> M
             another version or another store.
     """
     deltas = [read_record(folder, number, expected)]
-    while deltas[-1].kept is not None:
+    while deltas[-1].inherited is not None:
         parent = deltas[-1].parent
         assert parent is not None
         if not exists(folder, parent.number):

@@ -342,8 +342,8 @@ class RemoteStore(ArrowStore):
             if self._write_newest(self._manifest, oldest):
                 break
             self._load_newest()
-        kept = [number for number in listed if number >= oldest]
-        needed = {name for names in prefetched(self._files_of, kept, _SMALL_AHEAD) for name in names}
+        remaining = [number for number in listed if number >= oldest]
+        needed = {name for names in prefetched(self._files_of, remaining, _SMALL_AHEAD) for name in names}
         older = [number for number in listed if number < oldest]
         removed = {name for names in prefetched(self._files_of_removed, older, _SMALL_AHEAD) for name in names}
         client, freed, keys = self.path.writer, 0, []

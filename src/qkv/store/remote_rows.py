@@ -121,7 +121,7 @@ class RemoteRows:
             return None
         try:
             try:
-                taken = self._take(pages, rows, by_row)
+                by_page = self._take(pages, rows, by_row)
             except FileNotFoundError:
                 raise DamagedError("missing") from None
         except DamagedError as error:
@@ -131,7 +131,7 @@ class RemoteRows:
         others = self.table([self._schema.field(index).name for index in whole]).take(pa.array(rows)) if whole else None
         names = list(columns)
         found = {
-            name: table.column(name) for table in (taken, others) if table is not None for name in table.column_names
+            name: table.column(name) for table in (by_page, others) if table is not None for name in table.column_names
         }
         return pa.table([found[name] for name in names], schema=pa.schema([self._schema.field(name) for name in names]))
 
@@ -142,12 +142,12 @@ class RemoteRows:
             raise DamagedError(f"no row {int(rows.max()):,} of {self.file.rows:,}")
         view = np.zeros(self.file.size, np.uint8).data
         paged = PagedFile(view, np.zeros(len(pages.checks), bool), self._fetch)
-        wanted = pages.descriptive(indices)
+        needed = pages.descriptive(indices)
 
         def require(spans: list[tuple[int, int]]) -> None:
             for start, stop in spans:
-                wanted[start // PAGE : page_count(stop)] = True
-            paged.require(wanted)
+                needed[start // PAGE : page_count(stop)] = True
+            paged.require(needed)
 
         require_rows(view, [(self._schema.field(i).type, pages.buffers[i]) for i in indices], rows, require)
         # The cells of other rows are zeros, which nobody reads.
@@ -253,7 +253,7 @@ class RemoteRows:
         self._cache.write(f"{self._cached_name}.pages", 0, self._pages.serialized(self.file))
         self._cache.write(self._cached_name, 0, view)
 
-    def _fetch(self, view: memoryview, wanted: Bool[np.ndarray, " pages"]) -> None:
+    def _fetch(self, view: memoryview, chosen: Bool[np.ndarray, " pages"]) -> None:
         """Read pages into the buffer of the file, from the cache or the object store.
 
         Raises:
@@ -261,9 +261,9 @@ class RemoteRows:
             FileNotFoundError: The object does not exist.
         """
         assert self._pages is not None
-        missing = wanted.copy()
+        missing = chosen.copy()
         cached = 0
-        for first, last in runs(wanted):
+        for first, last in runs(chosen):
             start, stop = first * PAGE, min(last * PAGE, self.file.size)
             if self._cache.read(self._cached_name, start, view[start:stop]):
                 intact = self._intact(view, first, last)

@@ -241,15 +241,15 @@ class NormalizerContract(AccumulationContract):
                 rounded, exact = setting.rounded(logits), normalizer.map_arrays(setting.rounded)
                 got = setting.evaluate(normalizer, self.evaluate, logits)
             assert setting.dtype in str(got.dtype)
-            wanted = np.zeros(logits.shape)
+            expected = np.zeros(logits.shape)
             for flat, index in enumerate(np.ndindex(*shape)):
                 for row in range(5):
                     keys = [col for col in range(7) if rounded[(*index, row, col)] != -np.inf]
                     if keys:
                         at = WeightRow(flat, row, keys, _SEED)
                         own = element(exact, batch, index)
-                        wanted[(*index, row, keys)] = self.formula(own, rounded[(*index, row, keys)], at)
-            assert_close(got, wanted, setting.tolerance, message=f"{setting}, {shape}:")
+                        expected[(*index, row, keys)] = self.formula(own, rounded[(*index, row, keys)], at)
+            assert_close(got, expected, setting.tolerance, message=f"{setting}, {shape}:")
 
     def test_no_key_at_all_is_no_error(self) -> None:
         normalizer = self.make(Draw(1))
@@ -315,8 +315,8 @@ class NormalizerContract(AccumulationContract):
             candidates = ranks >= bound
             expected = normalizer.weights(logits, tile)
             assert not expected[~candidates].any()
-            kept = [np.where(candidates, x, -np.inf) for x in (logits, ranks)]
-            assert_close(normalizer.candidate_weights(*kept, tile), expected, 1e-12)
+            remaining = [np.where(candidates, x, -np.inf) for x in (logits, ranks)]
+            assert_close(normalizer.candidate_weights(*remaining, tile), expected, 1e-12)
 
     # -- inputs and evaluation, which `DifferentiableContract` needs ----------------------------------------
 

@@ -88,12 +88,12 @@ class ScoreContract(DifferentiableContract):
             query = self.rows(Draw(6, batch=query_batch), 4, self.widths[0])
             key = self.rows(Draw(7, batch=key_batch), 6, self.widths[1])
             with setting.active():
-                wanted, compared = self._wanted(setting, score, batch, query, key)
+                expected, compared = self._expected(setting, score, batch, query, key)
                 got = setting.evaluate(score, self.evaluate, query, key)
             assert setting.dtype in str(got.dtype) or self.libraries == ("numpy",)
-            assert_close(got, wanted, setting.tolerance, where=compared, message=f"{setting}, {batch}:")
+            assert_close(got, expected, setting.tolerance, where=compared, message=f"{setting}, {batch}:")
 
-    def _wanted(
+    def _expected(
         self, setting: Setting, score: Score, batch: tuple[int, ...], query: ArrayLike, key: ArrayLike
     ) -> tuple[ArrayLike, ArrayLike]:
         score = score.map_arrays(setting.rounded)
@@ -103,7 +103,7 @@ class ScoreContract(DifferentiableContract):
         shared = np.broadcast_shapes(query.shape[:-core], key.shape[:-core])
         query, key = (np.broadcast_to(side, (*shared, *side.shape[side.ndim - core :])) for side in (query, key))
         q, k = query.shape[len(shared)], key.shape[len(shared)]
-        wanted, compared = np.empty((*shared, q, k)), np.empty((*shared, q, k), dtype=bool)
+        expected, compared = np.empty((*shared, q, k)), np.empty((*shared, q, k), dtype=bool)
         for index in np.ndindex(*shared, q, k):
             lead, (row, col) = index[:-2], index[-2:]
             pair = (
@@ -112,8 +112,8 @@ class ScoreContract(DifferentiableContract):
                 key[(*lead, col)],
                 PairIndex(row, col, row + k - q, col),
             )
-            wanted[index], compared[index] = self.formula(*pair), not self.edge(*pair)
-        return wanted, compared
+            expected[index], compared[index] = self.formula(*pair), not self.edge(*pair)
+        return expected, compared
 
     def test_lengths_of_zero_and_one_work(self) -> None:
         for q, k in ((0, 3), (3, 0), (1, 1), (0, 0)):
