@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-__all__ = ["ArrowStore", "FAN_IN", "first_merged"]
+__all__ = ["ArrowStore", "FAN_IN", "first_merged", "read_block"]
 
 
 FAN_IN = 8
@@ -141,25 +141,23 @@ class ArrowStore(Store):
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        for row_file in self._readable():
-            yield self._block(row_file.name, columns)
+        return (read_block(rows, columns) for rows in self._readable())
 
     def unverified_blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        for row_file in self._readable():
-            rows = self._mapped[row_file.name]
+        for rows in self._readable():
             table, check = rows.start_check(columns)
-            yield Block(row_file.name, table, rows.present, check)
+            yield Block(rows.file.name, table, rows.present, check)
 
     def block_names(self) -> list[str]:
-        return [row_file.name for row_file in self._readable()]
+        return [rows.file.name for rows in self._readable()]
 
     def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
         if name not in self._mapped:
             raise self._missing_block(name)
-        return self._block(name, columns)
+        return read_block(self._mapped[name], columns)
 
     def block_lengths(self) -> list[int]:
-        return [row_file.present_rows for row_file in self._readable()]
+        return [rows.file.present_rows for rows in self._readable()]
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
         return list(verify_arrow(self.path, progress).damages)
@@ -183,10 +181,6 @@ class ArrowStore(Store):
         return deleted
 
     # -- private ----------------------------------------------------------------------------------------
-
-    def _block(self, name: str, columns: Sequence[str] | None = None) -> Block:
-        rows = self._mapped[name]
-        return Block(name, rows.table(columns), rows.present)
 
     def _without_chosen(self, choose: BlockSelector, columns: Sequence[str] | None) -> tuple[tuple[RowFile, ...], int]:
         """Return the files of a version without the selected rows, and the number of these rows."""
@@ -227,8 +221,8 @@ class ArrowStore(Store):
     def _write_rows(self, tables: Iterable[pa.Table]) -> tuple[RowFile, ...]:
         return row_files.write_rows(self._rows, tables, self._written)
 
-    def _readable(self) -> Iterator[RowFile]:
-        return (row_file for row_file in self._manifest.row_files if row_file.name in self._mapped)
+    def _readable(self) -> list[row_files.MappedRows | RemoteRows]:
+        return [self._mapped[file.name] for file in self._manifest.row_files if file.name in self._mapped]
 
     def _load_newest(self) -> None:
         while True:
@@ -303,7 +297,7 @@ class ArrowStore(Store):
         import pyarrow as pa
 
         try:
-            tables = [self._block(file.name).present_rows() for file in files[start:]]
+            tables = [read_block(self._mapped[file.name]).present_rows() for file in files[start:]]
             merged = self._write_rows(row_files.split_tables([pa.concat_tables(tables)]))
             self._commit("compact", files[:start] + merged)
         except (DataError, StorageError, OSError):
@@ -374,7 +368,7 @@ class ArrowStore(Store):
                 done.append(row_file)
             else:
                 small.append(row_file)
-                tables.append(self._block(row_file.name).present_rows())
+                tables.append(read_block(self._mapped[row_file.name]).present_rows())
                 if sum(table.nbytes for table in tables) >= row_files.BYTES:
                     flush()
         flush()
@@ -402,6 +396,11 @@ class ArrowStore(Store):
             freed += path.stat().st_size
             path.unlink()
         return freed
+
+
+def read_block(rows: row_files.MappedRows | RemoteRows, columns: Sequence[str] | None = None) -> Block:
+    """Return an open file of rows as a block with some columns; None: all."""
+    return Block(rows.file.name, rows.table(columns), rows.present)
 
 
 def _present_after(block: Block, chosen: Bool[np.ndarray, " rows"] | None) -> Bool[np.ndarray, " rows"] | None:

@@ -26,10 +26,6 @@ FOLDER = "attached"
 def attach(path: Folder, attached: Mapping[str, bytes]) -> Metadata:
     """Write attached files into the folder of a new store, and return their entries for the metadata of the store.
 
-    Args:
-        path: the store's folder.
-        attached: contents by name.
-
     Returns:
         The entries for the store's metadata, empty if there are no files.
     """
@@ -49,8 +45,6 @@ def attached_damages(
     """Check the attached files of a store, and return a `Damage` for each damaged file.
 
     Args:
-        path: the store's folder.
-        metadata: the store's metadata.
         versions: the versions to which the files belong.
         read: whether the checksums of all files are verified, rather than only of files that were modified after they
             were written.

@@ -33,8 +33,6 @@ def fit_table(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     """Return a table with its columns in the order and of the types of a schema.
 
     Args:
-        table: a pyarrow table.
-        schema: a pyarrow schema.
         name: names the store in errors.
 
     Raises:

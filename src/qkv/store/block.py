@@ -71,7 +71,6 @@ class RunningCheck:
     Results that were computed from the file must be discarded unless `finish` returns. An object serves one scan.
 
     Args:
-        data: the contents of the file.
         expected: the CRC-32 of the contents.
         finished: called once with whether the contents have this checksum; raises an error if they do not.
     """

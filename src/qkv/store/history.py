@@ -102,7 +102,6 @@ def find_history(folder: Folder, known: Link | None = None) -> History:
     """Find the newest version of a store, and check that it follows the version in `newest.json`.
 
     Args:
-        folder: the folder of the manifests.
         known: a version; if it is the newest, the versions are not listed.
 
     Raises:
@@ -302,7 +301,6 @@ def read_chain(folder: Folder, history: History | None = None) -> Chain:
     """Read the manifests of all versions, from the newest to the oldest.
 
     Args:
-        folder: the folder of the manifests.
         history: the newest version; None: as `find_history` finds it.
 
     Raises:

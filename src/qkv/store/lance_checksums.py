@@ -196,7 +196,6 @@ class LanceChecksums:
         """Return the damage of a fragment, or None if its files have the recorded sizes and checksums.
 
         Args:
-            fragment: the fragment.
             read: whether the contents of its files are verified: never, once by each process, or always.
             decode: whether its rows are decoded if the checksums match. Lance may crash if they do not.
         """

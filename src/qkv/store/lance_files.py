@@ -255,7 +255,6 @@ def fragment_damage(path: Path, fragment: LanceFragment, decode: bool = False) -
     """Return the damage of a fragment if one of its files is missing or has the wrong size, otherwise None.
 
     Args:
-        path: the folder of the dataset.
         decode: whether its rows are decoded; if that fails, the fragment is damaged too.
     """
     for each in fragment.metadata.files:

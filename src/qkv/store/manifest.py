@@ -273,7 +273,6 @@ class Manifest:
         """Return the manifest that JSON values describe; see `parse`.
 
         Args:
-            fields: the values.
             committed: the SHA-256 of the file that committed the version, unless the values contain it.
         """
         name = fields.name
@@ -385,10 +384,10 @@ def _remote_numbers(folder: ObjectPath, least: int) -> list[int]:
     return list(range(least, number))
 
 
-def write(folder: Path, manifest: Manifest) -> Manifest:
+def write(folder: Folder, manifest: Manifest) -> Manifest:
     """Commit a version by writing its manifest to a folder, and return the manifest with its digest."""
     data = manifest.serialized()
-    path = folder / manifest_path(folder, manifest.number).name
+    path = manifest_path(folder, manifest.number)
     write_synced(path, data)
     try:
         sync_folder(folder)
@@ -410,8 +409,6 @@ def read_manifest(folder: Folder, number: int, expected: str | None = None) -> M
     """Return the manifest of a version with all its files, after verifying its checksum.
 
     Args:
-        folder: the folder of the manifests.
-        number: the version.
         expected: the SHA-256 of the manifest; None if it is not known.
 
     Raises:

@@ -455,6 +455,10 @@ class ObjectPath:
         """Write the object, and replace an older one."""
         self.writer.put(self.key, data)
 
+    def unlink(self, missing_ok: bool = True) -> None:
+        """Delete the object. An object that does not exist is ignored, as object stores do."""
+        self.writer.delete([self.key])
+
 
 Folder: TypeAlias = Path | ObjectPath
 """A folder on a disk or in an object store."""

@@ -130,7 +130,6 @@ def require_rows(
     Args:
         view: the buffer, which has the size of the file.
         columns: the type of each column and the places of its buffers.
-        rows: the indices of the rows in the file.
         require: a function that reads some ranges into the buffer.
 
     Raises:
@@ -222,7 +221,6 @@ class PageChecksums:
         """Return the checksums in the bytes of a file.
 
         Args:
-            data: what `serialized` returned.
             columns: its number of columns.
 
         Raises:

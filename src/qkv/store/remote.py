@@ -31,7 +31,7 @@ from qkv.core.threads import prefetched
 from qkv.core.typing import Int
 from qkv.errors import DamagedError, DataError, StorageError, StoreBusyError, StoreConflictError
 from qkv.store import row_files
-from qkv.store.arrow import ArrowStore
+from qkv.store.arrow import ArrowStore, read_block
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata
 from qkv.store.block import Block, Damage, Version
@@ -156,7 +156,7 @@ class RemoteStore(ArrowStore):
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        return prefetched(lambda file: self._block(file.name, columns), list(self._readable()), FILES_AHEAD)
+        return prefetched(lambda rows: read_block(rows, columns), self._readable(), FILES_AHEAD)
 
     def unverified_blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
         """Yield the blocks, whose pages are verified when they are read; see `blocks`."""
@@ -375,7 +375,6 @@ def upload(folder: ObjectPath, table: pa.Table, written: list[ObjectPath]) -> Ro
     """Write a file of rows and the checksums of its pages, and return its entry in the manifest.
 
     Args:
-        table: the rows.
         written: a list to which the path of each object is appended before it is written.
     """
     data = row_files.serialize(table)
@@ -393,8 +392,6 @@ def update_newest(folder: ObjectPath, manifest: Manifest, oldest: int) -> bool:
     """Write `newest.json` unless it names a newer version, and return whether it names `oldest` or a later version.
 
     Args:
-        folder: the folder of the manifests.
-        manifest: the version.
         oldest: the number of the oldest version that is not removed.
     """
     path = folder / NEWEST

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,7 +55,6 @@ class RemoteRows:
     Pages are read from the cache if their checksums match there, and the others by parallel requests of ranges.
 
     Args:
-        file: the file as recorded.
         schema: the schema that the rows must have.
         cache: the local cache of pages.
     """
@@ -86,26 +86,25 @@ class RemoteRows:
                 recorded rows.
         """
         names = list(self._schema.names) if columns is None else list(columns)
-        try:
-            try:
-                return self._read(names)
-            except FileNotFoundError:
-                raise DamagedError("missing") from None
-        except DamagedError as error:
-            raise self._damaged(error) from None
+        with self._translate_damage():
+            return self._read(names)
 
-    def _damaged(self, error: DamagedError) -> DamagedStoreError:
-        damage = Damage(f"rows/{self.file.name}", problem_of(error), self.file.present_rows)
-        return DamagedStoreError(
-            f"{self._folder.name!r} is damaged: {damage}. If another process removed old versions, refresh; otherwise "
-            "restore this object from a copy, or open the store with damaged='skip' to read the other rows."
-        )
+    @contextmanager
+    def _translate_damage(self) -> Iterator[None]:
+        """Raise a `DamagedStoreError` that names the file in place of one that names the damage, or no object."""
+        try:
+            yield
+        except (DamagedError, FileNotFoundError) as error:
+            problem = "missing" if isinstance(error, FileNotFoundError) else problem_of(error)
+            damage = Damage(f"rows/{self.file.name}", problem, self.file.present_rows)
+            raise DamagedStoreError(
+                f"{self._folder.name!r} is damaged: {damage}. If another process removed old versions, refresh; "
+                "otherwise restore this object from a copy, or open the store with damaged='skip' to read the other "
+                "rows."
+            ) from None
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str]) -> pa.Table | None:
         """Return some rows, for which only their own pages are read; None if reading whole columns reads hardly more.
-
-        Args:
-            rows: the indices of the rows in the file.
 
         Raises:
             DamagedStoreError: As in `table`.
@@ -119,13 +118,8 @@ class RemoteRows:
         least = int(pages.descriptive(by_row).sum()) + len(rows) * len(by_row)
         if 2 * least > int(pages.needed(by_row).sum()) or not columns:
             return None
-        try:
-            try:
-                by_page = self._take(pages, rows, by_row)
-            except FileNotFoundError:
-                raise DamagedError("missing") from None
-        except DamagedError as error:
-            raise self._damaged(error) from None
+        with self._translate_damage():
+            by_page = self._take(pages, rows, by_row)
         import pyarrow as pa
 
         others = self.table([self._schema.field(index).name for index in whole]).take(pa.array(rows)) if whole else None
@@ -152,13 +146,7 @@ class RemoteRows:
         require_rows(view, [(self._schema.field(i).type, pages.buffers[i]) for i in indices], rows, require)
         # The cells of other rows are zeros, which nobody reads.
         read = PagedFile(view, np.ones(len(pages.checks), bool), self._fetch)
-        try:
-            table = read_columns(read, indices)
-        except Exception as error:  # pyarrow raises many kinds, as in `parse_table`
-            raise DamagedError(f"it must be an Arrow file, but {first_line(error)}") from None
-        expected = [self._schema.field(index) for index in indices]
-        if table.num_rows != self.file.rows or table.schema.remove_metadata() != pa.schema(expected):
-            raise DamagedError("the columns are not those of the store")
+        table = self._parse(read, indices)
         check_rows(table, rows)
         return table.take(pa.array(rows))
 
@@ -179,7 +167,18 @@ class RemoteRows:
 
     def _read(self, names: list[str]) -> pa.Table:
         indices = self._indices(names)
-        contents = self._contents(indices)
+        table = self._parse(self._contents(indices), indices)
+        fresh = [name for name in table.column_names if (self._cached_name, name) not in _VALIDATED]
+        if fresh:
+            if (problem := arrow_problem(table.select(fresh))) is not None:
+                raise DamagedError(problem)
+            if len(_VALIDATED) >= _MOST_VALIDATED:
+                _VALIDATED.clear()
+            _VALIDATED.update((self._cached_name, name) for name in fresh)
+        return table.select(names) if names else table
+
+    def _parse(self, contents: PagedFile, indices: list[int]) -> pa.Table:
+        """Return some columns of the file, after checking their number of rows and their types."""
         try:
             table = read_columns(contents, indices)
             expected = [self._schema.field(index) for index in indices]
@@ -191,14 +190,7 @@ class RemoteRows:
             raise
         except Exception as error:  # pyarrow raises many kinds, as in `parse_table`
             raise DamagedError(f"it must be an Arrow file, but {first_line(error)}") from None
-        fresh = [name for name in table.column_names if (self._cached_name, name) not in _VALIDATED]
-        if fresh:
-            if (problem := arrow_problem(table.select(fresh))) is not None:
-                raise DamagedError(problem)
-            if len(_VALIDATED) >= _MOST_VALIDATED:
-                _VALIDATED.clear()
-            _VALIDATED.update((self._cached_name, name) for name in fresh)
-        return table.select(names) if names else table
+        return table
 
     def _contents(self, indices: list[int]) -> PagedFile:
         """Return the file with the pages of some columns read."""

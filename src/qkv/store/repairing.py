@@ -49,7 +49,6 @@ class Recovery:
     """The rows of damaged files that other files of a store contain.
 
     Args:
-        folder: the folder of the files of rows.
         versions: the manifests of all versions with all their files, by number in ascending order.
         uses: the use of each file by the versions.
         broken: the names of the damaged files.
@@ -73,9 +72,6 @@ class Recovery:
 
     def rows(self, name: str) -> tuple[Int[np.ndarray, " n"], pa.Table]:
         """Return the rows of a damaged file that other files contain.
-
-        Args:
-            name: the name of the file.
 
         Returns:
             The indices of these rows in the file, in ascending order, and the rows.

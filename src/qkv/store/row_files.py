@@ -136,7 +136,6 @@ class MappedRows:
     """A memory-mapped file of rows, whose contents are verified when they are first read.
 
     Args:
-        file: the file as recorded.
         schema: the schema that the rows must have.
         verified: whether the contents are verified at all.
         mapped: the same file with other deleted rows, if it is mapped already.
@@ -217,8 +216,6 @@ def _parse(data: pa.Buffer, path: Folder, file: RowFile, schema: pa.Schema, fres
     """Return the table in the contents of a file.
 
     Args:
-        data: the contents.
-        file: the file as recorded.
         schema: the schema that the table must have.
         fresh: whether the checksum is verified, and every offset, length and index.
 
@@ -272,7 +269,6 @@ def present_without(file: RowFile, deleted: pa.Table, store: str) -> Bool[np.nda
     """Return a boolean array that is False for the deleted rows of a file.
 
     Args:
-        file: the file as recorded.
         deleted: the table of the indices of its deleted rows.
         store: names the store in errors.
 
@@ -295,8 +291,6 @@ def find_problem(folder: Folder, file: RowFile, read: bool, schema: pa.Schema | 
     """Return a text that describes the damage of a file, or None if the file is intact.
 
     Args:
-        folder: the folder of the file.
-        file: the file as recorded.
         read: whether the contents are verified, rather than only the length.
         schema: the schema of the rows that the contents must hold; None: only the checksum is verified.
     """
@@ -329,8 +323,6 @@ def find_damages(
     """Check a file of rows and the file of its deleted rows, and return a `Damage` for each damaged file.
 
     Args:
-        folder: the folder of the files.
-        row_file: the file of rows as recorded.
         read: a function of a file name that returns whether the contents of the file are verified.
         schema: the schema of the rows, by which verified contents are validated; None: only checksums are verified.
     """
