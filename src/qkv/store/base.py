@@ -18,6 +18,7 @@ from qkv.core.checksums import checksums_wanted
 from qkv.core.progress import Progress
 from qkv.core.typing import Int
 from qkv.errors import DamagedStoreError, DataError, OptionError
+from qkv.store.arrow_files import first_line
 from qkv.store.block import Block, Damage, Version, unread_text
 from qkv.store.locking import writer_lock
 from qkv.store.object_client import ObjectPath
@@ -51,9 +52,8 @@ def fit_table(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     try:
         return table.select(schema.names).cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        first = str(error).strip().split("\n")[0].rstrip(". ")
         raise DataError(
-            f"rows must fit the column types of {name!r}, but their conversion failed: {first}. "
+            f"rows must fit the column types of {name!r}, but their conversion failed: {first_line(error)}. "
             f"Convert the columns to {', '.join(f'{f.name} {f.type}' for f in schema)}."
         ) from None
 

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from qkv.core.extras import missing_package
 from qkv.errors import DataError, OptionError, StorageError
+from qkv.store.arrow_files import first_line
 from qkv.store.object_client import Folder, FsspecClient, ObjectClient, ObjectPath
 
 __all__ = ["is_url", "locate", "Location", "StorageOptions"]
@@ -106,9 +107,9 @@ def _object_client(url: str, scheme: str, options: dict[str, Any]) -> ObjectClie
     except (BaseError, ValueError, TypeError) as error:
         if isinstance(error, OptionError):
             raise
-        line = (str(error).strip().split("\n")[0])[:200].rstrip(". ")
+        line = _masked(first_line(error), options)
         raise StorageError(
-            f"{shown} must be the URL of an object store that can be opened, got an error: {_masked(line, options)}. "
+            f"{shown} must be the URL of an object store that can be opened, got an error: {line}. "
             "Check the URL and storage_options."
         ) from None
 
@@ -174,7 +175,7 @@ def _fsspec_client(url: str, options: dict[str, Any]) -> Any:
     try:
         system, root = fsspec.core.url_to_fs(url, **options)
     except (ImportError, ValueError, TypeError, OSError) as error:
-        line = _masked(str(error).strip().split("\n")[0][:200].rstrip(". "), options)
+        line = _masked(first_line(error), options)
         raise StorageError(
             f"{_without_secrets(url)} must be a URL that fsspec can open, got an error: {line}. Check the URL and "
             "storage_options, or install the package of its file system."
