@@ -73,10 +73,11 @@ def test_a_public_method_without_a_docstring_overrides_one_that_has_one() -> Non
 
 
 def exported_functions() -> Iterator[tuple[str, Method]]:
-    """Yield the functions that packages export, and the methods of the classes that they export."""
-    texts = [ast.walk(tree) for path, tree in modules().items() if path.name == "__init__.py"]
-    exported = {node.value for nodes in texts for node in nodes if isinstance(node, ast.Constant)}
+    """Yield the functions that the packages around their module export, and the methods of such classes."""
+    texts = {path.parent: ast.walk(tree) for path, tree in modules().items() if path.name == "__init__.py"}
+    exports = {folder: {getattr(node, "value", None) for node in nodes} for folder, nodes in texts.items()}
     for path, tree in modules().items():
+        exported = set().union(*(exports.get(folder, ()) for folder in path.parents))
         for node in tree.body:
             if isinstance(node, Method) and node.name in exported:
                 yield f"{path.relative_to(ROOT)} {node.name}", node
