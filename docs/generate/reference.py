@@ -229,7 +229,10 @@ def _class(full: str, cls: type, links: dict[str, str], types: dict[str, str]) -
 
 
 def _members(cls: type, public_bases: set[type]) -> Iterator[tuple[str, Any]]:
-    """Yield the documented members that a class, or an internal base of it, defines."""
+    """Yield the documented members that a class, or an internal base of it, defines.
+
+    A method that inherits the docstring of a public base is described on the page of that base.
+    """
     seen: set[str] = set()
     documented = {ancestor for base in public_bases for ancestor in base.__mro__}
     for base in cls.__mro__:
@@ -240,7 +243,7 @@ def _members(cls: type, public_bases: set[type]) -> Iterator[tuple[str, Any]]:
                 continue
             function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
             is_member = inspect.isroutine(function) or isinstance(member, property)
-            if is_member and inspect.getdoc(function):
+            if is_member and function.__doc__:
                 seen.add(name)
                 yield name, member
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from qkv.core.printable import escaped_json, printable, quoted_formula
 from qkv.database.io.formatting import format_value
 from qkv.look.terminal import text_map
-from qkv.testing.effort import turn
+from qkv.testing.libraries import turn
 from tests.cli.conftest import EXAMPLES
 
 ACTING = "\x00\x07\x08\x1b\x7f\x85\x9b\u061c\u200e\u200f\u202a\u202e\u2028\u2066\u2069\ufeff"

@@ -10,7 +10,8 @@ from qkv.core.tile import Tile
 from qkv.errors import OptionError
 from qkv.testing import Setting
 from qkv.testing.libraries import LIBRARIES, to_float64
-from qkv.testing.reference_draws import reference_dropout_mask, reference_gumbel, reference_threefry, reference_uniform
+
+from .reference_draws import reference_dropout_mask, reference_gumbel, reference_threefry, reference_uniform
 
 # Random123, tests/kat_vectors: threefry2x32 by rounds; key, counter, words.
 VECTORS = {

@@ -17,7 +17,7 @@ from qkv.database import Database, choice_cache, database
 from qkv.database.choice_cache import ChoiceCache, cache_folder
 from qkv.database.execute import base
 from qkv.database.keys import choose
-from qkv.testing.effort import turn
+from qkv.testing.libraries import turn
 from tests.effort import sample
 
 LONG_AGO = 1_700_000_000

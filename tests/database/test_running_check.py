@@ -9,7 +9,7 @@ import pytest
 from qkv import Database
 from qkv.database.execute import scan
 from qkv.errors import DamagedStoreError
-from qkv.store import running_check, verified_files
+from qkv.store import block, row_files
 
 WIDTH = 16
 
@@ -18,7 +18,7 @@ WIDTH = 16
 def _path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of two files of 500 vectors, with the cached results of a first query."""
     monkeypatch.setattr(scan, "_PIECE", 1000)
-    monkeypatch.setattr(verified_files, "_VERIFIED", set())
+    monkeypatch.setattr(row_files, "_VERIFIED", set())
     draw = np.random.default_rng(0)
     rows = [{"key": draw.normal(size=(500, WIDTH)).astype(np.float32), "value": draw.normal(size=500)} for _ in "ab"]
     store = Database.create(tmp_path / "store", rows[0], "key", "value")
@@ -28,7 +28,7 @@ def _path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(path: Path) -> Database:
-    verified_files._VERIFIED.clear()
+    row_files._VERIFIED.clear()
     return Database.open(path, memory="1 KiB")
 
 
@@ -55,9 +55,9 @@ def test_answers_equal_those_without_checksums(
 
 def test_the_first_query_adds_each_byte_to_a_checksum_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    checksum = running_check.checksum
-    monkeypatch.setattr(running_check, "checksum", lambda data, value: sizes.append(len(data)) or checksum(data, value))
-    monkeypatch.setattr(verified_files, "_TICK", -(10**12))  # the files are older than a tick of the clock
+    checksum = block.checksum
+    monkeypatch.setattr(block, "checksum", lambda data, value: sizes.append(len(data)) or checksum(data, value))
+    monkeypatch.setattr(row_files, "_TICK", -(10**12))  # the files are older than a tick of the clock
     opened(path).ask([1.0] * WIDTH, score="dot")
     assert sum(sizes) == sum(file.stat().st_size for file in path.glob("rows/*.arrow"))
     assert len(sizes) >= 16  # pieces

@@ -5,7 +5,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from qkv.database.execute import running_aggregates
 from qkv.store import arrow
-from qkv.testing.store_machine import store_machine
+
+from .store_machine import store_machine
 
 
 @pytest.mark.parametrize("backend", ["arrow", "lance"])

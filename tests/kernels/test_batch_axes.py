@@ -17,11 +17,10 @@ from qkv.normalizers import Identity
 from qkv.plan import Kernel
 from qkv.testing import cases
 from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, Call, Case
-from qkv.testing.effort import LONG
 from qkv.testing.execution import Outcome, inputs_of, oracle_of, run
 from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.kernels import TransformContract
-from qkv.testing.libraries import Setting, installed
+from qkv.testing.libraries import LONG, Setting, installed
 
 FLOAT64 = Setting("torch", "float64")
 BLOCKS = (TiledKernel, RowBlocksKernel, NumpyBlocksKernel, TensorflowBlocksKernel)

@@ -12,9 +12,8 @@ from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.kernels import NumpyBlocksKernel, TiledKernel
 from qkv.testing.cases import NORMALIZERS, Case
-from qkv.testing.effort import turn
 from qkv.testing.execution import run_eagerly
-from qkv.testing.libraries import Setting, assert_close, installed
+from qkv.testing.libraries import Setting, assert_close, installed, turn
 
 torch = pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ from qkv.engine import _attend_in_operator
 from qkv.errors import GradientError, RefusedError, ShapeError
 from qkv.kernels.fused.sdpa import FusedAttention
 from qkv.kernels.tiled import autograd as tiles
-from qkv.testing.effort import LONG
+from qkv.testing.libraries import LONG
 from qkv.torch_bridge.operator import operator_arguments
 from tests.effort import sample
 

@@ -13,11 +13,10 @@ from qkv.core.equation import attend_dense
 from qkv.kernels import TiledKernel
 from qkv.kernels.tiled import schedule
 from qkv.testing.cases import MASKS, SCORES, SHAPES, Case, Shape
-from qkv.testing.effort import turn
 from qkv.testing.execution import oracle_of, run
 from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.kernels import KernelContract
-from qkv.testing.libraries import Setting
+from qkv.testing.libraries import Setting, turn
 from tests.effort import sample
 
 F64, F32 = Setting("torch", "float64"), Setting("torch", "float32")

@@ -13,7 +13,7 @@ import qkv
 from qkv import masks, normalizers, scores
 from qkv.kernels.triton.product_kernel import TritonProductsKernel
 from qkv.plan import Kernel
-from qkv.testing.effort import turn
+from qkv.testing.libraries import turn
 from tests.kernels.interpreted import InterpretedContract
 from tests.kernels.on_gpu import no_synchronization
 

@@ -7,7 +7,7 @@ from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.tiled_views import arrays_view
 from qkv.look.views import View
-from qkv.testing.effort import turn
+from qkv.testing.libraries import turn
 
 from .chromium import needs_chromium
 from .colours import cell_colours, difference, luminance

@@ -9,7 +9,7 @@ import torch
 
 from qkv import masks, nn, normalizers, scores
 from qkv.errors import KindError, OptionError, ShapeError
-from qkv.testing.effort import turn
+from qkv.testing.libraries import turn
 from tests.nn.parity import BATCH, EVERY, HEADS, MODULES, SOME, WIDTH, Config, K, Q, compare
 
 DTYPES = [torch.float32, torch.float64]

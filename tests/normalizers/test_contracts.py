@@ -24,8 +24,8 @@ from qkv.normalizers import (
     TopK,
 )
 from qkv.testing import NormalizerContract
-from qkv.testing.examples import Draw
-from qkv.testing.reference_draws import reference_gumbel
+from qkv.testing.cases import Draw
+from tests.core.reference_draws import reference_gumbel
 
 
 def softmax(row):

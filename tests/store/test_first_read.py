@@ -11,8 +11,9 @@ from qkv import store as stores
 from qkv.core import checksums
 from qkv.core.checksums import checksum
 from qkv.errors import DamagedStoreError
-from qkv.store import row_files, verified_files
-from qkv.testing.stores import ids_of, numbered
+from qkv.store import row_files
+
+from .contract import ids_of, numbered
 
 TEXTS = pa.table({"text": [f"text number {i}" for i in range(100)], "x": np.arange(100.0)})
 
@@ -65,7 +66,7 @@ def test_only_the_files_that_are_read_are_verified(path: Path, monkeypatch: pyte
 
 
 def test_a_process_verifies_each_file_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verified_files, "_TICK", -(10**12))  # the files are older than a tick of the clock
+    monkeypatch.setattr(row_files, "_TICK", -(10**12))  # the files are older than a tick of the clock
     stores.open(path).to_table()
     read: list[int] = []
     monkeypatch.setattr(row_files, "checksum", lambda data: read.append(1) or checksum(data))

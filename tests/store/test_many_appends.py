@@ -15,10 +15,10 @@ from qkv import store as stores
 from qkv.errors import DamagedStoreError, DataError, StoreFullError
 from qkv.store import arrow, manifest
 from qkv.store.arrow import FAN_IN, first_merged
-from qkv.store.manifest import RowFile
-from qkv.store.manifest_files import manifest_path, numbers, read_manifest, read_record
-from qkv.testing.stores import ids_of, numbered
+from qkv.store.manifest import RowFile, manifest_path, numbers, read_manifest, read_record
 from tests.effort import cases
+
+from .contract import ids_of, numbered
 
 APPENDS = 300
 
@@ -63,7 +63,7 @@ def test_few_files_and_few_deltas_remain(stream: Path) -> None:
     assert isinstance(store, arrow.ArrowStore)
     assert len(store.block_lengths()) < FAN_IN * 4
     records = [read_record(stream / "versions", number) for number in numbers(stream / "versions")]
-    checkpoints = [record.number for record in records if record.kept is None]
+    checkpoints = [record.number for record in records if record.inherited is None]
     assert max(np.diff([*checkpoints, records[-1].number])) <= manifest.MAX_DELTAS + 1
 
 
@@ -73,7 +73,7 @@ def test_a_manifest_takes_at_most_300_bytes_beyond_the_entry_of_its_row_file(str
     entries = 0
     for number in numbers(folder):
         record = read_record(folder, number)
-        if record.kept is not None:
+        if record.inherited is not None:
             body = json.loads(json.loads((folder / f"{number:010d}.json").read_bytes())["manifest"])
             entries += len(json.dumps(json.dumps(body["pieces"], separators=(",", ":"))))
     assert (size - entries) / len(numbers(folder)) <= 300
@@ -118,7 +118,7 @@ def test_an_append_lists_no_folder_of_many_files_and_reads_no_older_manifest(
     # The folder of the store is listed for the writers that wait.
     monkeypatch.setattr(os, "listdir", lambda path: real(path) if path == stream else refuse())
     monkeypatch.setattr(Path, "iterdir", refuse)
-    monkeypatch.setattr("qkv.store.manifest_files.read_record", refuse)
+    monkeypatch.setattr("qkv.store.manifest.read_record", refuse)
     store.append(numbered(0, 10))
     monkeypatch.undo()
     store.delete(lambda table: np.ones(len(table), bool))
@@ -149,7 +149,7 @@ def test_a_checkpoint_in_the_place_of_a_delta_keeps_the_links(tmp_path: Path) ->
         store.append(numbered(10 * i, 10 * i + 10))
     folder = tmp_path / "s" / "versions"
     before = [read_manifest(folder, number) for number in numbers(folder)]
-    from qkv.store.manifest_files import replace_by_checkpoint
+    from qkv.store.manifest import replace_by_checkpoint
 
     for number in reversed(numbers(folder)):
         replace_by_checkpoint(folder, number)

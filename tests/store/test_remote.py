@@ -17,11 +17,11 @@ from obstore.store import MemoryStore
 from qkv import Database
 from qkv import store as stores
 from qkv.errors import DamagedStoreError, DataError, OptionError, StorageError, StoreConflictError
-from qkv.store import ObjectPath, RemoteStore, remote
+from qkv.store import ObjectPath, RemoteStore, arrow, remote
 from qkv.store.block_cache import BlockCache
 from qkv.store.page_checksums import PAGE
-from qkv.testing.stores import StoreContract, ids_of, numbered
 
+from .contract import StoreContract, ids_of, numbered
 from .object_stores import Stopped, TestClient, at
 
 
@@ -167,7 +167,7 @@ def test_an_append_is_saved_though_merging_its_files_fails(monkeypatch: pytest.M
     def fail(*_: Any) -> None:
         raise StorageError("no answer")
 
-    monkeypatch.setattr(store, "_rows_of", fail)
+    monkeypatch.setattr(arrow, "read_block", fail)
     assert store.append(numbered(7, 8)) == 9
     assert ids_of(stores.open(at(bucket))) == list(range(8))
     assert len(store.path.client.entries("people/rows")) == 8  # type: ignore[attr-defined]

@@ -13,7 +13,8 @@ import pytest
 from qkv import store as stores
 from qkv.database import Database
 from qkv.store import row_files
-from qkv.testing.stores import numbered
+
+from .contract import numbered
 
 
 @pytest.fixture(name="template", scope="module")

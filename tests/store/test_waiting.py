@@ -15,7 +15,8 @@ from qkv import store as stores
 from qkv.errors import StoreBusyError
 from qkv.store import locking
 from qkv.store.locking import writer_lock
-from qkv.testing.stores import ids_of, numbered
+
+from .contract import ids_of, numbered
 
 WRITER = Path(__file__).with_name("writer.py")
 
@@ -116,14 +117,14 @@ def test_a_process_that_died_while_it_waited_is_nobody_to_wait_for(tmp_path: Pat
 
 
 def test_writers_wait_without_tickets_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, written = locking._file_lock, []
+    real, written = locking.file_lock, []
 
     def full(path: Path) -> object:
         if path.name != "writer.lock" and not path.exists():
             raise OSError(28, "No space left on device")
         return real(path)
 
-    monkeypatch.setattr(locking, "_file_lock", full)
+    monkeypatch.setattr(locking, "file_lock", full)
 
     def write() -> None:
         with writer_lock(tmp_path):

@@ -36,7 +36,6 @@ def checksum(data: Bytes, value: int = 0) -> int:
     """Return the CRC-32 checksum of a buffer of bytes.
 
     Args:
-        data: the bytes.
         value: the checksum of the bytes before these, if they are the next piece of a file.
 
     Example:

@@ -206,7 +206,6 @@ def write_container(
     """Write a container atomically and sync it to the disk. An existing file is replaced.
 
     Args:
-        path: the file.
         kind: what the container holds.
         settings: JSON values.
         parts: arrays of numbers, and bytes, by name.
@@ -270,7 +269,6 @@ def read_container(path: Path, kind: str, remedy: str, description: str = "the f
     """Read a container, after checking its manifest. The checksum of each part is verified when it is read.
 
     Args:
-        path: the file.
         kind: what the container must hold.
         remedy: the last sentence of errors.
         description: name of the file in error messages.

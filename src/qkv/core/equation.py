@@ -256,8 +256,6 @@ def bind_call(
         query: `(*batch, q, query_width)`, or text `(*batch, q)`.
         key: `(*batch, k, key_width)`, or text `(*batch, k)`.
         value: `(*batch, k, value_width)`.
-        score: the score.
-        normalizer: the normalizer.
         mask: the mask; None: all pairs.
         positions: how query positions relate to key positions.
         dropout: probability of dropping a weight.
@@ -321,7 +319,6 @@ def masked_logits(
         mask: the mask, restricted to the tile; None: all pairs.
         query: the tile's queries or their projections.
         key: the tile's keys or their projections.
-        tile: the tile.
         reference: an array in the dtype of accumulation.
         clean: whether query and key are known to be finite.
     """
@@ -373,8 +370,6 @@ def attend_dense(
         query: `(*batch, q, width)`, or text `(*batch, q)`.
         key: `(*batch, k, width)`, or text `(*batch, k)`.
         value: `(*batch, k, value_width)`.
-        score: the score.
-        normalizer: the normalizer.
         mask: the mask; None: all pairs.
         positions: how query positions relate to key positions.
         dropout: probability of dropping a weight.

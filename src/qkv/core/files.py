@@ -71,7 +71,6 @@ def check_writable(target: Path, description: str = "the file", suffixes: Sequen
     The file name must have an allowed suffix, and the folder must exist and be writable.
 
     Args:
-        target: the file.
         description: name of the file in error messages.
         suffixes: file name suffixes that are allowed; empty: any name is allowed.
 
@@ -100,7 +99,6 @@ def check_creatable(folder: Path, description: str) -> None:
     """Check, before a long computation, that its result can be written to a folder, which need not exist yet.
 
     Args:
-        folder: the folder.
         description: name of the folder in error messages.
 
     Raises:

@@ -90,7 +90,6 @@ class ExponentialSums(PartialResult):
         return cls(maximum, xp.sum(exponentials, axis=-1, keepdims=True), weighted_sum(exponentials))
 
     def merge(self, other: ExponentialSums) -> ExponentialSums:
-        """Return the partial result over the keys of `self` and `other`, relative to the larger maximum."""
         maximum = namespace(self.maximum).maximum(self.maximum, other.maximum)
         own, others = rescale_factor(self.maximum, maximum), rescale_factor(other.maximum, maximum)
         return ExponentialSums(
@@ -130,7 +129,6 @@ class WeightedSums(PartialResult):
     weighted: Float[Array, "*batch q value_width"]
 
     def merge(self, other: WeightedSums) -> WeightedSums:
-        """Return the partial result over the keys of both `self` and `other`, by adding their sums."""
         return WeightedSums(self.total + other.total, self.weighted + other.weighted)
 
 
@@ -155,7 +153,6 @@ class TopKeys(PartialResult):
     size: int
 
     def merge(self, other: TopKeys) -> TopKeys:
-        """Return the partial result with the k keys of highest rank among the keys of `self` and `other`."""
         xp = namespace(self.rank)
         return TopKeys(
             xp.concat([self.rank, other.rank], axis=-1),

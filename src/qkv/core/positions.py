@@ -37,7 +37,6 @@ class Positions(Part):
     query_start: Array | int | None = array_field(default=None)
 
     def validate(self) -> None:
-        """Check that exactly one of `align` and `query_start` is given and that its value is allowed."""
         if self.align not in (None, "start", "end"):
             raise OptionError(f'align must be "start" or "end", got {self.align!r}.')
         if (self.align is None) == (self.query_start is None):

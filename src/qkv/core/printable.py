@@ -29,7 +29,6 @@ def printable(text: str, *, lines: bool = False) -> str:
     Letters of every script, joined emoji and combining characters stay as they are.
 
     Args:
-        text: the text.
         lines: keep line breaks and tabs.
 
     Example:

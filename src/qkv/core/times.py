@@ -345,7 +345,6 @@ def parse_date(text: str, form: str) -> dt.datetime:
     """Return the timestamp in a text of a format, or of its date alone; it has a time zone if the format has one.
 
     Args:
-        text: the text.
         form: the format; "" for ISO 8601, with or without a time zone.
 
     Raises:
@@ -378,7 +377,6 @@ def read_time(text: str, form: str = "") -> dt.datetime:
     Another format is read if it has the order of day, month and year of the column, or if no other order is possible.
 
     Args:
-        text: the text.
         form: the format of the column; "" for ISO 8601.
 
     Raises:

@@ -34,7 +34,6 @@ def read_bounded(path: Path | BoundedFile, largest: int = _LARGEST) -> bytes:
     """Return the bytes of a file.
 
     Args:
-        path: the file.
         largest: the largest size that is read.
 
     Raises:
@@ -57,7 +56,6 @@ def parse_json(data: bytes | str, name: str) -> object:
     """Return the value of a JSON text.
 
     Args:
-        data: the text.
         name: names the text in errors.
 
     Raises:

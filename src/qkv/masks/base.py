@@ -119,7 +119,6 @@ class _Combined(Mask):
         return self.left.bound_per_call or self.right.bound_per_call
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` if either mask does not match `q` queries and `k` keys."""
         self.left.check(q, k)
         self.right.check(q, k)
 
@@ -130,11 +129,9 @@ class And(_Combined):
 
     @property
     def conjuncts(self) -> tuple[Mask, ...]:
-        """The masks that `left` combines with `&`, followed by the masks that `right` combines with `&`."""
         return (*self.left.conjuncts, *self.right.conjuncts)
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for the pairs of the tile that both masks allow."""
         return self.left.allowed(tile, reference) & self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
@@ -143,7 +140,6 @@ class And(_Combined):
         return "none" if "none" in covers else "all" if covers == ("all", "all") else "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the intersection of the key ranges of both masks."""
         left, right = self.left.key_range(tile), self.right.key_range(tile)
         return max(left[0], right[0]), min(left[1], right[1])
 
@@ -156,7 +152,6 @@ class Or(_Combined):
     """Mask that allows the pairs of query and key that `left` or `right` allows."""
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for the pairs of the tile that at least one of both masks allows."""
         return self.left.allowed(tile, reference) | self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
@@ -165,7 +160,6 @@ class Or(_Combined):
         return "all" if "all" in covers else "none" if covers == ("none", "none") else "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the smallest range that contains the key ranges of both masks."""
         left, right = self.left.key_range(tile), self.right.key_range(tile)
         return min(left[0], right[0]), max(left[1], right[1])
 
@@ -181,11 +175,9 @@ class Not(Mask):
     mask: Mask
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for the pairs of the tile that the inner mask excludes."""
         return ~self.mask.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage of the inner mask with "all" and "none" swapped."""
         swapped: dict[Coverage, Coverage] = {"all": "none", "none": "all", "part": "part"}
         return swapped[self.mask.coverage(tile)]
 

@@ -44,7 +44,6 @@ class Blocks(Mask):
     size: int | tuple[int, int] = 64
 
     def validate(self) -> None:
-        """Check that `layout` is boolean and that the block sizes are positive integers."""
         object.__setattr__(self, "layout", require_boolean("Blocks", as_array(self.layout)))
         if len(self.sizes) != 2 or not all(is_int(n) and n >= 1 for n in self.sizes):
             raise OptionError(
@@ -67,7 +66,6 @@ class Blocks(Mask):
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array with the element of `layout` to which each pair of the tile belongs."""
         xp = namespace(self.layout)
         rows = tile.query_indices(self.layout) // self.sizes[0]
         cols = tile.key_positions(self.layout) // self.sizes[1]
@@ -85,7 +83,6 @@ class Blocks(Mask):
         return int(blocks[0]) * size_k, min(tile.k_total, (int(blocks[-1]) + 1) * size_k)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage of the tile, computed from the elements of `layout` that overlap it."""
         if to_numpy(self.layout) is None:
             return "part"
         (r0, r1), (c0, c1) = tile.rows, tile.cols

@@ -35,7 +35,6 @@ class Causal(BandMask):
     after = 0
 
     def validate(self) -> None:
-        """Check that the alignment is "start", "end" or None."""
         if self.align is not None:
             Positions(align=self.align)
 

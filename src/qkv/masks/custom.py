@@ -75,7 +75,6 @@ class Custom(FunctionPart, Mask):
     bound_per_call = True
 
     def validate(self) -> None:
-        """Check the fields, and convert `parameters` and `batch_axes` to tuples."""
         self.check_function(
             "Pass a function of (query, key, *parameters) that returns booleans: lambda query, key: key <= query."
         )
@@ -116,7 +115,6 @@ class Custom(FunctionPart, Mask):
         return selected
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the pairs of the tile for which the function returns True."""
         evaluated, key = self._evaluated_tiles(), self._key(tile)
         found = None if evaluated is None or key is None else evaluated.allowed.get(key)
         return self._evaluate(tile, reference) if found is None else found

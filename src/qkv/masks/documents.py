@@ -69,7 +69,6 @@ class Documents(Mask):
         object.__setattr__(self, "key_ids", self.query_ids if self.key_ids is None else as_array(self.key_ids))
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless there are `q` ids of queries and `k` ids of keys."""
         assert self.key_ids is not None
         got = (self.query_ids.shape[-1], self.key_ids.shape[-1])
         if got != (q, k):
@@ -79,7 +78,6 @@ class Documents(Mask):
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the pairs of the tile whose query and key have the same id."""
         assert self.key_ids is not None
         return self.query_ids[..., :, None] == self.key_ids[..., None, :]
 

@@ -36,11 +36,9 @@ class Keys(Mask):
     key_only = True
 
     def validate(self) -> None:
-        """Check that the array is boolean."""
         object.__setattr__(self, "array", require_boolean("Keys", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless the last axis of the array has length `k` or 1."""
         if self.array.shape[-1] not in (1, k):
             raise ShapeError(
                 f"the array of Keys must have shape (*batch, {k}), with one element per key, got shape "

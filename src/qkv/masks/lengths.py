@@ -37,15 +37,12 @@ class Lengths(Mask):
     key_only = True
 
     def validate(self) -> None:
-        """Convert `lengths` to an array of integers unless it is an integer."""
         object.__setattr__(self, "lengths", require_integers("Lengths", "lengths", self.lengths))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for the keys of the tile with an index below the length."""
         return shorter_than(tile, reference, self.lengths)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage of the tile, computed from its keys and the smallest and largest length."""
         known = length_range(self.lengths)
         if known is None:
             return "part"

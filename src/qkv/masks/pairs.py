@@ -36,7 +36,6 @@ class Pairs(Mask):
     array: Array = array_field("q", "k")
 
     def validate(self) -> None:
-        """Check that the array is boolean."""
         object.__setattr__(self, "array", require_boolean("Pairs", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
@@ -49,7 +48,6 @@ class Pairs(Mask):
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return the boolean array, which broadcasts to `(*batch, q, k)`."""
         return self.array
 
     def coverage(self, tile: Tile) -> Coverage:

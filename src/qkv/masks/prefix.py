@@ -41,11 +41,9 @@ class Prefix(Mask):
     positional = True
 
     def validate(self) -> None:
-        """Convert `length` to an array of integers unless it is an integer."""
         object.__setattr__(self, "length", require_integers("Prefix", "length", self.length))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for pairs of the tile with a key in the prefix or not after the query."""
         return shorter_than(tile, reference, self.length) | Causal().allowed(tile, reference)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:

@@ -49,7 +49,6 @@ class BandMask(Mask):
         return start, stop
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage of the tile, computed from the positions of its first and last query and key."""
         span = tile.query_position_range(self.align)
         if span is None:
             return "part"
@@ -89,7 +88,6 @@ class Window(BandMask):
     positional = True
 
     def validate(self) -> None:
-        """Check that `before` and `after` are non-negative integers or None."""
         for name in ("before", "after"):
             n = getattr(self, name)
             if n is not None and (not is_int(n) or n < 0):

@@ -50,7 +50,6 @@ def align_array(
     An array whose batch axes fit neither batch nor heads is returned unchanged; the engine raises the error.
 
     Args:
-        x: the array.
         own_axes: number of leading batch axes of the array.
         batch_axes: as in `align_batch`.
         groups: as in `align_batch`.

@@ -60,7 +60,6 @@ def decode(
     batch 1 and width 512 each call of a Python function takes about 1 % of a step.
 
     Args:
-        cache: the cache.
         query: the tokens, from which queries, keys and values are projected.
         module: the attention module.
         parts: modules that return the score, the normalizer and the mask.
@@ -92,8 +91,6 @@ def append_and_attend(
     Supported are softmax of scaled dot products over the keys of one chunk, and data that are finite.
 
     Args:
-        cache: the cache.
-        query: queries.
         key: keys of the queries.
         value: values of the queries.
         parts: modules that return the score, the normalizer and the mask.
@@ -158,7 +155,6 @@ def attend_step(
 
     Args:
         cache: the cache, to which the keys of the queries were appended.
-        query: queries.
         key: all keys of the cache.
         value: all values of the cache.
         score: module that returns the score.

@@ -70,7 +70,6 @@ class ExtraKeysMask(Mask):
     extra: int
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` if the arrays of the inner mask do not fit `q` queries and `k` − `extra` keys."""
         self.mask.check(q, k - self.extra)
 
     def bind(
@@ -87,7 +86,6 @@ class ExtraKeysMask(Mask):
         return dataclasses.replace(self, mask=self.mask.bind(reference, batch, dtype, lengths))
 
     def allowed(self, tile: Tile, reference: Shaped[Array, "*_"]) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for allowed pairs of the tile, among them all pairs of an extra key."""
         k = tile.k_total - self.extra
         inner = dataclasses.replace(tile, cols=(min(tile.cols[0], k), min(tile.cols[1], k)), k_total=k)
         extra = tile.cols[1] - tile.cols[0] - (inner.cols[1] - inner.cols[0])

@@ -258,7 +258,6 @@ class Rotary2D(Rotary):
         return torch.where(patches[..., None] < 0, 0.0, angles)
 
     def extra_repr(self) -> str:
-        """Return the options of `Rotary`, the number of columns and the index of the first patch, for `print`."""
         return f"{super().extra_repr()}, columns={self.columns}, first_patch={self.first_patch}"
 
 

@@ -63,7 +63,6 @@ class LinearScaling(RotaryScaling):
         _check_factor(self.factor)
 
     def scale(self, rates: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
-        """Return the rates divided by the factor."""
         return rates / self.factor
 
 
@@ -225,7 +224,6 @@ class LongRoPE(RotaryScaling):
         return self.attention
 
     def scale(self, rates: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
-        """Return the rates, each divided by its factor."""
         if len(self.factors) != rates.shape[-1]:
             raise OptionError(
                 f"factors of LongRoPE must have one number per pair of rotated elements, which are {rates.shape[-1]}, "

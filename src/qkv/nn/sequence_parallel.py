@@ -37,7 +37,6 @@ def attend_to_shards(
     """Return the outputs of the heads for this rank's queries over the keys of all ranks, and the axes of the heads.
 
     Args:
-        module: the module.
         query: this rank's part of the query input.
         key: this rank's part of the key input, or of projected keys and values.
         value: this rank's part of the value input.

@@ -55,11 +55,9 @@ class Custom(FunctionPart, Normalizer):
     sums_to_one = False
 
     def validate(self) -> None:
-        """Check the fields, and convert `parameters` and `batch_axes` to tuples."""
         self.check_function("Pass a function of (logits, *parameters) that returns weights.")
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return the weights of whole rows that `function` computes, 0 for excluded keys."""
         if logits.shape[-1] == 0:
             return logits
         if self.ranks and logits.ndim < self.ranks[0]:

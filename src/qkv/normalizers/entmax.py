@@ -60,7 +60,6 @@ class Entmax(Normalizer):
     has_threshold_bound: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """Check that `alpha` is greater than 1."""
         require_number("Entmax", "alpha", self.alpha, lambda alpha: 1 < alpha < math.inf, "a number greater than 1")
 
     @property
@@ -122,7 +121,6 @@ class Entmax(Normalizer):
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the keys with non-zero weight."""
         return weights != 0
 
 

@@ -40,11 +40,9 @@ class OneHot(Normalizer):
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the selected key of each query."""
         return weights != 0
 
     def selection_logits(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
-        """Return the rank of each key: its logit after `prepare`, to which stochastic normalizers add noise."""
         return self.perturb(self.prepare(logits), tile)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
@@ -54,7 +52,6 @@ class OneHot(Normalizer):
     def candidate_weights(
         self, logits: Float[Array, "*batch q k"], ranks: Float[Array, "*batch q k"], tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return weight 1 for the first candidate with the largest element of `ranks`, and 0 for the others."""
         return self._one(self.prepare(logits), select_top(ranks, 1))
 
     def accumulate(
@@ -65,13 +62,11 @@ class OneHot(Normalizer):
         dropout: float,
         finite: bool,
     ) -> TopKeys:
-        """Return the partial result of a tile, which holds the key with the highest rank for each query."""
         return top_keys_of_tile(self.perturb(logits, tile), logits, value, tile, 1)
 
     def finalize(
         self, partial: PartialResult, tile: Tile, dropout: float
     ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
-        """Return the value of each query's selected key as the output, and the key's index as the summary."""
         assert isinstance(partial, TopKeys)
         weights = self._one(partial.logit, partial.rank != -namespace(partial.rank).inf)
         return weigh_top_keys(weights, partial, tile, dropout), (partial.index,)
@@ -79,7 +74,6 @@ class OneHot(Normalizer):
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return weight 1 for the selected key of each query if it is in the tile, and 0 for all other keys."""
         return self._one(logits, is_selected(summary[0], logits, tile))
 
     def _one(self, logits: Float[Array, "*batch q k"], chosen: Bool[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:

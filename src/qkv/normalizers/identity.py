@@ -32,7 +32,6 @@ class Identity(LinearNormalizer):
     linear: ClassVar[bool] = True
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the logits, with 0 in place of −inf."""
         return where(excluded(logits), 0.0, logits)
 
     def logit_gradient(
@@ -44,5 +43,4 @@ class Identity(LinearNormalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the gradient with respect to the logits: `weight_gradient`, with 0 for excluded keys."""
         return where(excluded(logits), 0.0, weight_gradient)

@@ -37,7 +37,6 @@ class LinearNormalizer(Normalizer):
         dropout: float,
         finite: bool,
     ) -> WeightedSums:
-        """Return the sum of the unnormalized weights and the weighted sum of the values of a tile for each query."""
         mass = self.mass(logits)
         weighted = apply_weights(apply_dropout(mass, tile, dropout), value, self.support(logits, mass), finite)
         return WeightedSums(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
@@ -57,7 +56,6 @@ class LinearNormalizer(Normalizer):
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return the unnormalized weights of a tile, divided by the sum in the summary if `divides` is True."""
         return _share(self.mass(logits), summary[0]) if self.divides else self.mass(logits)
 
 

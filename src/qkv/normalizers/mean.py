@@ -32,5 +32,4 @@ class Mean(LinearNormalizer):
     differentiable: ClassVar[bool] = False
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return 1 for each key that is not excluded, and 0 for each excluded key."""
         return cast(~excluded(logits), logits.dtype)

@@ -51,7 +51,6 @@ class Sample(OneHot):
         return Softmax(self.temperature)
 
     def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
-        """Return the rank of each key: the logit that `prepare` returned, plus Gumbel noise."""
         if tile is None:
             raise OptionError(
                 "tile must be given for Sample, because it holds the seed of the call, got None. Pass a tile with a "

@@ -89,6 +89,5 @@ def is_selected(
     Args:
         index: `TopKeys.index` of all keys of the query; −1 if there are fewer keys.
         logits: logits of the tile, of which only the shape is used.
-        tile: the tile.
     """
     return index_mask(index - tile.first_key, logits)

@@ -40,11 +40,9 @@ class Sigmoid(LinearNormalizer):
     is_sigmoid: ClassVar[bool] = True
 
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the logits plus the bias."""
         return logits + expand_to_pairs(self.bias) if is_array(self.bias) or self.bias else logits
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the sigmoid of each logit, and 0 for −inf."""
         out = excluded(logits)
         return where(out, 0.0, sigmoid(where(out, 0.0, logits)))
 
@@ -57,5 +55,4 @@ class Sigmoid(LinearNormalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the gradient with respect to the logits, w (1 − w) g, with weights w and their gradient g."""
         return weights * (1 - weights) * weight_gradient

@@ -48,7 +48,6 @@ class Softmax(Normalizer):
     symmetric: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """Check that the temperature is positive."""
         require_number("Softmax", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
     @property
@@ -98,7 +97,6 @@ class Softmax(Normalizer):
         dropout: float,
         finite: bool,
     ) -> ExponentialSums:
-        """Return the partial result of a tile: the maximum of each row, and sums of exponentials relative to it."""
         return ExponentialSums.accumulate(
             logits, lambda e: apply_weights(apply_dropout(e, tile, dropout), value, ~excluded(logits), finite)
         )

@@ -66,7 +66,6 @@ class SparseNormalizer(Normalizer):
         return where(out, 0.0, weights)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
-        """Return a lower bound of the logits of keys with weight in each row, from the maxima of groups of keys."""
         xp = namespace(largest)
         while (half := largest.shape[-1] // 2) >= _BOUND_GROUPS:
             # Merging pairs of groups lowers the bound a little and halves the time.
@@ -90,5 +89,4 @@ class SparseNormalizer(Normalizer):
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the keys with non-zero weight."""
         return weights != 0

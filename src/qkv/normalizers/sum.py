@@ -57,7 +57,6 @@ class Sum(LinearNormalizer):
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the keys whose score is not 0."""
         return weights != 0
 
     def logit_gradient(

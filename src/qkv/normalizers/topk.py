@@ -49,7 +49,6 @@ class TopK(Normalizer):
     has_threshold_bound: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """Check that `k` is a positive integer and that `normalizer` is a `Normalizer`."""
         require_positive_integer("TopK", "k", self.k)
         if self.normalizer is None:
             object.__setattr__(self, "normalizer", Softmax())
@@ -87,17 +86,14 @@ class TopK(Normalizer):
         return self.k * (value_width + 3)
 
     def simplify(self, k: int) -> Normalizer:
-        """Return the inner normalizer if rows have `k` ≤ `self.k` keys, so that all are kept, else this normalizer."""
         return self.normalizer if k <= self.k else self
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return the weights that the inner normalizer computes from the kept logits, and 0 for all other keys."""
         return self.normalizer.weights(_mask_others(logits, select_top(logits, self.k)), tile)
 
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the kept keys in the support of the inner normalizer."""
         kept = _mask_others(logits, select_top(logits, self.k))
         return self.normalizer.support(kept, weights)
 
@@ -124,7 +120,6 @@ class TopK(Normalizer):
         dropout: float,
         finite: bool,
     ) -> TopKeys:
-        """Return the partial result of a tile, which holds the k keys with the largest logits for each query."""
         return top_keys_of_tile(logits, logits, value, tile, self.k)
 
     def finalize(
@@ -150,7 +145,6 @@ class TopK(Normalizer):
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return the weights that the inner normalizer computes for the tile's kept keys, and 0 for all other keys."""
         kept = _mask_others(logits, is_selected(summary[0], logits, tile))
         return self.normalizer.tile_weights(kept, summary[1:], tile)
 
@@ -163,7 +157,6 @@ class TopK(Normalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the gradient of the inner normalizer for the kept keys, and 0 for all other keys."""
         kept = is_selected(summary[0], logits, tile)
         gradient = self.normalizer.logit_gradient(
             _mask_others(logits, kept), weights, weight_gradient, row_dot, summary[1:], tile
@@ -171,7 +164,6 @@ class TopK(Normalizer):
         return where(kept, gradient, 0.0)
 
     def array_gradients(self, summary: Summary, row_dot: Float[Array, "*batch q 1"]) -> tuple[Array | None, ...]:
-        """Return the gradient of each array of the inner normalizer for each row, or None if it has none."""
         return self.normalizer.array_gradients(summary[1:], row_dot)
 
 

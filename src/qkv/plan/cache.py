@@ -142,11 +142,7 @@ def call_signature(
     """Return the signature of a call, which determines its plan, and whether parts of the call hold arrays.
 
     Args:
-        query: queries.
-        key: keys.
-        value: values.
         fields: score, normalizer, mask, positions and dropout.
-        readouts: the readouts.
         *options: further values on which the plan depends.
 
     Returns:
@@ -196,8 +192,6 @@ def step_signature(
     Args:
         signature: signature of the call, as `call_signature` returns it.
         keys: number of keys to put in place of that of the call.
-        key_shape: shape of the keys.
-        value_shape: shape of the values.
     """
     *parts, _, _, query_dtype, key_dtype, value_dtype = cast("tuple[Hashable, ...]", signature)
     shapes = [(*shape[:-2], keys, shape[-1]) for shape in (key_shape, value_shape)]
@@ -237,12 +231,7 @@ def store_plan(
     """Store the plan of a call in the cache, and drop the oldest plan if the cache is full.
 
     Args:
-        signature: signature of the call.
         holds_arrays: whether parts of the call hold arrays.
-        plan: the plan.
-        query: queries of the call.
-        key: keys of the call.
-        value: values of the call.
     """
     PLANS[signature] = cached_plan(plan, holds_arrays, query, key, value)
     if len(PLANS) > _MAX_PLANS:
@@ -259,11 +248,7 @@ def cached_plan(
     """Return a plan without the arrays of the call for which it was made.
 
     Args:
-        plan: the plan.
         holds_arrays: whether parts of the call hold arrays.
-        query: queries of the call.
-        key: keys of the call.
-        value: values of the call.
     """
     problem, half = plan.problem, dtype_name(value) in _HALF and plan.problem.library == "torch"
     ready = _is_bound(plan, query, key, value, namespace(value).float32 if half else value.dtype)

@@ -47,9 +47,6 @@ def read_problem(
     """Return the `Problem` of a call, which describes its parts, shapes and dtypes without its data.
 
     Args:
-        query: queries.
-        key: keys.
-        value: values.
         spec: score, normalizer, mask, positions and dropout.
         readouts: readouts of the weights.
         memory: budget for scratch memory, in bytes or as text like "512 MiB"; None: the default of this machine.

@@ -150,7 +150,6 @@ def device_named(name: str, library: str = "torch") -> Device:
     """Return the device of a name: "cpu", "cuda", "cuda:1", or the name of a kind of GPU such as "H100".
 
     Args:
-        name: the name.
         library: array library of the call; GPUs are planned for PyTorch and JAX.
 
     Raises:
@@ -185,11 +184,7 @@ def device_named(name: str, library: str = "torch") -> Device:
 
 
 def device_of(reference: Shaped[Array, "*_"]) -> Device:
-    """Return the device of an array. Arrays of other libraries than PyTorch and JAX, and of TPUs, count as CPU.
-
-    Args:
-        reference: an array of the call.
-    """
+    """Return the device of an array. Arrays of other libraries than PyTorch and JAX, and of TPUs, count as CPU."""
     found = jax_gpu_of(reference)
     if found is not None:
         return _jax_gpu(found)

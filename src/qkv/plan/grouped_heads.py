@@ -124,8 +124,6 @@ def split_heads(
         query: queries `(*batch, heads, q, width)`, or their shape as a tuple.
         key: keys `(*batch, key_heads, k, width)`, or their shape.
         value: values `(*batch, key_heads, k, value_width)`, or their shape.
-        parts: parts of the call.
-        readouts: readouts of the call.
 
     Raises:
         ShapeError: the numbers of heads do not match.

@@ -63,8 +63,6 @@ def lift_suffices(
 
     Args:
         score: a score whose logits cancel.
-        query: queries.
-        key: keys.
         centre: the point that the score subtracts from both; None: that of `score.centre`.
     """
     for_keys, for_queries = LIFT_RANGES[dtype_name(query)]
@@ -90,9 +88,6 @@ def run_precisely(
 
     Args:
         run: function that runs a call.
-        query: queries.
-        key: keys.
-        value: values.
         fields: score, normalizer, mask, positions and dropout; the logits of the score cancel.
         readouts: readouts of the weights.
         options: seed, kernel and memory limit.

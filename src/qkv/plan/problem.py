@@ -48,7 +48,6 @@ def elements_by_trial(score: Score, axes: Axes, dtype: str) -> int | None:
     that `Score.elements_per_logit` assumes is the best estimate.
 
     Args:
-        score: the score of a call.
         axes: the shapes of the call.
         dtype: name of the dtype of query and key.
     """

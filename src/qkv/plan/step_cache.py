@@ -63,9 +63,6 @@ def step_plan(
     Args:
         signature: signature of the call, as `call_signature` returns it.
         holds_arrays: whether parts of the call hold arrays, as `call_signature` returns it.
-        query: queries.
-        key: keys.
-        value: values.
         fields: score, normalizer, mask, positions and dropout.
         plan: function that plans a call of query, key and value with the other arguments of this call.
     """

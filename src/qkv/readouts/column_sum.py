@@ -38,9 +38,7 @@ class ColumnSum(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Float[Array, "*batch k"]:
-        """Return the sum of the weights of each key over the queries of the tile, `(*batch, k)`."""
         return namespace(weights).sum(weights, axis=-2)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return a reduction that adds the sums of tiles with the same keys."""
         return (Reduction((tile.k_total,), (slice(*tile.cols),), "add"),)

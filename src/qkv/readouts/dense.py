@@ -27,7 +27,6 @@ class Dense(Readout):
     """
 
     def element_count(self, q: int, k: int) -> int:
-        """Return q · k, the number of weights."""
         return q * k
 
     def read(
@@ -37,9 +36,7 @@ class Dense(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the weights of the tile."""
         return weights
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return a reduction that stores the weights at the queries and keys of the tile."""
         return (Reduction((tile.q_total, tile.k_total), (slice(*tile.rows), slice(*tile.cols))),)

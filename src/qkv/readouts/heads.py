@@ -45,7 +45,6 @@ class Heads(Readout):
     heads: tuple[int, ...]
 
     def validate(self) -> None:
-        """Check that `readout` is a `Readout` and that `heads` contains one or more integers."""
         if not isinstance(self.readout, Readout):
             raise KindError(
                 f"readout of Heads must be a Readout, got {self.readout!r}. Pass one, as in Heads(Entropy(), (0, 3))."
@@ -59,14 +58,9 @@ class Heads(Readout):
 
     @property
     def per_head(self) -> Readout:
-        """The inner readout, which is applied to each of the selected heads."""
         return self.readout
 
     def check(self, tile: Tile) -> None:
-        """Raise a `ShapeError` if the call has no axis of heads or an index is out of range.
-
-        The inner readout is checked as well.
-        """
         if not tile.batch:
             raise ShapeError(
                 "query, key and value must have a batch axis of heads for Heads, got no batch axes. "
@@ -79,7 +73,6 @@ class Heads(Readout):
         self.readout.check(tile)
 
     def total_elements(self, tile: Tile) -> int:
-        """Return how many array elements the inner readout stores for the selected heads."""
         count = self.readout.element_count(tile.q_total, tile.k_total)
         return math.prod(tile.batch[:-1]) * len(self.heads) * count
 
@@ -90,7 +83,6 @@ class Heads(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Result:
-        """Return the results of the inner readout for the selected heads, concatenated along the axis of heads."""
         results = []
         for head in self.heads:
             n = head % weights.shape[-3]

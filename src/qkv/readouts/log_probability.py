@@ -63,7 +63,6 @@ class LogProbability(Readout):
         return _SampledWeights(namespace(logits).sum(drawn, axis=-1), normalizer.distribution.log_total(logits)[..., 0])
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return two reductions, which add the logits and combine the log-sum-exps of tiles."""
         shape, at = (tile.q_total,), (slice(*tile.rows),)
         return (
             Reduction(shape, at, across_keys(tile, "add")),

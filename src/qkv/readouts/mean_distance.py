@@ -42,7 +42,6 @@ class MeanDistance(Readout):
     reduce_op = "add"
 
     def check(self, tile: Tile) -> None:
-        """Raise a `PositionError` unless the positions of the queries are known."""
         tile.offset()
 
     def read(

@@ -53,7 +53,6 @@ class PooledMap(Readout):
     how: Literal["mean", "max"] = "mean"
 
     def validate(self) -> None:
-        """Check that `size` is a positive integer and that `how` is "mean" or "max"."""
         require_positive_integer("PooledMap", "size", self.size)
         check_choice("how of PooledMap", self.how, ("mean", "max"))
 
@@ -77,7 +76,6 @@ class PooledMap(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Float[Array, "*batch rows cols"]:
-        """Return the sum or maximum of the tile's weights in each cell that overlaps the tile."""
         rows, cols = self.sides(tile.q_total, tile.k_total)
         how = "sum" if self.how == "mean" else "max"
         lanes = pool_cells(weights, -1, tile.cols, cols, tile.k_total, how)
@@ -95,7 +93,6 @@ class PooledMap(Readout):
         return (Reduction(sides, at, "add"),)
 
     def finalize(self, whole: Float[Array, "*batch rows cols"], tile: Tile) -> Float[Array, "*batch rows cols"]:
-        """Return the pooled map: the maxima, or the sums divided by the number of pairs in each cell."""
         if self.how == "max":
             return whole
         rows, cols = self.sides(tile.q_total, tile.k_total)

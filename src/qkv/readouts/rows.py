@@ -38,11 +38,9 @@ class Rows(Readout):
     rows: tuple[int, ...]
 
     def validate(self) -> None:
-        """Check that `rows` contains one or more integers."""
         require_indices(self, "rows")
 
     def check(self, tile: Tile) -> None:
-        """Raise a `ShapeError` if an index in `rows` is out of range for the queries of the call."""
         q = tile.q_total
         for row in self.rows:
             if not -q <= row < q:
@@ -59,20 +57,17 @@ class Rows(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Float[Array, "*batch n k"]:
-        """Return the weights of the selected queries that are in the tile, in ascending order of the queries."""
         first, last = tile.rows
         here = [row - first for row in self._ascending(tile) if first <= row < last]
         index = asarray_like(weights, np.asarray(here)) if here else None
         return weights[..., :0, :] if index is None else namespace(weights).take(weights, index, axis=-2)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return a reduction that stores the weights of the tile's selected queries in ascending order."""
         before, upto = (sum(row < limit for row in self._ascending(tile)) for limit in tile.rows)
         at = (slice(before, upto), slice(*tile.cols))
         return (Reduction((len(self.rows), tile.k_total), at),)
 
     def finalize(self, whole: Float[Array, "*batch n k"], tile: Tile) -> Float[Array, "*batch n k"]:
-        """Return the weights of the selected queries, `(*batch, len(rows), k)`, in the order of `rows`."""
         ascending = sorted(range(len(self.rows)), key=lambda n: self.rows[n] % tile.q_total)
         back = [ascending.index(n) for n in range(len(self.rows))]
         return namespace(whole).take(whole, asarray_like(whole, np.asarray(back)), axis=-2)

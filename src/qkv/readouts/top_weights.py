@@ -51,7 +51,6 @@ class TopWeights(Readout):
     k: int
 
     def validate(self) -> None:
-        """Check that `k` is a positive integer."""
         require_positive_integer("TopWeights", "k", self.k)
 
     def element_count(self, q: int, k: int) -> int:
@@ -65,7 +64,6 @@ class TopWeights(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Top:
-        """Return the k largest weights of each query in the tile and the indices of their keys as a `Top`."""
         xp = namespace(weights)
         order = finite_top_k_indices(_rank(weights), self.k)
         top = xp.take_along_axis(weights, order, axis=-1)
@@ -80,7 +78,6 @@ class TopWeights(Readout):
         return Top(top, keys)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return two reductions across tiles: one for the k largest weights, one for the indices of their keys."""
         shape, at = (tile.q_total, self.k), (slice(*tile.rows), slice(None))
         how = across_keys(tile, "top-k")
         return Reduction(shape, at, how), Reduction(shape, at, how, -1)

@@ -85,7 +85,6 @@ class Additive(GeneralScore):
             raise ShapeError(f"all weights of Additive must have the same number of hidden units, got {counts}.")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the number of hidden units, all of which are in memory for each logit of a tile."""
         return int(self.vector.shape[-1])
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:

@@ -41,9 +41,6 @@ def check_logits(
     Args:
         owner: name of the score in error messages.
         logits: the result of the function.
-        query: the queries of the tile.
-        key: the keys of the tile.
-        tile: the tile.
 
     Raises:
         KindError: `logits` is not an array of real numbers, or not of the library of `query`.

@@ -43,7 +43,6 @@ class Biased(PointwiseScore):
     adds_offset = True
 
     def validate(self) -> None:
-        """Check that exactly one of `bias` and `per_key` is given."""
         if (self.bias is None) == (self.per_key is None):
             given = "none" if self.bias is None else "both"
             raise OptionError(
@@ -69,7 +68,6 @@ class Biased(PointwiseScore):
         return self.score.lifted_width(query_width, key_width) + 1
 
     def lift_description(self) -> str:
-        """Return the inner score's description of its lift, extended by the additional column for the bias."""
         return self._lift_description_with("additional column for the bias of the key")
 
     def simplify(self, q: int, k: int) -> Score:
@@ -79,7 +77,6 @@ class Biased(PointwiseScore):
         return replace(self, bias=None, per_key=self.bias[..., 0, :])
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch #q #k"]:
-        """Return the bias of each pair or, broadcast over queries, of each key."""
         if self.per_key is not None:
             return self.per_key[..., None, :]
         assert self.bias is not None

@@ -76,11 +76,9 @@ class Bilinear(InnerProductScore):
         return _transposed(self.weight), None if self.key_factor is None else _transposed(self.key_factor), 1.0
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the width of the key, or the rank if `key_factor` is given."""
         return key_width if self.key_factor is None else int(self.key_factor.shape[-1])
 
     def lift_description(self) -> str:
-        """Return a description of the matrix products that `lift` computes, for the printed plan."""
         return "query · W" if self.key_factor is None else "query · U, key · V"
 
     def lift(

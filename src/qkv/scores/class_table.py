@@ -80,11 +80,9 @@ class ClassTable(PointwiseScore):
         return concat_features(left, queries), concat_features(right, keys)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the lifted width of the inner score plus the smaller of the two numbers of classes."""
         return self.score.lifted_width(query_width, key_width) + int(min(self.table.shape[-2:]))
 
     def lift_description(self) -> str:
-        """Return the inner score's description of its lift, extended by the columns for the classes."""
         return self._lift_description_with("one-hot classes times rows of the table")
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:

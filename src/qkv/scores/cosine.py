@@ -45,7 +45,6 @@ class Cosine(InnerProductScore):
     normalizes_keys = True
 
     def validate(self) -> None:
-        """Check that the temperature is positive if it is a number; the elements of an array are not checked."""
         require_number("Cosine", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
     lift_copies = 2.5
@@ -59,13 +58,11 @@ class Cosine(InnerProductScore):
         return temperature if isinstance(temperature, (int, float)) or math.prod(temperature.shape) == 1 else None
 
     def lift_description(self) -> str:
-        """Return a description of the normalization that `lift` applies, for the printed plan."""
         return "query and key normalized to length 1"
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
-        """Return queries and keys divided by their norms; the queries are also divided by the temperature."""
         return _normalize(query) / expand_to_pairs(self.temperature), _normalize(key)
 
     def logits(

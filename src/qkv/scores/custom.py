@@ -61,7 +61,6 @@ class Custom(FunctionPart, GeneralScore):
     batch_axes: tuple[int, ...] | None = None
 
     def validate(self) -> None:
-        """Check the fields, and convert `parameters` and `batch_axes` to tuples."""
         self.check_function("Pass a function of (query, key, *parameters) that returns logits.")
 
     @property
@@ -73,7 +72,6 @@ class Custom(FunctionPart, GeneralScore):
         """Accept any widths of query and key, because only `function` can check them."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return `elements`, or the larger of the widths of query and key if `elements` is None."""
         return self.elements or max(query_width, key_width)
 
     def compare(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> Shaped[Array, "*#batch #q #k"]:

@@ -45,17 +45,14 @@ class Dot(InnerProductScore):
     is_scaled_dot = True
 
     def validate(self) -> None:
-        """Check that the scale is a finite number."""
         require_number("Dot", "scale", self.scale, math.isfinite, "a finite number")
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
-        """Return the queries times the scale, and the keys unchanged."""
         return (query if self.scale == 1 else query * self.scale), key
 
     def scaled_lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"], float]:
-        """Return queries and keys unchanged, and the scale."""
         return query, key, self.scale

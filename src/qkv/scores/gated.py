@@ -29,7 +29,6 @@ class GateWeights(Score):
     key_weight: Array
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the widths of query, key and gate weights differ."""
         check_same_width(self, query_width, key_width)
         for weight in (self.query_weight, self.key_weight):
             if weight.shape[-1] != query_width:

@@ -78,7 +78,6 @@ class QuadraticPosition(PointwiseScore):
         return self.score.lifted_width(query_width, key_width) + 2
 
     def lift_description(self) -> str:
-        """Return the inner score's description of its lift, extended by the two additional columns."""
         return self._lift_description_with("two additional columns for 2c·i·j and −c·j²")
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:

@@ -54,7 +54,6 @@ class RelativePosition(PointwiseScore):
     adds_offset = True
 
     def validate(self) -> None:
-        """Check that `max_distance` is larger than 1."""
         require_number("RelativePosition", "max_distance", self.max_distance, lambda d: d > 1, "larger than 1")
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:

@@ -47,14 +47,12 @@ class ScaledDot(InnerProductScore):
     is_scaled_dot = True
 
     def validate(self) -> None:
-        """Check that the scale is a finite number or None."""
         if self.scale is not None:
             require_number("ScaledDot", "scale", self.scale, math.isfinite, "a finite number or None")
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
-        """Return the queries times the scale, and the keys unchanged."""
         # Scale before the product: in float16 the raw inner product can overflow.
         if self.scale is None:
             return query / math.sqrt(max(1, query.shape[-1])), key
@@ -63,5 +61,4 @@ class ScaledDot(InnerProductScore):
     def scaled_lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"], float]:
-        """Return queries and keys unchanged, and the scale."""
         return query, key, 1 / math.sqrt(max(1, query.shape[-1])) if self.scale is None else self.scale

@@ -52,13 +52,11 @@ class SeparableGate(GateWeights, InnerProductScore):
         return self.query_weight, self.key_weight, self.query_bias, self.key_bias
 
     def lift_description(self) -> str:
-        """Return a description of the gates that `lift` applies, for the printed plan."""
         return "query and key multiplied by their gates"
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return queries and keys, each vector multiplied by its sigmoid gate."""
         return _gated(query, self.query_weight, self.query_bias), _gated(key, self.key_weight, self.key_bias)
 
 

@@ -43,7 +43,6 @@ class Softcap(PointwiseScore):
     cap: Array | float = array_field(default=50.0)
 
     def validate(self) -> None:
-        """Check that the cap is positive if it is a number; the elements of an array are not checked."""
         require_number("Softcap", "cap", self.cap, lambda c: c > 0, "a positive number")
 
     @property
@@ -52,7 +51,6 @@ class Softcap(PointwiseScore):
         return self.cap if isinstance(self.cap, (int, float)) else None
 
     def bound(self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"]) -> Num[Array, ""]:
-        """Return an upper bound of |logit|: the cap, or the largest cap if it is an array."""
         return namespace(left).max(asarray_like(left, self.cap, left.dtype))
 
     def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:

@@ -45,7 +45,6 @@ class SumOf(Score):
     scores: tuple[Score, ...]
 
     def validate(self) -> None:
-        """Check that `scores` is a tuple of one or more scores."""
         if not isinstance(self.scores, tuple) or not self.scores:
             raise OptionError(
                 f"scores must be a tuple of one or more scores, got {self.scores!r}. Pass SumOf((score, …))."
@@ -86,39 +85,31 @@ class SumOf(Score):
         return self.scores[0].default_normalizer
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if any summed score cannot compare widths `query_width` and `key_width`."""
         for score in self.scores:
             score.check_widths(query_width, key_width)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the largest number of elements per logit of any summed score, plus 1 for the sum."""
         return 1 + max(score.elements_per_logit(query_width, key_width) for score in self.scores)
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the sum of the operations per logit of all scores, plus 1 addition for each score."""
         return sum(score.flop_per_logit(query_width, key_width) + 1 for score in self.scores)
 
     def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the sum of the logits of all scores for a tile, `(*batch, q, k)`."""
         return reduce(add, (score.logits(query, key, at) for score, at in self._with_centers(tile)))
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> tuple[Centre, ...]:
-        """Return a tuple with the result of `centre` of each summed score."""
         return tuple(score.centre(key) for score in self.scores)
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the vectors of the `lift` of all summed scores, concatenated along the last axis."""
         lefts, rights = zip(*(score.lift(query, key, at) for score, at in self._with_centers(tile)), strict=True)
         return concat_features(*lefts), concat_features(*rights)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the sum of the lifted widths of the summed scores."""
         return sum(score.lifted_width(query_width, key_width) for score in self.scores)
 
     def lift_description(self) -> str:
-        """Return a text that joins the descriptions of the lifts of all summed scores."""
         return "; ".join(["lifts concatenated", *filter(None, (score.lift_description() for score in self.scores))])
 
     def flatten(self) -> Score:
@@ -131,11 +122,9 @@ class SumOf(Score):
         return self._with_scores(scores) if len(scores) == len(self.scores) else SumOf(tuple(scores))
 
     def simplify(self, q: int, k: int) -> Score:
-        """Return the sum of the simplified scores, or this score if none changes."""
         return self._with_scores([score.simplify(q, k) for score in self.scores])
 
     def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
-        """Return the sum of the scores that are computed from differences."""
         return self._with_scores([score.by_differences(query, key) for score in self.scores])
 
     def lift_range(
@@ -144,7 +133,6 @@ class SumOf(Score):
         key: Num[Array, "*#batch k key_width"],
         centre: Centre = None,
     ) -> tuple[Num[Array, ""], Num[Array, ""]]:
-        """Return the sums of the ranges of the scores that cancel."""
         centers = centre if isinstance(centre, tuple) else (None,) * len(self.scores)
         own = zip(self.scores, centers, strict=True)
         ranges = [score.lift_range(query, key, each) for score, each in own if score.cancels]

@@ -33,17 +33,14 @@ class TextScore(GeneralScore):
     """The result of each function for equal strings."""
 
     def validate(self) -> None:
-        """Raise a `MissingPackageError` if RapidFuzz is not installed."""
         require_string_functions()
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return an estimate of 500 operations for each function in `scorers`."""
         return 500 * len(self.scorers)
 
     def compare(
         self, query: Shaped[Array, "*#batch q"], key: Shaped[Array, "*#batch k"]
     ) -> Float[np.ndarray, "*#batch q k"]:
-        """Return the similarity of each pair of strings: the mean of the results of the functions in `scorers`."""
         return map_batch(self._similarities, query, key)
 
     def _similarities(self, query: Shaped[np.ndarray, " q"], key: Shaped[np.ndarray, " k"]) -> Float[np.ndarray, "q k"]:

@@ -33,15 +33,12 @@ class WrapperScore(Score):
         return self.uses_positions or self.score.positional
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the operations per logit of the inner score plus 4 for changing a logit, an estimate."""
         return self.score.flop_per_logit(query_width, key_width) + 4
 
     def simplify(self, q: int, k: int) -> Score:
-        """Return this score with its inner score simplified for `q` queries and `k` keys."""
         return self._with_inner(self.score.simplify(q, k))
 
     def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
-        """Return this score of an inner score that is computed from differences."""
         constant = self.adds_offset  # otherwise a constant per query would change the logits by more than a constant
         return self._with_inner(self.score.by_differences(*((query, key) if constant else (None, None))))
 
@@ -66,7 +63,6 @@ class PointwiseScore(WrapperScore):
 
     @property
     def is_inner_product(self) -> bool:
-        """Whether the changed logits are exactly the inner products of the vectors of `lift`."""
         return self.lift_kind == "exact"
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch #q #k"]:
@@ -88,7 +84,6 @@ class PointwiseScore(WrapperScore):
         return logits + self.offset(tile, logits)
 
     def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the logits of the inner score for a tile, changed by `transform`."""
         return self.transform(self.score.logits(query, key, tile), tile)
 
     def project(
@@ -102,7 +97,6 @@ class PointwiseScore(WrapperScore):
     def projected_logits(
         self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"], tile: Tile
     ) -> Num[Array, "*#batch #q #k"]:
-        """Return the changed logits of a tile, `(*batch, q, k)`, from the projections of its queries and keys."""
         if self.is_inner_product:
             return super().projected_logits(left, right, tile)
         return self.transform(self.score.projected_logits(left, right, tile), tile)

@@ -20,16 +20,14 @@ require_packages("tables and stores need", "ask", "pyarrow", "filelock")
 from qkv.store.arrow import ArrowStore
 from qkv.store.attachments import read_attached
 from qkv.store.base import BlockSelector, Store
-from qkv.store.block import Block, Damage, Verification
+from qkv.store.block import Block, Damage, Verification, Version
 from qkv.store.copying import check_exportable, copy, export
 from qkv.store.lance import LanceStore
 from qkv.store.locations import Location, StorageOptions, is_url, locate
-from qkv.store.object_client import ObjectClient, Traffic
-from qkv.store.object_path import ObjectPath
+from qkv.store.object_client import ObjectClient, ObjectPath, Traffic
 from qkv.store.opening import create, is_store, open, remove, repair, require_free, verify
 from qkv.store.remote import RemoteStore
 from qkv.store.repairing import Repair
-from qkv.store.versions import Version
 
 __all__ = [
     "ArrowStore",

@@ -17,7 +17,6 @@ the Arrow structure of each file of rows when a process first reads it.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -34,12 +33,12 @@ from qkv.store.arrow_files import parse_schema
 from qkv.store.arrow_verification import verify_arrow
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata, Store
-from qkv.store.block import Block, Damage
-from qkv.store.chain import read_chain
+from qkv.store.block import Block, Damage, Version, missing_version
 from qkv.store.disk import TEMPORARY, sync_folder
-from qkv.store.history import find_history, find_newest, read_newest, read_version, write_newest
-from qkv.store.manifest import Manifest, RowFile
-from qkv.store.manifest_files import (
+from qkv.store.history import find_history, find_newest, read_chain, read_newest, read_version, write_newest
+from qkv.store.manifest import (
+    Manifest,
+    RowFile,
     exists,
     manifest_path,
     numbers,
@@ -48,13 +47,12 @@ from qkv.store.manifest_files import (
     write,
 )
 from qkv.store.remote_rows import RemoteRows
-from qkv.store.versions import Version, missing_version
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-__all__ = ["ArrowStore", "FAN_IN", "first_merged"]
+__all__ = ["ArrowStore", "FAN_IN", "first_merged", "read_block"]
 
 
 FAN_IN = 8
@@ -105,8 +103,6 @@ class ArrowStore(Store):
         DataError: The store or the version does not exist.
     """
 
-    _row_folders = ("rows",)
-
     def __init__(
         self, path: Path, version: int | None = None, damaged: str = "refuse", checksums: bool | None = None
     ) -> None:
@@ -114,7 +110,6 @@ class ArrowStore(Store):
         self._versions, self._rows = self.path / "versions", self.path / "rows"
         self._written: list[Path] = []
         self._mapped: dict[str, row_files.MappedRows | RemoteRows] = {}
-        self._present: dict[str, Bool[np.ndarray, " rows"] | None] = {}
         self._modified = set[str]()
         if version is None:
             self._load_newest()
@@ -132,10 +127,8 @@ class ArrowStore(Store):
         """Write version 1 of a store with the rows of tables into a folder; see `qkv.store.create`."""
         for folder in (path / "versions", path / "rows"):
             folder.mkdir(parents=True)
-        text = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        parts = (part for rows in tables for part in row_files.split_table(rows))
-        files = row_files.write_rows(path / "rows", parts, [])
-        manifest = write(path / "versions", Manifest.first(text, metadata, files))
+        files = row_files.write_rows(path / "rows", row_files.split_tables(tables), [])
+        manifest = write(path / "versions", Manifest.first(schema, metadata, files))
         write_newest(path / "versions", manifest, 1)
         for folder in (path / "versions", path):
             sync_folder(folder)
@@ -148,40 +141,28 @@ class ArrowStore(Store):
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the memory-mapped blocks of the open version; see `Store.blocks`."""
-        for row_file in self._readable():
-            table = self._mapped[row_file.name].table()
-            table = table if columns is None else table.select(list(columns))
-            yield Block(row_file.name, table, self._present[row_file.name])
+        return (read_block(rows, columns) for rows in self._readable())
 
     def unverified_blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the blocks, which are verified while they are read; see `Store.unverified_blocks`."""
-        for row_file in self._readable():
-            table, check = self._mapped[row_file.name].start_check()
-            table = table if columns is None else table.select(list(columns))
-            yield Block(row_file.name, table, self._present[row_file.name], check)
+        for rows in self._readable():
+            table, check = rows.start_check(columns)
+            yield Block(rows.file.name, table, rows.present, check)
 
     def block_names(self) -> list[str]:
-        """Return the name of each block of the open version."""
-        return [row_file.name for row_file in self._readable()]
+        return [rows.file.name for rows in self._readable()]
 
     def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
-        """Return the memory-mapped block with a given name; see `Store.block`."""
         if name not in self._mapped:
             raise self._missing_block(name)
-        table = self._mapped[name].table()
-        return Block(name, table if columns is None else table.select(list(columns)), self._present[name])
+        return read_block(self._mapped[name], columns)
 
     def block_lengths(self) -> list[int]:
-        """Return the number of rows of each block of the open version, without deleted rows."""
-        return [row_file.present_rows for row_file in self._readable()]
+        return [rows.file.present_rows for rows in self._readable()]
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Verify the files of all versions, and return a `Damage` for each damaged file; see `qkv.store.verify`."""
         return list(verify_arrow(self.path, progress).damages)
 
     def versions(self) -> list[Version]:
-        """Return a list of all versions of the store, oldest first; see `Store.versions`."""
         chain = read_chain(self._versions)
         self._report(list(chain.damages))
         return [record.version for record in chain.records.values()]
@@ -240,8 +221,8 @@ class ArrowStore(Store):
     def _write_rows(self, tables: Iterable[pa.Table]) -> tuple[RowFile, ...]:
         return row_files.write_rows(self._rows, tables, self._written)
 
-    def _readable(self) -> Iterator[RowFile]:
-        return (row_file for row_file in self._manifest.row_files if row_file.name in self._mapped)
+    def _readable(self) -> list[row_files.MappedRows | RemoteRows]:
+        return [self._mapped[file.name] for file in self._manifest.row_files if file.name in self._mapped]
 
     def _load_newest(self) -> None:
         while True:
@@ -258,51 +239,49 @@ class ArrowStore(Store):
     def _load(
         self, manifest: Manifest, damages: Sequence[Damage] = (), known: frozenset[RowFile] = frozenset()
     ) -> None:
-        """Open the version of a manifest and memory-map its files, except those that are already mapped.
+        """Open the version of a manifest and its files, except those that are already open.
 
         Args:
-            manifest: the manifest.
             damages: damages that were found before.
             known: files of the open version that are not checked again.
         """
-        name = f"version {manifest.number} of {self.path.name!r}"
-        schema = parse_schema(manifest.schema_bytes, name)
-        checked = [file for file in manifest.row_files if file not in known]
-        files = row_files.with_deleted(checked)
-        modified = {file.name for file in files} if self._skip else row_files.modified_files(self._rows, files)
+        schema = parse_schema(manifest.schema_bytes, f"version {manifest.number} of {self.path.name!r}")
+        names = {f"rows/{file.name}" for file in row_files.with_deleted(known)}
+        found = [*damages, *(damage for damage in self.damages if damage.file in names)]
+        found += self._find_damages(manifest, [file for file in manifest.row_files if file not in known], schema)
+        self._report(found)
+        broken = {damage.file for damage in found}
+        mapped = {
+            file.name: self._open_rows(file, schema, self._mapped.get(file.name))
+            for file in manifest.row_files
+            if broken.isdisjoint(f"rows/{each.name}" for each in row_files.with_deleted([file]))
+        }
+        self._manifest, self._mapped, self.damages = manifest, mapped, found
+        self.version, self.metadata, self.schema = manifest.number, manifest.metadata, schema
+
+    def _find_damages(self, manifest: Manifest, files: list[RowFile], schema: pa.Schema) -> list[Damage]:
+        """Return a `Damage` for each damaged file among some files of rows and the attached files."""
+        every = row_files.with_deleted(files)
+        modified = {file.name for file in every} if self._skip else row_files.modified_files(self._rows, every)
         modified = modified if self._checksums else set()
         if not self._skip:
             self._modified |= modified
-        found = [*damages, *self._damages_of(known)]
-        for file in checked:
+        found = []
+        for file in files:
             found += row_files.find_damages(self._rows, file, modified.__contains__, schema)
-        found += attached_damages(self.path, manifest.metadata)
-        self._report(found)
-        broken = {damage.file for damage in found}
-        mapped: dict[str, row_files.MappedRows | RemoteRows] = {}
-        present: dict[str, Bool[np.ndarray, " rows"] | None] = {}
-        for row_file in manifest.row_files:
-            if any(f"rows/{file.name}" in broken for file in row_files.with_deleted([row_file])):
-                continue
-            old = self._mapped.get(row_file.name)
-            if row_file in known:
-                if old is not None:
-                    mapped[row_file.name], present[row_file.name] = old, self._present[row_file.name]
-                continue
-            rows = old or row_files.MappedRows(self._rows, row_file, schema, self._checksums)
-            mapped[row_file.name] = rows
-            present[row_file.name] = row_files.load_present(self._rows, row_file, self._checksums)
-        self._manifest, self._mapped, self._present, self.damages = manifest, mapped, present, found
-        self.version, self.metadata, self.schema = manifest.number, manifest.metadata, schema
+        return found + attached_damages(self.path, manifest.metadata)
 
-    def _damages_of(self, known: frozenset[RowFile]) -> list[Damage]:
-        """Return the damages of files that are not checked again."""
-        names = {f"rows/{file.name}" for file in row_files.with_deleted(known)}
-        return [damage for damage in self.damages if damage.file in names]
+    def _open_rows(
+        self, file: RowFile, schema: pa.Schema, known: row_files.MappedRows | RemoteRows | None
+    ) -> row_files.MappedRows | RemoteRows:
+        """Return a file that can be read; `known` is the same file, perhaps with other deleted rows."""
+        assert known is None or isinstance(known, row_files.MappedRows)
+        if known is not None and known.file == file:
+            return known
+        return row_files.MappedRows(self._rows, file, schema, self._checksums, known)
 
     def _append(self, tables: Iterator[pa.Table]) -> None:
-        parts = (part for rows in tables for part in row_files.split_table(rows))
-        if files := self._write_rows(parts):
+        if files := self._write_rows(row_files.split_tables(tables)):
             self._commit("append", self._manifest.row_files + files)
             self._merge_last_files()
 
@@ -318,8 +297,8 @@ class ArrowStore(Store):
         import pyarrow as pa
 
         try:
-            tables = [Block(file.name, *self._rows_of(file)).present_rows() for file in files[start:]]
-            merged = self._write_rows(row_files.split_table(pa.concat_tables(tables)))
+            tables = [read_block(self._mapped[file.name]).present_rows() for file in files[start:]]
+            merged = self._write_rows(row_files.split_tables([pa.concat_tables(tables)]))
             self._commit("compact", files[:start] + merged)
         except (DataError, StorageError, OSError):
             self._remove_written()
@@ -330,16 +309,13 @@ class ArrowStore(Store):
             path.unlink(missing_ok=True)
         self._written.clear()
 
-    def _rows_of(self, file: RowFile) -> tuple[pa.Table, Bool[np.ndarray, " rows"] | None]:
-        return self._mapped[file.name].table(), self._present[file.name]
-
     def _prepare_commit(self) -> None:
         """Write `newest.json` if a crash, damage or an earlier version of qkv left it behind the open version.
 
         The times of files that were verified at opening, because another program copied them, are saved.
         """
         if self._history.expected is None or self._history.problems:
-            write_newest(self._versions, self._manifest, self._history.oldest)
+            self._write_newest(self._manifest, self._history.oldest)
         if self._modified:
             with contextlib.suppress(OSError, StoreFullError):
                 row_files.save_verified(self._rows, row_files.with_deleted(self._manifest.row_files))
@@ -349,13 +325,19 @@ class ArrowStore(Store):
         number = self.version + 1
         if exists(self._versions, number):  # a file that is not a version of this store
             number = numbers(self._versions)[-1] + 1
-        known = frozenset(self._manifest.row_files)
-        manifest = write(self._versions, self._manifest.next(number, operation, files))
+        self._finish_commit(write(self._versions, self._manifest.next(number, operation, files)))
+
+    def _finish_commit(self, manifest: Manifest) -> None:
         self._written.clear()
         # The version is committed. If this fails, the version is found by its link, and the next writer repeats this.
-        with contextlib.suppress(StoreFullError, OSError):
-            write_newest(self._versions, manifest, self._history.oldest)
-        self._load(manifest, known=known)
+        with contextlib.suppress(StoreFullError, StorageError, OSError):
+            self._write_newest(manifest, self._history.oldest)
+        self._load(manifest, known=frozenset(self._manifest.row_files))
+
+    def _write_newest(self, manifest: Manifest, oldest: int) -> bool:
+        """Write `newest.json`, and return whether it names the version `oldest` or a later one as the oldest."""
+        write_newest(self._versions, manifest, oldest)
+        return True
 
     def _with_deleted_rows(self, row_file: RowFile, present: Bool[np.ndarray, " rows"]) -> RowFile:
         import pyarrow as pa
@@ -375,7 +357,7 @@ class ArrowStore(Store):
             if len(small) == 1 and small[0].deleted is None:
                 done.extend(small)
             elif small:
-                done.extend(self._write_rows(row_files.split_table(pa.concat_tables(tables))))
+                done.extend(self._write_rows(row_files.split_tables([pa.concat_tables(tables)])))
             small.clear()
             tables.clear()
 
@@ -386,7 +368,7 @@ class ArrowStore(Store):
                 done.append(row_file)
             else:
                 small.append(row_file)
-                tables.append(Block(row_file.name, *self._rows_of(row_file)).present_rows())
+                tables.append(read_block(self._mapped[row_file.name]).present_rows())
                 if sum(table.nbytes for table in tables) >= row_files.BYTES:
                     flush()
         flush()
@@ -398,7 +380,7 @@ class ArrowStore(Store):
         if keep is not None:
             oldest = [number for number in numbers(self._versions) if number >= oldest][-keep:][0]
             replace_by_checkpoint(self._versions, oldest)
-            write_newest(self._versions, self._manifest, oldest)
+            self._write_newest(self._manifest, oldest)
         # Also those whose removal was interrupted.
         for number in numbers(self._versions):
             if number < oldest:
@@ -414,6 +396,11 @@ class ArrowStore(Store):
             freed += path.stat().st_size
             path.unlink()
         return freed
+
+
+def read_block(rows: row_files.MappedRows | RemoteRows, columns: Sequence[str] | None = None) -> Block:
+    """Return an open file of rows as a block with some columns; None: all."""
+    return Block(rows.file.name, rows.table(columns), rows.present)
 
 
 def _present_after(block: Block, chosen: Bool[np.ndarray, " rows"] | None) -> Bool[np.ndarray, " rows"] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.errors import DamagedError
-from qkv.store.object_path import Folder
+from qkv.store.object_client import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,6 +99,6 @@ def parse_schema(data: bytes, name: str) -> pa.Schema:
     return schema
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of the message of an error, shortened to 200 characters."""
     return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(". ")

@@ -13,11 +13,10 @@ from qkv.errors import DamagedError
 from qkv.store import row_files
 from qkv.store.arrow_files import parse_schema
 from qkv.store.attachments import attached_damages, attached_files
-from qkv.store.block import Damage, Verification, verify_repeatedly
-from qkv.store.chain import Chain, read_chain, resolve
-from qkv.store.manifest import Manifest, RowFile
-from qkv.store.manifest_files import manifest_path
-from qkv.store.object_path import Folder
+from qkv.store.block import Damage, Verification, problem_of, verify_repeatedly
+from qkv.store.history import Chain, read_chain, resolve
+from qkv.store.manifest import Manifest, RowFile, manifest_path
+from qkv.store.object_client import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,8 +148,7 @@ def _schema(path: Folder, versions: dict[int, Manifest], damages: list[Damage]) 
             return parse_schema(manifest.schema_bytes, f"version {number} of {path.name!r}")
         except DamagedError as error:
             name = manifest_path(path / "versions", number).name
-            problem = str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
-            damages.append(Damage(f"versions/{name}", problem, 0, (number,), "manifest"))
+            damages.append(Damage(f"versions/{name}", problem_of(error), 0, (number,), "manifest"))
     return None
 
 

@@ -16,19 +16,15 @@ from qkv.store.base import Metadata
 from qkv.store.block import Damage
 from qkv.store.disk import sync_folder
 from qkv.store.manifest import RowFile
-from qkv.store.object_path import Folder
+from qkv.store.object_client import Folder
 
 __all__ = ["FOLDER", "attach", "attached_damages", "attached_files", "read_attached"]
 
 FOLDER = "attached"
 
 
-def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
+def attach(path: Folder, attached: Mapping[str, bytes]) -> Metadata:
     """Write attached files into the folder of a new store, and return their entries for the metadata of the store.
-
-    Args:
-        path: the store's folder.
-        attached: contents by name.
 
     Returns:
         The entries for the store's metadata, empty if there are no files.
@@ -36,7 +32,8 @@ def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
     if not attached:
         return {}
     folder = path / FOLDER
-    folder.mkdir(parents=True)
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True)
     records = [asdict(row_files.write_file(folder / name, 0, data)) for name, data in attached.items()]
     sync_folder(folder)
     return {FOLDER: records}
@@ -48,8 +45,6 @@ def attached_damages(
     """Check the attached files of a store, and return a `Damage` for each damaged file.
 
     Args:
-        path: the store's folder.
-        metadata: the store's metadata.
         versions: the versions to which the files belong.
         read: whether the checksums of all files are verified, rather than only of files that were modified after they
             were written.

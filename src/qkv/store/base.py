@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,17 +17,46 @@ from qkv.core.checks import check_choice
 from qkv.core.checksums import checksums_wanted
 from qkv.core.progress import Progress
 from qkv.core.typing import Int
-from qkv.errors import DamagedStoreError, OptionError
-from qkv.store.block import Block, Damage, unread_text
-from qkv.store.fitting import fit_table
+from qkv.errors import DamagedStoreError, DataError, OptionError
+from qkv.store.arrow_files import first_line
+from qkv.store.block import Block, Damage, Version, unread_text
 from qkv.store.locking import writer_lock
-from qkv.store.object_path import ObjectPath
-from qkv.store.versions import Version
+from qkv.store.object_client import ObjectPath
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BlockSelector", "Metadata", "RowPredicate", "Store"]
+
+__all__ = ["BlockSelector", "fit_table", "Metadata", "RowPredicate", "Store"]
+
+
+def fit_table(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
+    """Return a table with its columns in the order and of the types of a schema.
+
+    Args:
+        name: names the store in errors.
+
+    Raises:
+        DataError: A column is missing or unknown, or its cells do not fit the type.
+    """
+    import pyarrow as pa
+
+    given, expected = set(table.column_names), set(schema.names)
+    if given != expected:
+        lacking = ", ".join(sorted(expected - given)) or "none"
+        unknown = ", ".join(sorted(given - expected)) or "none"
+        raise DataError(
+            f"rows for {name!r} must have the columns {', '.join(schema.names)}; "
+            f"missing: {lacking}; unknown: {unknown}. Pass each column of the store once."
+        )
+    try:
+        return table.select(schema.names).cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise DataError(
+            f"rows must fit the column types of {name!r}, but their conversion failed: {first_line(error)}. "
+            f"Convert the columns to {', '.join(f'{f.name} {f.type}' for f in schema)}."
+        ) from None
+
 
 _FEW = 8
 """Maximum number of rows for which slicing each row is faster than `Table.take`."""
@@ -70,8 +98,6 @@ class Store(ABC):
     damages: list[Damage]
     _pinned: bool
     _skip: bool
-    _row_folders: tuple[str, ...]
-    """The folders to which an operation writes files before its commit."""
 
     def __init__(self, path: Path, version: int | None, damaged: str, checksums: bool | None) -> None:
         check_choice("damaged", damaged, ("refuse", "skip"))
@@ -82,7 +108,6 @@ class Store(ABC):
         self._skip = damaged == "skip"
         self._checksums = checksums_wanted() if checksums is None else checksums
         self.damages = []
-        self._before: set[str] = set()
 
     @abstractmethod
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
@@ -123,7 +148,8 @@ class Store(ABC):
             StoreBusyError: Another process is writing.
             StoreFullError: The disk is full; the store is unchanged.
         """
-        tables = self.fit_all(table)
+        given = table if isinstance(table, Iterable) and not hasattr(table, "schema") else (table,)
+        tables = (self.fit(each) for each in given)
         # A table that does not fit is refused before the lock is acquired.
         first = next(tables, None)
         if first is not None:
@@ -223,20 +249,14 @@ class Store(ABC):
         """
         import pyarrow as pa
 
-        tables, first = [], 0
-        for name, count in zip(self.block_names(), self.block_lengths(), strict=True):
-            start, stop = np.searchsorted(rows, [first, first + count])
-            if start < stop:
-                block = self.block(name, columns)
-                inside = rows[start:stop] - first
-                if block.present is not None:
-                    inside = np.flatnonzero(block.present)[inside]
-                if len(inside) > _FEW:
-                    tables.append(block.table.take(pa.array(inside)))
-                else:
-                    tables += [block.table.slice(int(row), 1) for row in inside]
-            first += count
-        return pa.concat_tables(tables or [self.empty(columns)])
+        starts = np.concatenate([[0], np.cumsum(self.block_lengths())])
+        places = np.searchsorted(rows, starts)
+        parts = [
+            (name, rows[first:last] - start)
+            for name, start, first, last in zip(self.block_names(), starts[:-1], places[:-1], places[1:], strict=True)
+            if first < last
+        ]
+        return pa.concat_tables([*self._take_parts(parts, columns)] or [self.empty(columns)])
 
     def empty(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return a pyarrow table without rows that has the given columns, or all columns if `columns` is None."""
@@ -245,24 +265,21 @@ class Store(ABC):
         names = self.schema.names if columns is None else columns
         return pa.schema([self.schema.field(name) for name in names]).empty_table()
 
+    @abstractmethod
     def block_lengths(self) -> list[int]:
         """Return the number of rows of each block of the open version, without deleted rows."""
-        return [len(block) for block in self.blocks()]
 
+    @abstractmethod
     def block_names(self) -> list[str]:
         """Return the name of each block of the open version."""
-        return [block.name for block in self.blocks()]
 
+    @abstractmethod
     def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
         """Return the block with a given name; see `blocks`.
 
         Raises:
             DamagedStoreError: The block is damaged, or was skipped because it is.
         """
-        for block in self.blocks(columns):
-            if block.name == name:
-                return block
-        raise self._missing_block(name)
 
     @property
     def skipped(self) -> str:
@@ -293,11 +310,6 @@ class Store(ABC):
         """Remove the cache folder, which holds results about the rows that can be computed again."""
         shutil.rmtree(self.cache_folder, ignore_errors=True)
 
-    def fit_all(self, tables: pa.Table | Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Yield a table, or each table of an iterable, converted to the schema of the store by `fit`."""
-        for table in tables if isinstance(tables, Iterable) and not hasattr(tables, "schema") else (tables,):
-            yield self.fit(table)
-
     def fit(self, table: pa.Table, schema: pa.Schema | None = None) -> pa.Table:
         """Return a table with its columns in the order and of the types of the store's schema.
 
@@ -315,6 +327,20 @@ class Store(ABC):
         return f"{type(self).__name__}({self.path.name}: {len(self):,} rows, version {self.version}{skipped})"
 
     # -- for implementations ----------------------------------------------------------------------------
+
+    def _take_parts(
+        self, parts: list[tuple[str, Int[np.ndarray, " n"]]], columns: Sequence[str] | None
+    ) -> Iterator[pa.Table]:
+        """Yield tables of some rows of blocks, given by the names of blocks and indices that skip deleted rows."""
+        import pyarrow as pa
+
+        for name, inside in parts:
+            block = self.block(name, columns)
+            own = inside if block.present is None else np.flatnonzero(block.present)[inside]
+            if len(own) > _FEW:
+                yield block.table.take(pa.array(own))
+            else:
+                yield from (block.table.slice(int(row), 1) for row in own)
 
     @abstractmethod
     def _numbers(self) -> list[int]:
@@ -347,17 +373,13 @@ class Store(ABC):
     def _latest(self) -> int:
         return max(self._numbers(), default=0)
 
+    @abstractmethod
     def _start_writing(self) -> None:
         """Begin to record which files an operation writes before its commit."""
-        self._before = self._row_paths()
 
+    @abstractmethod
     def _uncommitted(self) -> Iterable[Path]:
         """Return the files that were written since `_start_writing` and belong to no version."""
-        return [self.path / name for name in self._row_paths() - self._before]
-
-    def _row_paths(self) -> set[str]:
-        folders = (name for name in self._row_folders if (self.path / name).is_dir())
-        return {f"{folder}/{name}" for folder in folders for name in os.listdir(self.path / folder)}
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

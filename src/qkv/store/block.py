@@ -1,21 +1,106 @@
-"""Blocks of rows that a store reads together, and the descriptions of damaged files."""
+"""Blocks of rows that a store reads together, and the descriptions of its versions and damaged files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from qkv.core.checksums import checksum
 from qkv.core.typing import Bool
+from qkv.errors import DataError
 from qkv.plan.cost import counted
-from qkv.store.running_check import RunningCheck
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Block", "Damage", "Verification", "unread_text", "verify_repeatedly"]
+
+__all__ = [
+    "Block",
+    "Damage",
+    "missing_version",
+    "older_version",
+    "problem_of",
+    "RunningCheck",
+    "unread_text",
+    "Verification",
+    "verify_repeatedly",
+    "Version",
+]
+
+
+@dataclass(frozen=True)
+class Version:
+    """The description of a version of a store, which is a committed state of its rows.
+
+    Attributes:
+        number: the number, 1 for the empty store that `create` makes, increased by 1 with each commit.
+        operation: the operation that committed the version: `create`, `append`, `delete`, `compact` or `repair`.
+        rows: number of rows.
+        written: time of the commit, in UTC.
+        lost: number of rows that were damaged and that a repair left out.
+    """
+
+    number: int
+    operation: str
+    rows: int
+    written: datetime
+    lost: int = 0
+
+
+def missing_version(store: str, version: int, versions: Sequence[int]) -> DataError:
+    """Return the error to raise if `store` does not have a version; it names the newest of the `versions`."""
+    newest = (
+        f"The newest versions are {', '.join(map(str, versions[-5:]))}" if versions else "The store has no versions"
+    )
+    return DataError(f"version must exist in {store!r}, got {version}. {newest}.")
+
+
+def older_version(version: int, versions: Sequence[int]) -> str:
+    """Return ", or open version …" with the newest of the `versions` before `version`, or "" if there is none."""
+    older = [number for number in versions if number < version]
+    return f", or open version {max(older)}" if older else ""
+
+
+class RunningCheck:
+    """The checksum of a mapped file, computed in pieces that are still in the cache of the core when they are used.
+
+    Results that were computed from the file must be discarded unless `finish` returns. An object serves one scan.
+
+    Args:
+        expected: the CRC-32 of the contents.
+        finished: called once with whether the contents have this checksum; raises an error if they do not.
+    """
+
+    def __init__(self, data: pa.Buffer, expected: int, finished: Callable[[bool], None]) -> None:
+        self._data, self._address = memoryview(data).cast("B"), data.address
+        self._expected, self._finished = expected, finished
+        self._done = self._value = 0
+        self._open = True
+
+    def advance(self, address: int) -> None:
+        """Add the bytes before an address in memory, if it is in the file, and they were not added before."""
+        self._add(address - self._address)
+
+    def finish(self) -> None:
+        """Add the remaining bytes, and compare the checksum with the recorded one.
+
+        Raises:
+            DamagedStoreError: The checksum does not match.
+        """
+        if self._open:
+            self._add(len(self._data))
+            self._finished(self._value == self._expected)
+            self._open = False
+
+    def _add(self, stop: int) -> None:
+        if self._done < stop <= len(self._data):
+            self._value = checksum(self._data[self._done : stop], self._value)
+            self._done = stop
+
 
 _MOST_PASSES = 20
 _SHOWN = 3
@@ -41,6 +126,11 @@ class Damage:
 
     def __str__(self) -> str:
         return f"{self.file}: {self.problem}" + (f" ({self.rows:,} rows)" if self.rows else "")
+
+
+def problem_of(error: Exception) -> str:
+    """Return what is wrong with a file according to an error, without the remedy."""
+    return str(error).split("is damaged: ")[-1].split(" Restore ")[0].rstrip(".")
 
 
 @dataclass(frozen=True)

@@ -91,9 +91,9 @@ class BlockCache:
     def _shrink(self, keep: str) -> None:
         """Remove files at random until the folder is small enough."""
         sizes = {path: _occupied(path) for path in self._files()}
-        total, kept = sum(sizes.values()), self._path(keep)
+        total, newest = sum(sizes.values()), self._path(keep)
         most = self.most - self.most // _CHECKS
-        paths = [path for path in sizes if path != kept]
+        paths = [path for path in sizes if path != newest]
         random.shuffle(paths)
         while paths and total > most:
             path = paths.pop()
@@ -102,7 +102,7 @@ class BlockCache:
                 total -= sizes[path]
         if total > most:
             with suppress(OSError):
-                kept.unlink()
+                newest.unlink()
 
     def _files(self) -> list[Path]:
         with suppress(OSError):

@@ -21,7 +21,7 @@ from qkv.store.arrow_files import first_line
 from qkv.store.attachments import attached_files, read_attached
 from qkv.store.base import Store
 from qkv.store.locations import Location, StorageOptions, locate
-from qkv.store.object_path import Folder
+from qkv.store.object_client import Folder
 from qkv.store.opening import create
 
 if TYPE_CHECKING:

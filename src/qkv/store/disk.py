@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from qkv.core.files import atomic_path, fsync
 from qkv.errors import StoreFullError
-from qkv.store.object_path import Folder
+from qkv.store.object_client import Folder
 
 if TYPE_CHECKING:
     import mmap

@@ -21,22 +21,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Int
-from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedStoreError, StoreFullError
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata, Store
-from qkv.store.block import Block, Damage
+from qkv.store.block import Block, Damage, Version
 from qkv.store.disk import sync_folder
 from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums, Reading
 from qkv.store.lance_files import (
-    FOLDERS,
     HINT,
     METADATA,
     cell_bytes,
@@ -45,16 +43,17 @@ from qkv.store.lance_files import (
     fragment_name,
     import_lance,
     manifests,
+    metadata_of,
     open_version,
     operation_of,
+    row_paths,
     sync_all,
+    sync_commit,
     time_of,
     translate_errors,
     translate_read_errors,
 )
-from qkv.store.lance_recording import find_damage, record_versions
-from qkv.store.lance_verification import verify_lance
-from qkv.store.versions import Version
+from qkv.store.lance_repairing import verify_lance
 
 if TYPE_CHECKING:
     import lance
@@ -87,13 +86,11 @@ class LanceStore(Store):
         MissingPackageError: pylance is not installed.
     """
 
-    _row_folders = FOLDERS
-
     def __init__(
         self, path: Path, version: int | None = None, damaged: str = "refuse", checksums: bool | None = None
     ) -> None:
         super().__init__(path, version, damaged, checksums)
-        self._lance = import_lance()
+        self._lance, self._before = import_lance(), set[str]()
         self._recorded = LanceChecksums(self.path)
         self._load(self._newest() if version is None else self._at(version))
 
@@ -103,48 +100,30 @@ class LanceStore(Store):
         lance = import_lance()
         encoded = {METADATA: json.dumps(metadata, ensure_ascii=False).encode()}
         whole = schema.with_metadata(encoded)
-        fragments: list[FragmentMetadata] = []
+        rows = (table.replace_schema_metadata(encoded) for table in tables)
+        fragments = _write_fragments(path, rows, str(path), mode="create", schema=whole)
         with translate_errors(path):
-            for rows in tables:
-                for part in row_files.split_table(rows.replace_schema_metadata(encoded)):
-                    fragments += lance.fragment.write_fragments(
-                        part, str(path), schema=whole, mode="create", max_rows_per_file=max(1, part.num_rows)
-                    )
             sync_all(path, "data", set())
             lance.LanceDataset.commit(str(path), lance.LanceOperation.Overwrite(whole, fragments))
-        for name in FOLDERS[:2]:
-            sync_all(path, name, set())
-        sync_folder(path)
+        sync_commit(path, set())
         names = [name for fragment in fragments for name in file_names(fragment)]
-        record_versions(LanceChecksums(path), path, 0, open_version(path, 1), names, "create")
+        LanceChecksums(path).record(0, open_version(path, 1), names, "create")
 
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the fragments of the open version as blocks; see `Store.blocks`."""
-        names = None if columns is None else list(columns)
-        for fragment in self._fragments():
-            self._require(fragment)
-            with translate_read_errors(self.path):
-                table = fragment.to_table(columns=names).replace_schema_metadata(None)
-            yield Block(fragment_name(fragment), table)
+        return (self._block(fragment, columns) for fragment in self._fragments())
 
     def block_names(self) -> list[str]:
-        """Return the name of each fragment of the open version."""
         return [fragment_name(fragment) for fragment in self._fragments()]
 
     def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
-        """Return the fragment with a given name as a block; see `Store.block`."""
-        names = None if columns is None else list(columns)
         for fragment in self._fragments():
             if fragment_name(fragment) == name:
-                self._require(fragment)
-                with translate_read_errors(self.path):
-                    return Block(name, fragment.to_table(columns=names).replace_schema_metadata(None))
+                return self._block(fragment, columns)
         raise self._missing_block(name)
 
     def block_lengths(self) -> list[int]:
-        """Return the number of rows of each fragment of the open version, without deleted rows."""
         with translate_read_errors(self.path):
             return [fragment.count_rows() for fragment in self._fragments()]
 
@@ -153,7 +132,6 @@ class LanceStore(Store):
         return len(self) * sum(cell_bytes(self.schema.field(name).type) for name in columns)
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table of the rows whose indices are in `rows`; see `Store.take`."""
         names = list(self.schema.names if columns is None else columns)
         if not len(rows):
             return self.empty(names)
@@ -167,13 +145,11 @@ class LanceStore(Store):
             return self._dataset.take(rows.tolist(), columns=names).cast(self.empty(names).schema)
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Decode all rows of all versions, and return a `Damage` for each damaged file; see `qkv.store.verify`."""
         return list(verify_lance(self.path, progress).damages)
 
     # -- writing ----------------------------------------------------------------------------------------
 
     def delete_chosen(self, choose: BlockSelector, columns: Sequence[str] | None = None) -> int:
-        """Delete the rows that a function of all fragments selects, and return their number."""
         with self._writing():
             fragments = list(self._fragments())
             remaining, removed, deleted = list["FragmentMetadata"](), [], 0
@@ -197,6 +173,12 @@ class LanceStore(Store):
 
     # -- private ----------------------------------------------------------------------------------------
 
+    def _block(self, fragment: LanceFragment, columns: Sequence[str] | None) -> Block:
+        self._require(fragment)
+        with translate_read_errors(self.path):
+            table = fragment.to_table(columns=None if columns is None else list(columns))
+        return Block(fragment_name(fragment), table.replace_schema_metadata(None))
+
     def _prepare_commit(self) -> None:
         """Record the versions that a killed process or another program committed after the newest recorded one."""
         newest = self._recorded.newest
@@ -205,14 +187,14 @@ class LanceStore(Store):
             names = [name for each in self._fragments() for name in file_names(each) if name not in before]
             self._record(newest, self._dataset, names)
 
+    def _start_writing(self) -> None:
+        self._before = row_paths(self.path)
+
+    def _uncommitted(self) -> Iterable[Path]:
+        return [self.path / name for name in row_paths(self.path) - self._before]
+
     def _append(self, tables: Iterator[pa.Table]) -> None:
-        fragments: list[FragmentMetadata] = []
-        for rows in tables:
-            for part in row_files.split_table(rows):
-                with translate_errors(self.path):
-                    fragments += self._lance.fragment.write_fragments(
-                        part, self._dataset, mode="append", max_rows_per_file=max(1, part.num_rows)
-                    )
+        fragments = _write_fragments(self.path, tables, self._dataset, mode="append")
         if fragments:
             self._commit(self._lance.LanceOperation.Append(fragments), "data", fragments, "append")
 
@@ -238,15 +220,15 @@ class LanceStore(Store):
         there = manifests(self.path)
         with translate_read_errors(self.path):
             tagged = {int(tag["version"]) for tag in self._dataset.tags.list().values()}
-        kept = {*sorted(there)[-keep:], *tagged}
-        for number in kept:
+        remaining = {*sorted(there)[-keep:], *tagged}
+        for number in remaining:
             self._require_manifest(number)  # Lance reads all of them
         if self._recorded.versions:
             # A version without a record is readable, and a record without its version is reported as damage.
-            self._recorded.rewrite(kept, self._row_paths())
+            self._recorded.rewrite(remaining, row_paths(self.path))
         # Manifests first: Lance may be killed after it removed the files of a version, and before its manifest.
         freed = 0
-        for number in sorted(there.keys() - kept):
+        for number in sorted(there.keys() - remaining):
             manifest = self.path / "_versions" / there[number]
             freed += manifest.stat().st_size
             manifest.unlink()
@@ -259,7 +241,7 @@ class LanceStore(Store):
                 error_if_tagged_old_versions=False,
             )
         if self._recorded.versions:
-            self._recorded.rewrite(kept, self._row_paths())
+            self._recorded.rewrite(remaining, row_paths(self.path))
         return freed + int(removed.bytes_removed)
 
     def _describe(self, number: int) -> Version:
@@ -279,7 +261,7 @@ class LanceStore(Store):
 
     def _require(self, fragment: LanceFragment) -> None:
         """Raise a `DamagedStoreError` if a file of a fragment does not have its checksum, before Lance reads it."""
-        damage = find_damage(self._recorded, self.path, fragment) if self._checksums else None
+        damage = self._recorded.find_damage(fragment) if self._checksums else None
         if damage is not None and damage.problem == "missing" and self.version not in manifests(self.path):
             raise DamagedStoreError(
                 f"{self.path.name!r} cannot be read: {damage}, because another process compacted the store. "
@@ -352,15 +334,14 @@ class LanceStore(Store):
         sync_folder(folder)
 
     def _load(self, dataset: lance.LanceDataset) -> None:
-        name = f"the metadata of {self.path.name!r}"
         problem = self._recorded.problem
         damages = [] if problem is None else [Damage(CHECKSUMS, problem, 0, kind="checksums")]
         self._report(damages)
         with translate_read_errors(self.path):
-            metadata = Fields(parse_json((dataset.schema.metadata or {}).get(METADATA, b"{}"), name), name).fields
+            metadata = metadata_of(dataset, self.path.name)
             fragments = list(dataset.get_fragments())
             read: Reading = "once" if self._skip and self._checksums else "never"
-            checked = (find_damage(self._recorded, self.path, each, read) for each in fragments)
+            checked = (self._recorded.find_damage(each, read) for each in fragments)
             damages += [damage for damage in checked if damage is not None]
         damages += attached_damages(self.path, metadata)
         self._report(damages)
@@ -385,9 +366,7 @@ class LanceStore(Store):
         self._finish_commit(fragments, name)
 
     def _finish_commit(self, fragments: Iterable[FragmentMetadata], operation: str) -> None:
-        for folder in FOLDERS[:2]:
-            sync_all(self.path, folder, self._before)
-        sync_folder(self.path)
+        sync_commit(self.path, self._before)
         dataset = open_version(self.path, max(manifests(self.path)))
         self._record(self.version, dataset, [name for each in fragments for name in file_names(each)], operation)
         self._load(dataset)
@@ -397,4 +376,16 @@ class LanceStore(Store):
     ) -> None:
         """Record the checksums of the versions after a version, up to that of a dataset."""
         with suppress(StoreFullError):  # the rows are committed; the next write records them
-            record_versions(self._recorded, self.path, after, dataset, names, operation)
+            self._recorded.record(after, dataset, names, operation)
+
+
+def _write_fragments(
+    path: Path, tables: Iterable[pa.Table], target: str | lance.LanceDataset, **options: Any
+) -> list[FragmentMetadata]:
+    """Write the files of rows of tables, and return the fragments, which no version has yet."""
+    fragments: list[FragmentMetadata] = []
+    for part in row_files.split_tables(tables):
+        with translate_errors(path):
+            rows = max(1, part.num_rows)
+            fragments += import_lance().fragment.write_fragments(part, target, max_rows_per_file=rows, **options)
+    return fragments

@@ -18,15 +18,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from qkv.core.checksums import checksum, file_checksum
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
 from qkv.errors import DamagedError, DataError
+from qkv.store.block import Damage, problem_of
 from qkv.store.disk import TEMPORARY, sync_folder, translate_disk_full, write_synced
-from qkv.store.verified_files import is_verified, remember_verified
+from qkv.store.lance_files import (
+    count_rows,
+    file_names,
+    fragment_damage,
+    manifests,
+    open_version,
+    operation_of,
+    time_of,
+)
+from qkv.store.row_files import is_verified, remember_verified, size_problem
 
-__all__ = ["CHECKSUMS", "FileCheck", "LanceChecksums", "Reading", "VersionRecord"]
+if TYPE_CHECKING:
+    import lance
+    from lance.fragment import LanceFragment
+
+
+__all__ = ["CHECKSUMS", "LanceChecksums", "Reading", "VersionRecord"]
+
 
 CHECKSUMS = "checksums.jsonl"
 _FORMAT = 1
@@ -96,9 +112,6 @@ class VersionRecord:
 class LanceChecksums:
     """The checksums of a Lance store, as far as they are recorded.
 
-    Args:
-        path: the folder of the store.
-
     Attributes:
         versions: the recorded versions, by number.
         files: the size and checksum of each recorded file, by name within the store.
@@ -146,7 +159,7 @@ class LanceChecksums:
             try:
                 self._add(line)
             except DamagedError as error:
-                self.problem = str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
+                self.problem = problem_of(error)
         self._end += len(data) - len(lines[-1])
 
     def find_problem(self, name: str, read: Reading = "once") -> str | None:
@@ -163,10 +176,8 @@ class LanceChecksums:
             state = os.stat(f"{self._root}{name}")  # joining paths takes longer than this call
             if not stat.S_ISREG(state.st_mode):
                 return "not a file"
-            if state.st_size < expected.size:
-                return f"cut off at {state.st_size:,} of {expected.size:,} bytes"
-            if state.st_size > expected.size:
-                return f"{state.st_size:,} bytes long"
+            if state.st_size != expected.size:
+                return size_problem(state.st_size, expected.size)
             if read == "never":
                 return None
             path = self._path / name
@@ -181,8 +192,55 @@ class LanceChecksums:
         remember_verified(path, expected.check)
         return None
 
-    def measure(self, names: Iterable[str]) -> dict[str, FileCheck]:
-        """Return the size and checksum of files, by name within the store."""
+    def find_damage(self, fragment: LanceFragment, read: Reading = "once", decode: bool = False) -> Damage | None:
+        """Return the damage of a fragment, or None if its files have the recorded sizes and checksums.
+
+        Args:
+            read: whether the contents of its files are verified: never, once by each process, or always.
+            decode: whether its rows are decoded if the checksums match. Lance may crash if they do not.
+        """
+        names = file_names(fragment)
+        for name in names:
+            problem = self.find_problem(name, read)
+            if problem is not None:
+                kind: Literal["rows", "deletions"] = "rows" if name.startswith("data/") else "deletions"
+                return Damage(name, problem, count_rows(fragment), kind=kind)
+        if decode or names[0] not in self.files:
+            return fragment_damage(self._path, fragment, decode)
+        return None
+
+    def record(
+        self, after: int, dataset: lance.LanceDataset, names: Iterable[str], operation: str | None = None
+    ) -> None:
+        """Record the checksums of the versions after a version, up to that of a dataset.
+
+        Args:
+            after: the number of the version before the first that is recorded.
+            dataset: the dataset at the last version that is recorded.
+            names: the files that these versions added, other than their manifests, by name within the store.
+            operation: the operation that committed them; None: as Lance recorded it.
+
+        Raises:
+            StoreFullError: The disk is full. The versions remain without checksums.
+        """
+        last = dataset.version
+        numbers = [number for number in manifests(self._path) if after < number < last]
+        records = [self.describe(open_version(self._path, number), (), operation) for number in numbers]
+        self.append([*records, self.describe(dataset, names, operation)])
+
+    def describe(
+        self, dataset: lance.LanceDataset, names: Iterable[str], operation: str | None = None, lost: int = 0
+    ) -> VersionRecord:
+        """Return the record of the version of a dataset with the checksums of files, which are read; see `record`.
+
+        `lost` is the number of rows that a repair left out.
+        """
+        manifest = f"_versions/{manifests(self._path)[dataset.version]}"
+        operation, rows = operation or operation_of(dataset), int(dataset.count_rows())
+        written = time_of(dataset).astimezone(UTC)
+        return VersionRecord(dataset.version, operation, rows, written, self._measure([manifest, *names]), lost)
+
+    def _measure(self, names: Iterable[str]) -> dict[str, FileCheck]:
         return {name: FileCheck((self._path / name).stat().st_size, file_checksum(self._path / name)) for name in names}
 
     def append(self, records: Iterable[VersionRecord]) -> None:
@@ -213,13 +271,13 @@ class LanceChecksums:
             names: the files that remain.
             extra: records that are added.
         """
-        kept = [self.versions[number] for number in sorted(numbers) if number in self.versions]
-        kept += extra
-        own = {name for record in kept for name in record.files}
+        records = [self.versions[number] for number in sorted(numbers) if number in self.versions]
+        records += extra
+        own = {name for record in records for name in record.files}
         carried = {name: self.files[name] for name in sorted(names) if name in self.files and name not in own}
         for left in self._path.glob(f"{TEMPORARY}*"):  # of a process that was killed
             left.unlink(missing_ok=True)
-        write_synced(self._file, _header(carried) + b"".join(record.line() for record in kept))
+        write_synced(self._file, _header(carried) + b"".join(record.line() for record in records))
         sync_folder(self._path)
         self._clear()
         self.refresh()

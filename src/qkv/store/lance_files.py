@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.core.extras import import_optional
 from qkv.core.files import fsync
+from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedStoreError, QkvError, StoreFullError
-from qkv.store.block import Damage
+from qkv.store.arrow_files import first_line
+from qkv.store.block import Damage, missing_version, older_version
 from qkv.store.disk import sync_folder
-from qkv.store.versions import missing_version, older_version
+from qkv.store.row_files import size_problem
 
 if TYPE_CHECKING:
     import lance
@@ -35,10 +37,13 @@ __all__ = [
     "fragment_name",
     "import_lance",
     "manifests",
+    "metadata_of",
     "open_version",
     "operation_of",
     "raise_interrupt",
+    "row_paths",
     "sync_all",
+    "sync_commit",
     "time_of",
     "translate_errors",
     "translate_read_errors",
@@ -62,7 +67,6 @@ def sync_all(path: Path, folder: str, known: set[str]) -> None:
     """Sync the new files of a folder of a store and the folder itself to disk.
 
     Args:
-        path: the folder of the store.
         folder: the name of the folder within it.
         known: names of files within the store that are already synced.
     """
@@ -73,6 +77,19 @@ def sync_all(path: Path, folder: str, known: set[str]) -> None:
             with translate_errors(path):
                 fsync(path / folder / name)
     sync_folder(path / folder)
+
+
+def row_paths(path: Path) -> set[str]:
+    """Return the names within a store of all files of its dataset."""
+    folders = (name for name in FOLDERS if (path / name).is_dir())
+    return {f"{folder}/{name}" for folder in folders for name in os.listdir(path / folder)}
+
+
+def sync_commit(path: Path, known: set[str]) -> None:
+    """Sync the manifests, the transactions and the folder of a store, in which names of files in `known` are synced."""
+    for folder in FOLDERS[:2]:
+        sync_all(path, folder, known)
+    sync_folder(path)
 
 
 def raise_interrupt(error: BaseException) -> None:
@@ -117,11 +134,6 @@ def translate_read_errors(path: Path) -> Iterator[None]:
             f"{path.name!r} cannot be read: {first_line(error)}. Restore the store from a copy, or open it with "
             "damaged='skip' to read the other rows."
         ) from None
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an error, shortened to 200 characters."""
-    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(". ")
 
 
 def file_name(fragment: LanceFragment) -> str:
@@ -211,6 +223,12 @@ def damaged_version(path: Path, version: int, problem: str) -> DamagedStoreError
     )
 
 
+def metadata_of(dataset: lance.LanceDataset, store: str) -> dict[str, Any]:
+    """Return the metadata of a store, which its dataset holds in its schema, or raise a `DamagedError`."""
+    name = f"the metadata of {store!r}"
+    return Fields(parse_json((dataset.schema.metadata or {}).get(METADATA, b"{}"), name), name).fields
+
+
 def time_of(dataset: lance.LanceDataset) -> datetime:
     """Return the time at which the version of a dataset was committed."""
     # `versions` reads the manifests of all versions; earlier versions of pylance have only it.
@@ -237,8 +255,6 @@ def fragment_damage(path: Path, fragment: LanceFragment, decode: bool = False) -
     """Return the damage of a fragment if one of its files is missing or has the wrong size, otherwise None.
 
     Args:
-        path: the folder of the dataset.
-        fragment: the fragment.
         decode: whether its rows are decoded; if that fails, the fragment is damaged too.
     """
     for each in fragment.metadata.files:
@@ -248,7 +264,7 @@ def fragment_damage(path: Path, fragment: LanceFragment, decode: bool = False) -
             return Damage(f"data/{each.path}", "missing", count_rows(fragment))
         expected = each.file_size_bytes
         if expected and size != expected:
-            return Damage(f"data/{each.path}", f"cut off at {size:,} of {expected:,} bytes", count_rows(fragment))
+            return Damage(f"data/{each.path}", size_problem(size, expected), count_rows(fragment))
     if decode:
         try:
             for _ in fragment.to_batches():

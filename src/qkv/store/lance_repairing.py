@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.core.progress import Progress, track
-from qkv.core.untrusted_json import Fields, parse_json
-from qkv.errors import DamagedError, DamagedStoreError
-from qkv.store.attachments import FOLDER, attached_damages
-from qkv.store.block import Damage
+from qkv.errors import DamagedError, DamagedStoreError, DataError
+from qkv.store.attachments import FOLDER, attached_damages, attached_files
+from qkv.store.block import Damage, Verification, problem_of, verify_repeatedly
 from qkv.store.disk import sync_folder
 from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums
 from qkv.store.lance_files import (
@@ -36,20 +34,102 @@ from qkv.store.lance_files import (
     fragment_name,
     import_lance,
     manifests,
+    metadata_of,
     open_version,
-    sync_all,
+    row_paths,
+    sync_commit,
     translate_errors,
 )
-from qkv.store.lance_recording import describe_version, find_damage
-from qkv.store.lance_verification import LanceVersions, read_versions
 from qkv.store.locking import writer_lock
 from qkv.store.repairing import Aside, Repair, without_attached
 
 if TYPE_CHECKING:
     import lance
-    from lance.fragment import FragmentMetadata
+    from lance.fragment import FragmentMetadata, LanceFragment
 
-__all__ = ["repair_lance"]
+
+__all__ = ["repair_lance", "verify_lance"]
+
+
+@dataclass
+class LanceVersions:
+    """The versions of a Lance store whose manifests are intact.
+
+    Attributes:
+        datasets: the versions, in ascending order.
+        fragments: their fragments, by a name that is unique to the rows and the deleted rows of a fragment.
+        uses: the versions of each fragment.
+        damages: the damages of manifests, and of the record of checksums.
+    """
+
+    datasets: dict[int, lance.LanceDataset] = field(default_factory=dict)
+    fragments: dict[str, LanceFragment] = field(default_factory=dict)
+    uses: dict[str, list[int]] = field(default_factory=dict)
+    damages: list[Damage] = field(default_factory=list)
+
+
+def verify_lance(path: Path, progress: Progress | None = None) -> Verification:
+    """Compare the files of all versions of a Lance store with their checksums, and decode them; see `qkv.store.verify`.
+
+    While another process compacts, files may be removed between the reading of a manifest and their own. So damaged
+    files are verified again by newer manifests, until the same damages are found twice.
+    """
+    intact: set[str] = set()
+    return verify_repeatedly(lambda: _verify_once(path, intact, progress))
+
+
+def read_versions(path: Path, recorded: LanceChecksums) -> LanceVersions:
+    """Open all versions of a Lance store whose manifests are intact."""
+    found = LanceVersions()
+    if recorded.problem is not None:
+        found.damages.append(Damage(CHECKSUMS, recorded.problem, 0, kind="checksums"))
+    there = manifests(path)
+    for number in sorted({*there, *recorded.versions}):
+        record = recorded.versions.get(number)
+        name = f"_versions/{there[number]}" if number in there else "" if record is None else record.manifest
+        problem = None if record is None else recorded.find_problem(name, "always")
+        if problem is None:
+            try:
+                found.datasets[number] = dataset = open_version(path, number)
+            except DataError as error:
+                if not (path / name).exists():
+                    continue
+                problem = problem_of(error)
+        if problem is not None:
+            found.damages.append(Damage(name, problem, 0, (number,), "manifest"))
+            continue
+        for fragment in dataset.get_fragments():
+            found.uses.setdefault(fragment_name(fragment), []).append(number)
+            found.fragments[fragment_name(fragment)] = fragment
+    return found
+
+
+def _verify_once(path: Path, intact: set[str], progress: Progress | None) -> Verification:
+    recorded = LanceChecksums(path)
+    found = read_versions(path, recorded)
+    damages, newest, lost, unchecked = found.damages, max(found.datasets, default=0), 0, set[str]()
+    for name, fragment in track(found.fragments.items(), "verifying", progress):
+        unchecked.update(each for each in file_names(fragment) if each not in recorded.files)
+        damage = None if name in intact else recorded.find_damage(fragment, "always", decode=True)
+        if damage is None:
+            intact.add(name)
+        else:
+            damages.append(replace(damage, versions=tuple(found.uses[name])))
+            lost += damage.rows if newest in found.uses[name] else 0
+    attached = rows = 0
+    if newest:
+        rows = sum(count_rows(each) for name, each in found.fragments.items() if newest in found.uses[name])
+        try:
+            saved = metadata_of(found.datasets[newest], path.name)
+            attached = len(attached_files(path, saved))
+            damages += attached_damages(path, saved, tuple(found.datasets), read=True)
+        except DamagedError as error:
+            damages.append(Damage(f"_versions/{manifests(path)[newest]}", str(error), 0, (newest,), "manifest"))
+    paths = {name for fragment in found.fragments.values() for name in file_names(fragment)}
+    size = sum((path / each).stat().st_size for each in paths if (path / each).exists())
+    numbers = tuple(sorted({*found.datasets, *(number for each in damages for number in each.versions)}))
+    unchecked |= {str(number) for number in numbers if number not in recorded.versions}
+    return Verification(numbers, len(paths) + len(numbers) + attached, size, tuple(damages), rows, lost, len(unchecked))
 
 
 def repair_lance(path: Path, dry_run: bool = False, progress: Progress | None = None) -> Repair:
@@ -72,7 +152,7 @@ class _Repairer:
         self.head = max(self.found.datasets)
         self.broken: dict[str, Damage] = {}
         for name, fragment in track(self.found.fragments.items(), "verifying", progress):
-            damage = find_damage(self.recorded, path, fragment, "always", decode=True)
+            damage = self.recorded.find_damage(fragment, "always", decode=True)
             if damage is not None:
                 self.broken[name] = replace(damage, versions=tuple(self.found.uses[name]))
         self.attached = self._damaged_attachments()
@@ -149,15 +229,11 @@ class _Repairer:
         return len(names - self.recorded.files.keys()) + len(versions)
 
     def _damaged_attachments(self) -> list[Damage]:
-        metadata = self._metadata(self.found.datasets[self.head])
+        metadata = metadata_of(self.found.datasets[self.head], self.path.name)
         try:
             return attached_damages(self.path, metadata, tuple(self.found.datasets), read=True)
         except DamagedError as error:
             return [Damage(FOLDER, str(error), 0, tuple(self.found.datasets), "attachment")]
-
-    def _metadata(self, dataset: lance.LanceDataset) -> dict[str, object]:
-        name = f"the metadata of {self.path.name!r}"
-        return Fields(parse_json((dataset.schema.metadata or {}).get(METADATA, b"{}"), name), name).fields
 
     def _undeleted(self, name: str) -> FragmentMetadata | None:
         """Return a fragment with the latest intact set of its deleted rows, or None if its rows are damaged."""
@@ -188,15 +264,13 @@ class _Repairer:
         (self.path / "_versions" / HINT).unlink(missing_ok=True)
         sync_folder(self.path / "_versions")
         shutil.rmtree(self.path / "notes", ignore_errors=True)  # their versions may get the numbers of lost ones
-        before = {f"{folder}/{name}" for folder in FOLDERS for name in _entries(self.path / folder)}
+        before = row_paths(self.path)
         self._commit(self.found.datasets[self.head])
-        for folder in FOLDERS[:2]:
-            sync_all(self.path, folder, before)
-        sync_folder(self.path)
+        sync_commit(self.path, before)
         if self.recorded.problem is not None:
             aside.copy(CHECKSUMS)
-        kept = {number: each for number, each in self.found.datasets.items() if number not in spoiled}
-        self._rewrite_checksums(kept)
+        intact = {number: each for number, each in self.found.datasets.items() if number not in spoiled}
+        self._rewrite_checksums(intact)
         for number in sorted(spoiled):
             if number in there:
                 aside.move(f"_versions/{there[number]}")
@@ -214,8 +288,8 @@ class _Repairer:
         operations = []
         if self.replaced:
             removed = [self.fragments[name].fragment_id for name, other in self.replaced.items() if other is None]
-            kept = [other for other in self.replaced.values() if other is not None]
-            operations.append(lance_.LanceOperation.Delete(kept, removed, "damaged"))
+            changed = [other for other in self.replaced.values() if other is not None]
+            operations.append(lance_.LanceOperation.Delete(changed, removed, "damaged"))
         if self.appended:
             operations.append(lance_.LanceOperation.Append(self.appended))
         with translate_errors(self.path):
@@ -223,26 +297,24 @@ class _Repairer:
                 dataset = lance_.LanceDataset.commit(str(self.path), operation, read_version=dataset.version)
             if self.attached:
                 dropped = {damage.file.partition("/")[2] for damage in self.attached}
-                metadata = json.dumps(without_attached(self._metadata(dataset), dropped), ensure_ascii=False)
+                metadata = json.dumps(
+                    without_attached(metadata_of(dataset, self.path.name), dropped), ensure_ascii=False
+                )
                 whole = {key.decode(): value.decode() for key, value in (dataset.schema.metadata or {}).items()}
                 dataset.replace_schema_metadata({**whole, METADATA.decode(): metadata})
 
-    def _rewrite_checksums(self, kept: dict[int, lance.LanceDataset]) -> None:
+    def _rewrite_checksums(self, remaining: dict[int, lance.LanceDataset]) -> None:
         """Record the checksums of all files that remain, which were verified or decoded before."""
         named, records = {*self.recorded.files}, []
         made = {number: open_version(self.path, number) for number in manifests(self.path) if number > self.head}
-        for number, dataset in {**kept, **made}.items():
+        for number, dataset in {**remaining, **made}.items():
             if number in made or number not in self.recorded.versions:
                 names = {name for each in dataset.get_fragments() for name in file_names(each)} - named
                 named |= names
                 operation, lost = ("repair", self.lost) if number in made else (None, 0)
-                records.append(describe_version(self.recorded, self.path, dataset, sorted(names), operation, lost))
+                records.append(self.recorded.describe(dataset, sorted(names), operation, lost))
         # Records of damaged files remain, so that the versions that need them are found if this process is killed.
-        self.recorded.rewrite(self.found.datasets.keys() & kept.keys(), self.recorded.files, records)
-
-
-def _entries(folder: Path) -> list[str]:
-    return os.listdir(folder) if folder.is_dir() else []
+        self.recorded.rewrite(self.found.datasets.keys() & remaining.keys(), self.recorded.files, records)
 
 
 def _deleted(fragment: FragmentMetadata) -> int:

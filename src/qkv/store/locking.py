@@ -22,11 +22,11 @@ from qkv.errors import StoreBusyError
 if TYPE_CHECKING:
     import filelock
 
-__all__ = ["remove_lock", "writer_lock"]
+__all__ = ["LOCK", "file_lock", "is_acquired", "remove_lock", "writer_lock"]
 
 WAIT_SECONDS = 10.0
 
-_LOCK = "writer.lock"
+LOCK = "writer.lock"
 _POLL_SECONDS = 0.005
 _MOST_POLL_SECONDS = 0.1
 
@@ -41,8 +41,8 @@ def writer_lock(path: Path) -> Iterator[None]:
     Raises:
         StoreBusyError: Another process has held the lock for ten seconds.
     """
-    lock = _file_lock(path / _LOCK)
-    if _tickets(path) or not _acquired(lock):
+    lock = file_lock(path / LOCK)
+    if _tickets(path) or not is_acquired(lock):
         _wait(path, lock)
     try:
         yield
@@ -52,7 +52,7 @@ def writer_lock(path: Path) -> Iterator[None]:
 
 def remove_lock(path: Path) -> None:
     """Remove the files of the lock from the folder of a store."""
-    for file in path.glob(f"{_LOCK}*"):
+    for file in path.glob(f"{LOCK}*"):
         file.unlink(missing_ok=True)
 
 
@@ -64,7 +64,7 @@ def _wait(path: Path, lock: filelock.BaseFileLock) -> None:
         before, since = None, time.monotonic()
         while True:
             ahead = [other for other in _tickets(path) if other < name]
-            if not ahead and _acquired(lock):
+            if not ahead and is_acquired(lock):
                 return
             if ahead:
                 _remove_abandoned(path / ahead[0])
@@ -85,7 +85,7 @@ def _wait(path: Path, lock: filelock.BaseFileLock) -> None:
 
 def _tickets(path: Path) -> list[str]:
     """Return the names of all tickets, in the order in which they were drawn."""
-    return sorted(name for name in os.listdir(path) if name.startswith(f"{_LOCK}."))
+    return sorted(name for name in os.listdir(path) if name.startswith(f"{LOCK}."))
 
 
 def _draw(path: Path) -> filelock.BaseFileLock | None:
@@ -94,9 +94,9 @@ def _draw(path: Path) -> filelock.BaseFileLock | None:
         last = _tickets(path)[-1:]
         number = 1 + max((int(name.split(".")[2]) for name in last if name.split(".")[2].isdigit()), default=0)
         try:
-            ticket = _file_lock(path / f"{_LOCK}.{number:010d}.{secrets.token_hex(4)}")
+            ticket = file_lock(path / f"{LOCK}.{number:010d}.{secrets.token_hex(4)}")
             # Another process may lock and remove the ticket before this one locks it.
-            if _acquired(ticket):
+            if is_acquired(ticket):
                 if Path(ticket.lock_file).exists():
                     return ticket
                 ticket.release()
@@ -106,20 +106,22 @@ def _draw(path: Path) -> filelock.BaseFileLock | None:
 
 def _remove_abandoned(ticket: Path) -> None:
     """Remove a ticket that no process has locked."""
-    lock = _file_lock(ticket)
+    lock = file_lock(ticket)
     with suppress(OSError):
-        if _acquired(lock):
+        if is_acquired(lock):
             lock.release()
             ticket.unlink(missing_ok=True)
 
 
-def _file_lock(path: Path) -> filelock.BaseFileLock:
+def file_lock(path: Path) -> filelock.BaseFileLock:
+    """Return the lock of a file, which is not locked yet."""
     import filelock
 
     return filelock.FileLock(path, timeout=0)
 
 
-def _acquired(lock: filelock.BaseFileLock) -> bool:
+def is_acquired(lock: filelock.BaseFileLock) -> bool:
+    """Lock a file without waiting, and return whether no other process had locked it."""
     import filelock
 
     try:

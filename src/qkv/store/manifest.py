@@ -14,16 +14,40 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qkv.core.checksums import checksum, digest
-from qkv.core.untrusted_json import Fields, parse_json
-from qkv.errors import DamagedError, DataError
+from qkv.core.untrusted_json import Fields, parse_json, read_bounded
+from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store.base import Metadata
-from qkv.store.versions import Version
+from qkv.store.block import Version, missing_version, older_version, problem_of
+from qkv.store.disk import sync_folder, write_synced
+from qkv.store.object_client import Folder, ObjectPath
 
-__all__ = ["MAX_DELTAS", "Link", "Manifest", "RowFile", "seal", "unseal"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "exists",
+    "Link",
+    "Manifest",
+    "manifest_path",
+    "MAX_DELTAS",
+    "numbers",
+    "read_manifest",
+    "read_record",
+    "replace_by_checkpoint",
+    "RowFile",
+    "seal",
+    "unseal",
+    "write",
+]
+
 
 _FORMAT = 3
 _LARGEST = 2**62
@@ -119,7 +143,7 @@ class Manifest:
         parent: the version from which this version was made; None for the first version, and in format 1.
         format: the format of the file.
         digest: the SHA-256 of the file that committed the version.
-        kept: the number of leading files of the parent that a delta keeps; None for a checkpoint.
+        inherited: the number of leading files of the parent that a delta keeps; None for a checkpoint.
         depth: the number of deltas since the last checkpoint, including this one.
         delta_rows: the number of rows in the version of a delta that was not resolved.
         lost: number of rows of this version that were damaged and that a repair left out.
@@ -134,7 +158,7 @@ class Manifest:
     parent: Link | None = None
     format: int = _FORMAT
     digest: str = field(default="", compare=False)
-    kept: int | None = None
+    inherited: int | None = None
     depth: int = 0
     delta_rows: int | None = None
     lost: int = 0
@@ -167,8 +191,10 @@ class Manifest:
     def next(self, number: int, operation: str, row_files: tuple[RowFile, ...]) -> Manifest:
         """Return the manifest of a new version, which an operation makes from this version."""
         same = (old == new for old, new in zip(self.row_files, row_files, strict=False))
-        kept = next((place for place, equal in enumerate(same) if not equal), min(len(self.row_files), len(row_files)))
-        is_delta = self.depth < MAX_DELTAS and len(row_files) - kept <= _FEW
+        inherited = next(
+            (place for place, equal in enumerate(same) if not equal), min(len(self.row_files), len(row_files))
+        )
+        is_delta = self.depth < MAX_DELTAS and len(row_files) - inherited <= _FEW
         return Manifest(
             number,
             operation,
@@ -177,7 +203,7 @@ class Manifest:
             self.metadata,
             row_files,
             self.link,
-            kept=kept if is_delta else None,
+            inherited=inherited if is_delta else None,
             depth=self.depth + 1 if is_delta else 0,
         )
 
@@ -187,21 +213,22 @@ class Manifest:
         Raises:
             DamagedError: The parent has fewer files or other rows than the delta expects.
         """
-        assert self.kept is not None
-        files = parent.row_files[: self.kept] + self.row_files
-        if self.kept > len(parent.row_files) or sum(file.present_rows for file in files) != self.delta_rows:
+        assert self.inherited is not None
+        files = parent.row_files[: self.inherited] + self.row_files
+        if self.inherited > len(parent.row_files) or sum(file.present_rows for file in files) != self.delta_rows:
             raise DamagedError(f"its files do not follow from those of version {parent.number}")
         known = {"schema": parent.schema, "metadata": parent.metadata, "depth": parent.depth + 1}
         return replace(self, row_files=files, delta_rows=None, **known)  # type: ignore[arg-type]
 
     def checkpoint(self) -> Manifest:
         """Return the checkpoint of this version, which takes the place of its delta."""
-        return replace(self, kept=None, depth=0)
+        return replace(self, inherited=None, depth=0)
 
     @classmethod
-    def first(cls, schema: str, metadata: Metadata, row_files: tuple[RowFile, ...] = ()) -> Manifest:
+    def first(cls, schema: pa.Schema, metadata: Metadata, row_files: tuple[RowFile, ...] = ()) -> Manifest:
         """Return the manifest of version 1."""
-        return cls(1, "create", _now(), schema, metadata, row_files)
+        text = base64.b64encode(schema.serialize().to_pybytes()).decode()
+        return cls(1, "create", _now(), text, metadata, row_files)
 
     def serialized(self) -> bytes:
         """Return the bytes of the file of a resolved manifest."""
@@ -209,7 +236,7 @@ class Manifest:
 
     def body(self) -> Metadata:
         """Return a resolved manifest as JSON values. The digest is part of it only if it is that of a delta."""
-        if self.kept is not None:
+        if self.inherited is not None:
             assert self.parent is not None
             return {
                 "format": _FORMAT,
@@ -217,12 +244,12 @@ class Manifest:
                 "operation": self.operation,
                 "written": self.written,
                 "parent": f"{self.parent.number}:{self.parent.digest}",
-                "kept": self.kept,
+                "kept": self.inherited,
                 "rows": self.rows,
-                "pieces": [_entry(file) for file in self.row_files[self.kept :]],
+                "pieces": [_entry(file) for file in self.row_files[self.inherited :]],
             }
         body = asdict(self)
-        for name in ("kept", "depth", "delta_rows", *(name for name in ("digest", "lost") if not body[name])):
+        for name in ("inherited", "depth", "delta_rows", *(name for name in ("digest", "lost") if not body[name])):
             del body[name]
         body["pieces"] = [_entry(file) for file in self.row_files]  # the name in format 1
         del body["row_files"]
@@ -233,7 +260,6 @@ class Manifest:
         """Return the manifest in the bytes of a file.
 
         Args:
-            data: the bytes.
             name: names the file in errors.
 
         Raises:
@@ -247,7 +273,6 @@ class Manifest:
         """Return the manifest that JSON values describe; see `parse`.
 
         Args:
-            fields: the values.
             committed: the SHA-256 of the file that committed the version, unless the values contain it.
         """
         name = fields.name
@@ -257,8 +282,8 @@ class Manifest:
         files = tuple(RowFile.parse(value, f"the row files of {name}") for value in fields.items("pieces"))
         if len({file.name for file in files}) < len(files):
             raise fields.damaged("pieces", "distinct files")
-        kept = None if fields.get("kept") is None else fields.integer("kept")
-        written, schema = fields.text("written"), "" if kept is not None else fields.text("schema")
+        inherited = None if fields.get("kept") is None else fields.integer("kept")
+        written, schema = fields.text("written"), "" if inherited is not None else fields.text("schema")
         try:
             aware = datetime.fromisoformat(written).tzinfo is not None
             base64.b64decode(schema, validate=True)
@@ -273,12 +298,12 @@ class Manifest:
         number, operation = fields.integer("number", 1), fields.text("operation")
         if parent is not None and parent.number >= number:
             raise fields.damaged("parent", f"a version before {number}")
-        if kept is not None:
+        if inherited is not None:
             if parent is None:
                 raise fields.damaged("parent", "the version that a delta changes")
             rows = fields.integer("rows")
             made = cls(number, operation, written, "", {}, files, parent, written_format, committed)
-            return replace(made, kept=kept, depth=1, delta_rows=rows)
+            return replace(made, inherited=inherited, depth=1, delta_rows=rows)
         metadata = fields.record("metadata")
         committed = committed if fields.get("digest") is None else fields.text("digest")
         lost = 0 if fields.get("lost") is None else fields.integer("lost")
@@ -318,3 +343,118 @@ def unseal(data: bytes, name: str) -> Fields:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_SUFFIX = ".json"
+
+
+def manifest_path(folder: Folder, number: int) -> Folder:
+    """Return the path of the manifest of a version in the folder `folder`."""
+    return folder / f"{number:010d}{_SUFFIX}"
+
+
+def exists(folder: Folder, number: int) -> bool:
+    """Return whether a version has a manifest in a folder."""
+    return manifest_path(folder, number).exists()
+
+
+def numbers(folder: Folder, least: int = 1) -> list[int]:
+    """Return the numbers of the manifests in a folder, from `least` on, in ascending order."""
+    first = manifest_path(folder, least).name
+    if not isinstance(folder, Path):
+        return _remote_numbers(folder, least)
+    # Few names are parsed if `least` is the newest of many versions; longer names have more digits.
+    names = [name for name in os.listdir(folder) if name >= first or len(name) > len(first)]
+    return sorted(number for number in _parse_names(names) if number >= least)
+
+
+def _parse_names(names: Iterable[str]) -> list[int]:
+    stems = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
+    return [int(stem) for stem in stems if 10 <= len(stem) <= 18 and stem.isascii() and stem.isdigit()]
+
+
+def _remote_numbers(folder: ObjectPath, least: int) -> list[int]:
+    """Return the numbers of the manifests in an object store, from `least` on; a web server is asked for each."""
+    if folder.client.lists:
+        after = manifest_path(folder, least - 1).name if least > 1 else ""
+        return sorted(number for number in _parse_names(folder.names(after)) if number >= least)
+    number = least
+    while exists(folder, number):
+        number += 1
+    return list(range(least, number))
+
+
+def write(folder: Folder, manifest: Manifest) -> Manifest:
+    """Commit a version by writing its manifest to a folder, and return the manifest with its digest."""
+    data = manifest.serialized()
+    path = manifest_path(folder, manifest.number)
+    write_synced(path, data)
+    try:
+        sync_folder(folder)
+    except BaseException:
+        path.unlink()
+        raise
+    return replace(manifest, digest=digest(data))
+
+
+def replace_by_checkpoint(folder: Folder, number: int) -> None:
+    """Write the manifest of a version again as a checkpoint, so that older manifests are not needed to read it."""
+    manifest = read_manifest(folder, number)
+    if manifest.inherited is not None:
+        write_synced(manifest_path(folder, number), manifest.checkpoint().serialized())
+        sync_folder(folder)
+
+
+def read_manifest(folder: Folder, number: int, expected: str | None = None) -> Manifest:
+    """Return the manifest of a version with all its files, after verifying its checksum.
+
+    Args:
+        expected: the SHA-256 of the manifest; None if it is not known.
+
+    Raises:
+        DataError: The version does not exist, or was written by a newer version of qkv.
+        DamagedStoreError: The manifest, or one from which its files follow, is damaged or missing, or is that of
+            another version or another store.
+    """
+    deltas = [read_record(folder, number, expected)]
+    while deltas[-1].inherited is not None:
+        parent = deltas[-1].parent
+        assert parent is not None
+        if not exists(folder, parent.number):
+            if read_record(folder, number, expected) != deltas[0]:  # a compaction replaced it and removed its parents
+                return read_manifest(folder, number, expected)
+            raise _damaged(folder, parent.number, DamagedError("it is missing"))
+        if len(deltas) > MAX_DELTAS:
+            raise _damaged(folder, number, DamagedError(f"more than {MAX_DELTAS} deltas follow a checkpoint"))
+        deltas.append(read_record(folder, parent.number, parent.digest))
+    manifest = deltas.pop()
+    for delta in reversed(deltas):
+        try:
+            manifest = delta.resolved(manifest)
+        except DamagedError as error:
+            raise _damaged(folder, delta.number, error) from None
+    return manifest
+
+
+def read_record(folder: Folder, number: int, expected: str | None = None) -> Manifest:
+    """Return the manifest of a version as it was written, a checkpoint or a delta; see `read_manifest`."""
+    path = manifest_path(folder, number)
+    try:
+        manifest = Manifest.parse(read_bounded(path), f"{folder.name}/{path.name}")
+        if manifest.number != number:
+            raise DamagedError(f"it is the manifest of version {manifest.number}")
+        if expected is not None and manifest.digest != expected:
+            raise DamagedError("it is not the manifest that was written, but that of another version or store")
+    except FileNotFoundError:
+        raise missing_version(folder.parent.name, number, numbers(folder)) from None
+    except (DamagedError, OSError) as error:
+        raise _damaged(folder, number, error) from None
+    return manifest
+
+
+def _damaged(folder: Folder, number: int, error: Exception) -> DamagedStoreError:
+    return DamagedStoreError(
+        f"the manifest of version {number} of {folder.parent.name!r} is damaged: {problem_of(error)}. "
+        f"Restore {folder.name}/{manifest_path(folder, number).name} from a copy"
+        f"{older_version(number, numbers(folder))}."
+    )

@@ -1,28 +1,35 @@
-"""The class `ObjectClient`, which reads and writes the objects of an object store through obstore.
+"""Clients of object stores, and `ObjectPath`, the path of a folder or an object in one.
 
-It counts requests and bytes, reads ranges in parallel, and converts errors of obstore to those of qkv. obstore repeats
-requests that failed, with exponential backoff. Objects are created or replaced on a condition that the server checks
-(`If-None-Match`, `If-Match`), so that of two writers only one succeeds.
+`ObjectClient` reads and writes objects through obstore. It counts requests and bytes, reads ranges in parallel, and
+converts errors of obstore to those of qkv. obstore repeats requests that failed, with exponential backoff. Objects are
+created or replaced on a condition that the server checks (`If-None-Match`, `If-Match`), so that of two writers only one
+succeeds.
+
+`ObjectPath` has those methods of `pathlib.Path` with which the modules of this package read a store, so that manifests,
+their history and their verification are the same code for a folder and for an object store.
 """
 
 from __future__ import annotations
 
 import re
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from qkv.errors import DamagedError, StorageError
+from qkv.errors import DamagedError, QkvError, StorageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from obstore.store import ObjectStore
 
 
-__all__ = ["Entry", "ObjectClient", "ObjectReader", "ReadCounter", "Traffic", "check_size", "split_ranges"]
+__all__ = ["Entry", "Folder", "FsspecClient", "ObjectClient", "ObjectPath", "ObjectReader", "Traffic"]
+
 
 _MOST_PER_REQUEST = 2**23
 """Largest number of bytes of one request, 8 MiB; longer ranges are read by several requests at the same time."""
@@ -62,48 +69,51 @@ class Entry:
     modified: datetime
 
 
-class ObjectReader(Protocol):
-    """What a store needs of a place to read from: objects by key, whole or in ranges."""
+class ObjectReader(ABC):
+    """Base class of places to read from: objects by key, whole or in ranges. Requests and bytes are counted.
 
-    url: str
+    Attributes:
+        traffic: the requests and bytes so far.
+    """
+
     writable: bool
     lists: bool
-    traffic: Traffic
-
-    def count(self, requests: int = 1, read: int = 0, cached: int = 0, written: int = 0) -> None:
-        """Add to `traffic`."""
-
-    def get(self, key: str, largest: int | None = None) -> bytes:
-        """Return the contents of an object of at most `largest` bytes, or raise a `FileNotFoundError`."""
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of an object from each start to each stop, or raise a `FileNotFoundError`."""
-
-    def size(self, key: str) -> int | None:
-        """Return the size of an object in bytes, or None if it does not exist."""
-
-    def entries(self, prefix: str, after: str = "") -> list[Entry]:
-        """Return the objects below a prefix whose keys come after the key `after`."""
-
-
-class ReadCounter:
-    """Base class of clients, which counts their requests and bytes from several threads."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = url.rstrip("/")
         self.traffic = Traffic()
         self._lock = threading.Lock()
 
     def count(self, requests: int = 1, read: int = 0, cached: int = 0, written: int = 0) -> None:
-        """Add to `traffic`."""
+        """Add to `traffic`, from any thread."""
         with self._lock:
             self.traffic.requests += requests
             self.traffic.read += read
             self.traffic.cached += cached
             self.traffic.written += written
 
+    @abstractmethod
+    def get(self, key: str, largest: int | None = None) -> bytes:
+        """Return the contents of an object, or raise a `FileNotFoundError`.
 
-class ObjectClient(ReadCounter):
+        Raises:
+            DamagedError: The object has more than `largest` bytes, which are not read.
+        """
+
+    @abstractmethod
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of an object from each start to each stop, or raise a `FileNotFoundError`."""
+
+    @abstractmethod
+    def size(self, key: str) -> int | None:
+        """Return the size of an object in bytes, or None if it does not exist."""
+
+    @abstractmethod
+    def entries(self, prefix: str, after: str = "") -> list[Entry]:
+        """Return the objects below a prefix whose keys come after the key `after`."""
+
+
+class ObjectClient(ObjectReader):
     """Reads and writes the objects of an object store.
 
     Args:
@@ -111,39 +121,25 @@ class ObjectClient(ReadCounter):
         url: names the store in messages.
         lists: whether the objects of a folder can be listed; those of a web server cannot.
         writable: whether objects can be written.
-
-    Attributes:
-        traffic: the requests and bytes so far.
     """
 
     def __init__(self, store: ObjectStore, url: str, *, lists: bool = True, writable: bool = True) -> None:
-        super().__init__(url.rstrip("/"))
+        super().__init__(url)
         self._store: Any = store
         self.lists, self.writable = lists, writable
 
     # -- reading ----------------------------------------------------------------------------------------
 
     def get(self, key: str, largest: int | None = None) -> bytes:
-        """Return the contents of an object, or raise a `FileNotFoundError`.
+        return self.get_with_tag(key, largest)[0]
 
-        Raises:
-            DamagedError: The object has more than `largest` bytes, which are not read.
-        """
+    def get_with_tag(self, key: str, largest: int | None = None) -> tuple[bytes, str | None]:
+        """Return the contents of an object and the tag by which `replace` names it; see `get`."""
         import obstore
 
         with self._request(key):
             found = obstore.get(self._store, key)
-            check_size(key, found.meta["size"], largest)
-            data = found.bytes().to_bytes()
-        self.count(0, read=len(data))
-        return data
-
-    def get_with_tag(self, key: str) -> tuple[bytes, str | None]:
-        """Return the contents of an object and the tag by which `replace` names it."""
-        import obstore
-
-        with self._request(key):
-            found = obstore.get(self._store, key)
+            _check_size(key, found.meta["size"], largest)
             data, tag = found.bytes().to_bytes(), found.meta["e_tag"]
         self.count(0, read=len(data))
         return data, tag
@@ -152,7 +148,7 @@ class ObjectClient(ReadCounter):
         """Return the bytes of an object from each start to each stop, read by parallel requests."""
         import obstore
 
-        requests = split_ranges(ranges)
+        requests = _split_ranges(ranges)
         starts, stops = zip(*requests, strict=True) if requests else ((), ())
         with self._request(key, len(requests)):
             parts = obstore.get_ranges(self._store, key, starts=starts, ends=stops, coalesce=0)
@@ -168,7 +164,6 @@ class ObjectClient(ReadCounter):
         return found
 
     def size(self, key: str) -> int | None:
-        """Return the size of an object in bytes, or None if it does not exist."""
         import obstore
 
         try:
@@ -192,11 +187,7 @@ class ObjectClient(ReadCounter):
 
     def put(self, key: str, data: bytes | memoryview | pa.Buffer) -> None:
         """Write an object, and replace an older one."""
-        import obstore
-
-        with self._request(key):
-            obstore.put(self._store, key, _as_bytes(data))
-        self.count(0, written=len(memoryview(data)))
+        self._put_if(key, data, None)
 
     def create(self, key: str, data: bytes | memoryview | pa.Buffer) -> bool:
         """Write an object unless it exists, and return whether it was written by this call."""
@@ -224,7 +215,8 @@ class ObjectClient(ReadCounter):
 
         with self._request(key):
             try:
-                obstore.put(self._store, key, _as_bytes(data), mode=mode)
+                whole = data if isinstance(data, bytes) else memoryview(data).cast("B")
+                obstore.put(self._store, key, whole, mode=mode)
             except (AlreadyExistsError, PreconditionError):
                 return False
         self.count(0, written=len(memoryview(data)))
@@ -251,7 +243,76 @@ class ObjectClient(ReadCounter):
             ) from None
 
 
-def check_size(key: str, size: int, largest: int | None) -> None:
+class FsspecClient(ObjectReader):
+    """Reads objects through a file system of fsspec, which is read-only here because it has no conditional writes.
+
+    Args:
+        system: the file system.
+        root: the path of the store in the file system.
+        url: names the store in messages.
+    """
+
+    writable, lists = False, True
+
+    def __init__(self, system: Any, root: str, url: str) -> None:
+        super().__init__(url)
+        self._system, self._root = system, root.rstrip("/")
+
+    def get(self, key: str, largest: int | None = None) -> bytes:
+        with self._request(key):
+            if largest is not None:
+                _check_size(key, int(self._system.size(self._path(key))), largest)
+            data = bytes(self._system.cat_file(self._path(key)))
+        self.count(0, read=len(data))
+        return data
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        found = []
+        for start, stop in ranges:
+            with self._request(key, len(_split_ranges([(start, stop)]))):
+                pieces = [self._system.cat_file(self._path(key), *part) for part in _split_ranges([(start, stop)])]
+            found.append(memoryview(b"".join(pieces)))
+        self.count(0, read=sum(len(part) for part in found))
+        return found
+
+    def size(self, key: str) -> int | None:
+        try:
+            with self._request(key):
+                found = self._system.info(self._path(key))
+        except FileNotFoundError:
+            return None
+        return int(found["size"]) if found.get("type", "file") == "file" else None
+
+    def entries(self, prefix: str, after: str = "") -> list[Entry]:
+        """Return the objects below a prefix whose keys come after the key `after`, without their times."""
+        try:
+            with self._request(prefix):
+                found = self._system.find(self._path(prefix), detail=True)
+        except FileNotFoundError:
+            return []
+        start, unknown = len(self._path("")) + 1, datetime.fromtimestamp(0, UTC)
+        entries = (Entry(str(path)[start:], int(each["size"]), unknown) for path, each in sorted(found.items()))
+        return [entry for entry in entries if entry.key > after]
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}".rstrip("/")
+
+    @contextmanager
+    def _request(self, key: str, requests: int = 1) -> Iterator[None]:
+        """Count requests, and raise a `StorageError` in place of an error of the file system."""
+        self.count(requests)
+        try:
+            yield
+        except (FileNotFoundError, QkvError):
+            raise
+        except Exception as error:  # each file system has errors of its own
+            raise StorageError(
+                f"{self.url}/{key} cannot be read: {type(error).__name__}. Check the URL, the network and the "
+                "credentials of the file system."
+            ) from None
+
+
+def _check_size(key: str, size: int, largest: int | None) -> None:
     """Raise a `DamagedError` if an object has more than `largest` bytes."""
     if largest is not None and size > largest:
         raise DamagedError(
@@ -259,11 +320,11 @@ def check_size(key: str, size: int, largest: int | None) -> None:
         )
 
 
-def split_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _split_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the requests that read some ascending ranges: near ones are joined, and long ones are split.
 
     Example:
-        >>> split_ranges([(0, 10), (20, 30), (2**20, 2**20 + 2**23 + 1)])
+        >>> _split_ranges([(0, 10), (20, 30), (2**20, 2**20 + 2**23 + 1)])
         [(0, 30), (1048576, 9437184), (9437184, 9437185)]
     """
     joined: list[tuple[int, int]] = []
@@ -279,12 +340,125 @@ def split_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     ]
 
 
-def _as_bytes(data: bytes | memoryview | pa.Buffer) -> Any:
-    return data if isinstance(data, bytes) else memoryview(data).cast("B")
-
-
 def _reason(error: Exception) -> str:
     """Return the first line of an error without the parts of a URL that may hold a signature or a password."""
     line = (str(error).strip().split("\n")[0] or type(error).__name__)[:300]
     line = re.sub(r"://[^/@\s]*@", "://", re.sub(r"\?[^\s\"')]+", "?…", line))
     return line.rstrip(". ")
+
+
+@dataclass(frozen=True)
+class _Status:
+    st_size: int
+    st_mtime_ns: int = 0
+
+
+class ObjectPath:
+    """The path of a folder or an object in an object store.
+
+    Args:
+        client: reads the objects.
+        key: the path of the object, relative to the URL of the client.
+
+    Example:
+        >>> from obstore.store import MemoryStore
+        >>> folder = ObjectPath(ObjectClient(MemoryStore(), "memory://"), "people")
+        >>> (folder / "versions" / "newest.json").key, folder.name, folder.exists()
+        ('people/versions/newest.json', 'people', False)
+    """
+
+    def __init__(self, client: ObjectReader, key: str = "") -> None:
+        self.client, self.key = client, key.strip("/")
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        """Return the path of an object or folder in this folder."""
+        return ObjectPath(self.client, f"{self.key}/{name}")
+
+    def __str__(self) -> str:
+        return f"{self.client.url}/{self.key}".rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"ObjectPath({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectPath) and (self.client, self.key) == (other.client, other.key)
+
+    def __hash__(self) -> int:
+        return hash((id(self.client), self.key))
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return str(self).rpartition("/")[2]
+
+    @property
+    def parent(self) -> ObjectPath:
+        """The folder of this object or folder."""
+        return ObjectPath(self.client, self.key.rpartition("/")[0]) if self.key else self
+
+    def with_name(self, name: str) -> ObjectPath:
+        """Return the path of another object or folder in the same folder."""
+        return self.parent / name
+
+    def absolute(self) -> ObjectPath:
+        """Return this path, which does not depend on a current folder."""
+        return self
+
+    def exists(self) -> bool:
+        """Return whether there is an object of this name."""
+        return self.client.size(self.key) is not None
+
+    def is_file(self) -> bool:
+        """Return whether there is an object of this name."""
+        return self.exists()
+
+    def stat(self) -> _Status:
+        """Return the size, or raise a `FileNotFoundError`."""
+        size = self.client.size(self.key)
+        if size is None:
+            raise FileNotFoundError(f"{self} does not exist")
+        return _Status(size)
+
+    def iterdir(self) -> Iterator[ObjectPath]:
+        """Yield the objects in this folder and in its folders."""
+        return (ObjectPath(self.client, entry.key) for entry in self.client.entries(self.key))
+
+    def names(self, after: str = "") -> list[str]:
+        """Return the names of the objects in this folder that come after a name."""
+        entries = self.client.entries(self.key, f"{self.key}/{after}".strip("/") if after else "")
+        start = len(self.key) + 1 if self.key else 0
+        return [entry.key[start:] for entry in entries]
+
+    def read_bytes(self) -> bytes:
+        """Return the contents, or raise a `FileNotFoundError`."""
+        return self.client.get(self.key)
+
+    def read_bounded(self, largest: int) -> bytes:
+        """Return the contents of an object of at most `largest` bytes, or raise a `DamagedError`."""
+        return self.client.get(self.key, largest)
+
+    @property
+    def writer(self) -> ObjectClient:
+        """The client, if it can write.
+
+        Raises:
+            StorageError: The place is read-only.
+        """
+        if not isinstance(self.client, ObjectClient) or not self.client.writable:
+            raise StorageError(
+                f"{self} must be an object store that can be written, such as s3://, gs:// or az://, got one that is "
+                "read-only. Copy the store to one of these, or to a folder."
+            )
+        return self.client
+
+    def write_bytes(self, data: bytes | memoryview | pa.Buffer) -> None:
+        """Write the object, and replace an older one."""
+        self.writer.put(self.key, data)
+
+    def unlink(self, missing_ok: bool = True) -> None:
+        """Delete the object. An object that does not exist is ignored, as object stores do."""
+        self.writer.delete([self.key])
+
+
+Folder: TypeAlias = Path | ObjectPath
+"""A folder on a disk or in an object store."""

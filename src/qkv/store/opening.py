@@ -19,23 +19,20 @@ from qkv.errors import DataError, OptionError
 from qkv.store.arrow import ArrowStore
 from qkv.store.arrow_verification import verify_arrow
 from qkv.store.attachments import FOLDER, attach
-from qkv.store.base import Metadata, Store
+from qkv.store.base import Metadata, Store, fit_table
 from qkv.store.block import Verification
 from qkv.store.disk import sync_folder, translate_disk_full
-from qkv.store.fitting import fit_table
 from qkv.store.history import NEWEST
 from qkv.store.lance import LanceStore, is_lance
 from qkv.store.lance_checksums import CHECKSUMS
 from qkv.store.lance_files import import_lance
-from qkv.store.lance_repairing import repair_lance
-from qkv.store.lance_verification import verify_lance
+from qkv.store.lance_repairing import repair_lance, verify_lance
 from qkv.store.locations import Location, StorageOptions, is_url, locate
-from qkv.store.locking import remove_lock, writer_lock
-from qkv.store.manifest_files import numbers
-from qkv.store.object_path import ObjectPath
+from qkv.store.locking import LOCK, file_lock, is_acquired, remove_lock, writer_lock
+from qkv.store.manifest import numbers
+from qkv.store.object_client import ObjectPath
 from qkv.store.remote import RemoteStore
 from qkv.store.remote_rows import PAGES
-from qkv.store.remote_writing import create_remote
 from qkv.store.repairing import DAMAGED, Repair, repair_arrow
 
 if TYPE_CHECKING:
@@ -99,15 +96,13 @@ def create(
     """
     folder = locate(path, storage_options)
     require_free(folder, backend, overwrite)
+    rows = (fit_table(table, schema, folder.name) for table in tables)
     if isinstance(folder, ObjectPath):
-        fitted = (fit_table(table, schema, folder.name) for table in tables)
-        create_remote(folder, schema, metadata or {}, fitted, attached or {})
+        RemoteStore.create(folder, schema, {**(metadata or {}), **attach(folder, attached or {})}, rows)
         return RemoteStore(folder)
     kind = LanceStore if backend == "lance" else ArrowStore
     with _new_folder(folder, overwrite) as temporary:
-        records = attach(temporary, attached or {})
-        rows = (fit_table(table, schema, folder.name) for table in tables)
-        kind.create(temporary, schema, {**(metadata or {}), **records}, rows)
+        kind.create(temporary, schema, {**(metadata or {}), **attach(temporary, attached or {})}, rows)
     return kind(folder)
 
 
@@ -123,12 +118,10 @@ def _new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
         DataError: A folder cannot be created, or another process has created the folder in the meantime.
         StoreFullError: The disk is full.
     """
-    import filelock
-
     final = folder.resolve()
     absent = [each for each in final.parents if not each.exists()]
     temporary = final.parent / f".{final.name}.{secrets.token_hex(8)}{_PART}"
-    lock = filelock.FileLock(temporary / "writer.lock", timeout=0)
+    lock = file_lock(temporary / LOCK)
     try:
         with translate_disk_full(folder.name):
             make_folders(final.parent)
@@ -163,26 +156,23 @@ def _new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
 
 def _make_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
     """Create a folder and lock a file in it, again if another process removes the folder before it is locked."""
-    import filelock
-
     while True:
         folder.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError, filelock.Timeout):
-            lock.acquire()
-            return
+        with suppress(FileNotFoundError):
+            if is_acquired(lock):
+                return
 
 
 def _remove_unfinished(final: Path) -> None:
     """Remove what processes left that were killed while they created the same store."""
-    import filelock
-
     for left in final.parent.glob(f".{glob.escape(final.name)}.*{_PART}"):
         with suppress(OSError):
             left.rmdir()  # killed before it was locked
-        lock = filelock.FileLock(left / "writer.lock", timeout=0)
-        if (left / "writer.lock").exists():
-            with suppress(filelock.Timeout, OSError), lock:
+        lock = file_lock(left / LOCK)
+        with suppress(OSError):
+            if (left / LOCK).exists() and is_acquired(lock):
                 shutil.rmtree(left, ignore_errors=True)
+                lock.release()
 
 
 def require_free(

@@ -6,6 +6,15 @@ these columns alone, by the checksums of pages of 64 KiB, which are in an object
     STORE/rows/9c….arrow     the rows
     STORE/pages/9c….json     the checksums of the pages of the rows, and which pages each column needs
 
+A few rows, such as those of evidence, are read without their columns. A file of rows has one Arrow batch, so that the
+buffers of a column are contiguous, and their places are saved with the checksums:
+
+    numbers, dates      a bit of validity and a range of the data
+    texts               the same for two offsets, then the range between these
+    vectors             the bits of validity of the row and of its numbers, and a range of the data
+
+Other types, such as lists of any length and dictionaries, have no such places and are read as whole columns.
+
 A file of one page has no such object. A file without one, such as that of a store that was uploaded from a disk, is
 read as a whole once, after which its pages are in the local cache.
 """
@@ -14,23 +23,168 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from qkv.core.checksums import checksum
 from qkv.core.typing import Bool, Int
 from qkv.core.untrusted_json import Fields
+from qkv.errors import DamagedError
 from qkv.store.manifest import RowFile, seal, unseal
-from qkv.store.row_pages import Place, buffer_places
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-__all__ = ["PAGE", "PageChecksums", "PagedFile", "page_count", "read_columns", "runs"]
+__all__ = ["check_rows", "PAGE", "page_count", "PageChecksums", "PagedFile", "read_columns", "require_rows", "runs"]
+
+
+Place: TypeAlias = tuple[int, int]
+"""The first byte of a buffer in its file and its number of bytes; (0, 0) for a buffer that does not exist."""
+
+Span: TypeAlias = tuple[int, int]
+"""The first byte of a range and the last + 1."""
+
+
+def buffer_places(data: pa.Buffer) -> tuple[tuple[Place, ...], ...]:
+    """Return the places of the buffers of each column of an Arrow file; none for a column that is read as a whole.
+
+    Args:
+        data: the bytes of the file, which has one batch.
+    """
+    import pyarrow as pa
+
+    table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    return tuple(_places(column, data) for column in table.columns)
+
+
+def _places(column: pa.ChunkedArray, data: pa.Buffer) -> tuple[Place, ...]:
+    if column.num_chunks != 1 or _buffer_count(column.type) is None:
+        return ()
+    places = []
+    for buffer in column.chunk(0).buffers():
+        start = 0 if buffer is None else buffer.address - data.address
+        if buffer is not None and buffer.size and not 0 <= start <= data.size - buffer.size:
+            return ()  # a copy, as pyarrow makes of buffers that are not aligned
+        places.append((start, buffer.size) if buffer is not None and buffer.size else (0, 0))
+    return tuple(places) if len(places) == _buffer_count(column.type) else ()
+
+
+def _buffer_count(type_: pa.DataType) -> int | None:
+    """Return the number of buffers of a column of a type, or None for a type that is read as a whole."""
+    from pyarrow import types
+
+    if types.is_boolean(type_):
+        return 2
+    if _is_text(type_):
+        return 3
+    if types.is_fixed_size_list(type_):
+        inner = None if _is_text(type_.value_type) else _buffer_count(type_.value_type)
+        return None if inner is None else 1 + inner
+    fixed = types.is_primitive(type_) or types.is_decimal(type_) or types.is_fixed_size_binary(type_)
+    return 2 if fixed and type_.bit_width % 8 == 0 else None
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(type_) or types.is_binary(type_) or _is_large(type_))
+
+
+def _is_large(type_: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_large_string(type_) or types.is_large_binary(type_))
+
+
+def check_rows(table: pa.Table, rows: Int[np.ndarray, " n"]) -> None:
+    """Check that some rows of a table can be taken, whose other rows may be zeros.
+
+    Raises:
+        DamagedError: A buffer is shorter than its column, or a text is not in its buffer.
+    """
+    import pyarrow as pa
+
+    for column in table.columns:
+        try:
+            column.validate()
+        except pa.ArrowInvalid as error:
+            raise DamagedError(str(error)) from None
+        for chunk in column.chunks if _is_text(column.type) else ():
+            _, offsets, texts = chunk.buffers()
+            places = (0, 0), (0, offsets.size), (0, texts.size if texts is not None else 0)
+            list(_text_spans(memoryview(offsets), column.type, places, rows))
+
+
+def require_rows(
+    view: memoryview,
+    columns: Iterable[tuple[pa.DataType, Sequence[Place]]],
+    rows: Int[np.ndarray, " n"],
+    require: Callable[[list[Span]], None],
+) -> None:
+    """Read the bytes of some rows into the buffer of a file, in one round of requests, and in a second one for texts.
+
+    Args:
+        view: the buffer, which has the size of the file.
+        columns: the type of each column and the places of its buffers.
+        require: a function that reads some ranges into the buffer.
+
+    Raises:
+        DamagedError: The offsets of a text are impossible.
+    """
+    given = [(type_, tuple(places)) for type_, places in columns]
+    require([span for type_, places in given for span in _spans(type_, places, rows)])
+    texts = [span for type_, places in given if _is_text(type_) for span in _text_spans(view, type_, places, rows)]
+    if texts:
+        require(texts)
+
+
+def _spans(type_: pa.DataType, places: Sequence[Place], rows: Int[np.ndarray, " n"]) -> Iterator[Span]:
+    from pyarrow import types
+
+    yield from _ranges(places[0], rows // 8, 1)
+    if types.is_fixed_size_list(type_):
+        size = type_.list_size
+        inner = (rows[:, None] * size + np.arange(size)).ravel()
+        yield from _spans(type_.value_type, places[1:], inner)
+    elif types.is_boolean(type_):
+        yield from _ranges(places[1], rows // 8, 1)
+    elif _is_text(type_):
+        width = 8 if _is_large(type_) else 4
+        yield from _ranges(places[1], np.concatenate([rows, rows + 1]), width)
+    else:
+        yield from _ranges(places[1], rows, type_.bit_width // 8)
+
+
+def _ranges(place: Place, items: Int[np.ndarray, " n"], width: int) -> Iterator[Span]:
+    """Yield the ranges of some items of a buffer, joined where they touch."""
+    start, size = place
+    if not size or not width:
+        return
+    items = np.unique(items)
+    for run in np.split(items, np.flatnonzero(np.diff(items) > 1) + 1):
+        first, last = int(run[0]) * width, (int(run[-1]) + 1) * width
+        if last > size:
+            raise DamagedError("the rows of a buffer are not in it")
+        yield start + first, start + last
+
+
+def _text_spans(
+    view: memoryview, type_: pa.DataType, places: Sequence[Place], rows: Int[np.ndarray, " n"]
+) -> Iterator[Span]:
+    (start, size), (first_byte, length) = places[1], places[2]
+    if not size:
+        return
+    offsets = np.frombuffer(view[start : start + size], "<i8" if _is_large(type_) else "<i4")
+    for low, high in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
+        if not 0 <= low <= high <= length:
+            raise DamagedError("the offsets of a text are not in its buffer")
+        if low < high:
+            yield first_byte + low, first_byte + high
+
 
 PAGE = 2**16
 """Number of bytes of a page."""
@@ -44,8 +198,8 @@ class PageChecksums:
         checks: the CRC-32 of each page.
         columns: for each column of the file, the first and the last page + 1 of each run of pages that reading the
             column needs.
-        buffers: for each column the places of its buffers, by which rows are read, see `row_pages`; none for a column
-            that is read as a whole, and for all columns of a file that was written before 2026-11-23.
+        buffers: for each column the places of its buffers, by which rows are read; none for a column that is read
+            as a whole, and for all columns of a file that was written before 2026-11-23.
     """
 
     checks: Int[np.ndarray, " pages"]
@@ -67,8 +221,6 @@ class PageChecksums:
         """Return the checksums in the bytes of a file.
 
         Args:
-            data: what `serialized` returned.
-            file: the file of rows.
             columns: its number of columns.
 
         Raises:
@@ -89,8 +241,15 @@ class PageChecksums:
         places = fields.items("buffers") if "buffers" in fields else []
         if places and len(places) != columns:
             raise fields.damaged("buffers", f"the buffers of {columns} columns")
-        needed = tuple(_parse_runs(each, count, fields) for each in listed)
-        return cls(checks, needed, tuple(_parse_places(each, file.size, fields) for each in places))
+        needed = tuple(
+            _parse_pairs(each or None, fields, "columns", "runs of pages", lambda start, stop: start < stop <= count)
+            for each in listed
+        )
+        buffers = tuple(
+            _parse_pairs(each, fields, "buffers", "places of buffers", lambda start, size: start + size <= file.size)
+            for each in places
+        )
+        return cls(checks, needed, buffers)
 
     def serialized(self, file: RowFile) -> bytes:
         """Return the bytes that are saved next to a file of rows."""
@@ -225,22 +384,13 @@ def read_columns(file: object, columns: Sequence[int]) -> pa.Table:
     return pa.ipc.open_file(pa.PythonFile(file, "r"), options=options).read_all()
 
 
-def _parse_places(value: object, size: int, fields: Fields) -> tuple[Place, ...]:
+def _parse_pairs(
+    value: object, fields: Fields, name: str, what: str, is_valid: Callable[[int, int], bool]
+) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of consecutive numbers of a list, or raise a `DamagedError` if one is negative or invalid."""
     numbers = value if isinstance(value, list) else [-1]
-    if len(numbers) % 2 or not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise fields.damaged("buffers", "places of buffers")
-    found = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-    if any(start + length > size for start, length in found):
-        raise fields.damaged("buffers", "places of buffers")
-    return found
-
-
-def _parse_runs(value: object, count: int, fields: Fields) -> tuple[tuple[int, int], ...]:
-    places = value if isinstance(value, list) else []
-    valid = all(isinstance(place, int) and 0 <= place <= count for place in places) and len(places) % 2 == 0
-    if not places or not valid:
-        raise fields.damaged("columns", "runs of pages")
-    found = tuple(zip(places[::2], places[1::2], strict=True))
-    if any(start >= stop for start, stop in found):
-        raise fields.damaged("columns", "runs of pages")
-    return found
+    if len(numbers) % 2 == 0 and all(isinstance(number, int) and number >= 0 for number in numbers):
+        found = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+        if all(is_valid(*pair) for pair in found):
+            return found
+    raise fields.damaged(name, what)

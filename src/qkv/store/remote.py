@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,25 +26,21 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from qkv.core.cache_folders import user_cache
-from qkv.core.checksums import digest
-from qkv.core.typing import Bool, Int
-from qkv.errors import DataError, StorageError, StoreBusyError, StoreConflictError
+from qkv.core.checksums import checksum, digest
+from qkv.core.threads import prefetched
+from qkv.core.typing import Int
+from qkv.errors import DamagedError, DataError, StorageError, StoreBusyError, StoreConflictError
 from qkv.store import row_files
-from qkv.store.arrow import ArrowStore
-from qkv.store.arrow_files import parse_schema
+from qkv.store.arrow import ArrowStore, read_block
 from qkv.store.attachments import attached_damages
-from qkv.store.base import BlockSelector
-from qkv.store.block import Block, Damage
+from qkv.store.base import BlockSelector, Metadata
+from qkv.store.block import Block, Damage, Version
 from qkv.store.block_cache import BlockCache, default_cache
-from qkv.store.history import find_history
-from qkv.store.manifest import Manifest, RowFile
-from qkv.store.manifest_files import manifest_path, numbers, read_record, replace_by_checkpoint
-from qkv.store.object_client import Traffic
-from qkv.store.object_path import ObjectPath
-from qkv.store.prefetch import prefetched
-from qkv.store.remote_rows import PAGES, RemoteRows
-from qkv.store.remote_writing import FILES_AHEAD, update_newest, upload
-from qkv.store.versions import Version
+from qkv.store.history import NEWEST, find_history, newest_bytes, parse_newest
+from qkv.store.manifest import Manifest, RowFile, manifest_path, numbers, read_record, replace_by_checkpoint
+from qkv.store.object_client import ObjectPath, Traffic
+from qkv.store.page_checksums import PAGE, PageChecksums
+from qkv.store.remote_rows import PAGES, RemoteRows, pages_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,6 +77,9 @@ class RecentTables:
                 self._tables.popitem(last=False)
         return table
 
+
+FILES_AHEAD = 4
+"""Number of files that are read or written at the same time."""
 
 _SMALL_AHEAD = 16
 """Number of manifests that are read at the same time."""
@@ -124,12 +124,26 @@ class RemoteStore(ArrowStore):
     ) -> None:
         self._cache = cache or default_cache()
         self._recent = RecentTables()
-        self._deleted: dict[RowFile, Bool[np.ndarray, " rows"]] = {}
         self._committing = False
         super().__init__(path, version, damaged, checksums)  # type: ignore[arg-type]
         self.cache_folder: Path = user_cache("stores") / digest(str(path).encode())[:32]
         with suppress(OSError):
             self.cache_folder.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def create(cls, path: ObjectPath, schema: pa.Schema, metadata: Metadata, tables: Iterable[pa.Table] = ()) -> None:  # type: ignore[override]
+        """Write version 1 of a store with the rows of tables; see `qkv.store.create`.
+
+        Raises:
+            DataError: Another process has created a store there in the meantime.
+        """
+        parts, written = row_files.split_tables(tables), list[ObjectPath]()
+        files = tuple(prefetched(lambda table: upload(path, table, written), parts, FILES_AHEAD))
+        manifest = Manifest.first(schema, metadata, files)
+        data, target = manifest.serialized(), path / "versions" / manifest_path(Path(), 1).name
+        if not target.writer.create(target.key, data) and target.read_bytes() != data:
+            raise DataError(f"path must be new, got {str(path)!r}, where another process has created a store. Open it.")
+        update_newest(path / "versions", replace(manifest, digest=digest(data)), 1)
 
     @property
     def traffic(self) -> Traffic:
@@ -137,54 +151,23 @@ class RemoteStore(ArrowStore):
         return replace(self.path.client.traffic)
 
     def at(self, version: int) -> Self:
-        """Return the store opened at a given version, which can be read but not written."""
         return type(self)(self.path, version, "skip" if self._skip else "refuse", self._checksums, self._cache)
 
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the blocks of the open version, while the next ones are read; see `Store.blocks`."""
-        return prefetched(lambda file: self._block(file, columns), list(self._readable()), FILES_AHEAD)
+        return prefetched(lambda rows: read_block(rows, columns), self._readable(), FILES_AHEAD)
 
     def unverified_blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
         """Yield the blocks, whose pages are verified when they are read; see `blocks`."""
         return self.blocks(columns)
 
-    def block(self, name: str, columns: Sequence[str] | None = None) -> Block:
-        """Return the block with a given name; see `Store.block`."""
-        for file in self._readable():
-            if file.name == name:
-                return self._block(file, columns)
-        raise self._missing_block(name)
-
-    def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table of some rows, reading only the blocks in which they are; see `Store.take`."""
-        import pyarrow as pa
-
-        files = list(self._readable())
-        starts = np.concatenate([[0], np.cumsum([file.present_rows for file in files])])
-        places = np.searchsorted(rows, starts)
-        used = [index for index in range(len(files)) if places[index] < places[index + 1]]
-
-        def taken(index: int) -> pa.Table:
-            names = tuple(self.schema.names if columns is None else columns)
-            file, inside = files[index], rows[places[index] : places[index + 1]] - starts[index]
-            present = self._present_rows(file)
-            inside = inside if present is None else np.flatnonzero(present)[inside]
-            known = self._recent.known((file.name, names))
-            if known is None and (own := self._remote_rows(file).take(inside, names)) is not None:
-                return own
-            return self._recent.get((file.name, names), lambda: self._table(file, names)).take(pa.array(inside))
-
-        return pa.concat_tables([*prefetched(taken, used, FILES_AHEAD)] or [self.empty(columns)])
-
     def size_of(self, columns: Sequence[str]) -> int:
         """Return the number of bytes that one reading of the columns needs, in whole pages."""
-        files = [self._remote_rows(file) for file in self._readable()]
+        files = [self._remote_rows(name) for name in self.block_names()]
         return sum(prefetched(lambda file: file.size_of(columns), files, _SMALL_AHEAD))
 
     def versions(self) -> list[Version]:
-        """Return a list of all versions of the store, oldest first; see `Store.versions`."""
         found = self._read_records()
         return super().versions() if found is None else [record.version for record in found]
 
@@ -216,29 +199,28 @@ class RemoteStore(ArrowStore):
 
     # -- private ----------------------------------------------------------------------------------------
 
-    def _remote_rows(self, file: RowFile) -> RemoteRows:
-        rows = self._mapped[file.name]
+    def _take_parts(
+        self, parts: list[tuple[str, Int[np.ndarray, " n"]]], columns: Sequence[str] | None
+    ) -> Iterator[pa.Table]:
+        import pyarrow as pa
+
+        names = tuple(self.schema.names if columns is None else columns)
+
+        def take(part: tuple[str, Int[np.ndarray, " n"]]) -> pa.Table:
+            name, inside = part
+            source = self._remote_rows(name)
+            inside = inside if source.present is None else np.flatnonzero(source.present)[inside]
+            known = self._recent.known((name, names))
+            if known is None and (own := source.take(inside, names)) is not None:
+                return own
+            return self._recent.get((name, names), lambda: source.table(names)).take(pa.array(inside))
+
+        return prefetched(take, parts, FILES_AHEAD)
+
+    def _remote_rows(self, name: str) -> RemoteRows:
+        rows = self._mapped[name]
         assert isinstance(rows, RemoteRows)
         return rows
-
-    def _table(self, file: RowFile, columns: Sequence[str] | None) -> pa.Table:
-        return self._remote_rows(file).table(columns)
-
-    def _block(self, file: RowFile, columns: Sequence[str] | None) -> Block:
-        return Block(file.name, self._table(file, columns), self._present_rows(file))
-
-    def _rows_of(self, file: RowFile) -> tuple[pa.Table, Bool[np.ndarray, " rows"] | None]:
-        return self._table(file, None), self._present_rows(file)
-
-    def _present_rows(self, file: RowFile) -> Bool[np.ndarray, " rows"] | None:
-        """Return a boolean array that is False for the deleted rows of a file, or None if no row is deleted."""
-        if file.deleted is None:
-            return None
-        known = self._deleted  # another thread may open another version in the meantime
-        if file not in known:
-            deleted = RemoteRows(self.path, file.deleted, row_files.deleted_schema(), self._cache)
-            known[file] = row_files.present_without(file, deleted.table(), self.path.name)
-        return known[file]
 
     def _read_records(self) -> list[Manifest] | None:
         """Return the manifests of all versions, or None if they cannot be listed or are not linked."""
@@ -253,30 +235,19 @@ class RemoteStore(ArrowStore):
         links = [record.parent for record in records[1:]]
         return records if links == [record.link for record in records[:-1]] else None
 
-    def _load(
-        self, manifest: Manifest, damages: Sequence[Damage] = (), known: frozenset[RowFile] = frozenset()
-    ) -> None:
-        """Open the version of a manifest. Its files are read and verified when they are used."""
-        schema = parse_schema(manifest.schema_bytes, f"version {manifest.number} of {self.path.name!r}")
-        found = [*damages, *self._damages_of(known)]
-        if self._skip:
-            for file in manifest.row_files:
-                if file not in known:
-                    found += row_files.find_damages(self._rows, file, lambda _: True, schema)
-            found += attached_damages(self.path, manifest.metadata)
-        self._report(found)
-        broken = {damage.file for damage in found}
-        before, self._mapped = self._mapped, {}
-        for file in manifest.row_files:
-            if not any(f"rows/{each.name}" in broken for each in row_files.with_deleted([file])):
-                old = before.get(file.name)
-                same = isinstance(old, RemoteRows) and old.file == file
-                rows = old if same else RemoteRows(self.path, file, schema, self._cache)
-                self._mapped[file.name] = rows  # type: ignore[assignment]
-        named = set(manifest.row_files)
-        self._deleted = {file: rows for file, rows in list(self._deleted.items()) if file in named}
-        self._manifest, self.damages = manifest, found
-        self.version, self.metadata, self.schema = manifest.number, manifest.metadata, schema
+    def _find_damages(self, manifest: Manifest, files: list[RowFile], schema: pa.Schema) -> list[Damage]:
+        """Return the damages of all files if damaged ones are skipped; others are verified when they are used."""
+        if not self._skip:
+            return []
+        found = [each for file in files for each in row_files.find_damages(self._rows, file, lambda _: True, schema)]
+        return found + attached_damages(self.path, manifest.metadata)
+
+    def _open_rows(
+        self, file: RowFile, schema: pa.Schema, known: row_files.MappedRows | RemoteRows | None
+    ) -> RemoteRows:
+        if isinstance(known, RemoteRows) and known.file == file:
+            return known
+        return RemoteRows(self.path, file, schema, self._cache)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -302,10 +273,8 @@ class RemoteStore(ArrowStore):
     def _write_rows(self, tables: Iterable[pa.Table]) -> tuple[RowFile, ...]:
         return tuple(prefetched(lambda table: upload(self.path, table, self._written), tables, FILES_AHEAD))
 
-    def _prepare_commit(self) -> None:
-        """Write `newest.json` if a writer stopped before that, so that it is at most one version behind."""
-        if self._history.expected is None or self._history.problems:
-            update_newest(self._versions, self._manifest, self._history.oldest)
+    def _write_newest(self, manifest: Manifest, oldest: int) -> bool:
+        return update_newest(self._versions, manifest, oldest)
 
     def _follow(self, attempt: int) -> None:
         """Open the version that another writer committed, after a random time that doubles with each attempt."""
@@ -337,11 +306,7 @@ class RemoteStore(ArrowStore):
             else:
                 raise self._conflict(operation)
         assert manifest is not None
-        self._written.clear()
-        # The version is committed. If this fails, the version is found by its link, and the next writer repeats this.
-        with suppress(StorageError):
-            update_newest(self._versions, manifest, self._history.oldest)
-        self._load(manifest, known=frozenset(self._manifest.row_files))
+        self._finish_commit(manifest)
 
     def _conflict(self, operation: str) -> StoreConflictError:
         return StoreConflictError(
@@ -374,11 +339,11 @@ class RemoteStore(ArrowStore):
                 break
             oldest = [number for number in listed if number >= oldest][-keep:][0]
             replace_by_checkpoint(self._versions, oldest)
-            if update_newest(self._versions, self._manifest, oldest):
+            if self._write_newest(self._manifest, oldest):
                 break
             self._load_newest()
-        kept = [number for number in listed if number >= oldest]
-        needed = {name for names in prefetched(self._files_of, kept, _SMALL_AHEAD) for name in names}
+        remaining = [number for number in listed if number >= oldest]
+        needed = {name for names in prefetched(self._files_of, remaining, _SMALL_AHEAD) for name in names}
         older = [number for number in listed if number < oldest]
         removed = {name for names in prefetched(self._files_of_removed, older, _SMALL_AHEAD) for name in names}
         client, freed, keys = self.path.writer, 0, []
@@ -404,3 +369,47 @@ class RemoteStore(ArrowStore):
         with suppress(DataError):
             return self._files_of(number)
         return set()
+
+
+def upload(folder: ObjectPath, table: pa.Table, written: list[ObjectPath]) -> RowFile:
+    """Write a file of rows and the checksums of its pages, and return its entry in the manifest.
+
+    Args:
+        written: a list to which the path of each object is appended before it is written.
+    """
+    data = row_files.serialize(table)
+    file = RowFile(f"{uuid.uuid4().hex}.arrow", table.num_rows, data.size, checksum(data), time.time_ns())
+    if data.size > PAGE:
+        pages = folder / PAGES / pages_name(file)
+        written.append(pages)
+        pages.write_bytes(PageChecksums.of(data, len(table.schema)).serialized(file))
+    written.append(folder / "rows" / file.name)
+    written[-1].write_bytes(data)
+    return file
+
+
+def update_newest(folder: ObjectPath, manifest: Manifest, oldest: int) -> bool:
+    """Write `newest.json` unless it names a newer version, and return whether it names `oldest` or a later version.
+
+    Args:
+        oldest: the number of the oldest version that is not removed.
+    """
+    path = folder / NEWEST
+    while True:
+        try:
+            found, tag = path.writer.get_with_tag(path.key)
+        except FileNotFoundError:
+            if path.writer.create(path.key, newest_bytes(manifest, oldest)):
+                return True
+            continue
+        with suppress(DamagedError):
+            newest = parse_newest(found)
+            if newest.number > manifest.number or newest == parse_newest(newest_bytes(manifest, oldest)):
+                return newest.oldest >= oldest
+            oldest = max(oldest, newest.oldest)
+        data = newest_bytes(manifest, oldest)
+        if tag is None:
+            path.write_bytes(data)
+            return True
+        if path.writer.replace(path.key, data, tag):
+            return True

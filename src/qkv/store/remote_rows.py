@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,13 +13,21 @@ from qkv.core.checksums import checksum
 from qkv.core.typing import Bool, Int
 from qkv.errors import DamagedError, DamagedStoreError, StorageError
 from qkv.store.arrow_files import arrow_problem, first_line
-from qkv.store.block import Damage
+from qkv.store.block import Damage, problem_of
 from qkv.store.block_cache import BlockCache
 from qkv.store.manifest import RowFile
-from qkv.store.object_path import ObjectPath
-from qkv.store.page_checksums import PAGE, PageChecksums, PagedFile, page_count, read_columns, runs
-from qkv.store.row_files import size_problem
-from qkv.store.row_pages import check_rows, require_rows
+from qkv.store.object_client import ObjectPath
+from qkv.store.page_checksums import (
+    PAGE,
+    PageChecksums,
+    PagedFile,
+    check_rows,
+    page_count,
+    read_columns,
+    require_rows,
+    runs,
+)
+from qkv.store.row_files import deleted_schema, present_without, size_problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,8 +55,6 @@ class RemoteRows:
     Pages are read from the cache if their checksums match there, and the others by parallel requests of ranges.
 
     Args:
-        folder: the folder of the store.
-        file: the file as recorded.
         schema: the schema that the rows must have.
         cache: the local cache of pages.
     """
@@ -58,9 +65,18 @@ class RemoteRows:
         self._path = folder / "rows" / file.name
         # The same file of two stores has the same contents.
         self._cached_name = f"{file.name} {file.size} {file.check}"
+        self._present: Bool[np.ndarray, " rows"] | None = None
         self._pages: PageChecksums | None = None
         self._has_pages = True
         self._lock = threading.Lock()
+
+    @property
+    def present(self) -> Bool[np.ndarray, " rows"] | None:
+        """A boolean array that is False for deleted rows, which is read once; None if no row is deleted."""
+        if self._present is None and self.file.deleted is not None:
+            deleted = RemoteRows(self._folder, self.file.deleted, deleted_schema(), self._cache)
+            self._present = present_without(self.file, deleted.table(), self._folder.name)
+        return self._present
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return some columns of the rows, in the order of `columns`; None: all columns.
@@ -70,28 +86,25 @@ class RemoteRows:
                 recorded rows.
         """
         names = list(self._schema.names) if columns is None else list(columns)
-        try:
-            try:
-                return self._read(names)
-            except FileNotFoundError:
-                raise DamagedError("missing") from None
-        except DamagedError as error:
-            raise self._damaged(error) from None
+        with self._translate_damage():
+            return self._read(names)
 
-    def _damaged(self, error: DamagedError) -> DamagedStoreError:
-        problem = str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
-        damage = Damage(f"rows/{self.file.name}", problem, self.file.present_rows)
-        return DamagedStoreError(
-            f"{self._folder.name!r} is damaged: {damage}. If another process removed old versions, refresh; otherwise "
-            "restore this object from a copy, or open the store with damaged='skip' to read the other rows."
-        )
+    @contextmanager
+    def _translate_damage(self) -> Iterator[None]:
+        """Raise a `DamagedStoreError` that names the file in place of one that names the damage, or no object."""
+        try:
+            yield
+        except (DamagedError, FileNotFoundError) as error:
+            problem = "missing" if isinstance(error, FileNotFoundError) else problem_of(error)
+            damage = Damage(f"rows/{self.file.name}", problem, self.file.present_rows)
+            raise DamagedStoreError(
+                f"{self._folder.name!r} is damaged: {damage}. If another process removed old versions, refresh; "
+                "otherwise restore this object from a copy, or open the store with damaged='skip' to read the other "
+                "rows."
+            ) from None
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str]) -> pa.Table | None:
         """Return some rows, for which only their own pages are read; None if reading whole columns reads hardly more.
-
-        Args:
-            rows: the indices of the rows in the file.
-            columns: the columns.
 
         Raises:
             DamagedStoreError: As in `table`.
@@ -105,19 +118,14 @@ class RemoteRows:
         least = int(pages.descriptive(by_row).sum()) + len(rows) * len(by_row)
         if 2 * least > int(pages.needed(by_row).sum()) or not columns:
             return None
-        try:
-            try:
-                taken = self._take(pages, rows, by_row)
-            except FileNotFoundError:
-                raise DamagedError("missing") from None
-        except DamagedError as error:
-            raise self._damaged(error) from None
+        with self._translate_damage():
+            by_page = self._take(pages, rows, by_row)
         import pyarrow as pa
 
         others = self.table([self._schema.field(index).name for index in whole]).take(pa.array(rows)) if whole else None
         names = list(columns)
         found = {
-            name: table.column(name) for table in (taken, others) if table is not None for name in table.column_names
+            name: table.column(name) for table in (by_page, others) if table is not None for name in table.column_names
         }
         return pa.table([found[name] for name in names], schema=pa.schema([self._schema.field(name) for name in names]))
 
@@ -128,29 +136,23 @@ class RemoteRows:
             raise DamagedError(f"no row {int(rows.max()):,} of {self.file.rows:,}")
         view = np.zeros(self.file.size, np.uint8).data
         paged = PagedFile(view, np.zeros(len(pages.checks), bool), self._fetch)
-        wanted = pages.descriptive(indices)
+        needed = pages.descriptive(indices)
 
         def require(spans: list[tuple[int, int]]) -> None:
             for start, stop in spans:
-                wanted[start // PAGE : page_count(stop)] = True
-            paged.require(wanted)
+                needed[start // PAGE : page_count(stop)] = True
+            paged.require(needed)
 
         require_rows(view, [(self._schema.field(i).type, pages.buffers[i]) for i in indices], rows, require)
         # The cells of other rows are zeros, which nobody reads.
         read = PagedFile(view, np.ones(len(pages.checks), bool), self._fetch)
-        try:
-            table = read_columns(read, indices)
-        except Exception as error:  # pyarrow raises many kinds, as in `parse_table`
-            raise DamagedError(f"it must be an Arrow file, but {first_line(error)}") from None
-        expected = [self._schema.field(index) for index in indices]
-        if table.num_rows != self.file.rows or table.schema.remove_metadata() != pa.schema(expected):
-            raise DamagedError("the columns are not those of the store")
+        table = self._parse(read, indices)
         check_rows(table, rows)
         return table.take(pa.array(rows))
 
-    def start_check(self) -> tuple[pa.Table, None]:
-        """Return all rows, whose pages are verified already; see `MappedRows.start_check`."""
-        return self.table(), None
+    def start_check(self, columns: Sequence[str] | None = None) -> tuple[pa.Table, None]:
+        """Return the rows, whose pages are verified already; see `MappedRows.start_check`."""
+        return self.table(columns), None
 
     def size_of(self, columns: Sequence[str]) -> int:
         """Return the number of bytes that reading some columns needs; the size of the file if that is not known."""
@@ -165,7 +167,18 @@ class RemoteRows:
 
     def _read(self, names: list[str]) -> pa.Table:
         indices = self._indices(names)
-        contents = self._contents(indices)
+        table = self._parse(self._contents(indices), indices)
+        fresh = [name for name in table.column_names if (self._cached_name, name) not in _VALIDATED]
+        if fresh:
+            if (problem := arrow_problem(table.select(fresh))) is not None:
+                raise DamagedError(problem)
+            if len(_VALIDATED) >= _MOST_VALIDATED:
+                _VALIDATED.clear()
+            _VALIDATED.update((self._cached_name, name) for name in fresh)
+        return table.select(names) if names else table
+
+    def _parse(self, contents: PagedFile, indices: list[int]) -> pa.Table:
+        """Return some columns of the file, after checking their number of rows and their types."""
         try:
             table = read_columns(contents, indices)
             expected = [self._schema.field(index) for index in indices]
@@ -177,14 +190,7 @@ class RemoteRows:
             raise
         except Exception as error:  # pyarrow raises many kinds, as in `parse_table`
             raise DamagedError(f"it must be an Arrow file, but {first_line(error)}") from None
-        fresh = [name for name in table.column_names if (self._cached_name, name) not in _VALIDATED]
-        if fresh:
-            if (problem := arrow_problem(table.select(fresh))) is not None:
-                raise DamagedError(problem)
-            if len(_VALIDATED) >= _MOST_VALIDATED:
-                _VALIDATED.clear()
-            _VALIDATED.update((self._cached_name, name) for name in fresh)
-        return table.select(names) if names else table
+        return table
 
     def _contents(self, indices: list[int]) -> PagedFile:
         """Return the file with the pages of some columns read."""
@@ -239,7 +245,7 @@ class RemoteRows:
         self._cache.write(f"{self._cached_name}.pages", 0, self._pages.serialized(self.file))
         self._cache.write(self._cached_name, 0, view)
 
-    def _fetch(self, view: memoryview, wanted: Bool[np.ndarray, " pages"]) -> None:
+    def _fetch(self, view: memoryview, chosen: Bool[np.ndarray, " pages"]) -> None:
         """Read pages into the buffer of the file, from the cache or the object store.
 
         Raises:
@@ -247,9 +253,9 @@ class RemoteRows:
             FileNotFoundError: The object does not exist.
         """
         assert self._pages is not None
-        missing = wanted.copy()
+        missing = chosen.copy()
         cached = 0
-        for first, last in runs(wanted):
+        for first, last in runs(chosen):
             start, stop = first * PAGE, min(last * PAGE, self.file.size)
             if self._cache.read(self._cached_name, start, view[start:stop]):
                 intact = self._intact(view, first, last)

@@ -33,12 +33,10 @@ from qkv.store.arrow_verification import FileUse, file_uses, verify_arrow
 from qkv.store.attachments import FOLDER as ATTACHED
 from qkv.store.base import Metadata
 from qkv.store.block import Damage
-from qkv.store.chain import Chain, read_chain, resolve
 from qkv.store.disk import sync_folder, write_synced
-from qkv.store.history import NEWEST, find_linked_history, write_newest
+from qkv.store.history import NEWEST, Chain, find_linked_history, read_chain, resolve, write_newest
 from qkv.store.locking import writer_lock
-from qkv.store.manifest import Link, Manifest, RowFile
-from qkv.store.manifest_files import manifest_path, numbers, write
+from qkv.store.manifest import Link, Manifest, RowFile, manifest_path, numbers, write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +49,6 @@ class Recovery:
     """The rows of damaged files that other files of a store contain.
 
     Args:
-        folder: the folder of the files of rows.
         versions: the manifests of all versions with all their files, by number in ascending order.
         uses: the use of each file by the versions.
         broken: the names of the damaged files.
@@ -75,9 +72,6 @@ class Recovery:
 
     def rows(self, name: str) -> tuple[Int[np.ndarray, " n"], pa.Table]:
         """Return the rows of a damaged file that other files contain.
-
-        Args:
-            name: the name of the file.
 
         Returns:
             The indices of these rows in the file, in ascending order, and the rows.
@@ -110,7 +104,7 @@ class Recovery:
 
     def table(self, file: RowFile) -> pa.Table:
         """Return the rows of an intact file, including deleted ones."""
-        return row_files.MappedRows(self._folder, file, self._schema).table()
+        return row_files.MappedRows(self._folder, replace(file, deleted=None), self._schema).table()
 
     def _positions(self, file: RowFile) -> Int[np.ndarray, " n"] | None:
         present = self.present(file)
@@ -141,9 +135,9 @@ class Recovery:
                     rows, table = np.arange(file.rows), self.table(file)
                 # The place of each row among those that are not deleted.
                 place = np.cumsum(present)[rows] - 1
-                wanted = present[rows] & (place >= low) & (place < high)
-                indices.append(place[wanted] + first - start)
-                tables.append(table.filter(pa.array(wanted)))
+                selected = present[rows] & (place >= low) & (place < high)
+                indices.append(place[selected] + first - start)
+                tables.append(table.filter(pa.array(selected)))
             first += file.present_rows
         return np.concatenate(indices), pa.concat_tables(tables)
 
@@ -224,12 +218,12 @@ class _Repairer:
 
     def run(self, dry_run: bool) -> Repair:
         """Return the result of the repair, after writing it unless `dry_run` is True."""
-        kept, lost, undeleted = self._repaired_versions()
+        versions, lost, undeleted = self._repaired_versions()
         known = {*self.chain.records, *(number for damage in self._manifests() for number in damage.versions)}
-        lost_versions = tuple(sorted(number for number in known if number not in kept))
+        lost_versions = tuple(sorted(number for number in known if number not in versions))
         if self.head not in self.chain.records:
             self.restored.insert(0, f"versions/{manifest_path(self.folder, self.head).name}")
-        newest = kept[self.head]
+        newest = versions[self.head]
         changed = newest.row_files != self.before[self.head].row_files
         changed |= newest.metadata != self.before[self.head].metadata
         # The number of a lost version is not given to another one.
@@ -249,7 +243,7 @@ class _Repairer:
         )
         if dry_run:
             return result
-        return replace(result, folder=self._write(kept, version if changed else None, unclaimed))
+        return replace(result, folder=self._write(versions, version if changed else None, unclaimed))
 
     # -- what is there ----------------------------------------------------------------------------------
 
@@ -299,7 +293,7 @@ class _Repairer:
         The last number is that of the newest version.
         """
         dropped = {damage.file.partition("/")[2] for damage in self.damages if damage.kind == "attachment"}
-        kept, lost, undeleted = dict[int, Manifest](), dict[int, int](), 0
+        versions, lost, undeleted = dict[int, Manifest](), dict[int, int](), 0
         parent: Link | None = None
         for number, manifest in self.before.items():
             undeleted, files = 0, []
@@ -310,17 +304,17 @@ class _Repairer:
                     undeleted += max(0, repaired.present_rows - file.present_rows)
             lost[number] = max(0, manifest.rows + undeleted - sum(file.present_rows for file in files))
             metadata = without_attached(manifest.metadata, dropped)
-            kept[number] = replace(
+            versions[number] = replace(
                 manifest,
                 row_files=tuple(files),
                 metadata=metadata,
                 parent=manifest.parent if parent is None or _follows(manifest, parent) else parent,
                 lost=manifest.lost + lost[number],
-                kept=None,
+                inherited=None,
                 depth=0,
             )
             parent = manifest.link
-        return kept, lost, undeleted
+        return versions, lost, undeleted
 
     def _repaired_file(self, file: RowFile) -> RowFile | None:
         """Return a file of rows without its damages, or None if nothing of it remains."""
@@ -365,7 +359,7 @@ class _Repairer:
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def _write(self, kept: dict[int, Manifest], version: int | None, unclaimed: Iterable[str]) -> Path | None:
+    def _write(self, versions: dict[int, Manifest], version: int | None, unclaimed: Iterable[str]) -> Path | None:
         aside = Aside(self.path)
         written = dict[str, RowFile]()
         for name, (file, data) in self.contents.items():
@@ -375,10 +369,10 @@ class _Repairer:
                 os.utime(self.rows / name, ns=(file.changed, file.changed))
                 del written[name]
         sync_folder(self.rows)
-        kept = {number: _with_times(manifest, written) for number, manifest in kept.items()}
-        order = sorted(kept)
+        versions = {number: _with_times(manifest, written) for number, manifest in versions.items()}
+        order = sorted(versions)
         oldest = order[0]
-        newest = kept[self.head]
+        newest = versions[self.head]
         if self.head not in self.chain.records:  # restored from `newest.json`, which is written below
             aside.copy(f"versions/{manifest_path(self.folder, self.head).name}")
             self._replace(self.before[self.head])
@@ -390,14 +384,14 @@ class _Repairer:
         write_newest(self.folder, newest, min(oldest, self.chain.history.oldest))
         # From the newest to the oldest, so that each delta follows from the version before it at any time.
         for number in reversed(order):
-            if self._is_changed(kept[number]):
+            if self._is_changed(versions[number]):
                 aside.copy(f"versions/{manifest_path(self.folder, number).name}")
-                self._replace(kept[number])
+                self._replace(versions[number])
         write_newest(self.folder, newest, oldest)
-        foreign = [number for number in numbers(self.folder) if number not in kept and number != newest.number]
+        foreign = [number for number in numbers(self.folder) if number not in versions and number != newest.number]
         for number in foreign:
             aside.move(f"versions/{manifest_path(self.folder, number).name}")
-        used = {file.name for each in kept.values() for file in row_files.with_deleted(each.row_files)}
+        used = {file.name for each in versions.values() for file in row_files.with_deleted(each.row_files)}
         for name in (*self.broken, *unclaimed):
             if name not in used:
                 aside.move(f"rows/{name}")
@@ -417,9 +411,9 @@ class _Repairer:
             return True
         # A delta whose parent is lost or changes does not follow from it any more.
         parent = None if record.parent is None else self.before.get(record.parent.number)
-        if record.kept is None:
+        if record.inherited is None:
             return False
-        return parent is None or any(self._repaired_file(file) != file for file in parent.row_files[: record.kept])
+        return parent is None or any(self._repaired_file(file) != file for file in parent.row_files[: record.inherited])
 
     def _replace(self, manifest: Manifest) -> None:
         """Write a manifest as a checkpoint in the place of that of its version, with the same digest."""

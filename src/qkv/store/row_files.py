@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,34 +17,68 @@ from qkv.core.typing import Bool
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
 from qkv.errors import DamagedError, DamagedStoreError
 from qkv.store.arrow_files import map_file, parse_table
-from qkv.store.block import Damage
+from qkv.store.block import Damage, RunningCheck, problem_of
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import RowFile
-from qkv.store.object_path import Folder
-from qkv.store.running_check import RunningCheck
-from qkv.store.verified_files import is_verified, remember_verified
+from qkv.store.object_client import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
 __all__ = [
     "BYTES",
-    "VERIFIED",
-    "MappedRows",
     "deleted_schema",
     "find_damages",
     "find_problem",
+    "is_verified",
     "load_present",
+    "MappedRows",
     "modified_files",
     "present_without",
+    "remember_verified",
     "save_verified",
     "serialize",
     "size_problem",
-    "split_table",
+    "split_tables",
+    "VERIFIED",
     "with_deleted",
     "write_file",
     "write_rows",
 ]
+
+
+_VERIFIED: set[tuple[int, ...]] = set()
+"""The verified files, by device, inode, times, size and checksum."""
+
+_TICK = 10**8
+"""Time in nanoseconds within which two changes of a file can have the same time; the tick of Linux is at most 10 ms."""
+
+
+def is_verified(path: Folder, check: int) -> bool:
+    """Return whether this process has verified that a file has a checksum, and the file has not changed since."""
+    return _identity(path, check) in _VERIFIED
+
+
+def remember_verified(path: Folder, check: int) -> None:
+    """Remember that a file has a checksum, unless it was changed too recently to notice another change by its time."""
+    if (key := _identity(path, check)) is not None:
+        _VERIFIED.add(key)
+
+
+def _identity(path: Folder, check: int) -> tuple[int, ...] | None:
+    """Return what identifies the contents of a file, or None if it was changed too recently or does not exist.
+
+    The change time cannot be set by programs, unlike the modification time.
+    """
+    if not isinstance(path, Path):  # it is verified whenever it is read
+        return None
+    with suppress(OSError):
+        state = path.stat()
+        if time.time_ns() - state.st_ctime_ns > _TICK:
+            return state.st_dev, state.st_ino, state.st_ctime_ns, state.st_mtime_ns, state.st_size, check
+    return None
+
 
 BYTES = 2**25
 """Approximate size of a file of rows, 32 MiB. A damaged file loses at most this much data."""
@@ -53,22 +88,19 @@ VERIFIED = "verified.json"
 _CHANGED = "the checksum does not match"
 
 
-def split_table(table: pa.Table) -> Iterator[pa.Table]:
-    """Yield parts of a table of about 32 MiB each, with at least one row in each part."""
-    if not table.num_rows:
-        return
-    parts = min(table.num_rows, -(-table.nbytes // BYTES)) or 1
-    rows = -(-table.num_rows // parts)
-    for start in range(0, table.num_rows, rows):
-        yield table.slice(start, rows)
+def split_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield parts of tables of about 32 MiB each, with at least one row in each part."""
+    for table in tables:
+        parts = min(table.num_rows, -(-table.nbytes // BYTES)) or 1
+        rows = -(-table.num_rows // parts)
+        for start in range(0, table.num_rows, rows or 1):
+            yield table.slice(start, rows)
 
 
 def write_rows(folder: Path, tables: Iterable[pa.Table], written: list[Path]) -> tuple[RowFile, ...]:
     """Write each table to a file, sync the folder to disk, and return the manifest entries of the files.
 
     Args:
-        folder: the folder.
-        tables: the tables.
         written: a list to which the path of each file is appended before the file is written.
     """
     files = tuple(_write_file(folder, table, written) for table in tables)
@@ -93,36 +125,47 @@ def serialize(table: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
-def write_file(path: Path, rows: int, data: bytes | pa.Buffer) -> RowFile:
+def write_file(path: Folder, rows: int, data: bytes | pa.Buffer) -> RowFile:
     """Write a file, sync it to disk, and return its entry in the manifest."""
     write_synced(path, data)
-    state = path.stat()
-    return RowFile(path.name, rows, state.st_size, checksum(data), state.st_mtime_ns)
+    changed = path.stat().st_mtime_ns if isinstance(path, Path) else time.time_ns()
+    return RowFile(path.name, rows, memoryview(data).nbytes, checksum(data), changed)
 
 
 class MappedRows:
     """A memory-mapped file of rows, whose contents are verified when they are first read.
 
     Args:
-        folder: the folder of the file.
-        file: the file as recorded.
         schema: the schema that the rows must have.
         verified: whether the contents are verified at all.
+        mapped: the same file with other deleted rows, if it is mapped already.
+
+    Attributes:
+        present: `(rows,)` booleans, False for deleted rows; None if no row is deleted.
 
     Raises:
         OSError: The file cannot be mapped.
+        DamagedStoreError: The file with the indices of deleted rows is damaged.
     """
 
-    def __init__(self, folder: Path, file: RowFile, schema: pa.Schema, verified: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        file: RowFile,
+        schema: pa.Schema,
+        verified: bool = True,
+        mapped: MappedRows | None = None,
+    ) -> None:
         self.file = file
+        self.present = load_present(folder, file, verified)
         self._schema = schema
         self._path = folder / file.name
-        self._data: pa.Buffer = map_file(self._path)
+        self._data: pa.Buffer = map_file(self._path) if mapped is None else mapped._data
         self._verified = verified
-        self._table: pa.Table | None = None
+        self._table: pa.Table | None = None if mapped is None else mapped._table
 
-    def table(self) -> pa.Table:
-        """Return the rows as a table of views of the mapped file.
+    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return some columns of the rows as views of the mapped file; None: all columns.
 
         Raises:
             DamagedStoreError: The checksum does not match, or the contents are no table with the recorded rows.
@@ -131,10 +174,10 @@ class MappedRows:
             try:
                 self._table = _parse(self._data, self._path, self.file, self._schema, self._is_fresh())
             except DamagedError as error:
-                raise self._damaged(_reason(error)) from None
-        return self._table
+                raise self._damaged(problem_of(error)) from None
+        return self._table if columns is None else self._table.select(list(columns))
 
-    def start_check(self) -> tuple[pa.Table, RunningCheck | None]:
+    def start_check(self, columns: Sequence[str] | None = None) -> tuple[pa.Table, RunningCheck | None]:
         """Return the rows before their checksum is verified, and the check that verifies it; None if it was verified.
 
         Every offset, length, index and text is valid.
@@ -143,11 +186,11 @@ class MappedRows:
             DamagedStoreError: The contents are no table with the recorded rows.
         """
         if self._table is not None or not self._is_fresh():
-            return self.table(), None
+            return self.table(columns), None
         try:
             table = _parse_rows(self._data, self.file, self._schema, validate=True)
         except DamagedError:
-            return self.table(), None  # raises an error, which names the checksum if it does not match either
+            return self.table(columns), None  # raises an error, which names the checksum if it does not match either
 
         def finished(intact: bool) -> None:
             if not intact:
@@ -155,7 +198,8 @@ class MappedRows:
             remember_verified(self._path, self.file.check)
             self._table = table
 
-        return table, RunningCheck(self._data, self.file.check, finished)
+        check = RunningCheck(self._data, self.file.check, finished)
+        return table if columns is None else table.select(list(columns)), check
 
     def _is_fresh(self) -> bool:
         return self._verified and not is_verified(self._path, self.file.check)
@@ -172,9 +216,6 @@ def _parse(data: pa.Buffer, path: Folder, file: RowFile, schema: pa.Schema, fres
     """Return the table in the contents of a file.
 
     Args:
-        data: the contents.
-        path: the file.
-        file: the file as recorded.
         schema: the schema that the table must have.
         fresh: whether the checksum is verified, and every offset, length and index.
 
@@ -205,10 +246,6 @@ def _parse_rows(data: pa.Buffer, file: RowFile, schema: pa.Schema, validate: boo
     return table
 
 
-def _reason(error: DamagedError) -> str:
-    return str(error).removesuffix(" Restore the file from a copy.").rstrip(".")
-
-
 def deleted_schema() -> pa.Schema:
     """Return the schema of the files with the indices of deleted rows."""
     import pyarrow as pa
@@ -232,7 +269,6 @@ def present_without(file: RowFile, deleted: pa.Table, store: str) -> Bool[np.nda
     """Return a boolean array that is False for the deleted rows of a file.
 
     Args:
-        file: the file as recorded.
         deleted: the table of the indices of its deleted rows.
         store: names the store in errors.
 
@@ -255,8 +291,6 @@ def find_problem(folder: Folder, file: RowFile, read: bool, schema: pa.Schema | 
     """Return a text that describes the damage of a file, or None if the file is intact.
 
     Args:
-        folder: the folder of the file.
-        file: the file as recorded.
         read: whether the contents are verified, rather than only the length.
         schema: the schema of the rows that the contents must hold; None: only the checksum is verified.
     """
@@ -272,7 +306,7 @@ def find_problem(folder: Folder, file: RowFile, read: bool, schema: pa.Schema | 
         elif read and checksum(map_file(path)) != file.check:
             return _CHANGED
     except DamagedError as error:
-        return _reason(error)
+        return problem_of(error)
     except OSError as error:
         return error.strerror or "it cannot be read"
     return None
@@ -289,8 +323,6 @@ def find_damages(
     """Check a file of rows and the file of its deleted rows, and return a `Damage` for each damaged file.
 
     Args:
-        folder: the folder of the files.
-        row_file: the file of rows as recorded.
         read: a function of a file name that returns whether the contents of the file are verified.
         schema: the schema of the rows, by which verified contents are validated; None: only checksums are verified.
     """

@@ -1,10 +1,10 @@
-"""Test suites from which tests of new scores, normalizers, masks, readouts, kernels and stores are derived."""
+"""Test suites from which tests of new scores, normalizers, masks, readouts and kernels are derived."""
 
 from qkv.core.extras import require_packages
 
 require_packages("qkv.testing needs", "test", "pytest", "hypothesis")
 
-from qkv.testing.examples import Draw, PairIndex, WeightRow
+from qkv.testing.cases import Draw, PairIndex, WeightRow
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close
 from qkv.testing.masks import MaskContract

@@ -88,7 +88,7 @@ class DataSemanticsContract(KernelHarness):
     def test_lowest_finite_number_is_a_number_and_excludes_nothing(self, setting: Setting) -> None:
         low = LEAST[setting.dtype]
         query, key, value = np.zeros((1, 1)), np.ones((3, 1)), np.array([[1.0], [3.0], [50.0]])
-        for normalizer, wanted in (
+        for normalizer, expected in (
             (normalizers.Softmax(), 2.0),
             (normalizers.Mean(), 2.0),
             (normalizers.Sparsemax(), 2.0),
@@ -97,7 +97,7 @@ class DataSemanticsContract(KernelHarness):
             (normalizers.TopK(2), 2.0),
         ):
             score = scores.Biased(scores.Dot(), per_key=np.array([low, low, -math.inf]))
-            self.assert_output(Call(query, key, value, score, normalizer), setting, [[wanted]])
+            self.assert_output(Call(query, key, value, score, normalizer), setting, [[expected]])
 
     def assert_empty_row(self, call: Call, setting: Setting, name: str) -> None:
         """Assert that query 2 of a call has output 0 and gradient 0, and that all results agree with the reference."""
@@ -185,8 +185,8 @@ class DataSemanticsContract(KernelHarness):
             value = call.value.copy()
             value[..., 4, 1], value[..., 5, 2], value[..., 6, 3] = math.nan, math.inf, -math.inf
             got = to_float64(self.observe(replace(call, value=value), setting).output)
-            wanted = oracle_of(replace(call, value=value), setting).output
-            assert_close(got, wanted, max(1e-11, 5 * setting.tolerance), message=name, min_scale=0.1)
+            expected = oracle_of(replace(call, value=value), setting).output
+            assert_close(got, expected, max(1e-11, 5 * setting.tolerance), message=name, min_scale=0.1)
             if name == "softmax":
                 assert np.isnan(got[..., 1]).all()
                 assert (got[..., 2] == math.inf).all()
@@ -198,9 +198,9 @@ class DataSemanticsContract(KernelHarness):
         key = np.zeros((11, 1))
         key[[2, 3, 7, 8, 9]] = 1.0
         call = Call(np.ones((1, 1)), key, np.eye(11), scores.Dot(), normalizers.Hard())
-        for normalizer, kept in ((normalizers.Hard(), [2]), (normalizers.TopK(3), [2, 3, 7])):
-            wanted = np.where(np.isin(np.arange(11), kept), 1 / len(kept), 0.0)
-            self.assert_output(replace(call, normalizer=normalizer), setting, wanted[None, :], str(normalizer))
+        for normalizer, selected in ((normalizers.Hard(), [2]), (normalizers.TopK(3), [2, 3, 7])):
+            expected = np.where(np.isin(np.arange(11), selected), 1 / len(selected), 0.0)
+            self.assert_output(replace(call, normalizer=normalizer), setting, expected[None, :], str(normalizer))
 
     # -- 12. A zero vector has cosine 0 with everything --------------------------------------------------
 

@@ -15,8 +15,7 @@ from qkv.core.equation import attend_dense
 from qkv.core.typing import ArrayLike
 from qkv.engine import Observation
 from qkv.plan import Kernel
-from qkv.testing.cases import Call, Case
-from qkv.testing.examples import floats, with_floats
+from qkv.testing.cases import Call, Case, floats, with_floats
 from qkv.testing.gradients import in_torch
 from qkv.testing.libraries import Setting, to_float64
 
@@ -106,7 +105,6 @@ def parts_of(call: Call, setting: Setting, arrays: Sequence[ArrayLike]) -> dict[
     """Return the parts and options of a call as keyword arguments of `qkv.observe`.
 
     Args:
-        call: the call.
         setting: the library and dtype.
         arrays: floating-point arrays of score and normalizer, which replace those of the call.
     """

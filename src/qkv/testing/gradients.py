@@ -68,10 +68,10 @@ def assert_jax_agrees(function: Callable[..., ArrayLike], inputs: list[ArrayLike
         return
     import jax
 
-    _, wanted = torch_gradients(function, inputs)
+    _, expected = torch_gradients(function, inputs)
     setting = Setting("jax", "float64")
     with setting.active():
         arrays = [setting.array(x) for x in inputs]
         got = jax.jit(jax.grad(function, argnums=tuple(range(len(arrays)))))(*arrays)
-        for n, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
+        for n, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
             assert_close(mine, theirs, tolerance, message=f"gradient of input {n}:", min_scale=1.0)

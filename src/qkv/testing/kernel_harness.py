@@ -20,9 +20,8 @@ from qkv.errors import RefusedError
 from qkv.plan import Kernel
 from qkv.readouts import Readout
 from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Call, Case
-from qkv.testing.effort import LONG, turn
 from qkv.testing.execution import Outcome, oracle_of, run, run_eagerly
-from qkv.testing.libraries import Setting, assert_close, installed
+from qkv.testing.libraries import LONG, Setting, assert_close, installed, turn
 
 __all__ = ["CASES", "KernelHarness", "assert_agrees", "settings_of_kernel"]
 
@@ -58,21 +57,21 @@ def settings_of_kernel(kernel: Kernel) -> list[ArrayLike]:
     return out
 
 
-def assert_agrees(got: Outcome, wanted: Outcome, setting: Setting, message: str = "", slack: float = 1.0) -> None:
+def assert_agrees(got: Outcome, expected: Outcome, setting: Setting, message: str = "", slack: float = 1.0) -> None:
     """Assert that the output and gradients of a call agree with those of the reference, within a tolerance.
 
     Args:
         got: output and gradients of the tested call.
-        wanted: output and gradients of the reference.
+        expected: output and gradients of the reference.
         setting: library and dtype of the tested call, which determine the tolerance.
         message: prefix of the error message.
         slack: factor of the tolerance.
     """
     message = f"{message} {setting}"
     assert_close(
-        got.output, wanted.output, slack * _OUTPUT[setting.dtype], message=f"{message}, output:", min_scale=0.1
+        got.output, expected.output, slack * _OUTPUT[setting.dtype], message=f"{message}, output:", min_scale=0.1
     )
-    for n, (mine, theirs) in enumerate(zip(got.gradients, wanted.gradients, strict=False)):
+    for n, (mine, theirs) in enumerate(zip(got.gradients, expected.gradients, strict=False)):
         assert_close(mine, theirs, slack * _GRADIENT[setting.dtype], message=f"{message}, gradient {n}:", min_scale=0.1)
 
 

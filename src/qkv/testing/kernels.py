@@ -31,10 +31,9 @@ from qkv.plan import Kernel
 from qkv.scores import Score
 from qkv.testing.cases import MASKS, NONNEGATIVE, NORMALIZERS, SCORES, SHAPES, Call, Case
 from qkv.testing.data_semantics import DataSemanticsContract
-from qkv.testing.effort import LONG, turn
 from qkv.testing.execution import inputs_of, oracle, parts_of, run_eagerly
 from qkv.testing.kernel_harness import CASES, KernelHarness, assert_agrees, settings_of_kernel
-from qkv.testing.libraries import Setting, assert_close, settings_of, to_float64
+from qkv.testing.libraries import LONG, Setting, assert_close, settings_of, to_float64, turn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,11 +143,11 @@ class TransformContract(KernelHarness):
         for n in range(size):
             arrays = calls.element(n)
             leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in arrays]
-            wanted = cast("Tensor", attend_dense(*leaves[:3], **calls.parts(tuple(leaves))).output)
-            torch.testing.assert_close(output[n], wanted.detach(), rtol=1e-9, atol=1e-9, equal_nan=True)
+            expected = cast("Tensor", attend_dense(*leaves[:3], **calls.parts(tuple(leaves))).output)
+            torch.testing.assert_close(output[n], expected.detach(), rtol=1e-9, atol=1e-9, equal_nan=True)
             inputs = [leaves[i] for i in floating]
             slopes = torch.autograd.grad(
-                (wanted.sin() * factor).sum(), inputs, allow_unused=True, materialize_grads=True
+                (expected.sin() * factor).sum(), inputs, allow_unused=True, materialize_grads=True
             )
             for got, slope in zip(gradients, slopes, strict=True):
                 torch.testing.assert_close(got[n], slope, rtol=1e-7, atol=1e-8)
@@ -270,11 +269,11 @@ class CallSemanticsContract(KernelHarness):
 
     def test_causal_says_where_it_is_aligned(self, setting: Setting) -> None:
         call = replace(_small(), value=np.eye(4), score=scores.Dot(), query=np.zeros((2, 2)))
-        for align, wanted in (
+        for align, expected in (
             ("start", [[1, 0, 0, 0], [0.5, 0.5, 0, 0]]),
             ("end", [[1 / 3] * 3 + [0], [0.25] * 4]),
         ):
-            self.assert_output(replace(call, mask=masks.Causal(align)), setting, wanted, align)  # type: ignore[arg-type]
+            self.assert_output(replace(call, mask=masks.Causal(align)), setting, expected, align)  # type: ignore[arg-type]
 
     # -- 5. Lengths that do not fit ----------------------------------------------------------------------
 
@@ -490,8 +489,8 @@ class KernelContract(
             first = torch.autograd.grad(output.sin().sum(), [x, *arrays], create_graph=True)
             return [*first, *torch.autograd.grad([g.square().sum() for g in first], [x, *arrays])]
 
-        for got, wanted in zip(gradients(self.kernel), gradients("dense"), strict=True):
-            torch.testing.assert_close(got, wanted)
+        for got, expected in zip(gradients(self.kernel), gradients("dense"), strict=True):
+            torch.testing.assert_close(got, expected)
 
     def test_arrays_laid_out_in_strides_give_the_same(self, setting: Setting) -> None:
         self.assert_as_oracle(Case("scaled dot", "softmax", "none", "strided").call(), setting)

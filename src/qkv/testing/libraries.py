@@ -1,10 +1,11 @@
-"""Define the array libraries and dtypes with which the contract tests run, and compare arrays with a tolerance."""
+"""Define the array libraries, dtypes and cases with which the contract tests run, and compare arrays."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,10 +16,13 @@ from qkv.core.arrays import is_floating
 from qkv.core.parts import Part
 from qkv.core.typing import Array, ArrayLike, Float, Shaped
 
-__all__ = ["LIBRARIES", "Setting", "assert_close", "installed", "settings_of", "to_float64"]
+__all__ = ["LIBRARIES", "LONG", "Setting", "assert_close", "installed", "settings_of", "to_float64", "turn"]
 
 P = TypeVar("P", bound=Part)
 T = TypeVar("T")
+
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+"""Whether the contract tests run all cases, as in `make test-long`."""
 
 LIBRARIES = tuple(name for name in ("numpy", "torch", "jax") if importlib.util.find_spec(name))
 """Installed libraries with which every suite runs. TensorFlow must be requested by name, because it loads slowly."""
@@ -113,6 +117,14 @@ def installed(library: str) -> bool:
 def settings_of(libraries: tuple[str, ...], dtypes: tuple[str, ...]) -> list[Setting]:
     """Return a `Setting` for each of `libraries` that is in `LIBRARIES`, and each of `dtypes`."""
     return [Setting(library, dtype) for library in libraries if library in LIBRARIES for dtype in dtypes]
+
+
+def turn(items: Sequence[T], number: int, every: int) -> list[T]:
+    """Return all items in long runs, otherwise one of each `every`: those whose turn it is in test `number`.
+
+    The tests with `every` consecutive numbers together run each item once.
+    """
+    return list(items) if LONG else list(items[-number % every :: every])
 
 
 def to_float64(x: Shaped[Array, "*shape"]) -> Float[np.ndarray, "*shape"]:

@@ -26,7 +26,7 @@ from qkv.errors import PositionError
 from qkv.masks import Keys, Mask, Window
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
-from qkv.testing.examples import Draw, PairIndex, element
+from qkv.testing.cases import Draw, PairIndex, element
 from qkv.testing.libraries import Setting, settings_of, to_float64
 from qkv.testing.parts import PartContract
 
@@ -62,11 +62,11 @@ class MaskContract(PartContract):
                 tile = Tile.whole(5, 7, (2, 3), positions)
                 got = setting.evaluate(mask, lambda mask, tile=tile: mask.allowed(tile, setting.array(0.0)))
                 assert "bool" in str(got.dtype)
-                wanted = np.empty((2, 3, 5, 7), dtype=bool)
-                for *index, row, col in np.ndindex(*wanted.shape):
+                expected = np.empty((2, 3, 5, 7), dtype=bool)
+                for *index, row, col in np.ndindex(*expected.shape):
                     at = PairIndex(row, col, row + positions.offset(5, 7), col)
-                    wanted[(*index, row, col)] = self.formula(element(mask, batch, tuple(index)), at)
-                assert (np.broadcast_to(np.asarray(got), wanted.shape) == wanted).all(), f"{batch}, {positions}"
+                    expected[(*index, row, col)] = self.formula(element(mask, batch, tuple(index)), at)
+                assert (np.broadcast_to(np.asarray(got), expected.shape) == expected).all(), f"{batch}, {positions}"
 
     def test_lengths_of_zero_and_one_work(self) -> None:
         for q, k in ((0, 3), (3, 0), (1, 1)):

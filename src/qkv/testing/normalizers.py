@@ -27,10 +27,10 @@ from qkv.core.tile import Tile
 from qkv.core.typing import ArrayLike
 from qkv.errors import RefusedError
 from qkv.normalizers.base import Normalizer, Summary
-from qkv.testing.differentiable import DifferentiableContract
-from qkv.testing.examples import Draw, WeightRow, element, floats, with_floats
+from qkv.testing.cases import Draw, WeightRow, element, floats, with_floats
 from qkv.testing.gradients import torch_gradients
 from qkv.testing.libraries import Setting, assert_close, to_float64
+from qkv.testing.parts import DifferentiableContract
 
 __all__ = ["accumulate_tiles", "NormalizerContract"]
 
@@ -65,9 +65,7 @@ def accumulate_tiles(
     """Compute the output and the summary of all rows by accumulating tiles and merging the partial results.
 
     Args:
-        normalizer: the normalizer.
         logits: logits of whole rows.
-        value: values.
         tile: the tile of the whole rows.
         cuts: range of the keys of each tile.
         dropout: probability of dropping a weight.
@@ -243,15 +241,15 @@ class NormalizerContract(AccumulationContract):
                 rounded, exact = setting.rounded(logits), normalizer.map_arrays(setting.rounded)
                 got = setting.evaluate(normalizer, self.evaluate, logits)
             assert setting.dtype in str(got.dtype)
-            wanted = np.zeros(logits.shape)
+            expected = np.zeros(logits.shape)
             for flat, index in enumerate(np.ndindex(*shape)):
                 for row in range(5):
                     keys = [col for col in range(7) if rounded[(*index, row, col)] != -np.inf]
                     if keys:
                         at = WeightRow(flat, row, keys, _SEED)
                         own = element(exact, batch, index)
-                        wanted[(*index, row, keys)] = self.formula(own, rounded[(*index, row, keys)], at)
-            assert_close(got, wanted, setting.tolerance, message=f"{setting}, {shape}:")
+                        expected[(*index, row, keys)] = self.formula(own, rounded[(*index, row, keys)], at)
+            assert_close(got, expected, setting.tolerance, message=f"{setting}, {shape}:")
 
     def test_no_key_at_all_is_no_error(self) -> None:
         normalizer = self.make(Draw(1))
@@ -317,17 +315,15 @@ class NormalizerContract(AccumulationContract):
             candidates = ranks >= bound
             expected = normalizer.weights(logits, tile)
             assert not expected[~candidates].any()
-            kept = [np.where(candidates, x, -np.inf) for x in (logits, ranks)]
-            assert_close(normalizer.candidate_weights(*kept, tile), expected, 1e-12)
+            remaining = [np.where(candidates, x, -np.inf) for x in (logits, ranks)]
+            assert_close(normalizer.candidate_weights(*remaining, tile), expected, 1e-12)
 
     # -- inputs and evaluation, which `DifferentiableContract` needs ----------------------------------------
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
-        """Return a tuple with example logits `(*batch, 5, 7)`."""
         return (example_logits(Draw(2, batch=batch), self.non_negative_logits),)
 
     def evaluate(self, part: Normalizer, *inputs: ArrayLike) -> ArrayLike:
-        """Return the weights that a normalizer computes from the logits in `inputs`."""
         (logits,) = inputs
         *batch, q, k = logits.shape
         with ignore_numpy_warnings():

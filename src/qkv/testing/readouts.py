@@ -38,10 +38,9 @@ from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.readouts import Readout
 from qkv.testing.cases import NORMALIZERS, SCORES, Call, Case
-from qkv.testing.effort import LONG, turn
 from qkv.testing.execution import inputs_of, parts_of, run_eagerly
 from qkv.testing.gradients import assert_numerical
-from qkv.testing.libraries import LIBRARIES, Setting, assert_close, to_float64
+from qkv.testing.libraries import LIBRARIES, LONG, Setting, assert_close, to_float64, turn
 
 __all__ = ["ReadoutContract", "TileReader"]
 
@@ -74,7 +73,6 @@ class TileReader(Kernel):
         return Cost(0, 0, 0)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output and the readouts of a call, one row block at a time."""
         tile, accumulators = call.tile, [ReadoutAccumulator(readout, call.tile) for readout in problem.readouts]
         output: ArrayLike = zeros(call.value, (*tile.batch, tile.q_total, call.value.shape[-1]))
         with ignore_numpy_warnings():

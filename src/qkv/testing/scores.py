@@ -30,13 +30,12 @@ from qkv.errors import ShapeError
 from qkv.masks import Pairs
 from qkv.normalizers import NORMALIZERS
 from qkv.scores import PointwiseScore, Score
-from qkv.testing.cases import Call
-from qkv.testing.differentiable import DifferentiableContract
-from qkv.testing.examples import Draw, PairIndex, element, floats
+from qkv.testing.cases import Call, Draw, PairIndex, element, floats
 from qkv.testing.execution import oracle_of, run
 from qkv.testing.gradients import torch_gradients
 from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.libraries import Setting, assert_close
+from qkv.testing.parts import DifferentiableContract
 
 __all__ = ["ScoreContract"]
 
@@ -63,7 +62,6 @@ class ScoreContract(DifferentiableContract):
         return False
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
-        """Return example queries `(*batch, 4, width)` and keys `(6, width)`."""
         return self._sides(batch)[0], self._sides()[1]
 
     def special_inputs(self) -> tuple[ArrayLike, ...]:
@@ -74,7 +72,6 @@ class ScoreContract(DifferentiableContract):
         return sides
 
     def evaluate(self, part: Score, *inputs: ArrayLike) -> ArrayLike:
-        """Return the logits that a score computes for all pairs of the queries and keys in `inputs`."""
         query, key = inputs
         return part(query, key, END)
 
@@ -91,12 +88,12 @@ class ScoreContract(DifferentiableContract):
             query = self.rows(Draw(6, batch=query_batch), 4, self.widths[0])
             key = self.rows(Draw(7, batch=key_batch), 6, self.widths[1])
             with setting.active():
-                wanted, compared = self._wanted(setting, score, batch, query, key)
+                expected, compared = self._expected(setting, score, batch, query, key)
                 got = setting.evaluate(score, self.evaluate, query, key)
             assert setting.dtype in str(got.dtype) or self.libraries == ("numpy",)
-            assert_close(got, wanted, setting.tolerance, where=compared, message=f"{setting}, {batch}:")
+            assert_close(got, expected, setting.tolerance, where=compared, message=f"{setting}, {batch}:")
 
-    def _wanted(
+    def _expected(
         self, setting: Setting, score: Score, batch: tuple[int, ...], query: ArrayLike, key: ArrayLike
     ) -> tuple[ArrayLike, ArrayLike]:
         score = score.map_arrays(setting.rounded)
@@ -106,7 +103,7 @@ class ScoreContract(DifferentiableContract):
         shared = np.broadcast_shapes(query.shape[:-core], key.shape[:-core])
         query, key = (np.broadcast_to(side, (*shared, *side.shape[side.ndim - core :])) for side in (query, key))
         q, k = query.shape[len(shared)], key.shape[len(shared)]
-        wanted, compared = np.empty((*shared, q, k)), np.empty((*shared, q, k), dtype=bool)
+        expected, compared = np.empty((*shared, q, k)), np.empty((*shared, q, k), dtype=bool)
         for index in np.ndindex(*shared, q, k):
             lead, (row, col) = index[:-2], index[-2:]
             pair = (
@@ -115,8 +112,8 @@ class ScoreContract(DifferentiableContract):
                 key[(*lead, col)],
                 PairIndex(row, col, row + k - q, col),
             )
-            wanted[index], compared[index] = self.formula(*pair), not self.edge(*pair)
-        return wanted, compared
+            expected[index], compared[index] = self.formula(*pair), not self.edge(*pair)
+        return expected, compared
 
     def test_lengths_of_zero_and_one_work(self) -> None:
         for q, k in ((0, 3), (3, 0), (1, 1), (0, 0)):

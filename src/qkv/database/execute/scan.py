@@ -33,7 +33,7 @@ from qkv.normalizers import Identity
 from qkv.plan.precise_call import lift_suffices
 from qkv.scores.base import Score
 from qkv.store import Block
-from qkv.store.running_check import RunningCheck
+from qkv.store.block import RunningCheck
 
 __all__ = ["CellLogits", "Logits", "VectorNorms", "excluded_rows", "fast_logits"]
 

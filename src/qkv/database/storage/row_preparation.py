@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from qkv.core.progress import Progress
 from qkv.database.io.sources import report_rows
 from qkv.database.storage.encoding import Encoding
-from qkv.store.fitting import fit_table
+from qkv.store.base import fit_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

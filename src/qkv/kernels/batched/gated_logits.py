@@ -33,7 +33,6 @@ class GatedProducts(PairLogits):
     """Inner products times a gate: the last columns of both projections belong to the gate."""
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return the projections."""
         sides = project_call(call)
         return cast("Tensor", sides.query), cast("Tensor", sides.key)
 
@@ -50,7 +49,6 @@ class GatedProducts(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradients of both projections."""
         import torch
 
         left, right = cast("tuple[Tensor, Tensor]", tensors)
@@ -58,7 +56,6 @@ class GatedProducts(PairLogits):
         return torch.cat([sides[0], terms[0]], -1), torch.cat([sides[1], terms[1]], -1)
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         left, right = cast("tuple[Tensor, Tensor]", tensors)
         gate = (left[..., -1:] + right[..., -1:].mT).sigmoid()
         return gate * (left[..., :-1] @ right[..., :-1].mT)
@@ -118,7 +115,6 @@ class PairGates(PairLogits):
     merges = True
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return queries, keys, w and u, and those of b and c that are tensors."""
         gates = call.score.gates
         assert gates is not None
         weight, key_weight, *biases = cast("list[Tensor]", gates)
@@ -138,13 +134,11 @@ class PairGates(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradient of each tensor."""
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         sides, terms = _gradients(d, query, key, saved, self.normalizer_scale)
         return self._gradients(tensors, sides, terms, needs)
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         left, right = self._terms(tensors)
         return (left + right.mT).sigmoid() * (query @ key.mT)
@@ -201,7 +195,6 @@ class SeparateGates(PairGates):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradient of each tensor."""
         import torch
 
         gate, key_gate, left, right = cast("Sequence[Tensor]", saved)
@@ -218,7 +211,6 @@ class SeparateGates(PairGates):
         return self._gradients(tensors, sides, (terms[0], terms[1]), needs)
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         left, right = self._terms(tensors)
         return (query * left.sigmoid()) @ (key * right.sigmoid()).mT

@@ -28,7 +28,6 @@ class MappedProducts(PairLogits):
     rounds = True
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return queries, keys, W and U."""
         maps = call.score.product_maps
         assert maps is not None
         return cast("Tensors", (call.query, call.key, *maps[:2]))
@@ -46,7 +45,6 @@ class MappedProducts(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradient of each tensor."""
         given, maps, computed = cast("list[Tensor]", tensors[:2]), tensors[2:], iter(cast("Sequence[Tensor]", saved))
         left, right = (x if w is None else next(computed) for x, w in zip(given, maps, strict=True))
         dtype, rounded = d.dtype, given[0].dtype
@@ -66,7 +64,6 @@ class MappedProducts(PairLogits):
         return *found, *found_maps
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         left, right = self._sides(tensors)
         return left @ right.mT * self.factor
 

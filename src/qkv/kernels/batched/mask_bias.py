@@ -38,7 +38,6 @@ def mask_bias(call: TorchCall, positional: bool | None = None) -> MaskBias:
     The output of a query without keys must be set to 0.
 
     Args:
-        call: the call.
         positional: what `depends_on_positions_alone` returns for its mask, if it is known.
     """
     mask, tile = call.mask, call.tile

@@ -47,11 +47,9 @@ class UnitProducts(PairLogits):
 
     @property
     def direct(self) -> bool:
-        """Whether the operands are the queries and keys of the call."""
         return self.temperature is not None
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return queries and keys, and the temperature if it is a tensor."""
         if self.temperature is not None:
             return call.query, call.key
         return call.query, call.key, cast("Tensor", call.score.unit_temperature).view(1, 1)
@@ -124,7 +122,6 @@ class UnitProducts(PairLogits):
         return found[..., :q, :], found[..., q:, :], d_temperature
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         import torch
 
         units = []
@@ -204,7 +201,6 @@ class SquaredDistances(PairLogits):
         return d_query, torch.baddbmm(right * d.sum(-2, keepdim=True).mT, d.mT, left, beta=-scale, alpha=scale)
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         query, key = cast("tuple[Tensor, Tensor]", tensors)
         center = key.detach().mean(-2, keepdim=True)
         left, right = query - center, key - center
@@ -238,13 +234,11 @@ class Distances(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradients of query and key."""
         (query, key), (found, near) = cast("tuple[Tensor, Tensor]", tensors), saved
         sides = distance_gradients(query, key, cast("Tensor", found), near, d)
         return tuple([x.mul_(-self.factor * self.normalizer_scale) for x in sides])
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         import torch
 
         query, key = cast("tuple[Tensor, Tensor]", tensors)
@@ -266,7 +260,6 @@ class TanhSums(PairLogits):
     merges = True
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return q, k and v, and W, U and b if there are any."""
         score, vector = call.score, cast("Tensor", call.score.tanh_vector)[..., None, :]
         if score.linear_maps is None:
             sides = cast("TorchCall", project_call(call))
@@ -307,7 +300,6 @@ class TanhSums(PairLogits):
         )
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         left, right = self._project(tensors)
         hidden = (left[..., :, None, :] + right[..., None, :, :]).tanh()
         return (hidden @ cast("Tensor", tensors[2])[..., None, :, :].mT)[..., 0]

@@ -80,7 +80,6 @@ def run_compiled(call: BoundCall, problem: Problem, run: _Run) -> Result:
     """Run `run(call, readouts)` as a function that is compiled once for each signature of a call.
 
     Args:
-        call: the call.
         problem: the problem of the call, whose parts `compilable` accepts.
         run: function that computes output and readouts.
     """
@@ -192,11 +191,9 @@ class DenseKernel(Kernel):
         return amounts_of_work(problem, problem.axes.pairs, elements=problem.elements_per_logit)
 
     def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of the arrays of all pairs on a GPU."""
         return pairwise_gpu_work(problem, problem.axes.pairs, 40, passes=10 if problem.normalizer.online else 25)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output from one array of all logits, and the readouts from one array of all weights."""
         if problem.library == "torch":
             # Autograd would compute these gradients here, but other kernels, which run larger calls, would not.
             refuse_closure_gradients(call)

@@ -50,7 +50,6 @@ def flex_attend(call: TorchCall, compiled: bool) -> Float[Tensor, "*batch q valu
     """Return the output of a call whose score and mask FlexAttention can apply.
 
     Args:
-        call: the call.
         compiled: whether to compile FlexAttention; otherwise it computes all pairs at once, for tests.
     """
     import torch
@@ -174,7 +173,6 @@ class FlexKernel(Kernel):
     eager: bool = False
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why FlexAttention cannot compute a call, or not with the same result."""
         from qkv.kernels.fused.layout import layout_of
 
         axes = problem.axes
@@ -204,7 +202,6 @@ class FlexKernel(Kernel):
             yield f"PyTorch is older than {_FIRST_RELEASE[0]}.{_FIRST_RELEASE[1]}"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the modifications and the block mask."""
         inner, modifications = modifications_of(problem.score)
         notes = ["compiled FlexAttention", inner.lift_description()]
         if modifications:
@@ -238,7 +235,6 @@ class FlexKernel(Kernel):
         return Cost(flop, (problem.input_bytes + copies) * times, copies * times + 2**20, 3e-4)
 
     def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of the compiled kernel, of the lift and of the block mask."""
         axes = problem.axes
         inner, modifications = modifications_of(problem.score)
         pairs, times = visible_pairs(problem, _BLOCK, _BLOCK), 3.5 if problem.gradient else 1.0

@@ -113,7 +113,6 @@ def score_function(
     Args:
         modifications: from `modifications_of`.
         tile: the whole call.
-        axes: the batch axes.
         reference: an array of the call.
         temperature: number by which the modified logits are divided.
         key_bias: 0 for each key, or NaN for a key or value that is not finite; None without a mask.

@@ -112,7 +112,6 @@ class TileOfCalls(Tile):
     _key_positions: Int[Tensor, " k"]
 
     def key_positions(self, reference: Array) -> Int[Array, " k"]:
-        """Return the positions of the keys, `(k,)`."""
         try:
             return self._key_positions
         except AttributeError:
@@ -171,7 +170,6 @@ class FusedKernel(Kernel):
             yield "the batch axes cannot be mapped to two without a copy"
 
     def describe(self, problem: Problem) -> str:
-        """Describe how queries and keys are lifted and padded, and how the mask and shared heads are handled."""
         from qkv.kernels.fused.layout import layout_of
 
         axes, score = problem.axes, problem.score
@@ -230,7 +228,6 @@ class FusedKernel(Kernel):
         return problem.device.is_gpu and unscaled and isinstance(problem.score, (Dot, ScaledDot))
 
     def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of PyTorch's fused attention and of the lift on a GPU."""
         axes, cost = problem.axes, self.cost(problem)
         lifts = 0 if problem.score.is_scaled_dot else 8
         masked = 0 if problem.spec.mask is None else 10
@@ -258,7 +255,6 @@ class FusedKernel(Kernel):
         return amounts
 
     def prepare(self, problem: Problem) -> PreparedCall | None:
-        """Return a fast path for scaled dot products of finite data, or None for other scores and masks."""
         return prepare_call(problem)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
@@ -276,7 +272,6 @@ def _copied_elements(problem: Problem, width: int, casts: bool) -> int:
     """Return the elements of the inputs that are lifted, padded or cast, of the log-sum-exp and of padded columns.
 
     Args:
-        problem: the problem.
         width: width to which queries, keys and values are padded.
         casts: whether all inputs are copied, and the output.
     """

@@ -122,7 +122,6 @@ class JaxFusedKernel(Kernel):
     implementation: Implementation | None = None
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why no fused attention can compute a call."""
         axes = problem.axes
         if not (problem.device.is_gpu or self.implementation):
             yield "it runs on GPUs"
@@ -155,7 +154,6 @@ class JaxFusedKernel(Kernel):
         return "tokamax" if find_spec("tokamax") is not None else None
 
     def describe(self, problem: Problem) -> str:
-        """Describe which function is called."""
         chosen = self.chosen(problem)
         if chosen == "tokamax":
             return "tokamax.dot_product_attention"
@@ -184,7 +182,6 @@ class JaxFusedKernel(Kernel):
         return Cost(flop, problem.input_bytes + 2 * copies, copies, 2e-4)
 
     def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of fused attention on a GPU."""
         axes, pairs = problem.axes, visible_pairs(problem, 128, 128)
         times = 3.5 if problem.gradient else 1.0
         width = max(axes.query_width, axes.value_width)

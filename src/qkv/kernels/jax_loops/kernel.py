@@ -275,9 +275,6 @@ def with_automatic_axes(
     Args:
         function: function that returns a tuple of the output `(*batch, q, value_width)` and other arrays. The
             others are not sharded.
-        query: queries.
-        key: keys.
-        value: values.
         *others: further arguments, pytrees of arrays.
     """
     import jax
@@ -350,13 +347,11 @@ class JaxLoopsKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield a reason for refusal for each readout that a compiled loop over row blocks cannot combine."""
         for readout in problem.readouts:
             if combine_kinds(readout, problem.tile, self._rows(problem)) is None:
                 yield f"a compiled loop cannot combine the results of the readout {readout}"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the sizes of the tiles and row blocks of a call, as text for the plan."""
         if _in_tiles(problem) and not problem.readouts:
             return f"tiles of {size_text(*self._tile(problem))}; backward recomputes the logits"
         blocks = f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"

@@ -55,7 +55,6 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batc
     First derivatives are computed by `Normalizer.logit_gradient`.
 
     Args:
-        call: the call.
         sides: numbers of queries and keys in a tile.
     """
     import jax

@@ -72,7 +72,6 @@ def recur_with_decay(
     Args:
         query: features of the queries.
         key: features of the keys.
-        value: values.
         log_decay: logarithms of the decays, at most 0, one for each step or one for each step and feature.
         state: state before the first step.
     """

@@ -71,7 +71,6 @@ def product_of_elements(
     Args:
         left: features of the queries.
         right: features of the keys.
-        value: values.
         divides: whether to divide by the sum of the logits.
         nonnegative: whether the features must be checked for negative numbers.
 
@@ -130,7 +129,6 @@ class LinearKernel(Kernel):
     )
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why a call has no product form."""
         score, normalizer = problem.score, problem.normalizer
         if not normalizer.linear:
             yield f"it supports only weights that are linear in the logits, not {normalizer}"
@@ -150,7 +148,6 @@ class LinearKernel(Kernel):
             yield "decays are a recurrence only with a causal mask"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the product that replaces the matrix of weights."""
         axes, score = problem.axes, problem.score
         width = score.lifted_width(axes.query_width, axes.key_width)
         notes = [f"rewritten as φ(Q) (φ(K)ᵀ V) with {width} features", score.lift_description()]

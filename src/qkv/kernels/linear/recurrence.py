@@ -46,7 +46,6 @@ def chunk_step(
     Args:
         query: features of the queries.
         key: features of the keys.
-        value: values.
         state: state before the chunk.
     """
     xp = namespace(query)

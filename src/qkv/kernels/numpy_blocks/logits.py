@@ -158,12 +158,10 @@ class _ProjectedLogits(BlockLogits):
     """Logits of tiles for any score and any normalizer, from projected queries and keys."""
 
     def project_queries(self, rows: Limits) -> ProjectedQueries:
-        """Return the projections of a range of queries."""
         score, query, key, tile = self._parts(rows, (0, 1))
         return ProjectedQueries(np.asarray(score.project(query, key, tile)[0]))
 
     def project_keys(self, cols: Limits, rows: int) -> Shaped[np.ndarray, " ..."]:
-        """Return the projections of a range of keys."""
         score, query, key, tile = self._parts((0, 1), cols)
         return np.asarray(score.project(query, key, tile)[1])
 
@@ -176,7 +174,6 @@ class _ProjectedLogits(BlockLogits):
         shift: Float[np.ndarray, "*batch q 1"] | None,
         out: Float[np.ndarray, "*batch q k"],
     ) -> None:
-        """Write the logits of a tile, transformed by `Normalizer.prepare` and minus `shift`, to `out`."""
         score = self.call.score.slice(slice(*rows), slice(*cols))
         logits = cast(score.projected_logits(queries.vectors, keys, self.tile.restrict(rows, cols)), self.dtype)
         logits = self.call.normalizer.prepare(logits)

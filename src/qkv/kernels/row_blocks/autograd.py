@@ -89,7 +89,6 @@ class _Saved:
         """Merge the results of a row block into the results of the call.
 
         Args:
-            block: number of the block.
             found: results of the block.
             reductions: how each result is merged.
             index: index of the block's batch elements in the call.
@@ -164,7 +163,6 @@ class RowBlocks(DifferentiableRows):
 
         Args:
             saved: return value of `forward`, whose results are not used.
-            tensors: tensors of the call.
             gradients: gradients of the results.
             requires_grad: which of the tensors require a gradient. The gradient of the others is 0.
         """

@@ -51,7 +51,6 @@ def refuse_recorded_closures(logits: Num[Tensor, "*#batch #q #k"], call: BoundCa
 
     Args:
         logits: logits of the score, whose `project` returns query and key unchanged.
-        call: the call.
 
     Raises:
         GradientError: the score closes over a tensor that requires a gradient.

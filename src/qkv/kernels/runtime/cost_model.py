@@ -19,7 +19,6 @@ def tile_seconds(problem: Problem, softmax: bool) -> float:
     They include the backward pass if a gradient is required.
 
     Args:
-        problem: the problem.
         softmax: whether the specialized softmax loop computes the tiles; otherwise the normalizer's methods do.
     """
     axes = problem.axes
@@ -75,7 +74,6 @@ def amounts_of_work(
     """Return the amounts of work of a call by name, as `qkv.plan.time_model` lists them.
 
     Args:
-        problem: the problem.
         pairs: number of pairs that the kernel computes.
         tiles: number of tiles of all batch elements.
         array_elements: pairs in an array of the kernel; None: `pairs`.

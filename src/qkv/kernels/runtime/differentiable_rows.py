@@ -49,7 +49,6 @@ class DifferentiableRows:
         """Return gradients of the tensors of the call that are differentiable themselves.
 
         Args:
-            tensors: tensors of the call.
             gradients: gradients of the results.
         """
         # Aliases, because a tensor may be computed from another one, or be given twice: its gradient would count both.

@@ -17,7 +17,6 @@ def pairwise_gpu_work(problem: Problem, pairs: float, operations: float, passes:
     """Return the work of a kernel whose arrays of pairs are written to memory and read back.
 
     Args:
-        problem: the problem.
         pairs: number of pairs that the kernel computes.
         operations: number of operations of PyTorch that are launched for the forward pass.
         passes: number of arrays of pairs that are written and read back, besides the arrays of the score.

@@ -64,7 +64,6 @@ def traced_logits(
     """Return the logits of a tile and the normalizer, with `tensors` in place of the tensors of the call.
 
     Args:
-        call: the call.
         rows: range of the queries.
         cols: range of the keys.
         tensors: tensors in the order of `block_tensors`.
@@ -101,7 +100,6 @@ def gradients_of(
     Args:
         outputs: outputs of a computation on the inputs.
         output_gradients: gradient of each output; None for 0.
-        inputs: the inputs.
         create_graph: whether the gradients are differentiable.
     """
     import torch

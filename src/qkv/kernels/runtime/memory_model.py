@@ -71,7 +71,6 @@ def lifted_elements(problem: Problem, scales_query: bool = True) -> tuple[int, i
     """Return the numbers of elements of the copies that the score's lift makes of the queries and of the keys.
 
     Args:
-        problem: the problem.
         scales_query: whether a scaled dot product copies the queries to multiply them by the scale.
     """
     score, axes = problem.score, problem.axes
@@ -102,7 +101,6 @@ def saved_by_lift(problem: Problem, casts: bool) -> float:
     """Return the number of elements that autograd saves of the lift of queries and keys, besides the lifted vectors.
 
     Args:
-        problem: the problem.
         casts: whether queries and keys are converted from half precision. Scores with arrays save the results.
     """
     query, key = lifted_elements(problem, scales_query=False)

@@ -15,7 +15,6 @@ def softmax_limits(normalizer: Normalizer, number: bool = False) -> Iterator[str
     """Yield the reasons why a kernel for softmax cannot compute a normalizer.
 
     Args:
-        normalizer: normalizer of the call.
         number: whether its temperature must be a number, because the kernel does not compute the gradient of an array.
     """
     temperature = normalizer.temperature

@@ -173,7 +173,6 @@ def sparse_logit_gradient(
     """Return the gradient of the logits of sparsemax or entmax, given that of the weights.
 
     Args:
-        weights: the weights.
         gradient: gradient of the weights.
         power: exponent p of the projection.
         scale: factor of the logits.

@@ -45,7 +45,6 @@ def visible_tiles(call: BoundCall, rows: Limits, cols: int, aligned: bool = Fals
     """Yield the range of keys of each tile in the key range of the mask. Some of the tiles may be fully masked.
 
     Args:
-        call: the call.
         rows: range of the queries.
         cols: largest number of keys in a tile.
         aligned: start tiles at multiples of `cols`, so that the boundaries are the same for all queries.
@@ -124,10 +123,8 @@ def weigh_rows(
     """Return the output and the readouts of a range of queries, computed from all their logits.
 
     Args:
-        call: the call.
         rows: range of the queries.
         logits: logits of these queries, −inf where a key is masked.
-        readouts: the readouts.
         with_output: whether to compute the output; if False, it is returned as None.
         cols: range of keys to which `logits` and the values of the call are restricted, because the mask excludes all
             others; None if they hold all keys.

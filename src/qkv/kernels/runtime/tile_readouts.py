@@ -57,7 +57,6 @@ def selected_heads(readout: Readout, batch: tuple[int, ...], index: BatchIndex) 
     """Return where a readout's result receives contributions from some batch elements, and from which of their heads.
 
     Args:
-        readout: the readout.
         batch: batch shape of the call.
         index: index of the batch elements in the call; () for all of them.
 
@@ -79,7 +78,6 @@ class ReadoutAccumulator:
     """Accumulator of the result of one readout over the tiles of a call, allocated at the first tile.
 
     Args:
-        readout: the readout.
         tile: the tile that covers the whole call.
     """
 
@@ -103,7 +101,6 @@ class ReadoutAccumulator:
             logits: logits of the tile, −inf where a key is masked.
             weights: weights of the tile, before dropout.
             normalizer: the normalizer of the tile's batch elements.
-            tile: the tile.
             index: index of the tile's batch elements in the call; () if the tile holds all batch elements.
         """
         readout = self.readout.per_head if index else self.readout
@@ -122,7 +119,6 @@ class ReadoutAccumulator:
 
         Args:
             result: result of the readout for the tile.
-            tile: the tile.
             index: index in the result of the call; () if the tile holds all batch elements.
         """
         arrays, reductions = flatten(result), self.readout.reductions(tile)

@@ -41,7 +41,6 @@ def tile_shape(problem: Problem, budget: int, arrays: int) -> tuple[int, int]:
     """Choose the number of queries and the number of keys in a tile, within `budget` and the memory limit.
 
     Args:
-        problem: the problem.
         budget: largest number of elements in any array of a tile.
         arrays: number of arrays of the tile's size in memory at once. They may use half of the memory limit.
     """
@@ -57,7 +56,6 @@ def row_block_size(problem: Problem, budget: int, arrays: int) -> int:
     """Choose the number of queries in a row block, at least 1, within `budget` and the memory limit.
 
     Args:
-        problem: the problem.
         budget: largest number of elements in all arrays of a row block together.
         arrays: number of arrays of the row block's size in memory at once. They may use half of the memory limit.
     """
@@ -107,7 +105,6 @@ def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSi
     Tiles of long sequences hold a single batch element, as plain matrices; short sequences share a tile.
 
     Args:
-        problem: the problem.
         budget: largest number of elements in any array of a tile.
         nonfinite: whether the data contains NaN or infinity, so that the generic implementation computes the tiles.
     """

@@ -256,12 +256,10 @@ class TensorflowBlocksKernel(Kernel):
     budget: int = ROW_BLOCK_BUDGET
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield a reason for refusal if the call has readouts."""
         if problem.readouts:
             yield "it computes no readouts; on TensorFlow only the dense kernel does"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the size of the row blocks of a call, as text for the plan."""
         return f"row blocks of {size_text(self._rows(problem), problem.axes.k)}; backward computes them again"
 
     def cost(self, problem: Problem) -> Cost:
@@ -281,7 +279,6 @@ class TensorflowBlocksKernel(Kernel):
         return Cost(flop, traffic, scratch, 1e-3 + blocks * _BLOCK_SECONDS)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output of a call, one block of queries at a time."""
         if 0 in (call.tile.q_total, call.tile.k_total):
             return Result(dense(call).output)
         return Result(cast(attend_row_blocks(call, self._rows(problem)), call.out_dtype))

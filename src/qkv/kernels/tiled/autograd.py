@@ -72,12 +72,7 @@ _Element = TypeVar("_Element", bound=_GuardReporter)
 
 
 class ElementCache(Generic[_Element]):
-    """Cache of the most recently used objects that compute a batch element, shared by all workers.
-
-    Args:
-        create: function that creates the element at an index.
-        call: the call.
-    """
+    """Cache of the most recently used objects that compute a batch element, shared by all workers."""
 
     def __init__(self, create: Callable[[BatchIndex], _Element], call: TorchCall) -> None:
         self._create, self._lock = create, Lock()
@@ -258,8 +253,6 @@ def forward(
     """Return the output of a call, followed by the arrays of the normalizer's summary of each query.
 
     Args:
-        call: the call.
-        sizes: sizes of the tiles.
         notes: list to which notes about guards are appended.
         collector: collector of readouts during the forward pass; None without readouts.
     """
@@ -295,7 +288,6 @@ def backward(
 
     Args:
         call: the call, with arrays that require no gradient.
-        sizes: sizes of the tiles.
         output: output that `forward` returned.
         summary: arrays of the summary that `forward` returned.
         gradient: gradient of the output. Elements of the output that are not finite are treated as constants.
@@ -339,7 +331,6 @@ def tile_gradients(
     Args:
         call: the call, with arrays that require no gradient.
         elements: the objects that compute the tiles.
-        sizes: sizes of the tiles.
         summary: the normalizer's summary of all keys of each query.
         row_dot: Σ over all keys of weight · gradient of the weight, for each query.
         gradient: gradient of the output.
@@ -388,8 +379,6 @@ def partial_result(call: TorchCall, sizes: TileSizes, elements: Elements) -> Par
     """Return the partial result of all queries of a call, which can be merged with those of other keys.
 
     Args:
-        call: the call.
-        sizes: sizes of the tiles.
         elements: the objects that compute the tiles.
     """
     out, shares = OutputBuffers(call.tile), shares_by_rows(call, sizes)
@@ -410,7 +399,6 @@ def ring_elements(call: TorchCall, sizes: TileSizes, bound: float) -> Elements:
 
     Args:
         call: the call of these keys.
-        sizes: sizes of the tiles.
         bound: upper bound of the magnitude of logits over all keys, of which infinity is one.
     """
     return _elements(call, sizes, bound=bound)

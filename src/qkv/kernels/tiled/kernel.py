@@ -68,7 +68,6 @@ def unchecked_forward(
 
     Args:
         call: a call for which `supports_unchecked` is true.
-        sizes: sizes of the tiles.
         notes: list to which notes about guards are appended if an output is returned.
     """
     import torch
@@ -114,12 +113,10 @@ class TiledKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield a reason for refusal if the normalizer needs all logits of a row at once."""
         if not problem.normalizer.online:
             yield f"{problem.normalizer} needs whole rows of logits, not tiles"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the numbers of queries and keys in a tile, as text for the plan."""
         sizes = tile_sizes(problem, self.budget)
         return f"tiles of {size_text(sizes.rows, sizes.cols)}; backward recomputes the logits"
 
@@ -174,7 +171,6 @@ class TiledKernel(Kernel):
         )
 
     def work(self, problem: Problem) -> dict[str, float]:
-        """Return the amounts of work, from which the time is estimated."""
         axes, sizes = problem.axes, tile_sizes(problem, self.budget)
         pairs = visible_pairs(problem, sizes.rows)
         tiles = -(-axes.batch_size // sizes.batch) * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
@@ -189,7 +185,6 @@ class TiledKernel(Kernel):
         return pairwise_gpu_work(problem, pairs, operations, passes=5)
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
-        """Compute the output and the readouts of a call, in one pass over the tiles if possible."""
         import torch
 
         from qkv.kernels.row_blocks.autograd import RowBlocks

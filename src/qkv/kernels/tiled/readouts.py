@@ -23,7 +23,6 @@ class ReadoutCollector:
     """Collector that computes the readouts of a call row block by row block during the forward pass.
 
     Args:
-        readouts: the readouts.
         tile: the tile that covers the whole call.
         like: tensor with the dtype and device of accumulation.
 

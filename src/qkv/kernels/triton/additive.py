@@ -52,7 +52,6 @@ class Launch:
         Args:
             block: the block of the program.
             hidden: number of hidden units, which is even.
-            value_width: width of the values.
             gradient: whether the program computes gradients.
         """
         sizes = {"H": hidden, "DV": value_width, "DVP": power_of_two(value_width), "CAUSAL": self.offset is not None}

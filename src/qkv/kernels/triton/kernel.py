@@ -46,7 +46,6 @@ class TritonKernel(ProgramKernel):
     )
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why the programs cannot compute a call."""
         axes, score = problem.axes, problem.score
         yield from super().limits(problem)
         if score.tanh_vector is None:
@@ -58,7 +57,6 @@ class TritonKernel(ProgramKernel):
             yield f"it supports values up to {_MAX_VALUE_WIDTH} wide"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the tiles and the arithmetic."""
         forward = self._blocks(problem).forward
         return (
             f"tiles of {forward.queries} queries × {forward.keys} keys in registers, two hidden units to a division; "
@@ -66,7 +64,6 @@ class TritonKernel(ProgramKernel):
         )
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, which allocates the projections and the statistics of each query."""
         axes = problem.axes
         pairs, units = visible_pairs(problem, 64), problem.elements_per_logit
         times = 3.5 if problem.gradient else 1.0

@@ -43,7 +43,6 @@ class TritonProductsKernel(ProgramKernel):
     name: ClassVar[str] = "triton_products"
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why the programs cannot compute a call."""
         axes, normalizer, score = problem.axes, problem.normalizer, problem.score
         yield from super().limits(problem)
         if not score.gated_product and (score.lift_kind is None or score.inner is not None):
@@ -58,7 +57,6 @@ class TritonProductsKernel(ProgramKernel):
             yield f"it supports vectors up to {_MAX_WIDTH} wide"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the tiles and how often the keys are read."""
         block = self._block(problem)
         power, top = _kind(problem.normalizer) or (0, 0)
         passes = "one pass over the keys"

@@ -58,7 +58,6 @@ class ProductLaunch:
 
         Args:
             width: width of queries and keys.
-            value_width: width of the values.
             forward: whether it is the forward program.
         """
         sizes = {"D": width, "DP": power_of_two(width), "DV": value_width, "DVP": power_of_two(value_width)}

@@ -35,7 +35,6 @@ class ProgramKernel(Kernel):
     block: tuple[int, int] | None = None
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why no program can compute a call."""
         axes = problem.axes
         if not (problem.device.is_gpu or self.interpreted):
             yield "it runs on GPUs"

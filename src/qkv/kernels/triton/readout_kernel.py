@@ -46,7 +46,6 @@ class TritonReadoutsKernel(ProgramKernel):
     computes_readouts: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why the programs cannot compute a call."""
         axes, score = problem.axes, problem.score
         if not problem.readouts:
             yield "it computes readouts, and the call has none"
@@ -62,7 +61,6 @@ class TritonReadoutsKernel(ProgramKernel):
             yield from _readout_limits(readout, problem)
 
     def describe(self, problem: Problem) -> str:
-        """Describe what is computed in which pass."""
         block = self._blocks(problem)[0]
         maps, mapped = _maps(problem), self._mapped(problem) is not None
         maps -= mapped

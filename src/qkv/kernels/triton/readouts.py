@@ -105,7 +105,6 @@ def attend_with_readouts(
     """Return the output of a call under softmax, and its readouts.
 
     Args:
-        call: the call.
         readouts: the readouts, or some of them for some heads.
         launch: sizes of the tiles.
     """

@@ -55,7 +55,6 @@ def write_cache(path: Path, tensors: dict[str, Num[Tensor, "*_"]], state: CacheS
     """Write the tensors, options and state of a key-value cache to a safetensors file atomically.
 
     Args:
-        path: the file.
         tensors: the tensors by name.
         state: the options and the state.
         kind: which of the caches it is.
@@ -76,7 +75,6 @@ def read_cache(path: Path, device: str, kind: Kind) -> tuple[dict[str, Num[Tenso
     """Return the tensors, and the options and state, of a key-value cache from a file that `write_cache` wrote.
 
     Args:
-        path: the file.
         device: device of the tensors.
         kind: which of the caches it must be.
 

@@ -158,17 +158,14 @@ class LearnedWrapper(LearnedScore):
     """
 
     def build(self, *, score: ScoreLike = None, **options: Any) -> None:
-        """Create the inner score, then the parameters and constants of this module."""
         self.score = build_score(score, self.query_width, self.key_width, self.heads, **self.factory_kwargs)
         super().build(**options)
 
     def reset_parameters(self) -> None:
-        """Set the parameters of this module and of the inner score to initial values."""
         self.score.reset_parameters()
         super().reset_parameters()
 
     def forward(self) -> scores.Score:
-        """Return the score of `qkv.scores` with the inner score and the current parameters of this module."""
         return type(self).core(self.score(), **self.current_fields())
 
 

@@ -278,7 +278,6 @@ class _GivenParameters(LearnedScore):
         )
 
     def reset_parameters(self) -> None:
-        """Set the parameters to the initial values that were passed as `parameters`."""
         with torch.no_grad():
             for parameter, value in zip(self.parameters_given, self.initial_values, strict=True):
                 parameter.copy_(value)
@@ -315,7 +314,6 @@ class Custom(_GivenParameters):
         self.learn(parameters)
 
     def forward(self) -> scores.Score:
-        """Return a `scores.Custom` with the function of this module and its current parameters."""
         return scores.Custom(self.function, (*self.parameters_given,), self.elements, batch_axes=self.batch_axes)
 
 
@@ -347,7 +345,6 @@ class Features(_GivenParameters):
         self.learn(parameters)
 
     def forward(self) -> scores.Score:
-        """Return a `scores.Features` with the function of this module and its current parameters."""
         return scores.Features(self.function, (*self.parameters_given,), self.width)
 
 
@@ -367,7 +364,6 @@ class SumOf(LearnedScore):
     """
 
     def build(self, *, score: tuple[ScoreLike, ...]) -> None:
-        """Create a module for each of the summed scores."""
         if not isinstance(score, (tuple, list)) or not score:
             raise OptionError(f"score must be a non-empty tuple of scores, got {score!r}.")
         self.score = torch.nn.ModuleList(
@@ -375,11 +371,9 @@ class SumOf(LearnedScore):
         )
 
     def reset_parameters(self) -> None:
-        """Set the parameters of each summed score to initial values."""
         for one in self.score:
             assert isinstance(one, (LearnedScore, PartModule))
             one.reset_parameters()
 
     def forward(self) -> scores.Score:
-        """Return a `scores.SumOf` of the summed scores with their current parameters."""
         return scores.SumOf(tuple([one() for one in self.score]))

@@ -67,7 +67,6 @@ class Biased(LearnedWrapper):
         return {"bias": Initial(shape, partial(trunc_normal_, std=0.02, a=-0.04, b=0.04))}
 
     def forward(self) -> scores.Score:
-        """Return a `scores.Biased` with the inner score and the current bias."""
         if self.per_key:
             return scores.Biased(self.score(), per_key=self.bias)
         return scores.Biased(self.score(), self.bias)
@@ -115,7 +114,6 @@ class Decay(LearnedWrapper):
         return {"rate": Initial((), _fill_log_rates, learned, log=True)}
 
     def forward(self) -> scores.Score:
-        """Return a `scores.Decay` with the inner score and the current rates."""
         return scores.Decay(self.score(), -self.log_rate.exp())
 
 
@@ -229,7 +227,6 @@ class Projected(LearnedWrapper):
     core = scores.Projected
 
     def build(self, *, score: ScoreLike = None, hidden: int | None = None, **options: Any) -> None:
-        """Build the inner score for the projected width, then create the projections."""
         self.hidden = hidden = min(self.query_width, self.key_width) if hidden is None else hidden
         check_integers(hidden=hidden)
         self.score = build_score(score, hidden, hidden, self.heads, **self.factory_kwargs)

@@ -20,7 +20,6 @@ class BiasedLogits(TileLogits):
     """Logits and gradients of tiles for a score that adds an offset to the logits of an inner score.
 
     Args:
-        call: the call.
         factor: factor by which logits are multiplied.
         ops: the faster of equivalent operations on this machine.
         inner: implementation of the logits of the inner score, with the same factor.
@@ -31,7 +30,6 @@ class BiasedLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return `factor` times the sum of inner logits and offset of a tile, minus `shift`."""
         tile, score = (
             self.call.tile.restrict(rows, cols),
             cast("PointwiseScore", self.call.score).slice(slice(*rows), slice(*cols)),

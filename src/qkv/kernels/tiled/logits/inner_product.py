@@ -22,7 +22,6 @@ class InnerProductLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return `factor` times the inner products of the queries and keys of a tile, minus `shift`."""
         product = self.ops.matmul_nt(self._scaled_queries(rows), self._keys(cols), workspace, "logits")
         return scale_and_shift_(product, 1.0, shift)
 

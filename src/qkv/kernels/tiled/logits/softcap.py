@@ -30,7 +30,6 @@ class SoftcapLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return `factor` times the soft-capped logits of a tile, minus `shift`."""
         tanh = self.ops.tanh_(self._inner.logits(rows, cols, workspace))
         return scale_and_shift_(tanh, self._cap * self.factor, shift)
 

@@ -46,7 +46,6 @@ def program_inputs(
     """Return the arrays that a program reads, in single precision and contiguous.
 
     Args:
-        recording: the recording.
         inputs: the inputs of the program.
         batch: lengths of the batch axes of the call.
         lengths: numbers of queries and keys of the call.
@@ -167,7 +166,6 @@ class TracedLaunch:
 
         Args:
             block: the block of the program.
-            value_width: width of the values.
         """
         sizes = {"DV": value_width, "DVP": power_of_two(value_width), "CAUSAL": self.offset is not None}
         return {**sizes, "PRECISION": self.precision, "BQ": block.queries, "BK": block.keys, "num_warps": block.warps}
@@ -270,7 +268,6 @@ def traced_blocks(
     Args:
         capability: compute capability of the GPU; (0, 0) for the interpreter.
         inputs: the inputs of the programs.
-        value_width: width of the values.
         rounded: whether matrix products round their inputs to TF32, which takes a third of the registers.
     """
     width = max(value_width, *(x.features for x in inputs), 1)
@@ -298,7 +295,6 @@ class TracedScoreKernel(ProgramKernel):
     name: ClassVar[str] = "triton_traced"
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why no program can be generated for a call."""
         axes, score = problem.axes, problem.score
         yield from super().limits(problem)
         if problem.traced:
@@ -330,7 +326,6 @@ class TracedScoreKernel(ProgramKernel):
             yield "it supports fewer than 2³¹ numbers for each batch element"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the tiles, and the operators that were traced."""
         forward = self._blocks(problem).forward
         return (
             f"tiles of {forward.queries} queries × {forward.keys} keys in registers; traced for each pair: "

@@ -134,7 +134,6 @@ def trace_score(score: Score, normalizer: Normalizer, widths: tuple[int, int], b
 
     Args:
         score: the score; its arrays count by shape.
-        normalizer: the normalizer.
         widths: widths of query and key.
         batch: lengths of the batch axes of the call.
 

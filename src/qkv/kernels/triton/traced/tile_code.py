@@ -83,7 +83,6 @@ class TileCode:
         """Write a loop over features that hands nodes over.
 
         Args:
-            features: number of features.
             sums: nodes, each with a function of its name and of the feature that returns lines of code.
         """
         self._reduce([node for node, _ in sums])
@@ -147,7 +146,6 @@ class TileCode:
         """Return the name of a node, after the line that computes it.
 
         Args:
-            node: the node.
             scope: the feature, as the name of a loop variable or a number; "" for one number for each pair.
         """
         if node.operator == "constant":

@@ -47,8 +47,6 @@ def output_axes(operation: Operation, result: Recorded, known: dict[Recorded, Ax
     """Return the axes of a result of an operation.
 
     Args:
-        operation: the operation.
-        result: its result.
         known: the axes of all earlier arrays.
 
     Raises:

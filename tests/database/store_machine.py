@@ -22,9 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from qkv.database import Database
 from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DataError
-from qkv.testing.effort import LONG
-
-__all__ = ["StoreMachine", "store_machine"]
+from qkv.testing.libraries import LONG
 
 _KEYS = 2
 _LABELS = "ab"

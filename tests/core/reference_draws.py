@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["reference_dropout_mask", "reference_gumbel", "reference_threefry", "reference_uniform"]
-
 _MASK_32 = 0xFFFFFFFF
 
 

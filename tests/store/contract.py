@@ -5,7 +5,8 @@
 
 The inherited tests check that rows of every type are returned unchanged and in order, that versions and open readers
 never change, that a deletion removes exactly the matching rows, that compaction changes no row, and that a failed write
-leaves no file. `store_machine.py` compares random operations with a plain list.
+leaves no file. `tests/database/store_machine.py` compares random operations with a
+plain list.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from qkv.errors import DamagedStoreError, DataError, OptionError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = ["StoreContract", "ids_of", "numbered"]
 
 
 def numbered(start: int, stop: int, width: int = 4) -> pa.Table:
