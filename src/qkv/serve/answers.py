@@ -8,6 +8,7 @@ exact        an Arrow stream of the distinct rows of evidence, with the entries 
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -31,7 +32,7 @@ __all__ = [
     "SentPlan",
     "answer_bytes",
     "answer_object",
-    "arrow_table",
+    "arrow_bytes",
     "exact_bytes",
     "hits_object",
     "read_exact",
@@ -41,27 +42,10 @@ __all__ = [
 EXACT = "application/vnd.qkv.answers"
 """Media type of the exact form."""
 _METADATA = b"qkv.answers"
-_SCALARS = (
-    "found",
-    "value",
-    "spread",
-    "support",
-    "reason",
-    "invalid",
-    "candidates",
-    "standard_error",
-    "prediction_interval",
-    "effective_rows",
-    "gradient",
-    "gradient_error",
-    "fit_note",
-    "missing_rows",
-    "remarks",
-)
-"""The fields of `Entry` that are sent as they are, besides its probabilities and its arrays."""
-
 _ARRAYS = ("rows", "weights", "nearness", "nearest")
 """The fields of `Entry` that name rows."""
+_SCALARS = tuple(each.name for each in fields(Entry) if each.name not in {"query", "probabilities", "calls", *_ARRAYS})
+"""The fields of `Entry` that are sent as they are."""
 
 
 class SentPlan:
@@ -136,8 +120,8 @@ def _hit_object(hit: Hit) -> object:
     return to_json(found)
 
 
-def arrow_table(answered: Answered) -> pa.Table:
-    """Return the answers to a question as a table with one row per query.
+def arrow_bytes(answered: Answered) -> bytes:
+    """Return the answers to a question as an Arrow stream with one row per query.
 
     Its columns are those of `Answer.to_arrow`, and `evidence`: a list of structs with the weight and the index of each
     row, its similarity or distance, and its cells as `record`. The metadata of the schema hold the version and the
@@ -163,7 +147,7 @@ def arrow_table(answered: Answered) -> pa.Table:
     structs = pa.StructArray.from_arrays([*parts.values(), record], names=[*parts, "record"])
     table = table.append_column("evidence", pa.ListArray.from_arrays(offsets, structs))
     about = {"version": answered.version, "notes": list(answer.notes), "votes": answer.votes}
-    return table.replace_schema_metadata({"qkv": json.dumps(about)})
+    return stream_bytes(table.replace_schema_metadata({"qkv": json.dumps(about)}))
 
 
 def _joined(arrays: list[Any]) -> pa.Array:
@@ -227,10 +211,6 @@ def _exact_entry(entry: Entry) -> dict[str, object]:
 
 def read_exact(body: bytes, queries: tuple[object, ...]) -> tuple[Answer, int | None]:
     """Return the answers in a body of `exact_bytes`, and the version of the store.
-
-    Args:
-        body: the body.
-        queries: the queries that were asked, as answers show them.
 
     Raises:
         DamagedError: The body has another form, for example that of another version of qkv.

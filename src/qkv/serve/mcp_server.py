@@ -27,16 +27,8 @@ _ABOUT = (
 
 
 def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCPServer[Any]":
-    """Return a server with the tools describe, ask and search, of which those without data are left out.
-
-    Args:
-        served: the store, which is not closed.
-        limits: the limits of requests; None: the defaults of `Limits`.
-
-    Raises:
-        MissingPackageError: mcp is not installed.
-    """
-    require_packages("the MCP server needs", "mcp", "mcp", "pydantic")
+    """Return a server with the tools describe, ask and search, of which those without data are left out."""
+    require_packages("the MCP server needs", "serve", "mcp", "pydantic")
     from mcp.server import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
     from pydantic import Field

@@ -7,7 +7,7 @@ from typing import Any
 from qkv.serve.answers import EXACT
 from qkv.serve.arrow_bodies import MEDIA_TYPE
 from qkv.serve.limits import Limits
-from qkv.serve.questions import TEMPERATURES
+from qkv.serve.questions import Option, ask_options, search_options
 
 __all__ = ["openapi_document"]
 
@@ -23,7 +23,6 @@ _ERRORS = {
     503: "The server is stopping, or files of the store are damaged.",
     504: "The answer took too long.",
 }
-_TEXT = {"type": "string", "maxLength": 10_000}
 _QUERY = {
     "description": "A text, number, date or vector for a single key column; a list of the parts or an object by "
     'column for several. {"$": "date", "v": "2026-11-23"} is a value of a type that JSON does not have.',
@@ -39,24 +38,7 @@ def openapi_document(limits: Limits) -> dict[str, Any]:
         >>> sorted(openapi_document(Limits())["paths"])
         ['/ask', '/explain', '/health', '/metrics', '/openapi.json', '/search', '/store']
     """
-    top = {"type": "integer", "minimum": 1, "maximum": limits.rows, "default": 10}
-    ask = {
-        "fit": {"type": "string", "enum": ["mean", "vote", "local-linear"]},
-        "normalizer": _TEXT,
-        "on_bad_query": {"type": "string", "enum": ["refuse", "report"], "default": "refuse"},
-        "printed": {"type": "boolean", "default": False},
-        "score": _TEXT,
-        "seed": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
-        "threshold": {"type": "number", "minimum": -1.7e308, "maximum": 1.7e308},
-        "top": top,
-        "where": {**_TEXT, "description": "A SQL predicate over the columns of the table."},
-    }
-    search = {
-        "contributions": {"type": "boolean", "default": True},
-        "mix": {"type": "number", "minimum": 0, "maximum": 1},
-        "temperature": {"type": "number", "minimum": TEMPERATURES[0], "maximum": TEMPERATURES[1], "default": 1.0},
-        "top": top,
-    }
+    ask, search = ask_options(limits), search_options(limits)
     words = {"type": "string", "minLength": 1, "maxLength": 10_000, "pattern": r"\S"}
     answers = {
         "application/json": {"schema": {"$ref": "#/components/schemas/Answers"}},
@@ -94,13 +76,13 @@ def _json(name: str) -> dict[str, Any]:
 def _operation(
     name: str,
     summary: str,
-    options: dict[str, Any],
+    options: tuple[Option, ...],
     query: dict[str, Any],
     limits: Limits,
     content: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the description of a POST request, whose options are in a JSON body or, beside Arrow, in the URL."""
-    optional = {option: {"anyOf": [schema, {"type": "null"}]} for option, schema in options.items()}
+    optional = {option.name: {"anyOf": [option.schema(), {"type": "null"}]} for option in options}
     several = {"type": "array", "maxItems": limits.queries, "items": query}
     body = {
         "type": "object",
@@ -117,13 +99,13 @@ def _operation(
         "summary": summary,
         "parameters": [
             {
-                "name": option,
+                "name": option.name,
                 "in": "query",
                 "required": False,
-                "schema": schema,
+                "schema": option.schema(),
                 "description": "Only beside an Arrow body; with a JSON body, options are in the body.",
             }
-            for option, schema in options.items()
+            for option in options
         ],
         "requestBody": {"required": True, "content": bodies},
         "responses": {"200": {"description": summary, "content": content}, **_errors(_ERRORS), **_NOT_SERVED},
