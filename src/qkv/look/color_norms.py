@@ -42,9 +42,6 @@ def color_norm(scale: str, limit: float, signed: bool) -> Normalize:
             applies to magnitudes.
         limit: the largest weight of the scale.
         signed: whether weights are negative.
-
-    Raises:
-        OptionError: the scale is unknown.
     """
     check_choice("scale", scale, SCALES)
     from matplotlib.colors import FuncNorm, LogNorm, Normalize, PowerNorm, SymLogNorm
