@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from qkv.database.protocol import Queryable
 
 
-__all__ = ["answer_title", "draw_weight_bars", "plot_query", "save_query_plot", "set_footer"]
+__all__ = ["answer_title", "check_single", "draw_weight_bars", "plot_query", "save_query_plot", "set_footer"]
 
 
 MOST_POINTS = 3000
@@ -267,11 +267,7 @@ def plot_query(
         DataError: the answer is for several queries.
         MissingPackageError: matplotlib is not installed.
     """
-    if not answer.single:
-        raise DataError(
-            f"answer must be the answer to one query, got {len(answer)} answers. "
-            "Select one by index, for example answer[0]."
-        )
+    check_single(answer)
     columns = [database.column(name) for name in database.key]
     continuous = all(column.kind in ("number", "timestamp") for column in columns)
     averaged = database.column(database.value).kind in ("number", "timestamp")
@@ -308,6 +304,15 @@ def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike
     """
     target = check_figure_path(path)
     save_figure(plot_query(database, answer, **options), target)
+
+
+def check_single(answer: Answer) -> None:
+    """Raise a `DataError` unless an answer is for one query."""
+    if not answer.single:
+        raise DataError(
+            f"answer must be the answer to one query, got {len(answer)} answers. "
+            "Select one by index, for example answer[0]."
+        )
 
 
 def answer_title(answer: Answer) -> str:

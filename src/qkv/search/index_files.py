@@ -97,7 +97,7 @@ def read_folder(path: Path) -> dict[str, Any]:
 def _read_parts(folder: Path, settings: Fields) -> dict[str, Any]:
     from scipy.sparse import csc_array, load_npz
 
-    from qkv.search.bm25 import BM25, Vocabulary
+    from qkv.search.bm25 import BM25
     from qkv.search.encoder_registry import ENCODERS
     from qkv.search.passage_vectors import PassageVectors
 
@@ -126,15 +126,16 @@ def _read_parts(folder: Path, settings: Fields) -> dict[str, Any]:
     metric = np.load(folder / "metric.npy") if (folder / "metric.npy").is_file() else None
     if metric is not None and metric.shape != (encoder.width,) * 2:
         raise ValueError(f"the metric must be a square matrix of {encoder.width} rows, got shape {metric.shape}")
-    return {
-        "table": table,
-        "encoder": encoder,
-        "keys": keys,
-        "words": BM25(scores, known),
-        "splitter": Vocabulary(None if settings.get("stem") is None else settings.text("stem")),
-        "mix": settings.number("mix"),
-        "metric": metric,
-    }
+    parts = {"table": table, "encoder": encoder, "keys": keys, "words": BM25(scores, known), "metric": metric}
+    return parts | _split_and_mix(settings)
+
+
+def _split_and_mix(settings: Fields) -> dict[str, Any]:
+    """Return how texts are split into words, and the share of the vectors."""
+    from qkv.search.bm25 import Vocabulary
+
+    stem = None if settings.get("stem") is None else settings.text("stem")
+    return {"splitter": Vocabulary(stem), "mix": settings.number("mix")}
 
 
 def check_scores(matrix: Any) -> None:
@@ -265,7 +266,7 @@ def parse_index(container: Container) -> dict[str, Any]:
     import pyarrow as pa
     from scipy.sparse import csc_array, csr_array
 
-    from qkv.search.bm25 import BM25, Vocabulary
+    from qkv.search.bm25 import BM25
     from qkv.search.encoder_registry import ENCODERS
     from qkv.search.passage_vectors import PassageVectors
 
@@ -293,15 +294,8 @@ def parse_index(container: Container) -> dict[str, Any]:
     metric = container.array("metric", 2).copy() if "metric" in container else None
     if len(words) != scores.shape[1] or (metric is not None and metric.shape != (width, width)):
         raise container.damaged(f"have {scores.shape[1]:,} words and a square metric", f"{len(words):,} words")
-    return {
-        "table": table,
-        "encoder": encoder,
-        "keys": keys,
-        "words": BM25(scores, words),
-        "splitter": Vocabulary(None if fields.get("stem") is None else fields.text("stem")),
-        "mix": fields.number("mix"),
-        "metric": metric,
-    }
+    parts = {"table": table, "encoder": encoder, "keys": keys, "words": BM25(scores, words), "metric": metric}
+    return parts | _split_and_mix(fields)
 
 
 def _sparse_parts(name: str, matrix: csc_array | csr_array | csr_matrix) -> dict[str, Shaped[np.ndarray, "*_"] | bytes]:

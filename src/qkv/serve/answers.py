@@ -8,7 +8,7 @@ exact        an Arrow stream of the distinct rows of evidence, with the entries 
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy as np
 from qkv.core.json_values import to_json
 from qkv.core.progress import checkpoint
 from qkv.database.answer import Answer, Call, Entry
+from qkv.database.keys.columns import Column
+from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DamagedError, DataError
 from qkv.serve.evidence_rows import EvidenceRows
 from qkv.serve.typed_json import decode, encode
@@ -23,9 +25,12 @@ from qkv.serve.typed_json import decode, encode
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from qkv.database.protocol import Queryable
     from qkv.plan import Plan
     from qkv.search.hits import Hit
-    from qkv.serve.served_store import Answered
+    from qkv.serve.limits import Limits
+    from qkv.serve.served_store import Answered, ServedStore
+
 
 __all__ = [
     "EXACT",
@@ -33,11 +38,44 @@ __all__ = [
     "answer_bytes",
     "answer_object",
     "arrow_bytes",
+    "describe_store",
     "exact_bytes",
     "hits_object",
     "read_exact",
     "stream_bytes",
 ]
+
+
+def describe_store(served: ServedStore, limits: Limits) -> dict[str, object]:
+    """Return the columns, rows and version of a served database, its index and the limits, for `json.dumps`."""
+    database, index = served.database, served.index
+    found: dict[str, object] = {"database": None if database is None else _describe_database(database, served.version)}
+    found["problem"] = served.problem
+    found["index"] = None
+    if index is not None:
+        found["index"] = {"passages": len(index), "documents": index.documents, "encoder": index.encoder.name}
+    found["limits"] = asdict(limits)
+    return found
+
+
+def _describe_database(database: Queryable, version: int | None) -> dict[str, object]:
+    return {
+        "name": database.name,
+        "key": [{"name": name, "kind": _kind(database, name)} for name in database.key],
+        "value": {"name": database.value, "kind": _kind(database, database.value)},
+        "votes": database.votes,
+        "rows": len(database),
+        "version": version,
+        "missing": database.store.skipped if isinstance(database, StoredDatabase) else "",
+    }
+
+
+def _kind(database: Queryable, name: str) -> str:
+    """Return the kind of a column; that of a store is known without reading rows."""
+    if isinstance(database, StoredDatabase):
+        return Column.from_table(database.store.empty([name]), name).kind
+    return database.column(name).kind
+
 
 EXACT = "application/vnd.qkv.answers"
 """Media type of the exact form."""

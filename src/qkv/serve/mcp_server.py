@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from qkv.core.extras import require_packages
 from qkv.errors import QkvError
-from qkv.serve.answers import answer_object, hits_object
-from qkv.serve.describe import describe_store
+from qkv.serve.answers import answer_object, describe_store, hits_object
 from qkv.serve.limits import Limits
 from qkv.serve.questions import Question, Search, read_question, read_search
 from qkv.serve.served_store import Answered, ServedStore

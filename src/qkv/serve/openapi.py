@@ -128,101 +128,81 @@ def _errors(statuses: Any) -> dict[str, Any]:
 
 
 _NOT_SERVED = {"404": {"description": "The server has no store, or no index.", "content": _json("Error")}}
-_ROW = {
-    "type": "object",
-    "required": ["weight", "index", "record"],
-    "properties": {
-        "weight": {"type": ["number", "null"]},
-        "index": {"type": "integer", "minimum": 0},
-        "similarity": _NUMBERS,
-        "distance": _NUMBERS,
-        "record": _OBJECT,
-    },
-}
-_CALL = {
-    "type": "object",
-    "required": ["score", "normalizer", "rows", "bandwidth"],
-    "properties": {
-        "score": {"type": "string"},
-        "normalizer": {"type": "string"},
-        "rows": {"type": "string", "description": "The rows over which the call ran."},
-        "bandwidth": {"type": "object", "description": "The bandwidth by key column, in its unit (days for dates)."},
-    },
-}
-_ANSWER = {
-    "type": "object",
-    "required": ["query", "found", "value", "reason", "rows"],
-    "properties": {
-        "query": {},
-        "found": {"type": "boolean"},
-        "value": {"description": "The weighted mean or the vote; null without a match."},
-        "reason": {"type": "string"},
-        "invalid": {"type": "boolean"},
-        "candidates": {"type": "array", "items": {"type": "string"}},
-        "spread": _NUMBERS,
-        "support": _NUMBERS,
-        "standard_error": _NUMBERS,
-        "prediction_interval": {"type": ["array", "null"], "minItems": 2, "maxItems": 2},
-        "effective_rows": _NUMBERS,
-        "probabilities": _WEIGHTS,
-        "gradient": {"type": "object"},
-        "gradient_error": {"type": "object"},
-        "fit_note": {"type": "string"},
-        "missing_rows": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "remarks": {"type": "array", "items": {"type": "string"}},
-        "calls": {"type": "array", "items": _CALL},
-        "rows": {"type": "array", "items": _ROW},
-    },
-}
+
+
+def _object_of(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def _list_of(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+_STRING, _BOOLEAN = {"type": "string"}, {"type": "boolean"}
+_INDEX = {"type": "integer", "minimum": 0}
+_ROW = _object_of(
+    *("weight", "index", "record"),
+    weight=_NUMBERS,
+    index=_INDEX,
+    similarity=_NUMBERS,
+    distance=_NUMBERS,
+    record=_OBJECT,
+)
+_CALL = _object_of(
+    *("score", "normalizer", "rows", "bandwidth"),
+    score=_STRING,
+    normalizer=_STRING,
+    rows={"type": "string", "description": "The rows over which the call ran."},
+    bandwidth={"type": "object", "description": "The bandwidth by key column, in its unit (days for dates)."},
+)
+_ANSWER = _object_of(
+    *("query", "found", "value", "reason", "rows"),
+    query={},
+    found=_BOOLEAN,
+    value={"description": "The weighted mean or the vote; null without a match."},
+    reason=_STRING,
+    invalid=_BOOLEAN,
+    candidates=_list_of(_STRING),
+    spread=_NUMBERS,
+    support=_NUMBERS,
+    standard_error=_NUMBERS,
+    prediction_interval={"type": ["array", "null"], "minItems": 2, "maxItems": 2},
+    effective_rows=_NUMBERS,
+    probabilities=_WEIGHTS,
+    gradient=_OBJECT,
+    gradient_error=_OBJECT,
+    fit_note=_STRING,
+    missing_rows=_list_of(_INDEX),
+    remarks=_list_of(_STRING),
+    calls=_list_of(_CALL),
+    rows=_list_of(_ROW),
+)
 _VERSION = {"type": ["integer", "null"], "description": "The version of the store that answered."}
-_TEXTS = {"type": "array", "items": {"type": "string"}}
-_HIT = {
-    "type": "object",
-    "required": ["document", "title", "text", "start", "end", "weight", "score"],
-    "properties": {
-        "document": {"type": "string"},
-        "title": {"type": "string"},
-        "text": {"type": "string"},
-        "start": {"type": "integer"},
-        "end": {"type": "integer"},
-        "weight": {"type": "number"},
-        "score": {"type": "number"},
-        "words": _WEIGHTS,
-        "query_words": _WEIGHTS,
-        "rest": {"type": "number"},
-    },
-}
+_HIT = _object_of(
+    *("document", "title", "text", "start", "end", "weight", "score"),
+    document=_STRING,
+    title=_STRING,
+    text=_STRING,
+    start={"type": "integer"},
+    end={"type": "integer"},
+    weight={"type": "number"},
+    score={"type": "number"},
+    words=_WEIGHTS,
+    query_words=_WEIGHTS,
+    rest={"type": "number"},
+)
 _SCHEMAS: dict[str, Any] = {
-    "Answers": {
-        "type": "object",
-        "required": ["answers", "key", "value", "votes", "notes", "version"],
-        "properties": {
-            "answers": {"type": "array", "items": _ANSWER},
-            "key": _TEXTS,
-            "value": {"type": "string"},
-            "votes": {"type": "boolean"},
-            "notes": _TEXTS,
-            "version": _VERSION,
-        },
-    },
-    "Plan": {
-        "type": "object",
-        "required": ["plan", "notes", "version"],
-        "properties": {"plan": {"type": "string"}, "notes": _TEXTS, "version": _VERSION},
-    },
-    "Results": {
-        "type": "object",
-        "required": ["results"],
-        "properties": {"results": {"type": "array", "items": {"type": "array", "items": _HIT}}},
-    },
-    "Health": {
-        "type": "object",
-        "required": ["status", "version"],
-        "properties": {"status": {"enum": ["ok", "stale"]}, "version": _VERSION},
-    },
-    "Error": {
-        "type": "object",
-        "required": ["error", "type"],
-        "properties": {"error": {"type": "string"}, "type": {"type": "string"}},
-    },
+    "Answers": _object_of(
+        *("answers", "key", "value", "votes", "notes", "version"),
+        answers=_list_of(_ANSWER),
+        key=_list_of(_STRING),
+        value=_STRING,
+        votes=_BOOLEAN,
+        notes=_list_of(_STRING),
+        version=_VERSION,
+    ),
+    "Plan": _object_of("plan", "notes", "version", plan=_STRING, notes=_list_of(_STRING), version=_VERSION),
+    "Results": _object_of("results", results=_list_of(_list_of(_HIT))),
+    "Health": _object_of("status", "version", status={"enum": ["ok", "stale"]}, version=_VERSION),
+    "Error": _object_of("error", "type", error=_STRING, type=_STRING),
 }

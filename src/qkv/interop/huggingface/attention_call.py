@@ -234,11 +234,11 @@ class AttentionCall:
         key: Float[Tensor, "*#batch k width"],
         value: Float[Tensor, "*#batch k value_width"],
         heads: int,
-        *,
         score: Score,
         normalizer: Normalizer | None = None,
         mask: Mask | None = None,
         positions: Positions | None = None,
+        *,
         kernel: str | None = None,
         memory: int | str | None = None,
     ) -> AttentionCall:

@@ -150,5 +150,5 @@ def _save_inputs(inputs: CallInputs, axes: int, total: int, several: bool) -> Sa
     arrays = [x[(None,) * (ndim - x.ndim)] for x in arrays]
     batch = max(x.shape[0] for x in arrays)
     query, key, value = (x.expand(batch, *x.shape[1:]) for x in arrays)
-    parts = {"score": score, "normalizer": normalizer, "mask": mask, "positions": positions}
-    return SavedCall.of(AttentionCall.of(query, key, value, total, **parts))
+    parts = score, normalizer, mask, positions
+    return SavedCall.of(AttentionCall.of(query, key, value, total, *parts))

@@ -17,7 +17,7 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Int
 from qkv.masks import Mask
-from qkv.normalizers import NORMALIZERS
+from qkv.normalizers import NORMALIZERS, Softmax
 from qkv.plan.spec import CallOptions
 from qkv.readouts import Dense
 from qkv.scores import Score
@@ -122,12 +122,13 @@ def _attend_unknown_lengths(
 ) -> Weighted:
     """Return output and weights of the dense equation, for tensors of unknown length in a TensorFlow graph."""
     (*batch, q, _), k = ops.shape(query), ops.shape(key)[-2]
-    seed = call["seed"]
+    seed = cast("Int[Array, ' 2'] | None", call["seed"])
     pair = None if seed is None else (seed[0], seed[1])
     half = keras.backend.standardize_dtype(value.dtype) in ("float16", "bfloat16")
     dtype = value.dtype
     query, key, value = (ops.cast(x, "float32") if half else x for x in (query, key, value))
     tile = Tile.whole(q, k, tuple(batch), _START, seed=pair)
-    bound = BoundCall(query, key, value, call["score"], call["normalizer"], call["mask"], tile, call["dropout"], dtype)
+    normalizer = call["normalizer"] or Softmax()
+    bound = BoundCall(query, key, value, call["score"], normalizer, call["mask"], tile, call["dropout"], dtype)
     result = dense(bound)
     return result.output, ops.cast(result.weights, dtype) if return_weights else None

@@ -102,7 +102,8 @@ class _Rule(NamedTuple):
     def check(self, name: str, value: Any) -> bool | int | float:
         """Return the value, converted to the type of the attribute, or raise an `OptionError` if it is invalid."""
         flag = isinstance(value, (bool, np.bool_)) and self.convert is not bool
-        if flag or not isinstance(value, _ACCEPTED[self.convert]) or not self.valid(value):
+        accepted = isinstance(value, _ACCEPTED[self.convert]) and not flag
+        if not accepted or not self.valid(value):
             raise OptionError(f"{name} must be {self.condition}, got {value!r}.")
         return self.convert(value)
 
