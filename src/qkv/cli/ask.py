@@ -436,7 +436,8 @@ def _open_page(options: AskCommand, database: Queryable, files: Sequence[str], q
     from qkv.look.answers.answer_page import AnswerPage
     from qkv.look.answers.answer_settings import AnswerSettings, TableSource
 
-    reading = options.reading.given() | ({} if options.memory == "512 MiB" else {"memory": options.memory})
+    memory = {} if options.memory == "512 MiB" else {"memory": options.memory}
+    reading: dict[str, Any] = options.reading.given() | memory
     columns = {"key": options.key, "value": options.value}
     with ProgressBar() as progress:
         progress("choosing the bandwidth", 0, 1)
